@@ -109,7 +109,7 @@ OF_PROGRAM: Options = {
     "--demos": {"type": _file, "help": "saved program (JSON) to start from"},
     "--lm": {"required": True, "help": "litellm's name of the model, such as openai/gpt-4o-mini, or local"},
     "--api-base": {"help": "address of the model's server"},
-    "--api-key-env": {"help": "environment variable that contains the key"},
+    "--api-key-env": {"help": "environment variable that contains the API key"},
     "--max-tokens": {"type": int, "help": "maximum length of an answer"},
     "--adapter": {
         "choices": ["chat", "json", "plain"],
@@ -127,7 +127,7 @@ OF_COMPILE: Options = {
     "--signal": {
         "choices": SIGNALS,
         "default": "auto",
-        "help": "learn only from scores, or also from log-probabilities of labels (default: auto, if available)",
+        "help": "learn only from scores, or also from log-probabilities of labels (auto, the default: if available)",
     },
     "--calibrate": {"action": "store_true", "help": "score calibrated answers, and save a calibrated program"},
     "--select": {"nargs": "?", "const": "fixed", "choices": ["fixed", "auto", "retrieved"], "help": SELECT},
@@ -139,11 +139,11 @@ OF_COMPILE: Options = {
     },
     "--max-seconds": {"type": float, "help": "start no call after this many seconds"},
     "--max-cost": {"type": float, "help": "maximum cost in US dollars, at litellm's prices"},
-    "--seed": {"type": int, "default": 0, "help": "default: 0"},
+    "--seed": {"type": int, "default": 0, "help": "random seed (default: 0)"},
     "--log-dir": {"type": Path, "help": "folder that keeps every finished call, for later runs"},
     "--accept-changes": {
         "action": "store_true",
-        "help": "reuse the calls in --log-dir although code or arguments have changed; scores must still be valid",
+        "help": "reuse the calls in --log-dir even if code or arguments have changed; scores must still be valid",
     },
     "--estimate": {"action": "store_true", "help": "only print the expected cost"},
 }
@@ -165,11 +165,11 @@ SHARED = ("--train", "--val", "--report", "--max-calls", "--max-seconds", "--max
 OF_CHOOSE: Options = {
     "programs": {
         "nargs": "+",
-        "help": "programs to compare it with: saved ones (JSON), which are loaded into it, or others as FILE.py:NAME",
+        "help": "programs to compare it with: saved versions of it (JSON), or other programs as FILE.py:NAME",
     },
     **{name: OF_COMPILE[name] for name in ("--metric", *SHARED, "--accept-changes")},
-    "--val": {"type": _file, "help": "more examples, which count like those of --train"},
-    "--max-calls": {"type": int, "dest": "max_metric_calls", "help": "maximum number of program calls (default: all)"},
+    "--val": {"type": _file, "help": "more examples, treated like those of --train"},
+    "--max-calls": {"type": int, "dest": "max_metric_calls", "help": "maximum program calls (default: unlimited)"},
     "--out": {"type": _new_program, "help": "file for the chosen program (JSON)"},
 }
 OF_REPORT: Options = {
@@ -178,7 +178,7 @@ OF_REPORT: Options = {
 }
 COMMANDS = {
     "compile": ("find the best order or choice of a program's demos, and save the program", OF_PROGRAM | OF_COMPILE),
-    "evaluate": ("compare the scores of a program and of saved versions", OF_PROGRAM | OF_EVALUATE),
+    "evaluate": ("compare the scores of a program and of its saved versions", OF_PROGRAM | OF_EVALUATE),
     "choose": ("choose the best of several programs in a race", OF_PROGRAM | OF_CHOOSE),
     "report": ("print a saved report", OF_REPORT),
 }

@@ -1,4 +1,4 @@
-"""Runs the commands `compile` and `evaluate` with parsed arguments."""
+"""Runs the commands `compile`, `evaluate` and `choose` with parsed arguments."""
 
 import argparse
 import contextlib
@@ -29,7 +29,7 @@ from plr_dspy.programs.checks import json_obstacle
 from plr_dspy.programs.copying import ProgramFactory
 
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
-OVER_SETS: dict[str, type[SetMetric]] = {"f1": F1, "mcc": MatthewsCorrelation, "balanced-accuracy": BalancedAccuracy}
+SET_METRICS: dict[str, type[SetMetric]] = {"f1": F1, "mcc": MatthewsCorrelation, "balanced-accuracy": BalancedAccuracy}
 
 
 def run_compile(args: argparse.Namespace) -> None:
@@ -75,12 +75,12 @@ def run_evaluate(args: argparse.Namespace) -> None:
 
 
 def run_choose(args: argparse.Namespace) -> None:
-    """Race programs, print the report, and save the chosen one if asked to."""
+    """Race programs, print the report, and save the chosen program if --out is given."""
     first = _named_program(args.program, args.demos)
     programs = {args.program: first}
     for reference in args.programs:
         if reference in programs:
-            raise UserError(f"programs: {reference} is named twice; name it once")
+            raise UserError(f"programs must be distinct; got {reference} twice: pass it once")
         if Path(reference).suffix == ".json":
             programs[reference] = load_program(first, reference)
         else:
@@ -102,7 +102,6 @@ def run_choose(args: argparse.Namespace) -> None:
 
 
 def _optimizer(args: argparse.Namespace, metric: Metric) -> PLReorder | PLFewShot:
-    """Create the optimizer from the command line's options."""
     optimizer_class = PLFewShot if args.select else PLReorder
     names = {field.name for field in fields(optimizer_class)} - {"metric", "demos"}
     options = {name: value for name, value in vars(args).items() if name in names and value is not None}
@@ -125,7 +124,7 @@ def _check_saveable(program: dspy.Module, trainset: list[dspy.Example], *, adds_
 def _named_metric(reference: str, program: dspy.Module) -> Metric:
     """Load a metric by its reference; a metric over a set gets the program's label field."""
     name, _, label = reference.partition(":")
-    metric_class = OVER_SETS.get(name.lower())
+    metric_class = SET_METRICS.get(name.lower())
     if metric_class is None:
         metric: Metric = _named_object(reference)
         return metric

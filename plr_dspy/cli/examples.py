@@ -14,7 +14,7 @@ from plr_dspy.errors import UserError
 
 
 def read_examples(path: Path, inputs: Sequence[str], program: dspy.Module) -> list[dspy.Example]:
-    """Read a file's examples, and parse their values as the types of the program's fields."""
+    """Read a file's examples, and parse their values to the types of the program's fields."""
     types: dict[str, Any] = {}
     for predictor in program.predictors():
         for name, field in predictor.signature.fields.items():
@@ -23,7 +23,7 @@ def read_examples(path: Path, inputs: Sequence[str], program: dspy.Module) -> li
     for number, row in enumerate(_rows(path), start=1):
         missing = [name for name in inputs if name not in row]
         if missing:
-            raise UserError(f"row {number} of {path} must have the inputs {list(inputs)}; got {list(row)}")
+            raise UserError(f"row {number} of {path} must have inputs {list(inputs)}; got {list(row)}: add {missing}")
         for name in row.keys() & types.keys():
             if types[name] is not str and row[name] is not None:
                 # A value that cannot be parsed is kept as it is.
@@ -52,5 +52,5 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     for number, row in enumerate(rows, start=1):
         # The CSV reader stores surplus cells under the key None, and None for missing cells.
         if not isinstance(row, dict) or (path.suffix.lower() == ".csv" and None in [*row.keys(), *row.values()]):
-            raise UserError(f"row {number} of {path} must have a value for each column; got {row}")
+            raise UserError(f"row {number} of {path} must have a value for each column; got {row}: correct it")
     return rows

@@ -1,4 +1,4 @@
-"""The choice among the finalists, by their expected scores on new examples."""
+"""The choice among the finalists by their expected gains on new examples."""
 
 import math
 from collections import defaultdict
@@ -22,14 +22,14 @@ from plr_dspy.statistics.comparisons import paired_probability
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a finalist.
+    """The score of a finalist and its gain over the original.
 
     Attributes:
-        origin: "original", "best seen", "mode" or "draw"; or the adjective of the original's revised answers.
+        origin: "original", "best seen", "mode" or "draw"; "calibrated" is the original with calibrated answers.
         ordering: The finalist.
-        score: Mean score, or value of a metric over a set, on the compared examples.
-        gain: Gain over the original on new examples, within the range of scores.
-        estimate: Gain without that limit, which ranks results.
+        score: Mean score on the compared examples; for a metric over a set, its value there.
+        gain: Gain over the original on new examples, clipped to the range of scores.
+        estimate: Expected gain before clipping, which ranks the finalists.
     """
 
     origin: str
@@ -39,7 +39,7 @@ class Result:
     estimate: float = 0.0
 
     def measured(self, by_metric: MeasuredGain) -> "Result":
-        """Return the result measured by the set metric itself."""
+        """Return the result with the score and gain that the set metric itself gives."""
         gain = by_metric.gain
         return replace(self, score=by_metric.comparison.chosen, gain=gain, estimate=gain.expected)
 
@@ -50,10 +50,10 @@ class Decision:
 
     Attributes:
         ordering: The chosen candidate.
-        chosen: Index of its result in `candidates`.
-        effect: Effect of revised answers, which only `effect.py`, the program builder and the report read.
+        chosen: Index of its result in `candidates`; None without a comparison.
+        effect: Effect of calibration; None without log-probabilities.
         fitted: Model fitted to all scores, including those of the final comparison.
-        answered: For a metric over a set, examples with the answers of the original and of the chosen candidate.
+        answered: For a metric over a set, each example with the original's and the chosen candidate's answer.
     """
 
     ordering: Candidate
@@ -67,13 +67,14 @@ class Decision:
 
     @property
     def revision(self) -> Revision | None:
-        """How the answers of the chosen candidate are revised; None if they are its own."""
+        """The revision of the chosen candidate's answers; None if they are unchanged."""
         return revision_of(self.effect)
 
     def scale_of_metric(self, reference: Candidate) -> Callable[[float], float]:
-        """Return a function that rescales expected scores to the comparison, by gains over a reference.
+        """Return a function that converts the model's expected scores to the scale of the comparison.
 
-        For a metric over a set, the model's scores are linear, unlike those of the comparison.
+        The model approximates a metric over a set linearly, so its gains over the reference are
+        scaled to the expected gain in the comparison.
         """
         fitted = self.fitted
         comparison = self.comparison
@@ -111,10 +112,9 @@ def compare_finalists(
     """Choose among finalists, and compare the chosen one with the original.
 
     Args:
-        finalists: The finalists with their origins, the original first.
+        finalists: Origins by finalist, the original first.
         examples: Examples that all finalists were scored on.
-        observations: All scores so far, which the decision is based on.
-        model: The search's model of scores.
+        observations: The calls to decide by.
         min_probability, by_score: As in `choose`.
     """
     original, *_ = finalists
@@ -129,12 +129,12 @@ def compare_finalists(
     promising = max(results[1:], key=lambda result: result.gain.probability).ordering
     compared: Scores = fitted.counted(scores)
     if fitted.keeps_scores:
-        compared = observations.scores()  # Equal scores may not count equally.
+        compared = observations.scores()  # A set metric may weight equal scores differently.
     evidence = count_evidence(compared, original, promising)
     chosen = 0
     if evidence.num_differing or not fitted.keeps_scores:
         chosen = choose(results, min_probability=min_probability, by_score=by_score)
-    else:  # No finalist can be better than another.
+    else:  # No score differs, so no finalist is better than another.
         results = [replace(result, gain=Gain(0.0, 0.0)) for result in results]
     ordering = results[chosen].ordering
     if chosen:
@@ -167,7 +167,7 @@ def compare_finalists(
 def _results(
     finalists: Mapping[Candidate, str], examples: Sequence[int], scores: Scores, fitted: FittedModel
 ) -> list[Result]:
-    """Return the finalists' results by the model of scores, the unchanged original first."""
+    """Return the finalists' results by the score model, starting with the unchanged original."""
     original, *_ = finalists
     entries = [(origin, ordering) for ordering, origin in finalists.items()]
     if not fitted.keeps_scores:
@@ -185,15 +185,15 @@ def _results(
             continue
         gain = replace(gains[ordering], expected=round(expected[ordering] - before, 9) + 0.0)  # never -0.0
         if number and fitted.responses is None:
-            gain = _by_few(gain, scores[original], scores[ordering])
+            gain = _limit_certainty(gain, scores[original], scores[ordering])
         results.append(Result(origin, ordering, score, gain, gains[ordering].expected))
     return results
 
 
 def choose(results: Sequence[Result], *, min_probability: float | None = None, by_score: bool = False) -> int:
-    """Return the index of the result with the best estimate or, as in PLR Algorithm 1, the best score.
+    """Return the index of the result with the best estimate; with `by_score`, the best score (PLR Algorithm 1).
 
-    Other results must be `likely` better than the original, which is first. Ties go to the first.
+    The original is first, and a result must be `likely` better to replace it. Ties go to the first.
     """
     values = [result.score if by_score else result.estimate for result in results]
     allowed = [number for number, result in enumerate(results) if not number or likely(result.gain, min_probability)]
@@ -201,9 +201,10 @@ def choose(results: Sequence[Result], *, min_probability: float | None = None, b
 
 
 def likely(gain: Gain, min_probability: float | None) -> bool:
-    """Return whether a gain over the original is likely, by this probability or, if None, by `MIN_ODDS`.
+    """Return whether a gain over the original is likely enough to replace it.
 
-    It must be likely for the original as it is, and for the original with answers that are revised alike.
+    The threshold is `min_probability` or, if that is None, the odds `MIN_ODDS`. The gain must pass it
+    over the original as it is and, if answers are calibrated, over the calibrated original.
     """
     if min_probability is not None:
         return gain.min_probability >= min_probability
@@ -212,10 +213,11 @@ def likely(gain: Gain, min_probability: float | None) -> bool:
     return gain.min_probability > 0.0 and is_better and is_better_alike
 
 
-def _by_few(gain: Gain, original: Mapping[int, float], other: Mapping[int, float]) -> Gain:
-    """Limit the certainty of a gain if both orderings differ on few examples.
+def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[int, float]) -> Gain:
+    """Limit the certainty of a gain if scores differ on only a few examples.
 
-    Near the highest score, the best of many orderings had no misses by luck. The normal model takes this for an effect.
+    Near the highest score, the best of many orderings may be perfect by luck. The normal model
+    mistakes this selection bias for an effect.
     """
     differences = [other[example] - original[example] for example in original.keys() & other.keys()]
     if not differences or gain.expected <= 0 or sum(map(bool, differences)) >= ENOUGH_DIFFERING:
@@ -232,7 +234,7 @@ def _by_few(gain: Gain, original: Mapping[int, float], other: Mapping[int, float
 def _measure(
     results: Sequence[Result], observations: Observations, metric: ConfusionScores, fitted: FittedModel
 ) -> list[MeasuredGain]:
-    """Measure the gains of all finalists by the set metric itself."""
+    """Measure the gains of all finalists with the set metric itself."""
     original, *others = results
     before = metric.answers(observations.records[original.ordering], {})
     answers = [before]
@@ -251,7 +253,7 @@ def _measure(
 def _with_set_metric(
     decision: Decision, measured: Sequence[MeasuredGain], observations: Observations, metric: ConfusionScores
 ) -> Decision:
-    """Return the decision with its comparison and effect by the set metric itself."""
+    """Return the decision, with its comparison and effect by the set metric."""
     fitted = decision.fitted
     assert fitted is not None and decision.chosen is not None
     by_metric = measured[decision.chosen]
@@ -288,10 +290,8 @@ def decide_without_comparison(
     """Return the decision for a candidate that was not compared with the original.
 
     Args:
-        ordering, original: The candidate and the original.
         scores: Returns all scores so far.
-        model: The search's model of scores.
-        evidence: Evidence for the decision, if any.
+        evidence: Evidence on differences between candidates, if any.
     """
     decision = Decision(ordering, evidence=evidence)
     if model.keeps_scores:
@@ -305,7 +305,7 @@ def decide_without_comparison(
 
 
 def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:
-    """Count the examples scored for several orderings, those with different scores, and those of all compared ones."""
+    """Count the examples with several scores, those whose scores differ, and those that all of `compared` share."""
     by_example: dict[int, list[float]] = defaultdict(list)
     for row in scores.values():
         for example, score in row.items():

@@ -1,4 +1,4 @@
-"""Comparisons of a finalist with the original, by scores of examples or by a metric over a set."""
+"""Comparisons of a finalist with the original, by mean scores or by a metric over a set."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +12,8 @@ from plr_dspy.statistics.arrays import Array
 from plr_dspy.statistics.comparisons import paired_interval
 
 CONFIDENCE = 0.95
-MIN_ODDS = 3.0  # minimum odds of better to worse to replace the original
-ENOUGH_DIFFERING = 20  # examples on which scores must differ to trust the normal model's probability
+MIN_ODDS = 3.0  # to replace the original, a gain must be this many times as likely as a loss
+ENOUGH_DIFFERING = 20  # minimum examples with different scores to trust the normal model's probability
 
 
 def comparison(
@@ -27,9 +27,9 @@ def comparison(
     """Compare the original with the best of several candidates by their scores on the same examples.
 
     Args:
-        original, chosen: Scores of both on these examples.
-        num_candidates: Number of candidates that the chosen one is the best of.
-        gain: Gain of the chosen one on new examples.
+        original, chosen: Scores of the two candidates, in the same order of examples.
+        num_candidates: Number of candidates, including the original.
+        gain: Gain of the chosen candidate on new examples, by the score model.
         expected: `expected_original` and `expected_chosen`, as in `Comparison`.
     """
     gains = [after - before for before, after in zip(original, chosen, strict=True)]
@@ -54,7 +54,7 @@ def comparison(
 
 
 def _interval_of_expected(gain: Gain, observed: float, largest: float) -> tuple[float, float]:
-    """Return the interval of a shrunken gain, which extends beyond the observed one."""
+    """Return the 95 % interval of the expected gain; its upper end allows for too much shrinkage."""
     margin = DEVIATIONS * gain.deviation
     least = max(gain.expected - margin, -largest)
     # The interval excludes negative gains only if the gain is positive with this confidence.
@@ -65,12 +65,12 @@ def _interval_of_expected(gain: Gain, observed: float, largest: float) -> tuple[
 
 @dataclass(frozen=True)
 class MeasuredGain:
-    """The gain of a finalist by a metric over a set.
+    """The gain of a finalist, measured with a metric over a set.
 
     Attributes:
         gain: Gain on new examples.
         comparison: Comparison with the original on the examples that both answered.
-        answered: These examples with the answers of the original and of the finalist.
+        answered: Each of these examples with the original's and the finalist's answer.
     """
 
     gain: Gain
@@ -83,15 +83,14 @@ def measure_gain(
 ) -> MeasuredGain:
     """Compare a finalist with the original by the set metric itself.
 
-    The expected gain is the score model's. It is reduced if the metric itself gained less than the scores that
-    approximate it. A bootstrap over the examples that both answered limits its certainty.
+    The score model approximates the metric linearly. If the metric gained less than this approximation,
+    reduce the model's expected gain. A bootstrap over the examples that both answered limits the certainty.
 
     Args:
-        metric: The metric.
         before, after: Answers of the original and of the finalist.
-        gain: Gain by the model of scores.
-        num_orderings: Number of orderings that the finalist is the best of.
-        num_candidates: Number of finalists.
+        gain: Gain by the score model.
+        num_orderings: Number of orderings that the finalist was selected from.
+        num_candidates: Number of finalists, including the original.
     """
     both = sorted(before.keys() & after.keys())
     if not both:  # All calls of one of them failed: assume no difference.
@@ -130,7 +129,7 @@ def measure_gain(
     lower, upper = np.quantile(spread, [tail, 1.0 - tail], axis=0)
     expected_chosen = as_it_is + expected
     highest = expected_chosen
-    if expected:  # The expected gain is shrunk.
+    if expected:  # Shrinkage may have been too strong.
         highest = max(highest, value_after)
     compared = Comparison(
         original=value_before,
@@ -160,8 +159,8 @@ def _expected_by_metric(expected: float, observed: float, linear_gain: float) ->
 def _bootstrapped_probability(gains: Array, linear_gains: Array, num_orderings: int) -> float:
     """Return the probability that a finalist is better, from bootstrapped gains.
 
-    If few examples decide, such as those of a rare label, it is corrected for the number of orderings (Bonferroni).
-    The correction stops at the probability that is enough to replace the original.
+    If few examples decide, such as those of a rare label, the best of many orderings may win by luck.
+    Correct for their number (Bonferroni), but not below the threshold for a replacement.
     """
     probability = float((gains > 0).sum() / (len(gains) + 1))
     squares = linear_gains**2

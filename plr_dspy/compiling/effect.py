@@ -13,25 +13,24 @@ from plr_dspy.search.space import Candidate
 def estimate_effect(
     fitted: FittedModel, original: Candidate, chosen: Candidate, *, applied: bool
 ) -> CalibrationEffect | None:
-    """Compare both candidates as they are and calibrated; return None without log-probabilities.
+    """Compare both candidates with and without calibration; return None without log-probabilities.
 
-    Scores of the kind that decided the choice are the model's, which shrinks the best of many.
+    The search compared calibrated or uncalibrated scores. The model shrinks scores of that kind, to
+    correct for selection bias.
 
     Args:
-        fitted: The model.
-        original, chosen: The candidates.
-        applied: Whether the chosen candidate competed with calibrated answers, and not with its own.
+        applied: Whether anything but the unchanged original was chosen.
     """
     responses = fitted.responses
     if responses is None or original not in fitted.orderings or chosen not in fitted.orderings:
         return None
     answers = responses.answers
-    of_original = answers.estimate(fitted.orderings.index(original))
-    of_chosen = answers.estimate(fitted.orderings.index(chosen))
+    original_estimate = answers.estimate(fitted.orderings.index(original))
+    chosen_estimate = answers.estimate(fitted.orderings.index(chosen))
     expected = fitted.expected_scores(original)
-    original_calibrated = of_original.after
+    original_calibrated = original_estimate.after
     chosen_as_it_is = expected[chosen]
-    chosen_calibrated = of_chosen.after
+    chosen_calibrated = chosen_estimate.after
     if not fitted.keeps_scores:
         original_calibrated = expected[original]
         chosen_as_it_is = fitted.as_it_is(chosen)
@@ -42,7 +41,7 @@ def estimate_effect(
         original_calibrated=round(original_calibrated, 6),
         chosen=round(chosen_as_it_is, 6),
         chosen_calibrated=round(chosen_calibrated, 6),
-        offsets=list(of_chosen.offsets),
+        offsets=list(chosen_estimate.offsets),
         applied=applied and not fitted.keeps_scores,
         shares=list(answers.calibrated_shares),
         always=responses.always,
@@ -63,11 +62,8 @@ def effect_on_set_metric(
 
     Args:
         effect: Effect on the scores that approximate the metric.
-        metric: The metric.
-        records: Calls of the candidates.
-        fitted: The model.
-        original, chosen: The candidates.
-        compared: Their comparison.
+        records: Calls by candidate and example.
+        compared: Comparison of the chosen candidate with the original.
     """
     values = {}
     for name, candidate in (("original", original), ("chosen", chosen)):
@@ -84,14 +80,14 @@ def effect_on_set_metric(
 
 
 def revision_of(effect: CalibrationEffect | None) -> Revision | None:
-    """Return how the chosen candidate's answers are revised; None if they are its own."""
+    """Return the revision of the chosen candidate's answers; None if they are unchanged."""
     if effect is None or not effect.applied:
         return None
     return Revision(tuple(effect.offsets), tuple(effect.shares))
 
 
 def _calibrated_labels(fitted: FittedModel, candidate: Candidate) -> Mapping[int, int]:
-    """Return the numbers of a candidate's calibrated labels by example."""
+    """Return the indices of a candidate's calibrated labels, by example."""
     assert fitted.responses is not None
     columns, labels = fitted.responses.answers.calibrated_labels_of(fitted.orderings.index(candidate))
     return dict(zip(fitted.scored.examples[columns].tolist(), labels.tolist(), strict=True))

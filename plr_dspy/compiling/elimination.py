@@ -1,8 +1,8 @@
-"""One race of whole programs, from its first examples to its outcome.
+"""A race of whole programs, from the first examples to the outcome.
 
-All programs see the same examples, so that differences between examples cancel. After each round, those drop out that
-more examples would hardly put in the leader's place. The race ends when more examples would hardly change the choice.
-There is no held-out comparison, because the model of effects allows for the choice among many.
+All programs are scored on the same examples, so differences in difficulty cancel. Each round drops the
+programs that further examples are unlikely to make the leader. The race ends once further examples are
+unlikely to change the choice. It needs no held-out comparison, because the model corrects for selection bias.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.search.elimination import EliminationSearch
 from plr_dspy.search.space import Candidate
 
-FIRST_EXAMPLES = 20  # examples of the first round
-MIN_MORE = 4  # minimum new examples of a later round
-GROWTH = 0.25  # new examples of a later round, over those so far
+FIRST_EXAMPLES = 20  # examples in the first round
+MIN_NEW_EXAMPLES = 4  # minimum new examples in a later round
+GROWTH = 0.25  # new examples in a later round, relative to the examples so far
 
 
 @dataclass(kw_only=True)
@@ -27,9 +27,9 @@ class EliminationRun(CompileRun):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        turns = self.schedule.examples_for([self.original], self.observations, self.num_train)
-        self._examples = turns[self.original]  # in the order of scoring
-        self._num_scored = 0  # examples that all programs left were scored on
+        schedule = self.schedule.examples_for([self.original], self.observations, self.num_train)
+        self._examples = schedule[self.original]  # in the order of scoring
+        self._num_scored = 0  # number of examples that all remaining programs were scored on
 
     def run(self) -> Outcome:
         """Score the programs in rounds, drop the worse ones, and decide by all scores."""
@@ -43,20 +43,20 @@ class EliminationRun(CompileRun):
         self.stop = stop
         if stop.reason is StopReason.NO_DIFFERENCE and self.observations.count(self.original):
             return self.outcome_without_difference()
-        compared = self._compared()
-        if not compared.finalists:
+        comparison = self._final_comparison()
+        if not comparison.finalists:
             return self.outcome(stop=replace(stop, addition=NOT_COMPARED))
-        return self.outcome(self.decide(compared, self.observations))
+        return self.outcome(self.decide(comparison, self.observations))
 
     def play_round(self, candidates: Sequence[Candidate]) -> Stop | None:
-        """Score all programs left on the same new examples. Return the reason to stop; None to go on."""
-        affordable = self.evaluator.budget.calls_left // len(candidates)
-        wanted_more = max(MIN_MORE, round(GROWTH * self._num_scored))
+        """Score the remaining programs on the same new examples. Return the reason to stop; None to continue."""
+        num_affordable = self.evaluator.budget.calls_left // len(candidates)
+        num_new = max(MIN_NEW_EXAMPLES, round(GROWTH * self._num_scored))
         if not self._num_scored:
-            wanted_more = FIRST_EXAMPLES
-        num_examples = min(self._num_scored + min(wanted_more, affordable), len(self._examples))
+            num_new = FIRST_EXAMPLES
+        num_examples = min(self._num_scored + min(num_new, num_affordable), len(self._examples))
         if num_examples == self._num_scored:
-            return Stop(StopReason.ALL_EXAMPLES if affordable else StopReason.BUDGET)
+            return Stop(StopReason.ALL_EXAMPLES if num_affordable else StopReason.BUDGET)
         wanted = dict.fromkeys(candidates, self._examples[:num_examples])
         if not self._num_scored:
             self._check_first_replies(wanted)
@@ -69,25 +69,25 @@ class EliminationRun(CompileRun):
         return None
 
     def check_stoppers(self) -> Stop | None:
-        """Drop the programs that can hardly win. Return the reason to stop; None to go on."""
+        """Drop the programs that are unlikely to win. Return the reason to stop; None to continue."""
         stop = super().check_stoppers()
         if stop is not None:
             return stop
         fitted = self.search.fitted
         assert fitted is not None
         gains = fitted.gains(self.original)
-        allowed = [program for program in self.search.alive[1:] if likely(gains[program], self.min_probability)]
-        leader = max([self.original, *allowed], key=lambda program: gains[program].expected)
-        affordable = self.evaluator.budget.calls_left // len(self.search.alive)
-        num_examples = min(self._num_scored + affordable, len(self._examples))
-        is_open = self.search.eliminate(leader, num_examples)
-        return None if is_open else Stop(StopReason.DECIDED)
+        challengers = [program for program in self.search.alive[1:] if likely(gains[program], self.min_probability)]
+        leader = max([self.original, *challengers], key=lambda program: gains[program].expected)
+        num_affordable = self.evaluator.budget.calls_left // len(self.search.alive)
+        num_examples = min(self._num_scored + num_affordable, len(self._examples))
+        can_change = self.search.eliminate(leader, num_examples)
+        return None if can_change else Stop(StopReason.DECIDED)
 
-    def _compared(self) -> FinalComparison:
-        """Return the first program and those that were scored on all of its examples."""
-        least = max(1, self._num_scored)
+    def _final_comparison(self) -> FinalComparison:
+        """Return the comparison of the programs that were scored in all complete rounds."""
+        min_examples = max(1, self._num_scored)
         programs = [self.original, *self.search.space.programs]
-        finalists = [program for program in programs if self.observations.count(program) >= least]
+        finalists = [program for program in programs if self.observations.count(program) >= min_examples]
         if self.observations.records and not self.observations.answered():
             raise self.evaluator.nothing_ran(self.observations.every_record())
         examples, _ = self.observations.table(finalists, self._examples)

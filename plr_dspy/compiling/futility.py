@@ -11,17 +11,17 @@ from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
 
 logger = logging.getLogger(__name__)
 
-ENOUGH_ANSWERS = 20  # minimum number of answers to warn that many cannot be parsed
-FIRST_ANSWERS = 10  # minimum number of answers to stop if hardly any can be parsed; their calls run first
-UNPARSED = 0.9  # share of unparsable answers to stop at
-MOSTLY_UNPARSED = 0.5  # share of unparsable answers to warn at
-ENOUGH_SCORES = 60  # number of equal scores to stop at
-ENOUGH_PAIRS = 250  # number of pairs of orders with equal scores on an example to stop at
+ENOUGH_ANSWERS = 20  # minimum answers before a warning about unparsable ones
+FIRST_ANSWERS = 10  # minimum answers before unparsable ones stop the search; these calls run first
+UNPARSED = 0.9  # stop if this share of the answers cannot be parsed
+MOSTLY_UNPARSED = 0.5  # warn if this share of the answers cannot be parsed
+ENOUGH_SCORES = 60  # stop after this many scores if all are equal
+ENOUGH_PAIRS = 250  # stop after this many comparisons on the same example if no score differs
 
 
 @dataclass
 class FutilityCheck:
-    """A check that detects from the calls so far whether a search cannot find an improvement."""
+    """A check of the calls so far for signs that the search cannot find an improvement."""
 
     evaluator: Evaluator
     num_train: int  # number of examples in the train split; later examples are ignored
@@ -34,7 +34,7 @@ class FutilityCheck:
         """Return the reason to stop the search early, or an empty string.
 
         Raises:
-            RuntimeError: If hardly any answers can be parsed.
+            RuntimeError: If almost no answers can be parsed.
         """
         by_prompt: dict[str, list[CallRecord]] = defaultdict(list)
         by_example: dict[int, list[CallRecord]] = defaultdict(list)
@@ -56,7 +56,7 @@ class FutilityCheck:
         return reason
 
     def _check_parsed(self, prompts: Sequence[Sequence[CallRecord]]) -> None:
-        """Warn if many answers cannot be parsed; raise if hardly any can. Records are grouped by prompt."""
+        """Warn if many answers cannot be parsed; raise if almost none can. Records are grouped by prompt."""
         unparsable = []
         num_calls = 0
         is_readable = False
@@ -84,7 +84,7 @@ class FutilityCheck:
         num_differing = 0
         for records in examples:
             scores += [record.score or 0.0 for record in records]
-            # For a metric over a set, answers differ if their labels do.
+            # With a metric over a set, answers with equal scores may still have different labels.
             num_differing += len({(record.score or 0.0, repr(record.value)) for record in records}) > 1
         if len(scores) >= ENOUGH_SCORES and len(set(scores)) == 1:
             return f"every score was {scores[0]:g} in {len(scores)} calls"

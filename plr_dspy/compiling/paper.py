@@ -28,26 +28,22 @@ class PaperPlan(Plan):
 
     @property
     def num_finalists(self) -> int:
-        """Maximum number of orderings in the final comparison."""
         return 1 + self.num_best_seen + int(self.with_mode) + self.num_final_draws
 
     @property
     def search_calls(self) -> int:
-        """Maximum number of program calls in the search."""
         return self.num_iterations * self.num_samples * self.num_train_examples
 
 
-NOTHING_TO_DO = PaperPlan(max_metric_calls=0)  # plan without calls, if all choices give the same prompt
+NOTHING_TO_DO = PaperPlan(max_metric_calls=0)  # plan of a compile that needs no calls
 
 
 def paper_plan(size: ProblemSize, max_metric_calls: int | None = None, **shape: float | None) -> PaperPlan:
     """Return the plan with the paper's values: 15 rounds of 15 orders, an elite fraction of 0.2, and 10 final draws.
 
     Args:
-        size: The size of the problem.
         max_metric_calls: Budget in program calls; None for no limit.
-        shape: Values of `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws` that replace those of
-            the paper, unless None.
+        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`; None keeps the paper's value.
 
     Raises:
         ValueError: If the budget is too small.
@@ -77,9 +73,8 @@ def random_plan(
     """Return the plan of a random search.
 
     Args:
-        num_orders: Number of random orders.
         num_examples: Number of examples that each order is scored on.
-        num_best: Number of the best orders that enter the final comparison.
+        num_best: Number of best orders that enter the final comparison.
         num_compared: Number of examples in the final comparison.
         budget: Budget in program calls; None for no limit.
         batch: Number of orders in each round; 0 for a single round.
@@ -102,8 +97,9 @@ def random_plan(
 class PaperRun(CompileRun):
     """A compile by PLR Algorithm 1, or by random search, which does not learn from scores.
 
-    Deviation: the original order, the best orders seen and the mode join the draws from the final distribution. With
-    the draws alone, PLR Algorithm 1 can return an order that is worse than the original or than one already seen.
+    Deviation: the paper compares only draws from the final distribution, so it can return an order that is
+    worse than the original or than one already seen. Here, the original order, the best orders seen and
+    the mode join the comparison.
     """
 
     def __post_init__(self) -> None:

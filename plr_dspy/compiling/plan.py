@@ -10,24 +10,24 @@ BUDGETS = {"light": 1_000, "medium": 3_000, "heavy": 10_000}  # program calls of
 MIN_EXAMPLES = 2  # minimum examples to compare a finalist on
 MIN_ORDERS = 4  # minimum orders in the first round
 MIN_FIRST = {"score": 4, "logprobs": 2}  # minimum examples when an order is first scored, by signal
-SIGNALS = ("auto", *MIN_FIRST)  # signals to learn from
+SIGNALS = ("auto", *MIN_FIRST)  # values of the `signal` argument
 
-# Number of orders that a search can afford to score for the first time. A larger budget scores each on more examples.
+# Maximum number of orders that a search can afford, each on its first examples. A larger budget adds examples instead.
 NUM_LOOKS = 360
-ROUNDS = 30  # number of rounds that the calls of a search pay for
+ROUNDS = 30  # target number of rounds in a search
 FIRST_ROUND = {"orders": 2.5, "demos": 8.0}  # maximum size of the random first round, relative to later rounds
-MORE_THAN_FIRST = 2  # examples each later time that an order is scored, relative to the first time
+MORE_THAN_FIRST = 2  # examples to add each time an order is scored again, relative to the first time
 FINAL_SHARE = 0.15  # maximum share of the budget for the final comparison
-RACE_SHARE = 0.15  # share of the remaining budget for the race
+RACE_SHARE = 0.15  # share for the race, of the calls that remain after the final comparison
 
-# In a search over orders, an original that is unlike all other orders must not be replaced by mistake (see "lone
-# original" in `benchmarks/offline.py`). So the race is longer, and scores the original first.
-RACED = 3  # number of orders that the race can score on all train examples
-LARGEST_RACE = 0.25  # maximum share for the race, of the calls that remain after the final comparison
-ORIGINAL_SHARE = 0.5  # share of the race's calls to score the original first
+# In a search over orders, the original may score unlike all other orders. A longer race that scores it first avoids
+# replacing it by mistake (see "lone original" in `benchmarks/landscapes.py`).
+RACED = 3  # number of orders that this race can score on all train examples
+LARGEST_RACE = 0.25  # maximum share for this race, of the calls that remain after the final comparison
+ORIGINAL_SHARE = 0.5  # share of the race's calls that score the original first
 
 CALLS_PER_SQUARE = 2.5  # maximum number of useful calls, relative to the squared number of examples
-LEAST_CALLS = 20  # lower bound of this maximum
+LEAST_CALLS = 20  # minimum of `most_calls`
 MAX_ROUNDS = 1_000  # effectively unlimited: the calls run out first
 
 
@@ -45,7 +45,7 @@ class ProblemSize:
 class Plan:
     """The plan of a compile: a search on few examples, a race of the best orderings on more, and a final comparison."""
 
-    racing: ClassVar[bool] = True  # whether there is a race; otherwise the search scores on all train examples
+    racing: ClassVar[bool] = True  # whether there is a race; without one, the search uses all train examples
 
     num_iterations: int = 0  # maximum rounds
     num_samples: int = 1  # orderings in each round
@@ -58,7 +58,7 @@ class Plan:
     num_final_draws: int = 0  # draws of the final distribution that enter the race
     num_initial: int = 0  # orderings in the first round
     num_first_examples: int = 1  # examples when an ordering is first scored
-    num_more_examples: int = 0  # further examples each later time
+    num_more_examples: int = 0  # examples to add each time an ordering is scored again
     num_entrants: int = 0  # orderings that enter the race
     race_calls: int = 0  # maximum program calls of the race
     original_share: float = 0.0  # share of `race_calls` for scoring the original first
@@ -90,8 +90,8 @@ class Plan:
 def most_calls(num_usable: int) -> int:
     """Return the maximum number of useful program calls for this number of examples.
 
-    On n examples, a score has a standard error of up to 1 / sqrt(4 n). So beyond some number of orders, a search finds
-    the luckiest rather than the best.
+    On n examples, a mean score has a standard error of up to 1 / sqrt(4 n). So beyond some number of
+    orders, a search finds the luckiest rather than the best.
     """
     return max(LEAST_CALLS, round(CALLS_PER_SQUARE * num_usable**2))
 
@@ -109,12 +109,10 @@ def make_plan(
 
     Args:
         auto: "light", "medium" or "heavy"; None if `max_metric_calls` is given.
-        size: The size of the problem.
         max_metric_calls: Budget in program calls, which overrides `auto`.
         signal: "score", or "logprobs" if calls also return log-probabilities of labels.
-        searched: "orders" of given demos, or "demos" and their order.
-        shape: Values of `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws` that replace those of
-            the plan, unless None.
+        searched: What the search varies: "orders", or "demos" if it also chooses the demos.
+        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`; None lets the plan choose.
 
     Raises:
         ValueError: If the budget is too small.

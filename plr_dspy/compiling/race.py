@@ -24,14 +24,12 @@ def run_race(
 ) -> list[Candidate]:
     """Race the entrants by successive halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
 
-    Each heat scores the remaining entrants on more examples, and drops the worse ones. The original is scored first,
-    with its share of the calls, and in the last heat on as many examples as the entrants. It cannot win, and neither
-    can an entrant without an estimate.
+    Each heat scores the remaining entrants on more examples, and drops the worse ones. The original gets its
+    share of the calls first; the last heat scores it on as many examples as the entrants. Neither the
+    original nor an entrant without an estimate can win.
 
     Args:
-        entrants: The candidates that race, best first.
-        original: The student's own candidate.
-        observations: All calls so far.
+        entrants: The candidates to race, best first.
         schedule: Selects the next examples.
         score: Adds calls to the observations, and returns the candidates whose calls fit the time and cost limits.
         estimate: Returns the estimated scores of candidates, given all calls so far.
@@ -41,7 +39,7 @@ def run_race(
     Returns:
         The winners, best first; they include the best whole program and the best ordering.
     """
-    # Unscored entrants first catch up with the scored entrant that has the fewest examples, on at most half the calls.
+    # Use up to half the calls for unscored entrants to catch up with the scored entrant that has the fewest examples.
     level = min(filter(None, map(observations.count, entrants)), default=schedule.num_first)
     new = [entrant for entrant in entrants if not observations.count(entrant)]
     wanted = schedule.examples_for(new, observations, level)
@@ -78,11 +76,11 @@ def run_race(
 
 
 def _calls_up_to(level: int, counts: Sequence[int]) -> int:
-    """Return the number of calls that raise all these counts of scored examples to at least `level`."""
+    """Return the number of calls needed to raise each count of scored examples to at least `level`."""
     return sum(max(0, level - count) for count in counts)
 
 
 def first_of_each_kind(ranked: Sequence[Candidate], number: int) -> list[Candidate]:
-    """Return the first `number` candidates, but put the best whole program and the best ordering first."""
+    """Return the first `number` candidates, with the best whole program and the best ordering moved to the front."""
     best = {isinstance(ordering, WholeProgram): ordering for ordering in reversed(ranked)}.values()
     return sorted(ranked, key=lambda ordering: ordering not in best)[:number]

@@ -16,7 +16,7 @@ from plr_dspy.search.space import Candidate, Ordering, Scores, WholeProgram
 
 logger = logging.getLogger(__name__)
 
-MIN_SHARE = 0.5  # minimum share of a later round that must be scored for a refit; with fewer, elites are too few
+MIN_SHARE = 0.5  # minimum share of a later round to score before a refit; otherwise, there are too few elites
 MIN_FAILURES = 8  # If at least this many calls of a round all fail, assume an outage.
 
 
@@ -28,11 +28,9 @@ class SearchRounds:
         search: Proposes candidates and learns from their scores.
         evaluator: Calls candidates on examples. The train split comes first, then the selection split.
         plan: The planned rounds and program calls.
-        num_train: Number of examples in the train split.
-        original: The user's program: an ordering, `WITHOUT_DEMOS`, or a whole program.
+        original: The user's program, as an ordering, `WITHOUT_DEMOS` or a whole program.
         min_probability, stop_at_score, patience: As in `PLReorder`.
-        sample: Returns one of the program's answers, for messages.
-        advice: Advice if replies cannot be parsed.
+        sample, advice: As in `FutilityCheck`.
         shifted: As in `ExampleSchedule`.
     """
 
@@ -64,7 +62,7 @@ class SearchRounds:
             self.evaluator,
             self.num_train,
             self.sample,
-            compares=self.search.model.keeps_scores,  # Revised answers may differ where the scores of calls do not.
+            compares=self.search.model.keeps_scores,  # Calibrated answers may differ even if the calls score the same.
             advice=self.advice,
         )
         self._history: list[Iteration] = []
@@ -96,7 +94,7 @@ class SearchRounds:
         return None
 
     def check_stoppers(self) -> Stop | None:
-        """Return the reason to stop the search; None to continue. A new stopping rule goes here."""
+        """Return the reason to stop the search; None to continue. Add new stopping rules here."""
         futility = self._futility.check()
         if futility:
             return Stop(StopReason.NO_DIFFERENCE, futility)
@@ -106,7 +104,7 @@ class SearchRounds:
         return stop
 
     def observe(self, wanted: Wanted) -> list[Candidate]:
-        """Call the candidates on their examples. Return those with all their calls within the budget.
+        """Call the candidates on their examples. Return those whose calls all fit the budget.
 
         Raises:
             RuntimeError: If all new calls failed, probably because of an outage.
@@ -123,7 +121,7 @@ class SearchRounds:
         return list(records)
 
     def best(self) -> list[Candidate]:
-        """Return the scored candidates by the search's estimates, best first."""
+        """Return the scored candidates, best first by the search's estimates."""
         return [estimate.ordering for estimate in self.search.ranked(self.scores())]
 
     def scores(self) -> Scores:
@@ -140,7 +138,7 @@ class SearchRounds:
         return [candidate for candidate in others if space.contains(candidate) and space.shows_items(candidate)]
 
     def _check_first_replies(self, wanted: Wanted) -> None:
-        """Make the first calls, and raise RuntimeError if hardly any reply can be parsed.
+        """Make the first calls, and raise RuntimeError if almost no reply can be parsed.
 
         Calls without demos do not count, because demos may teach the format.
         """

@@ -149,9 +149,9 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             trainset: Examples to score candidates on. `PLFewShot` uses some as demos instead.
             teacher: Program whose correct answers become demos in `PLFewShot`, or a list whose first
                 program is used; None uses the student.
-            valset: Examples for the final comparison; if None or empty, 20 % of the trainset are used.
+            valset: Examples for the final comparison; if None or empty, 20 % of the trainset is used.
             seed: Random seed that overrides the constructor's.
-            programs: Programs that compete as they are, such as those of other optimizers: a list, or a
+            programs: Programs that compete unchanged, such as those of other optimizers: a list, or a
                 dict whose keys name them in the report. Examples that are their demos are not scored.
 
         Returns:
@@ -159,7 +159,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
         Raises:
             TypeError, ValueError: If an argument is invalid, before any program call.
-            RuntimeError: If another compile is using `log_dir`, or hardly any answers can be parsed.
+            RuntimeError: If another compile is using `log_dir`, or almost no answers can be parsed.
             Exception: If the program or the metric raises one; see `max_errors`.
         """
         started = time.monotonic()
@@ -318,7 +318,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return setup.splits.names, [digest(example) for example in setup.scored_examples]
 
     def _run(self, opened: OpenCompile, started: float) -> dspy.Module:
-        """Search and conclude; after an error, conclude with the results so far and raise it again."""
+        """Search and conclude; after an error, conclude with the results so far and re-raise it."""
         run: CompileRun | None = None
         outcome: Outcome | None = None
         try:

@@ -1,4 +1,4 @@
-"""choose_program: the best of several programs, such as the results of several optimizers."""
+"""`choose_program`, which chooses the best of several programs in a race."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class ProgramChoice(NamedTuple):
     """The program that `choose_program` chose.
 
     Attributes:
-        program: A copy of it, with the report as plain data in ``reorder_report``.
-        name: Its name.
-        report: The `Report`. ``report.programs`` has the expected score of every program.
+        program: A copy of the chosen program, with the report as plain data in ``reorder_report``.
+        name: The chosen program's name.
+        report: The `Report`. ``report.programs`` lists the expected scores of all programs.
     """
 
     program: dspy.Module
@@ -46,7 +46,7 @@ class ProgramChoice(NamedTuple):
 
 @arguments
 class ProgramRace(DemoOptimizer):
-    """Races whole programs; for `choose_program` only."""
+    """The optimizer behind `choose_program`, which races whole programs."""
 
     name = "choose_program"
     student_name = "the first program"
@@ -59,14 +59,14 @@ class ProgramRace(DemoOptimizer):
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
         num_programs = size.num_distinct
         num_examples = size.num_train + size.num_selection
-        most = num_programs * num_examples
-        least = num_programs * MIN_EXAMPLES
-        if self.max_metric_calls is not None and self.max_metric_calls < least:
+        max_calls = num_programs * num_examples
+        min_calls = num_programs * MIN_EXAMPLES
+        if self.max_metric_calls is not None and self.max_metric_calls < min_calls:
             raise UserError(
-                f"max_metric_calls must be at least {least} for {num_programs} programs; got {self.max_metric_calls}: "
-                "raise it, or pass fewer programs"
+                f"max_metric_calls must be at least {min_calls} for {num_programs} programs; got "
+                f"{self.max_metric_calls}: raise it, or pass fewer programs"
             )
-        budget = min(self.max_metric_calls or most, most)
+        budget = min(self.max_metric_calls or max_calls, max_calls)
         return Plan(
             num_iterations=MAX_ROUNDS,
             num_samples=num_programs,
@@ -93,18 +93,17 @@ class ProgramRace(DemoOptimizer):
     def _choices(
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
     ) -> DemoChoices:
-        """Return the programs."""
         slots = WholeProgramSlots([Rival(self._first_name, program), *self._rivals])
         return DemoChoices(program=program, slots=slots, original=slots.original)
 
     def _with_plan(self, setup: CompileSetup, signal: str = "score") -> CompileSetup:
-        """Return the setup with a plan, and with all examples in one split, because no search needs a held-out one."""
+        """Return the setup with a plan, and with all examples in one split: a race needs no held-out examples."""
         splits = setup.splits
-        together = replace(splits, train=[*splits.train, *splits.selection], selection=[])
-        return super()._with_plan(replace(setup, splits=together), signal)
+        single_split = replace(splits, train=[*splits.train, *splits.selection], selection=[])
+        return super()._with_plan(replace(setup, splits=single_split), signal)
 
     def _identity(self, setup: CompileSetup) -> dict[str, Any]:
-        """Describe what determines the scores besides the programs, which the keys of calls describe."""
+        """Describe what determines the scores, except the programs, which the keys of logged calls identify."""
         identity = super()._identity(setup)
         names = ("adapter", "calibrate", "signal", "the metric", "the adapter", "the examples")
         return {**{name: identity[name] for name in names}, "the model": digest(dspy.settings.lm)}
@@ -115,7 +114,6 @@ class ProgramRace(DemoOptimizer):
     def _finish(
         self, setup: CompileSetup, run: CompileRun, outcome: Outcome, build_program: Callable[..., dspy.Module]
     ) -> FinishedProgram:
-        """Return the chosen program as it is."""
         return FinishedProgram(setup.slots.build(outcome.decision.ordering))
 
 
@@ -136,30 +134,30 @@ def choose_program(
     accept_changes: bool = False,
     display_progress: bool = True,
 ) -> ProgramChoice:
-    """Choose the best of several programs by a race on the same examples, at about half the calls of scoring all.
+    """Choose the best of several programs in a race, with about half the calls of a full comparison.
 
-    The first program is the baseline: it stays unless another is three times as likely to be better as
-    worse. Programs drop out when more examples would hardly make them the choice. Equal programs
-    compete once. Programs may differ in modules, signatures and models.
+    The first program is the baseline. Another replaces it only if it is three times as likely to be
+    better as to be worse. A program drops out once further examples are unlikely to make it the
+    winner. Identical programs compete once. Programs may differ in modules, signatures and models.
 
     Args:
-        programs: Two programs or more: a dict by names, or a list, whose names are "program 1" and so
-            on. They are not changed.
+        programs: At least two programs: a dict from names to programs, or a list, whose programs are
+            named "program 1", "program 2" and so on. They are not modified.
         metric: As in `PLReorder`, or over a set, such as ``F1("positive")``.
-        trainset: Examples to score the programs on, without those that a program's demos show. If an
-            optimizer chose a program by some of them, the program looks too good: pass others.
-        valset: Further examples, which score like those of the trainset.
-        max_metric_calls: Budget in program calls; never exceeded. None allows all programs on all examples.
+        trainset: Examples to score the programs on, except those that are a program's demos.
+            Examples that an optimizer has used would favour its programs: pass others.
+        valset: More examples, treated like those of the trainset.
+        max_metric_calls: Maximum number of program calls; None allows all programs on all examples.
         max_cost, max_seconds, min_probability, num_threads, max_errors, seed, log_dir, accept_changes,
-            display_progress: As in `PLReorder`. A `log_dir` also serves a later race with further programs.
+            display_progress: As in `PLReorder`. A later race with more programs can reuse `log_dir`.
 
     Returns:
         A copy of the chosen program, its name, and the report.
 
     Raises:
         TypeError, ValueError: If an argument is invalid, before any program call.
-        RuntimeError: If another compile is using `log_dir`, or hardly any answers can be parsed.
-        Exception: From a program or the metric, as in `PLReorder.compile`.
+        RuntimeError: If another compile is using `log_dir`, or almost no answers can be parsed.
+        Exception: If a program or the metric raises one, as in `PLReorder.compile`.
     """
     options = {name: value for name, value in locals().items() if name not in ("programs", "trainset", "valset")}
-    return ProgramRace(**options).choose(named_programs(programs, least=2), trainset, valset)
+    return ProgramRace(**options).choose(named_programs(programs, min_number=2), trainset, valset)

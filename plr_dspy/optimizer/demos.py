@@ -36,9 +36,10 @@ PLACEHOLDER = "..."  # stands for a teacher's answer before it is known
 
 
 def demo_examples(trainset: Examples, valset: Examples, rng: random.Random) -> dict[int, dspy.Example]:
-    """Choose the examples to use as demos, by index: with distinct inputs, and stratified by class.
+    """Choose the trainset examples to use as demos, and return them by index.
 
-    The choice does not depend on the trainset's order, and excludes the inputs of the valset.
+    Their inputs are distinct and not in the valset. The choice is stratified by class and does not depend
+    on the trainset's order.
     """
     sources = [source_of(example.inputs()) for example in trainset]
     used_sources = {source_of(example.inputs()) for example in valset}
@@ -90,8 +91,8 @@ def plan_attempts(
 ) -> list[Attempt]:
     """Plan the attempts to bootstrap this many demos, with placeholders for the teacher's answers.
 
-    Plan none if labelled examples are candidates too, and all outputs are labels that they contain: a correct answer
-    would only repeat them.
+    Plan none if labelled examples are candidates, too, and all outputs are labels: correct answers would only
+    repeat these labels.
     """
     predictors = program.named_predictors()
     outputs: set[str] = set()
@@ -164,7 +165,7 @@ class TeacherWork(MetricWork):
             if earlier:  # Like DSPy, draw either the last call or an earlier one.
                 rng = random.Random(Hasher.hash(tuple(demos)))
                 demo = rng.choice(earlier) if rng.random() < 0.5 else demo
-            # The program may modify its answers.
+            # Copy the answers, because the program may modify them.
             fields[name] = {field: own_value(value) for field, value in demo.items()}
         return CallRecord(None, value=fields)
 
@@ -186,7 +187,7 @@ def _check_structure(student: dspy.Module, teacher: dspy.Module) -> None:
 def make_attempts(setup: CompileSetup, evaluator: ProgramEvaluator) -> list[Attempt]:
     """Run the teacher on one example at a time until enough of its answers are correct.
 
-    Its calls may use up to `BOOTSTRAP_SHARE` of the time and the cost.
+    Its calls may use up to `BOOTSTRAP_SHARE` of `max_seconds` and `max_cost`.
     """
     options = setup.options
     log = evaluator.log

@@ -38,7 +38,7 @@ class Estimate:
         proposal_calls: Approximate calls of the prompt model that propose instructions, in addition to the program's.
         plan: Numbers of examples and program calls in the later phases.
         prompt_tokens: Approximate tokens of all prompts by GPT-4o's tokenizer; None if prompts cannot be built.
-        cost: Approximate cost in US dollars at litellm's list prices, for answers as long as the
+        cost: Approximate cost in US dollars at litellm's list prices, if answers are as long as the
             demos'. It ignores hidden reasoning tokens and `max_cost`. None if a price is unknown, or
             the metric calls a language model.
         affordable_calls: Approximate number of calls that `max_cost` pays for; None if `cost` is None.
@@ -128,7 +128,7 @@ class CallSize(NamedTuple):
 
 
 def size_of_call(setup: CompileSetup, teacher: dspy.Module | None = None) -> CallSize:
-    """Estimate the size of a call to the program or its teacher, for answers as long as the demos'."""
+    """Estimate the size of a call to the program or its teacher, if answers are as long as the demos'."""
     examples = setup.scored_examples[:SAMPLED_PROMPTS]
     count = token_counter()
     tokens: dict[str, Any] = defaultdict(Counter)

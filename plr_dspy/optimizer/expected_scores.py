@@ -21,7 +21,7 @@ class ExpectedScore:
     """A candidate's expected score on new examples."""
 
     candidate: Candidate
-    revision: Revision | None  # how its answers are revised; None if they are its own
+    revision: Revision | None  # revision of its answers; None if they are unchanged
     score: float
     interval: tuple[float, float]
     num_examples: int  # examples that it was scored on
@@ -65,7 +65,7 @@ def expected_scores(slots: PromptSlots, run: CompileRun, outcome: Outcome) -> li
     for candidate in candidates:
         score = to_metric_scale(means[candidate])
         revision = fitted.revision(candidate)
-        # The original keeps its own answers if others are no better, or if it was returned unchanged.
+        # List the original uncalibrated if calibration does not improve it, or if it was returned unchanged.
         if candidate == reference and (uncalibrated_score >= score or decision.chosen == 0):
             score = uncalibrated_score
             revision = None

@@ -24,15 +24,15 @@ from plr_dspy.search.search import CrossEntropySearch, Search, ThompsonSearch
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.calibration import shares_to_try
 
-# Number of calls to find out whether replies have log-probabilities. A reply may have no label, or come without an LM
-# call. Further calls follow only if log-probabilities are required, replies cannot be parsed, or no LM was called.
+# Number of calls that test whether replies have log-probabilities. A single reply may have no label, or come without an
+# LM call. Further calls follow only if log-probabilities are required, replies cannot be parsed, or no LM was called.
 FIRST_CALLS = 2
 MOST_CALLS = 8
 
 
 @arguments
 class LearningOptimizer(DemoOptimizer):
-    """Learns a Plackett-Luce distribution from scores, and from log-probabilities of labels if available.
+    """An optimizer that learns from scores, and from log-probabilities of labels if available.
 
     Arguments are as in `PLReorder`. Subclasses define their own `auto` argument.
     """
@@ -48,7 +48,6 @@ class LearningOptimizer(DemoOptimizer):
     min_probability: Probability | None = None  # type: ignore[misc]
 
     def check_together(self) -> None:
-        """Raise a ValueError if arguments conflict."""
         if self.auto is None and self.max_metric_calls is None:
             raise UserError("auto=None needs a number of program calls: pass max_metric_calls.")
         if self.calibrate is not False and self.signal == "score":
@@ -143,10 +142,10 @@ class LearningOptimizer(DemoOptimizer):
         """Make the first calls to find out whether replies have log-probabilities, and set `work.signal` to the result.
 
         Returns:
-            The access to the log-probabilities; None if there are none.
+            The log-probabilities of labels for the search; None if replies have none.
 
         Raises:
-            NoProbabilities: If there are none and an argument needs them.
+            NoProbabilities: If replies have none and an argument needs them.
         """
         setup = opened.setup
         work = opened.work
@@ -154,11 +153,11 @@ class LearningOptimizer(DemoOptimizer):
         if not isinstance(work, LabelWork):
             return None
         required = bool(self._needing_logprobs)
-        # The first conclusive record, or the last one; None if the budget paid for none.
+        # The first conclusive record, or the last one; None if the budget allowed no call.
         record: CallRecord | None = None
         ordering: Candidate = setup.slots.space.identity
         for example in range(min(MOST_CALLS, len(setup.splits.train))):
-            if example == FIRST_CALLS:  # Without demos, a student may never answer with a label.
+            if example == FIRST_CALLS:  # A student may need demos to answer with a label.
                 ordering = setup.slots.showing(1.0)
             records = scorer.evaluate(scorer.affordable({ordering: [example]}))
             if not records:

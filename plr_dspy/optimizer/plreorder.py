@@ -20,7 +20,7 @@ class PLReorder(LearningOptimizer):
 
     Args:
         metric: ``metric(example, prediction)`` returns a bool, a number or a ``Prediction(score=...)``; larger is
-            better. Other parameters, such as ``trace``, get their defaults, or None.
+            better. Its other parameters, such as ``trace``, get their defaults, or None.
         signal: What the search learns from: "score" is the metric's score; "logprobs" adds the
             log-probabilities of labels, which saves most of the calls. They are available if exactly
             one output is a Literal, an enum or a bool, the metric depends only on this output, and the
@@ -73,7 +73,6 @@ class PLReorder(LearningOptimizer):
     num_final_draws: Annotated[WholeNumber, Field(ge=0)] | None = None
 
     def check_together(self) -> None:
-        """Raise a ValueError if arguments conflict."""
         super().check_together()
         if self.auto == "paper" and self._needing_logprobs:
             argument = self._needing_logprobs

@@ -138,7 +138,7 @@ def _program_state(setup: CompileSetup, ordering: Ordering | WholeProgram, score
 
 
 def _name(setup: CompileSetup, candidate: Ordering | WholeProgram) -> str:
-    """Return the name of a program of the user; empty for other candidates."""
+    """Return the name of a user's program; empty for other candidates."""
     rival = setup.slots.rivals.get(candidate)
     return "" if rival is None else rival.name
 

@@ -122,7 +122,7 @@ def _constant_answer(setup: CompileSetup) -> Alternative | None:
 
 
 def _frequent_answers(setup: CompileSetup, number: int) -> list[dict[str, Any]]:
-    """Return the most frequent answers, without fields whose values differ between equal answers."""
+    """Return the most frequent answers, without fields whose values vary within an answer's class."""
     rows = [dict(example.labels().items()) for example in setup.examples]
     names = sorted({name for row in rows for name in row})
     classes = answer_classes(rows, names)

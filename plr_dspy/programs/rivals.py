@@ -1,4 +1,4 @@
-"""Programs of the user, such as those of other optimizers, that compete as they are."""
+"""Programs of the user that compete unchanged, such as the results of other optimizers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -13,12 +13,12 @@ from plr_dspy.programs.splits import Examples, shown_by
 Programs: TypeAlias = Mapping[str, dspy.Module] | Sequence[dspy.Module]
 
 
-def named_programs(programs: Programs, *, least: int = 1) -> dict[str, dspy.Module]:
-    """Return programs by name; those of a list are called "program 1" and so on.
+def named_programs(programs: Programs, *, min_number: int = 1) -> dict[str, dspy.Module]:
+    """Return programs by name; those of a list are named "program 1", "program 2" and so on.
 
     Raises:
-        TypeError: If they are neither a dict from names to programs nor a list of programs.
-        ValueError: If there are fewer than `least`.
+        TypeError: If `programs` is neither a dict nor a list, or a name is not a string.
+        ValueError: If there are fewer than `min_number`.
     """
     if isinstance(programs, Mapping):
         named = dict(programs)
@@ -31,23 +31,23 @@ def named_programs(programs: Programs, *, least: int = 1) -> dict[str, dspy.Modu
         )
     for name in named:
         if not isinstance(name, str) or not name.strip():
-            raise UserTypeError(f"programs must have texts as names; got {name!r}: name each program")
-    if len(named) < least:
-        raise UserError(f"programs must hold at least {least}; got {len(named)}: pass more programs")
+            raise UserTypeError(f"programs must have non-empty strings as names; got {name!r}: name each program")
+    if len(named) < min_number:
+        raise UserError(f"programs must contain at least {min_number}; got {len(named)}: pass more programs")
     return named
 
 
 class Rival:
-    """A program that competes as it is.
+    """A program of the user that competes unchanged.
 
     Args:
-        name: Its name in reports.
+        name: Name in reports.
         program: A copy of the user's program.
 
     Attributes:
-        predictors: Its predictors, also those in parts that are marked as compiled, as other optimizers do.
-        models: The language models of its predictors.
-        digest: Equal for programs that answer alike, whatever their names.
+        predictors: All predictors, including those in modules that another optimizer marked as compiled.
+        models: Their language models.
+        digest: Fingerprint of everything but the name; equal for identical programs.
     """
 
     def __init__(self, name: str, program: dspy.Module) -> None:
@@ -60,17 +60,16 @@ class Rival:
         self._factory = ProgramFactory(program)
 
     def build(self) -> dspy.Module:
-        """Return a copy of the program."""
         return self._factory.build({})
 
     @property
     def demos(self) -> list[Any]:
-        """Return the demos of all its predictors."""
+        """The demos of all predictors."""
         return [demo for predictor in self.predictors for demo in predictor.demos]
 
     def leaked(self, examples: Examples) -> list[dspy.Example]:
-        """Return the examples that its demos show, whose answers it may copy."""
-        prompted: set[str] = set()
+        """Return the examples that appear in the demos, whose answers the program may copy."""
+        input_names: set[str] = set()
         for predictor in self.predictors:
-            prompted.update(predictor.signature.input_fields)
-        return [examples[number] for number in sorted(shown_by(self.demos, examples, prompted))]
+            input_names.update(predictor.signature.input_fields)
+        return [examples[number] for number in sorted(shown_by(self.demos, examples, input_names))]

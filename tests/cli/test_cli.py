@@ -111,7 +111,7 @@ def test_choose(folder, capsys):
     assert "saved.json, 2 demos" in printed
     load_program(dspy.Predict(Sentiment), "best.json")
     assert cli.main([*arguments[:3], "saved.json", *arguments[3:]]) == cli.USER_ERROR
-    assert "saved.json is named twice" in capsys.readouterr().err
+    assert "saved.json twice" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("adapter", "route"), [((), "completion"), (("--adapter", "chat"), "chat")])

@@ -153,14 +153,14 @@ class TestLimits:
 @pytest.mark.parametrize(
     ("candidates", "message"),
     [
-        ({}, "programs must hold at least 2; got 0"),
-        ([], "programs must hold at least 2; got 0"),
-        ({"a": student()}, "programs must hold at least 2; got 1"),
+        ({}, "programs must contain at least 2; got 0"),
+        ([], "programs must contain at least 2; got 0"),
+        ({"a": student()}, "programs must contain at least 2; got 1"),
         (student(), "programs must be a dict from names to programs"),
         ("ab", "programs must be a dict from names to programs"),
         ({"a": student(), "b": "saved.json"}, r"programs\['b'\] must be a dspy.Module; got str"),
         ([student(), dspy.Predict], r"programs\['program 2'\] must be a dspy.Module"),
-        ({"a": student(), 2: student()}, "programs must have texts as names; got 2"),
+        ({"a": student(), 2: student()}, "programs must have non-empty strings as names; got 2"),
         ({"a": student(), "b": dspy.Predict("question -> answer")}, r"must have the inputs \['question'\]"),
     ],
 )
@@ -196,7 +196,7 @@ class TestProgramsOfOthers:
         ("optimizer", "candidates", "message"),
         [
             (PLFewShot(exact), {"a": 1}, r"programs\['a'\] must be a dspy.Module"),
-            (PLFewShot(exact), [], "programs must hold at least 1"),
+            (PLFewShot(exact), [], "programs must contain at least 1"),
             (PLFewShot(exact, calibrate=True), [student()], "leave calibrate out"),
             (PLReorder(exact, auto="paper"), [student()], "cannot compare programs"),
             (TopKOrder(exact), [student()], "cannot compare programs"),

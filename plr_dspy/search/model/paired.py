@@ -1,15 +1,15 @@
-"""The model of whole programs, which have no features: all that is known of them are scores on the same examples.
+"""The model of whole programs, from their scores on the same examples.
 
-symbol  code         shape      meaning
-n, E, H                         programs, examples, hypotheses
-y       scores       [n, E]     score of a program on an example, NaN if unknown
-t       means        [n]        effects of programs, as scores on a mean example
-a                    [E]        effects of examples
-L       laplacian    [n, n]     normal equations of t after elimination of a
-N       noise        [n, n]     covariance of the errors of t
-P       priors       [H, n, n]  prior covariance of true effects
+symbol  code             shape      meaning
+n, E, H                             programs, examples, hypotheses
+y       scores           [n, E]     score of a program on an example, NaN if unknown
+t       unshrunk         [n]        effects of programs, as scores on an average example
+a       example_effects  [E]        effects of examples
+L       laplacian        [n, n]     normal equations of t after elimination of a
+N       noise            [n, n]     covariance of the errors of t
+P       priors           [H, n, n]  prior covariance of true effects
 
-y  =  t  +  a  +  noise, which programs may share on an example
+y  =  t  +  a  +  noise, which may be correlated between programs on an example
 """
 
 from __future__ import annotations
@@ -28,31 +28,30 @@ from plr_dspy.search.model.score_table import ScoreTable
 from plr_dspy.search.space import Candidate, Scores
 from plr_dspy.statistics.arrays import Array
 
-# Prior deviations of effects, equally likely, over the deviation of scores.
-DEVIATIONS_OF_EFFECTS = (0.04, 0.08, 0.16, 0.32)
-PRIOR_NOTHING = 0.05  # prior probability that all programs are equal on new examples
-PRIOR_OUTSIDER = 0.5  # prior probability that one program is unlike the others
-DEVIATION_OF_OUTSIDER = 0.2  # its further prior deviation, over that of scores
-PRIOR_EXAMPLES = 50.0  # examples with independent errors that count as seen
-MIN_VARIANCE = 0.02  # minimum variance of errors, over that of scores: some examples may agree by chance
+EFFECT_DEVIATIONS = (0.04, 0.08, 0.16, 0.32)  # equally likely prior deviations of effects, relative to that of scores
+PRIOR_NO_EFFECT = 0.05  # prior probability that all programs score the same on new examples
+PRIOR_OUTSIDER = 0.5  # prior probability that one program is unlike the others, if programs differ
+OUTSIDER_DEVIATION = 0.2  # additional prior deviation of this program's effect, relative to that of scores
+PRIOR_EXAMPLES = 50.0  # weight of the prior that errors are independent, in examples
+MIN_VARIANCE = 0.02  # minimum variance of errors, relative to that of scores: a few examples may agree by chance
 
 
 class _Posterior(NamedTuple):
-    """The hypotheses given the scores."""
+    """The posterior over the hypotheses."""
 
     probabilities: Array  # [H]
     priors: Array  # P
-    inverses: Array  # of the covariances of measured effects, [H, n, n]
-    solved: Array  # measured effects without their mean, times these inverses, [H, n]
+    inverses: Array  # inverse covariances of measured effects, [H, n, n]
+    weighted_effects: Array  # inverses, times measured effects minus their mean, [H, n]
 
 
 class PairedProcess:
     """Effects of programs that were scored on the same examples, with the covariance of their errors.
 
     Attributes:
-        mean: Posterior mean scores on a mean example, ``[n]``.
-        unshrunk: Least-squares estimates of the same, ``[n]``.
-        state: Nothing, because each fit begins anew.
+        mean: Posterior mean scores on an average example, ``[n]``.
+        unshrunk: Least-squares estimates of these scores, ``[n]``.
+        state: Always empty, because each fit starts from scratch.
     """
 
     def __init__(self, table: ScoreTable) -> None:
@@ -62,18 +61,20 @@ class PairedProcess:
         counts = np.maximum(1.0, known.sum(axis=0))
         deviations = known * (values - values.sum(axis=0) / counts)
         laplacian = np.diag(known.sum(axis=1)) - (known / counts) @ known.T
-        inverse = np.linalg.inv(laplacian + 1.0 / len(known)) - 1.0 / len(known)  # a common shift is not known
+        # The laplacian is singular, because a common shift is unknown: take its pseudoinverse.
+        inverse = np.linalg.inv(laplacian + 1.0 / len(known)) - 1.0 / len(known)
         effects = inverse @ deviations.sum(axis=1)
-        examples = (values - effects[:, None] * known).sum(axis=0) / counts
-        self.unshrunk: Array = effects + examples[table.seen].mean()
+        example_effects = (values - effects[:, None] * known).sum(axis=0) / counts
+        self.unshrunk: Array = effects + example_effects[table.seen].mean()
         self._num_examples = int(table.seen.sum())
         self._deviation = float(np.nanstd(table.scores)) or 1.0
-        self._noise = self._errors(known, known * (values - effects[:, None] - examples), inverse)
+        residuals = known * (values - effects[:, None] - example_effects)
+        self._noise = self._noise_covariance(known, residuals, inverse)
 
-    def _errors(self, known: Array, residuals: Array, inverse: Array) -> Array:
-        """Return N by the sandwich estimator, with independent errors on some prior examples.
+    def _noise_covariance(self, known: Array, residuals: Array, inverse: Array) -> Array:
+        """Return N by the sandwich estimator, shrunk towards independent errors.
 
-        Errors on one example may be correlated in any way (K.-Y. Liang and S. L. Zeger, Biometrika 73, 1986).
+        Errors on the same example may be correlated (K.-Y. Liang and S. L. Zeger, Biometrika 73, 1986).
         """
         size = len(known)
         count = self._num_examples
@@ -82,7 +83,7 @@ class PairedProcess:
         prior = variance * (np.eye(size) - 1.0 / size)
         products = residuals @ residuals.T + PRIOR_EXAMPLES * prior
         noise = inverse @ products @ inverse * (count / (count + PRIOR_EXAMPLES))
-        # A common shift is no gain, and makes the matrix regular.
+        # Add a common shift, which changes no gain, to make the matrix invertible.
         return np.asarray(noise + self._deviation**2 / count)
 
     @cached_property
@@ -99,19 +100,19 @@ class PairedProcess:
         may_differ: bool = False,
         num_examples: float | None = None,
     ) -> Gains:
-        """Return the gains of the programs over one of them on new examples.
+        """Return the gains of the programs over a reference on new examples.
 
         Args:
-            reference: The number of that program.
-            outsider_scales, may_differ: As in `AdditiveProcess.gains`; any program may be an outsider here.
-            num_examples: Foreseen number of examples, on which errors are smaller; None for those seen.
+            reference: Index of the reference among the programs.
+            outsider_scales, may_differ: Ignored, because any program may be an outsider here.
+            num_examples: Assumed number of examples, which affects the variances; None for those seen.
         """
-        now = self._posterior
-        inverses = now.inverses
-        priors = now.priors
+        posterior = self._posterior
+        inverses = posterior.inverses
+        priors = posterior.priors
         if num_examples is not None:
-            shrunk = self._noise * (self._num_examples / num_examples)
-            inverses = np.asarray(np.linalg.inv(priors + shrunk), dtype=np.float64)
+            noise = self._noise * (self._num_examples / num_examples)
+            inverses = np.asarray(np.linalg.inv(priors + noise), dtype=np.float64)
         contrasts = priors - priors[:, [reference]]
         slopes = contrasts @ inverses
         diagonals = np.diagonal(priors, axis1=1, axis2=2)
@@ -119,65 +120,66 @@ class PairedProcess:
         precisions = inverses.sum(axis=(1, 2))
         explained = (slopes * contrasts).sum(axis=2) - slopes.sum(axis=2) ** 2 / precisions[:, None]
         variances = np.maximum(prior_variances - explained, 0.0)
-        means = (contrasts @ now.solved[..., None])[..., 0]
-        return Gains(now.probabilities, means, variances, prior_variances > 1e-12)
+        means = (contrasts @ posterior.weighted_effects[..., None])[..., 0]
+        return Gains(posterior.probabilities, means, variances, prior_variances > 1e-12)
 
     @cached_property
     def _posterior(self) -> _Posterior:
-        """Weight the hypotheses by their likelihood."""
+        """The hypotheses, weighted by their likelihood."""
         probabilities, priors = self._hypotheses()
         inverses = np.asarray(np.linalg.inv(priors + self._noise), dtype=np.float64)
         sums = inverses.sum(axis=1)
         precisions = sums.sum(axis=1)
-        # The generalised least-squares mean is unknown, so the likelihood is restricted.
-        rest = self.unshrunk - (sums @ self.unshrunk / precisions)[:, None]
-        solved = (inverses @ rest[..., None])[..., 0]
+        # The mean effect is estimated by generalised least squares, so use the restricted likelihood (REML).
+        centred = self.unshrunk - (sums @ self.unshrunk / precisions)[:, None]
+        weighted_effects = (inverses @ centred[..., None])[..., 0]
         log_determinants = np.linalg.slogdet(inverses)[1]
-        log_likelihoods = 0.5 * (log_determinants - np.log(precisions) - (rest * solved).sum(axis=1))
+        log_likelihoods = 0.5 * (log_determinants - np.log(precisions) - (centred * weighted_effects).sum(axis=1))
         weights = probabilities * np.exp(log_likelihoods - log_likelihoods.max())
-        return _Posterior(weights / weights.sum(), priors, inverses, solved)
+        return _Posterior(weights / weights.sum(), priors, inverses, weighted_effects)
 
     def _hypotheses(self) -> tuple[Array, Array]:
-        """Return prior probabilities ``[H]`` and P."""
+        """Return the prior probabilities ``[H]``, and P."""
         size = len(self.unshrunk)
-        share = (1.0 - PRIOR_NOTHING) / len(DEVIATIONS_OF_EFFECTS)
-        probabilities = [PRIOR_NOTHING]
+        weight = (1.0 - PRIOR_NO_EFFECT) / len(EFFECT_DEVIATIONS)
+        probabilities = [PRIOR_NO_EFFECT]
         variances = [np.zeros(size)]
-        for deviation in DEVIATIONS_OF_EFFECTS:
-            alike = np.full(size, deviation**2)
-            probabilities += [(1.0 - PRIOR_OUTSIDER) * share, *np.full(size, PRIOR_OUTSIDER * share / size)]
-            variances += [alike, *(alike + DEVIATION_OF_OUTSIDER**2 * np.eye(size))]
+        for deviation in EFFECT_DEVIATIONS:
+            equal = np.full(size, deviation**2)
+            probabilities += [(1.0 - PRIOR_OUTSIDER) * weight, *np.full(size, PRIOR_OUTSIDER * weight / size)]
+            variances += [equal, *(equal + OUTSIDER_DEVIATION**2 * np.eye(size))]
         priors = self._deviation**2 * np.array(variances)[:, :, None] * np.eye(size)
         return np.array(probabilities), priors
 
     def improvements(self, reference: int, num_examples: float) -> Array:
-        """Return the expected gain of each program as an alternative after more examples, over the deviation of scores.
+        """Return each program's expected improvement on the reference after more examples, ``[n]``.
 
-        It is the knowledge gradient (P. Frazier, W. Powell and S. Dayanik, SIAM J. Control Optim. 47, 2008).
+        This is the knowledge gradient (P. Frazier, W. Powell and S. Dayanik, SIAM J. Control Optim. 47,
+        2008), relative to the standard deviation of scores.
 
         Args:
-            reference: The number of the program that would be taken now.
-            num_examples: Number of examples in the end.
+            reference: Index of the program that would be chosen now.
+            num_examples: Number of examples seen by then.
         """
         now = self.gains(reference)
         later = self.gains(reference, num_examples=num_examples)
         deviations = np.sqrt(np.maximum(now.variances - later.variances, 1e-18))
-        standard = now.means / deviations
-        density = np.exp(-0.5 * standard**2) / np.sqrt(2.0 * np.pi)
-        gains = deviations * density + now.means * special.ndtr(standard)
-        return np.asarray(now.probabilities @ gains / self._deviation)
+        z_scores = now.means / deviations
+        densities = np.exp(-0.5 * z_scores**2) / np.sqrt(2.0 * np.pi)
+        improvements = deviations * densities + now.means * special.ndtr(z_scores)
+        return np.asarray(now.probabilities @ improvements / self._deviation)
 
 
 @dataclass(eq=False)
 class FittedPrograms(FittedModel):
-    """The model fitted to scores of whole programs on the same examples."""
+    """A `ProgramModel` fitted to scores."""
 
     process: PairedProcess  # type: ignore[assignment]
 
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
-        """Return the 95 % interval of an expected score, which extends beyond the mean of the program's own scores.
+        """Return the 95 % interval of an expected score; its upper end allows for too much shrinkage.
 
-        Paired gains add hardly any error to it.
+        Only the program's own error counts: paired gains cancel the reference's.
         """
         own = float(self.process.unshrunk[self.orderings.index(ordering)])
         low, _ = super().interval(ordering, score, reference=ordering)
@@ -186,12 +188,12 @@ class FittedPrograms(FittedModel):
 
 
 class ProgramModel(OrderingModel):
-    """What scores of whole programs on the same examples tell of new examples."""
+    """A model that predicts scores of whole programs on new examples."""
 
     def fit(
         self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Candidate] = ()
     ) -> FittedPrograms:
-        """Fit the effects of all programs anew; other arguments are for searches that model some of many."""
+        """Fit the effects of all programs from scratch; `earlier` and `kept` are ignored."""
         with one_thread():
             table = ScoreTable.from_rows([*scores.values()], self.information_weights)
             process = PairedProcess(table)
