@@ -168,7 +168,13 @@ class PLFewShot(LearningOptimizer):
         """Return the demos to choose from, assuming that the teacher makes all planned attempts."""
         user_demos = self._user_demos
         examples = {} if user_demos else demo_examples(trainset, valset, rng)
-        if not (user_demos or examples or any(predictor.demos for predictor in program.predictors())):
+        self._check_names()
+        demos = [*user_demos, *examples.values()]
+        for predictor in program.predictors():
+            demos += predictor.demos
+        for rival in self._rivals:
+            demos += rival.demos
+        if not demos:
             raise UserError(
                 "trainset has too few distinct inputs outside valset to use some as demos; it has "
                 f"{len(trainset)} examples: pass at least 100, or a list of demos as candidates"
@@ -215,13 +221,19 @@ class PLFewShot(LearningOptimizer):
             attempts=attempts,
         )
 
+    def _check_names(self) -> None:
+        """Raise a ValueError if a program has the name that stands for the student in the origins of demos."""
+        if any(rival.name == OWN for rival in self._rivals):
+            raise UserError(f"programs must not be named {OWN!r}, which means the student's own demos: rename it")
+
     def _instructions(self, program: dspy.Module) -> InstructionChoices:
-        """Return the instructions that the user passed, and the program's own."""
-        if self.instructions is None:
-            return InstructionChoices()
+        """Return the program's own instructions, those that the user passed, and those of the user's programs."""
         if self.instructions == "propose":
-            return stand_in_instructions(program, self.num_instructions)
-        return usable_instructions(program, given_instructions(program, self.instructions), max_tokens=math.inf)
+            return stand_in_instructions(program, self.num_instructions, self._rivals)
+        given: Mapping[str, Sequence[Instruction]] = {}
+        if self.instructions is not None:
+            given = given_instructions(program, self.instructions)
+        return usable_instructions(program, given, rivals=self._rivals, max_tokens=math.inf)
 
     def _prompt_model(self, program: dspy.Module) -> dspy.BaseLM | None:
         """Return the model that proposes instructions; None if there are none to propose."""
@@ -245,7 +257,9 @@ class PLFewShot(LearningOptimizer):
         """Build the slots, whose pools include the demos of these attempts."""
         labelled = {} if self.candidates == "bootstrapped" else {**examples, **retrievable}
         # Build one pool of fixed and retrieved demos, so that each demo is rendered once.
-        pools = pools_of(program, labelled=labelled, attempts=attempts, user_demos=self._user_demos)
+        pools = pools_of(
+            program, labelled=labelled, attempts=attempts, user_demos=self._user_demos, rivals=self._rivals
+        )
         only_retrieved = {f"trainset[{number}]" for number in retrievable.keys() - examples.keys()}
         fixed = {}
         for name, demos in pools.items():

@@ -63,6 +63,14 @@ class Rival:
         """Return a copy of the program."""
         return self._factory.build({})
 
+    def matching(self, name: str, predictor: dspy.Predict) -> dspy.Predict | None:
+        """Return the predictor with the name and the fields of the student's, or else the only one with its fields."""
+        matches = [own for own in self.predictors if _fields(own) == _fields(predictor)]
+        namesake = dict(self.program.named_predictors()).get(name)
+        if any(own is namesake for own in matches):
+            return namesake
+        return matches[0] if len(matches) == 1 else None
+
     @property
     def demos(self) -> list[Any]:
         """Return the demos of all its predictors."""
@@ -74,3 +82,8 @@ class Rival:
         for predictor in self.predictors:
             prompted.update(predictor.signature.input_fields)
         return [examples[number] for number in sorted(shown_by(self.demos, examples, prompted))]
+
+
+def _fields(predictor: dspy.Predict) -> tuple[set[str], set[str]]:
+    """Return the names of a predictor's inputs and outputs."""
+    return set(predictor.signature.input_fields), set(predictor.signature.output_fields)
