@@ -63,7 +63,8 @@ def pools_of(
 ) -> dict[str, list[PooledDemo]]:
     """Return each predictor's pool: the distinct demos that its prompt can show.
 
-    The student's own demos come first, then those of rivals, bootstrapped ones, labelled examples, and the user's list.
+    The student's own demos come first. Then follow those of rivals, bootstrapped ones, labelled examples, and the
+    user's list.
     """
     count = token_counter()
     others: list[tuple[Any, str]] = [(example, f"trainset[{number}]") for number, example in labelled.items()]

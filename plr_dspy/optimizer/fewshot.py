@@ -75,7 +75,7 @@ class PLFewShot(LearningOptimizer):
         metric_threshold: Minimum score for an answer to become a demo; None accepts any above 0.
         instructions: Instructions to choose from, besides the student's own: a list of texts, or for several
             predictors a dict with a list for each name. With "propose", a prompt model writes some with DSPy's
-            `GroundedProposer`, from examples that become demos. None keeps the student's own.
+            `GroundedProposer`, from examples that become demos. Those of `programs` always take part.
         prompt_model: ``dspy.LM`` that proposes instructions; None uses ``dspy.settings.lm``, or else the student's.
         num_instructions: Number of instructions to propose for each predictor.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). None
@@ -222,9 +222,9 @@ class PLFewShot(LearningOptimizer):
         )
 
     def _check_names(self) -> None:
-        """Raise a ValueError if a program has the name that stands for the student in the origins of demos."""
+        """Raise a ValueError if a program has the name that origins of demos use for the student."""
         if any(rival.name == OWN for rival in self._rivals):
-            raise UserError(f"programs must not be named {OWN!r}, which means the student's own demos: rename it")
+            raise UserError(f"programs must not use the name {OWN!r}, which stands for the student: rename the program")
 
     def _instructions(self, program: dspy.Module) -> InstructionChoices:
         """Return the program's own instructions, those that the user passed, and those of the user's programs."""

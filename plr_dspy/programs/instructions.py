@@ -1,4 +1,4 @@
-"""The instructions that each predictor of a program can have: its own, the user's or proposed ones, and rivals'."""
+"""The instructions that each predictor of a program can have: its own, given or proposed ones, and those of rivals."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ def given_instructions(program: dspy.Module, given: GivenInstructions) -> dict[s
 
 
 def stand_in_instructions(program: dspy.Module, number: int, rivals: Sequence[Rival]) -> InstructionChoices:
-    """Return placeholders of proposed instructions for each predictor, and the instructions of rivals.
+    """Return placeholders of proposed instructions for each predictor, then the instructions of rivals.
 
     Raises:
         ValueError: If no prompt shows instructions.
@@ -86,7 +86,7 @@ def usable_instructions(
     Args:
         program: Its predictors have the student's own instructions.
         instructions: The alternatives by predictor.
-        rivals: Programs whose matching predictors have further alternatives.
+        rivals: Programs of the user. The instructions of their matching predictors come last.
         max_tokens: Maximum tokens of an instruction.
     """
     by_predictor = {}

@@ -64,7 +64,10 @@ class Rival:
         return self._factory.build({})
 
     def matching(self, name: str, predictor: dspy.Predict) -> dspy.Predict | None:
-        """Return the predictor with the name and the fields of the student's, or else the only one with its fields."""
+        """Return the predictor that matches one of the student's, or None.
+
+        It has the same fields and the same name, or it is the only one with the same fields.
+        """
         matches = [own for own in self.predictors if _fields(own) == _fields(predictor)]
         namesake = dict(self.program.named_predictors()).get(name)
         if any(own is namesake for own in matches):

@@ -389,7 +389,7 @@ class TestProgramsOfOthers:
 
     def test_a_name_that_means_the_student_is_refused(self):
         engine = SharingEngine()
-        with pytest.raises(ValueError, match="programs must not be named 'student'"):
+        with pytest.raises(ValueError, match="programs must not use the name 'student'"):
             joined(engine, {"student": with_demos("poor")})
         assert not engine.num_calls
 
