@@ -153,6 +153,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             seed: Random seed that overrides the constructor's.
             programs: Programs that compete unchanged, such as those of other optimizers: a list, or a
                 dict whose keys name them in the report. Examples that are their demos are not scored.
+                `PLFewShot` also chooses among the demos and instructions of predictors with the student's names
+                and fields; if the names differ, of the only predictor with these fields.
 
         Returns:
             A compiled copy of the student, with the report as plain data in ``reorder_report``.

@@ -20,6 +20,7 @@ from plr_dspy.optimizer.setup import Attempt, CompileSetup
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
 from plr_dspy.programs.copying import ProgramFactory, language_models
 from plr_dspy.programs.fingerprint import digest
+from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.slots import OWN, PooledDemo, as_text, messages_of
 from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
 from plr_dspy.programs.tokens import token_counter
@@ -59,10 +60,12 @@ def pools_of(
     labelled: Mapping[int, dspy.Example],
     attempts: Sequence[Attempt],
     user_demos: Sequence[Any],
+    rivals: Sequence[Rival],
 ) -> dict[str, list[PooledDemo]]:
     """Return each predictor's pool: the distinct demos that its prompt can show.
 
-    The student's own demos come first, then bootstrapped ones, labelled examples, and the user's list.
+    The student's own demos come first. Then follow those of rivals, bootstrapped ones, labelled examples, and the
+    user's list.
     """
     count = token_counter()
     others: list[tuple[Any, str]] = [(example, f"trainset[{number}]") for number, example in labelled.items()]
@@ -70,6 +73,10 @@ def pools_of(
     pools = {}
     for name, predictor in program.named_predictors():
         demos: list[tuple[Any, str]] = [(demo, OWN) for demo in predictor.demos]
+        for rival in rivals:
+            match = rival.matching(name, predictor)
+            if match is not None:
+                demos += [(demo, rival.name) for demo in match.demos]
         for attempt in attempts:
             if name in attempt.demos:
                 demos.append((attempt.demos[name], f"bootstrapped from trainset[{attempt.example}]"))

@@ -75,7 +75,7 @@ class PLFewShot(LearningOptimizer):
         metric_threshold: Minimum score for an answer to become a demo; None accepts any above 0.
         instructions: Instructions to choose from, besides the student's own: a list of texts, or for several
             predictors a dict with a list for each name. With "propose", a prompt model writes some with DSPy's
-            `GroundedProposer`, from examples that become demos. None keeps the student's own.
+            `GroundedProposer`, from examples that become demos. Those of `programs` always take part.
         prompt_model: ``dspy.LM`` that proposes instructions; None uses ``dspy.settings.lm``, or else the student's.
         num_instructions: Number of instructions to propose for each predictor.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). None
@@ -173,7 +173,13 @@ class PLFewShot(LearningOptimizer):
         """Return the demos to choose from, assuming that the teacher makes all planned attempts."""
         user_demos = self._user_demos
         examples = {} if user_demos else demo_examples(trainset, valset, rng)
-        if not (user_demos or examples or any(predictor.demos for predictor in program.predictors())):
+        self._check_names()
+        demos = [*user_demos, *examples.values()]
+        for predictor in program.predictors():
+            demos += predictor.demos
+        for rival in self._rivals:
+            demos += rival.demos
+        if not demos:
             raise UserError(
                 "trainset has too few distinct inputs outside valset to use some as demos; it has "
                 f"{len(trainset)} examples: pass at least 100, or a list of demos as candidates"
@@ -220,13 +226,19 @@ class PLFewShot(LearningOptimizer):
             attempts=attempts,
         )
 
+    def _check_names(self) -> None:
+        """Raise a ValueError if a program has the name that origins of demos use for the student."""
+        if any(rival.name == OWN for rival in self._rivals):
+            raise UserError(f"programs must not use the name {OWN!r}, which stands for the student: rename the program")
+
     def _instructions(self, program: dspy.Module) -> InstructionChoices:
-        """Return the instructions that the user passed, and the program's own."""
-        if self.instructions is None:
-            return InstructionChoices()
+        """Return the program's own instructions, those that the user passed, and those of the user's programs."""
         if self.instructions == "propose":
-            return stand_in_instructions(program, self.num_instructions)
-        return usable_instructions(program, given_instructions(program, self.instructions), max_tokens=math.inf)
+            return stand_in_instructions(program, self.num_instructions, self._rivals)
+        given: Mapping[str, Sequence[Instruction]] = {}
+        if self.instructions is not None:
+            given = given_instructions(program, self.instructions)
+        return usable_instructions(program, given, rivals=self._rivals, max_tokens=math.inf)
 
     def _prompt_model(self, program: dspy.Module) -> dspy.BaseLM | None:
         """Return the model that proposes instructions; None if there are none to propose."""
@@ -250,7 +262,9 @@ class PLFewShot(LearningOptimizer):
         """Build the slots, whose pools include the demos of these attempts."""
         labelled = {} if self.candidates == "bootstrapped" else {**examples, **retrievable}
         # Build one pool of fixed and retrieved demos, so that each demo is rendered once.
-        pools = pools_of(program, labelled=labelled, attempts=attempts, user_demos=self._user_demos)
+        pools = pools_of(
+            program, labelled=labelled, attempts=attempts, user_demos=self._user_demos, rivals=self._rivals
+        )
         only_retrieved = {f"trainset[{number}]" for number in retrievable.keys() - examples.keys()}
         fixed = {}
         for name, demos in pools.items():

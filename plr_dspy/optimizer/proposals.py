@@ -180,7 +180,7 @@ def _check(setup: CompileSetup, proposals: Sequence[Proposal], failure: Exceptio
 
 
 def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) -> InstructionChoices:
-    """Return the usable ones of the proposed instructions, and the dropped ones."""
+    """Return the usable instructions, proposed or from rivals, and the dropped ones."""
     by_predictor: dict[str, list[Instruction]] = defaultdict(list)
     for proposal in proposals:
         if proposal.predictor and not proposal.record.error:
@@ -188,7 +188,7 @@ def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) ->
     windows = [window_of(str(lm.model)) for lm in setup.models]
     max_tokens = min((window for window in windows if window is not None), default=math.inf)
     max_tokens -= size_of_call(setup).tokens or 0.0
-    return usable_instructions(setup.program, by_predictor, max_tokens=max_tokens)
+    return usable_instructions(setup.program, by_predictor, rivals=setup.rivals, max_tokens=max_tokens)
 
 
 def proposal_report(setup: CompileSetup) -> ProposalReport | None:

@@ -1,4 +1,4 @@
-"""The instructions that each predictor of a program can have: its own first, then the user's or proposed ones."""
+"""The instructions that each predictor of a program can have: its own, given or proposed ones, and those of rivals."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import dspy
 
 from plr_dspy.errors import UserError
+from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.tokens import token_counter
 
 OWN_INSTRUCTION = "student"  # origin of the student's own instruction
@@ -58,15 +59,15 @@ def given_instructions(program: dspy.Module, given: GivenInstructions) -> dict[s
     return instructions
 
 
-def stand_in_instructions(program: dspy.Module, number: int) -> InstructionChoices:
-    """Return placeholders of proposed instructions for each predictor.
+def stand_in_instructions(program: dspy.Module, number: int, rivals: Sequence[Rival]) -> InstructionChoices:
+    """Return placeholders of proposed instructions for each predictor, then the instructions of rivals.
 
     Raises:
         ValueError: If no prompt shows instructions.
     """
     stand_ins = [Instruction(f"{PLACEHOLDER} {i}", PLACEHOLDER) for i in range(number)]
     by_predictor = {name: stand_ins for name, _ in program.named_predictors()}
-    choices = usable_instructions(program, by_predictor, max_tokens=math.inf)
+    choices = usable_instructions(program, by_predictor, rivals=rivals, max_tokens=math.inf)
     if not choices.by_predictor:
         adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
         raise UserError(f"instructions must be in prompts, and {adapter} leaves them out: use another adapter")
@@ -74,13 +75,18 @@ def stand_in_instructions(program: dspy.Module, number: int) -> InstructionChoic
 
 
 def usable_instructions(
-    program: dspy.Module, instructions: Mapping[str, Sequence[Instruction]], *, max_tokens: float
+    program: dspy.Module,
+    instructions: Mapping[str, Sequence[Instruction]],
+    *,
+    rivals: Sequence[Rival],
+    max_tokens: float,
 ) -> InstructionChoices:
     """Return the instructions that differ in a predictor's prompt, its own first, and those that cannot take part.
 
     Args:
         program: Its predictors have the student's own instructions.
         instructions: The alternatives by predictor.
+        rivals: Programs of the user. The instructions of their matching predictors come last.
         max_tokens: Maximum tokens of an instruction.
     """
     by_predictor = {}
@@ -90,7 +96,12 @@ def usable_instructions(
         own = Instruction(predictor.signature.instructions, OWN_INSTRUCTION)
         usable = {_prompt(predictor, own.text): own}
         unusable = []
-        for instruction in instructions.get(name, ()):
+        alternatives = list(instructions.get(name, ()))
+        for rival in rivals:
+            match = rival.matching(name, predictor)
+            if match is not None and match.signature.instructions != own.text:
+                alternatives.append(Instruction(match.signature.instructions, rival.name))
+        for instruction in alternatives:
             prompt = _prompt(predictor, instruction.text)
             reason = ""
             if not instruction.text.strip():

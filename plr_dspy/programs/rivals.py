@@ -62,6 +62,17 @@ class Rival:
     def build(self) -> dspy.Module:
         return self._factory.build({})
 
+    def matching(self, name: str, predictor: dspy.Predict) -> dspy.Predict | None:
+        """Return the predictor that matches one of the student's, or None.
+
+        It has the same fields and the same name, or it is the only one with the same fields.
+        """
+        matches = [own for own in self.predictors if _fields(own) == _fields(predictor)]
+        namesake = dict(self.program.named_predictors()).get(name)
+        if any(own is namesake for own in matches):
+            return namesake
+        return matches[0] if len(matches) == 1 else None
+
     @property
     def demos(self) -> list[Any]:
         """The demos of all predictors."""
@@ -73,3 +84,8 @@ class Rival:
         for predictor in self.predictors:
             input_names.update(predictor.signature.input_fields)
         return [examples[number] for number in sorted(shown_by(self.demos, examples, input_names))]
+
+
+def _fields(predictor: dspy.Predict) -> tuple[set[str], set[str]]:
+    """Return the names of a predictor's inputs and outputs."""
+    return set(predictor.signature.input_fields), set(predictor.signature.output_fields)

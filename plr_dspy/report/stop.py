@@ -14,7 +14,7 @@ class StopReason(str, Enum):
     ALL_ROUNDS = "all iterations done"
     ALL_ASKED = "all orders asked"
     ALL_EXAMPLES = "all examples used"
-    DECIDED = "more examples would hardly change the choice"
+    DECIDED = "further examples are unlikely to change the choice"
     STOP_AT_SCORE = "stop_at_score reached"
     PATIENCE = "no better order for several rounds"
     NO_DIFFERENCE = "no score differed"

@@ -13,7 +13,7 @@ from label_world import EXAMPLES as LABELLED
 from label_world import Engine, exact
 from label_world import student as classifier
 
-from plr_dspy import F1, PlackettLuce, PlainTextAdapter, PLFewShot, Report, load_program
+from plr_dspy import F1, PlackettLuce, PlainTextAdapter, PLFewShot, PLReorder, Report, load_program
 
 EXAMPLES = questions(90)
 GOOD = "Think of the number."
@@ -220,6 +220,178 @@ class TestCalls:
             asked = Counter(engine.requests)
             compiled(log_dir=tmp_path, instructions=None)
         assert engine.requests == asked
+
+
+class SharingEngine(InstructedEngine):
+    """Answers by its instruction and by the kind of the last demo; `clash` is what the good ones of both add."""
+
+    def __init__(self, *, clash=0.0, **options):
+        super().__init__({example.question: example.answer for example in EXAMPLES}, **options)
+        self.clash = clash
+
+    def share(self, system, demo):
+        share = 0.3 + 0.3 * (GOOD in system) + 0.3 * ("nice" in demo) - 0.2 * ("poor" in demo)
+        return share + self.clash * (GOOD in system and "nice" in demo)
+
+    def share_of(self, program):
+        (predictor,) = program.predictors()
+        shown = [demo for demo in predictor.demos if "question" in demo]
+        return self.share(predictor.signature.instructions, shown[-1].question if shown else "")
+
+    def answer(self, system, texts):
+        (asked,) = re.findall(r"## question ## \]\]\n(.*?)\n", texts[-1] + "\n")
+        is_right = digest(f"{asked} is hard") < self.share(system, texts[-3] if len(texts) > 1 else "")
+        return self.formatted(system, texts, self.answers.get(asked.strip(), "?") if is_right else "wrong")
+
+
+def with_demos(kind, instruction=IDLE, fields="question -> answer"):
+    """Return a program with this instruction, and three demos of a kind."""
+    program = dspy.Predict(dspy.Signature(fields, instruction))
+    program.demos = [dspy.Example(question=f"{kind} {i}", answer=str(i), hint="a hint") for i in range(3)]
+    return program
+
+
+def joined(engine, programs, program=None, **options):
+    """Compile a student with good demos while other programs compete."""
+    given = {"max_metric_calls": 250, "max_demos": 3, "candidates": "labeled", "num_threads": 1, **options}
+    optimizer = PLFewShot(exact_match, **given, display_progress=False)
+    with using(engine):
+        student = program or with_demos("nice")
+        return optimizer.compile(student, trainset=EXAMPLES, programs=programs), optimizer.report
+
+
+class TestProgramsOfOthers:
+    """Their demos and instructions join those to choose from."""
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_a_good_instruction_meets_good_demos(self, seed, tmp_path):
+        engine = SharingEngine()
+        program, report = joined(engine, {"other": with_demos("poor", GOOD)}, seed=seed)
+        assert program.signature.instructions == GOOD
+        assert engine.share_of(program) == pytest.approx(0.9)
+        (entry,) = report.instructions
+        assert [choice.origin for choice in entry.alternatives] == ["student", "other"]
+        (slot,) = report.slots
+        assert slot.origins[:6] == ["student"] * 3 + ["other"] * 3
+        assert [way.name for way in report.programs] == ["other"]
+        report.save(tmp_path / "report.json")
+        assert Report.load(tmp_path / "report.json") == report
+
+    def test_the_result_is_never_worse_than_the_better_program_beyond_chance(self):
+        """Here, either good part alone scores .6, and both together score .2; the other program alone scores .9."""
+        shares = []
+        for seed in range(4):
+            engine = SharingEngine(clash=-0.7)
+            program, _ = joined(engine, [with_demos("poor", GOOD)], seed=seed)
+            shares.append(engine.share_of(program))
+        assert min(shares) >= 0.5
+        assert sum(shares) / len(shares) >= 0.59
+
+    def test_equal_demos_and_instructions_join_once(self):
+        examples = with_demos("poor", GOOD)
+        examples.demos += [EXAMPLES[0], *with_demos("nice").demos]
+        others = {"first": examples, "second": with_demos("poor", GOOD), "third": with_demos("other")}
+        _, report = joined(SharingEngine(), others)
+        (slot,) = report.slots
+        assert Counter(slot.origins).items() >= {"student": 3, "first": 4, "third": 3}.items()
+        (entry,) = report.instructions
+        assert [choice.origin for choice in entry.alternatives] == ["student", "first"]
+        assert [unused.reason for unused in entry.dropped] == ["the prompt is the same as with first"]
+
+    def test_limits_hold_and_lists_of_the_user_stay(self):
+        given = [dspy.Example(question="mine", answer="1")]
+        long = with_demos("poor", GOOD)
+        long.demos.append(dspy.Example(question="long " * 200, answer="1"))
+        options = {"max_demos": 2, "max_demo_tokens": 150, "instructions": [BAD]}
+        program, report = joined(SharingEngine(), {"other": long}, candidates=given, **options)
+        (slot,) = report.slots
+        assert slot.origins == ["student"] * 3 + ["other"] * 3 + ["candidates[0]"]
+        assert [choice.origin for choice in report.instructions[0].alternatives] == [
+            "student",
+            "instructions[0]",
+            "other",
+        ]
+        assert all(entry.num_demos <= 2 or entry.num_demos == 3 for entry in report.best_by_number)
+        assert len(program.demos) <= 3
+
+    def test_no_joined_demo_is_scored(self):
+        other = with_demos("poor", GOOD)
+        other.demos = EXAMPLES[:10]
+        engine = SharingEngine()
+        joined(engine, [other])
+        scored = {int(number) for texts in engine.requests for number in re.findall(r"question (\d+)", texts[-1])}
+        assert scored
+        assert not scored & set(range(10))
+
+    def test_predictors_match_by_name_and_fields_or_by_fields_alone(self):
+        def unknown(self, question):
+            return dspy.Prediction(answer="?")
+
+        fields = "question -> hint"
+        named = fakes.two_predictors()
+        named.run = unknown
+        named.hint = with_demos("c", BAD, fields)
+        named.other = with_demos("d", GOOD, fields)
+        others = {
+            "renamed": fakes.Program(unknown, hinting=with_demos("a", GOOD, fields), again=with_demos("b")),
+            "named": named,
+            "ambiguous": fakes.Program(unknown, x=with_demos("e", IDLE, fields), y=with_demos("f", BAD, fields)),
+        }
+        _, report = joined(SharingEngine(), others, fakes.two_predictors())
+        slots = {slot.predictor: slot for slot in report.slots}
+        assert Counter(slots["hint"].origins) == {"renamed": 3, "named": 3}
+        assert not {"renamed", "named", "ambiguous"} & set(slots["answer.predict"].origins)
+        (entry,) = report.instructions
+        assert (entry.predictor, [choice.origin for choice in entry.alternatives]) == (
+            "hint",
+            ["student", "renamed", "named"],
+        )
+
+    def test_one_with_other_fields_joins_nothing_and_still_wins(self):
+        right = {example.question: example.answer for example in EXAMPLES}
+        other = with_demos("poor", GOOD, "question, hint -> answer")
+        best = fakes.Program(lambda self, question: dspy.Prediction(answer=right[question]), inner=other)
+        program, report = joined(SharingEngine(), {"best": best})
+        assert report.returned.name == "best"
+        assert isinstance(program, fakes.Program)
+        assert "best" not in report.slots[0].origins
+        assert not report.instructions
+
+    def test_proposals_join_too(self):
+        engine = ProposingEngine(GOOD)
+        options = {"instructions": "propose", "num_instructions": 1, "prompt_model": lm_of(engine, "fake/proposer")}
+        _, report = joined(SharingEngine(), {"other": with_demos("poor", BAD)}, **options)
+        assert [choice.origin for choice in report.instructions[0].alternatives] == ["student", "proposed[0]", "other"]
+
+    @pytest.mark.parametrize("demos", ["auto", "retrieved"])
+    def test_with_demos_for_each_input(self, demos):
+        _, report = joined(SharingEngine(), {"other": with_demos("poor", GOOD)}, demos=demos)
+        assert [choice.origin for choice in report.instructions[0].alternatives] == ["student", "other"]
+
+    @pytest.mark.parametrize("stop", [failure, interrupt])
+    def test_a_stopped_compile_goes_on(self, tmp_path, stop):
+        others = {"other": with_demos("poor", GOOD)}
+        whole = SharingEngine()
+        _, report = joined(whole, others)
+        engine = SharingEngine(at={77: stop})
+        with pytest.raises((LMUnexpectedError, KeyboardInterrupt)):
+            joined(engine, others, log_dir=tmp_path, max_errors=1)
+        _, resumed = joined(engine, others, log_dir=tmp_path)
+        assert found(resumed) == found(report)
+        assert engine.num_calls == whole.num_calls + 1
+
+    def test_an_order_is_of_the_students_own_demos(self):
+        optimizer = PLReorder(exact_match, max_metric_calls=150, num_threads=1, display_progress=False)
+        with using(SharingEngine()):
+            optimizer.compile(with_demos("nice"), trainset=EXAMPLES, programs={"other": with_demos("poor", GOOD)})
+        assert len(optimizer.report.slots[0].demos) == 3
+        assert not optimizer.report.instructions
+
+    def test_a_name_that_means_the_student_is_refused(self):
+        engine = SharingEngine()
+        with pytest.raises(ValueError, match="programs must not use the name 'student'"):
+            joined(engine, {"student": with_demos("poor")})
+        assert not engine.num_calls
 
 
 class InstructedLabels(Engine):
