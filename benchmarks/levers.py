@@ -4,7 +4,8 @@ python benchmarks/levers.py                                  # all records, in s
 python benchmarks/levers.py --records benchmarks/recorded/chat/*.npz
 
 Records come from `record_chat.py`, or from `record.py`, which has one set of demos in all orders. Unfinished ones count
-with what they have. Intervals are of 95 %, by bootstrap over the examples.
+with what they have. Intervals are of 95 %, by bootstrap over the examples. They hold for the recorded sets of demos;
+other sets may differ more.
 
 best recorded      the random arrangement with the highest accuracy on the examples of the table: this flatters
 best on half       the same, chosen on one half of the examples and measured on the other

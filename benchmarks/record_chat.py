@@ -36,6 +36,7 @@ NO_DEMOS = "no demos"
 NEAREST = "nearest"
 RANDOM = "random"
 BATCH_TOKENS = 4_096  # at most, in one step of the model; more does not make it faster
+NUM_NEAREST = 16  # examples to save at once with nearest demos, which are read anew for each
 NONE = -1  # fills the places of demos that a prompt does not show
 
 
@@ -313,14 +314,16 @@ class RecordFile:
             if about[name] != self._about[name]:
                 difference = f"{name} {about[name]!r}; got {self._about[name]!r}"
                 raise SystemExit(f"{self.path} was recorded with {difference}. Pass another --out.")
+        arrangements = read_plan(known)
+        num_examples = len(known["gold"])
+        if num_examples > len(self._draw.test) or not set(arrangements) <= set(self._plan):
+            raise SystemExit(f"{self.path} holds more than these options name. Pass larger ones, or another --out.")
         numbers = {arrangement: number for number, arrangement in enumerate(self._plan)}
-        shared = min(len(known["gold"]), self.log_probabilities.shape[1])
-        for old, arrangement in enumerate(read_plan(known)):
-            new = numbers.get(arrangement)
-            if new is not None:
-                self.log_probabilities[new, :shared] = known["logprobs"][old, :shared]
-                self.prompt_tokens[new, :shared] = known["prompt_tokens"][old, :shared]
-                self.prefix_tokens[new] = known["prefix_tokens"][old]
+        for old, arrangement in enumerate(arrangements):
+            new = numbers[arrangement]
+            self.log_probabilities[new, :num_examples] = known["logprobs"][old]
+            self.prompt_tokens[new, :num_examples] = known["prompt_tokens"][old]
+            self.prefix_tokens[new] = known["prefix_tokens"][old]
 
     def missing(self, number: int) -> np.ndarray:
         """Return the numbers of examples that an arrangement has not been shown to."""
@@ -373,14 +376,20 @@ def record(file: RecordFile, plan: Sequence[Arrangement], draw: Draw, model: Cha
         if not len(missing):
             continue
         began = time.perf_counter()
-        prompts = [chat.tokens(draw.demos(arrangement, example), draw.test[example].inputs()) for example in missing]
-        file.log_probabilities[number, missing] = model.log_probabilities(prompts, answers)
-        file.prompt_tokens[number, missing] = list(map(len, prompts))
+        prompts = []
+        for example, row in enumerate(draw.test):
+            prompts.append(chat.tokens(draw.demos(arrangement, example), row.inputs()))
+        file.prompt_tokens[number] = list(map(len, prompts))
         file.prefix_tokens[number] = shared_length(prompts)
-        file.save()
+        at_once = NUM_NEAREST if arrangement.kind == NEAREST else len(missing)
+        for start in range(0, len(missing), at_once):
+            examples = missing[start : start + at_once]
+            of_examples = [prompts[example] for example in examples]
+            file.log_probabilities[number, examples] = model.log_probabilities(of_examples, answers)
+            file.save()
         accuracy = (file.log_probabilities[number].argmax(axis=1) == gold).mean()
         seconds = time.perf_counter() - began
-        text = f"{arrangement.kind} {len(arrangement.demos)}, {len(prompts)} examples, accuracy {accuracy:.3f}"
+        text = f"{arrangement.kind} {len(arrangement.demos)}, {len(missing)} examples, accuracy {accuracy:.3f}"
         print(f"{number + 1} of {len(plan)}: {text}, {seconds:.0f} s", file=sys.stderr, flush=True)
 
 

@@ -230,20 +230,26 @@ def test_prompts_share_a_beginning_and_are_batched_by_length(monkeypatch):
 def test_a_stopped_recording_goes_on_and_can_be_extended(record_reviews):
     """Each prompt is answered once, and the file is the same as without a stop."""
     stopped = record_reviews(PromptDigests(stops_at=4))
-    assert np.isnan(stopped["logprobs"]).any(axis=(1, 2)).tolist() == [False] * 4 + [True] * 2
+    is_missing = np.isnan(stopped["logprobs"]).any(axis=(1, 2))
+    assert is_missing.tolist() == [False, False, False, False, True, True]
     model = PromptDigests()
     finished = record_reviews(model)
     assert model.num_prompts == [6, 6]
     longer = PromptDigests()
     extended = record_reviews(longer, sets=3, examples=8)
-    assert sorted(longer.num_prompts) == [2] * 6 + [8] * 2
+    assert sorted(longer.num_prompts) == [2, 2, 2, 2, 2, 2, 8, 8]
     for arrays, arrangements in ((finished, 6), (extended, 8)):
         assert not np.isnan(arrays["logprobs"]).any()
         assert arrays["kinds"].tolist().count("random") == arrangements - 2
         assert (arrays["prompt_tokens"] > arrays["prefix_tokens"][:, None]).all()
     assert json.loads(str(extended["about"]))["digest"].startswith("sha256 ")
-    with pytest.raises(SystemExit, match="seed 0; got 1"):
-        record_reviews(PromptDigests(), seed=1)
+    for sizes, problem in (
+        ({"seed": 1}, "seed 0; got 1"),
+        ({"sets": 3}, "holds more"),
+        ({"examples": 8}, "holds more"),
+    ):
+        with pytest.raises(SystemExit, match=problem):
+            record_reviews(PromptDigests(), **sizes)
 
 
 def test_a_recorder_says_what_to_install(monkeypatch):
@@ -252,15 +258,15 @@ def test_a_recorder_says_what_to_install(monkeypatch):
         record_chat.ChatModel(Path("model.gguf"), 1)
 
 
-def simulated_record(path, *, set_effect=0.0, order_effect=0.0, bias=0.0):
-    """Write what a model of known accuracies would answer: 12 sets of 3 demos in 3 orders, 1,500 examples."""
+def simulated_record(path, *, num_sets=10, set_effect=0.0, order_effect=0.0, bias=0.0):
+    """Write and read what a model of known accuracies would answer to 1,000 examples, with 3 orders of each set."""
     rng = np.random.default_rng(5)
-    gold = rng.integers(2, size=1_500)
+    gold = rng.integers(2, size=1_000)
     kinds = ["no demos", "nearest"]
     demos = [[-1, -1, -1], [-1, -1, -1]]
     sets = [-1, -1]
     chances = [0.5, 0.8]
-    for number in range(12):
+    for number in range(num_sets):
         of_set = 0.65 + set_effect * rng.normal()
         for _ in range(3):
             kinds.append("random")
@@ -275,20 +281,18 @@ def simulated_record(path, *, set_effect=0.0, order_effect=0.0, bias=0.0):
     return levers.read(path)
 
 
-def test_the_spread_over_sets_and_orders_is_what_was_simulated(tmp_path):
-    """Without an effect all that is seen is noise."""
-    truths = {}
-    for set_effect, order_effect in ((0.0, 0.0), (0.08, 0.0), (0.0, 0.08)):
-        record = simulated_record(tmp_path / "x.npz", set_effect=set_effect, order_effect=order_effect)
-        (row,) = levers.spreads([record])
-        for name, truth in (("sets", set_effect), ("orders", order_effect)):
-            value = float(row[f"{name}: true"].split()[0])
-            low, high = map(float, re.findall(r"[\d.]+", row[f"{name}: true"])[1:])
-            truths[name, truth] = value
-            assert abs(value - truth) < 0.03
-            assert low <= value <= high
-    (row,) = levers.spreads([simulated_record(tmp_path / "x.npz")])
-    assert int(row["orders: noise"].split()[0]) > 60
+@pytest.mark.parametrize("effects", [(0.0, 0.0), (0.08, 0.0), (0.0, 0.08)])
+def test_the_spread_over_sets_and_orders_is_what_was_simulated(tmp_path, effects):
+    """Without an effect, all that is seen is noise."""
+    of_sets, of_orders = effects
+    record = simulated_record(tmp_path / "x.npz", num_sets=60, set_effect=of_sets, order_effect=of_orders)
+    (row,) = levers.spreads([record])
+    for name, truth in (("sets", of_sets), ("orders", of_orders)):
+        value, low, high = map(float, re.findall(r"[\d.]+", row[f"{name}: true"]))
+        assert low <= value <= high
+        assert abs(value - truth) < 0.025
+    is_noise = int(row["orders: noise"].split()[0]) > 75
+    assert is_noise == (of_orders == 0)
 
 
 def test_levers_are_measured_on_examples_that_did_not_choose_them(tmp_path):
