@@ -314,14 +314,16 @@ class RecordFile:
             if about[name] != self._about[name]:
                 difference = f"{name} {about[name]!r}; got {self._about[name]!r}"
                 raise SystemExit(f"{self.path} was recorded with {difference}. Pass another --out.")
-        arrangements = read_plan(known)
         num_examples = len(known["gold"])
-        if num_examples > len(self._draw.test) or not set(arrangements) <= set(self._plan):
-            raise SystemExit(f"{self.path} holds more than these options name. Pass larger ones, or another --out.")
         numbers = {arrangement: number for number, arrangement in enumerate(self._plan)}
-        for old, arrangement in enumerate(arrangements):
-            new = numbers[arrangement]
-            self.log_probabilities[new, :num_examples] = known["logprobs"][old]
+        for old, arrangement in enumerate(read_plan(known)):
+            table = known["logprobs"][old]
+            if np.isnan(table).all():
+                continue
+            new = numbers.get(arrangement)
+            if new is None or num_examples > len(self._draw.test):
+                raise SystemExit(f"{self.path} holds more than these options name. Pass larger ones, or another --out.")
+            self.log_probabilities[new, :num_examples] = table
             self.prompt_tokens[new, :num_examples] = known["prompt_tokens"][old]
             self.prefix_tokens[new] = known["prefix_tokens"][old]
 
