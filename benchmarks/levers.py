@@ -18,9 +18,10 @@ examples.
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -77,10 +78,10 @@ class Record:
         """Shares of the splits in which a calibrated answer is right, ``[A, N]``."""
         tables = self.log_probabilities
         shares = np.zeros(tables.shape[:2])
-        for fitted, measured in splits(len(self.gold)):
+        for known, held_out in splits(len(self.gold)):
             for number, table in enumerate(tables):
-                moved = table[measured] + batch_offsets(table[fitted])
-                shares[number, measured] += moved.argmax(axis=1) == self.gold[measured]
+                moved = table[held_out] + batch_offsets(table[known])
+                shares[number, held_out] += moved.argmax(axis=1) == self.gold[held_out]
         return shares / NUM_SPLITS
 
     def of_kind(self, kind: str) -> list[int]:
@@ -120,9 +121,7 @@ def read(path: Path) -> Record:
         plan = read_plan(data)
     else:
         plan = [Arrangement(RANDOM, tuple(order), 0) for order in data["orders"].tolist()]
-    is_known = ~np.isnan(tables).any(axis=2)
-    arrangements = np.flatnonzero(is_known.any(axis=1))
-    examples = np.flatnonzero(is_known[arrangements].all(axis=0))
+    arrangements, examples = known_part(~np.isnan(tables).any(axis=2))
     return Record(
         model=about["model"].split(",")[0],
         task=about["task"],
@@ -131,6 +130,18 @@ def read(path: Path) -> Record:
         log_probabilities=log_softmax(tables[np.ix_(arrangements, examples)], axis=2),
         gold=gold[examples],
     )
+
+
+def known_part(is_known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the arrangements and the examples to compare, of ``[A, N]``: all answers of theirs are known.
+
+    An unfinished record may have arrangements with fewer examples than others. Those that leave the most answers count.
+    """
+    counts = is_known.sum(axis=1)
+    num_examples = max(np.unique(counts), key=lambda count: count * (counts >= count).sum())
+    arrangements = np.flatnonzero(counts >= num_examples)
+    examples = np.flatnonzero(is_known[arrangements].all(axis=0))
+    return arrangements, examples
 
 
 def splits(number: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -146,12 +157,13 @@ def splits(number: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 def best_on_half(is_right: np.ndarray) -> np.ndarray:
     """Return how often the arrangement that is best on one half is right on each example of the other, ``[N]``."""
     shares = np.zeros(is_right.shape[1])
-    for known, measured in splits(is_right.shape[1]):
+    for known, held_out in splits(is_right.shape[1]):
         best = is_right[:, known].mean(axis=1).argmax()
-        shares[measured] += is_right[best, measured]
+        shares[held_out] += is_right[best, held_out]
     return shares / NUM_SPLITS
 
 
+@cache
 def resamples(number: int) -> np.ndarray:
     """Return how often each example is in each bootstrap sample, ``[B, N]``."""
     counts = np.random.default_rng(0).multinomial(number, np.full(number, 1 / number), NUM_RESAMPLES)
@@ -302,7 +314,13 @@ def spreads(records: Sequence[Record]) -> Iterator[dict[str, str]]:
 def main() -> None:
     paths = sorted(RECORDED.glob("*.npz")) + sorted(RECORDED.glob("chat/*.npz"))
     args = options(__doc__, records=[Path])
-    records = [read(path) for path in args.records or paths]
+    records = []
+    for path in args.records or paths:
+        record = read(path)
+        if record.sizes:
+            records.append(record)
+        else:
+            print(f"{path} has no random demos yet, so it is left out", file=sys.stderr)
     for title, table in (("Accuracy", accuracies), (f"Gain over {BASE}", gains), ("Standard deviation", spreads)):
         print(f"\n{title}\n")
         print_table(table(records))

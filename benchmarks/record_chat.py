@@ -7,6 +7,9 @@ Each test example is answered without demos, with its nearest demos, and with ra
 demos come from `--pool` labelled examples. `--demos 8 4 2 --sets 12 8 8 --orders 3 1 1` means 12 sets of 8 demos in 3
 orders each, and 8 sets each of 4 and of 2 demos.
 
+The reply is begun as the adapter's format begins it. A small model may begin otherwise, above all without demos; the
+file says for each prompt whether it begins so itself.
+
 The file is written after each arrangement. The same command goes on after a stop, and more sets, orders or examples
 extend a file. `levers.py` reads the files, also unfinished ones.
 """
@@ -65,6 +68,13 @@ class Chat:
         reply = self.messages([demo], {task.input_field: ""})[-2]["content"]
         self.opening, _, self.closing = reply.rpartition(label)
 
+    @property
+    def opening_tokens(self) -> list[int]:
+        """The tokens of the opening, which end each prompt."""
+        text = self.text([], {self._task.input_field: ""})
+        before = self._encode(text.removesuffix(self.opening))
+        return self._encode(text)[len(before) :]
+
     def messages(self, demos: Sequence[dspy.Example], inputs: Mapping[str, str]) -> list[dict[str, str]]:
         """Return the messages that `dspy.Predict` sends."""
         return self._adapter.format(self._task.signature, list(demos), dict(inputs))
@@ -101,13 +111,26 @@ class Chat:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
 
-def shared_length(prompts: Sequence[Sequence[int]]) -> int:
-    """Return the number of tokens that all prompts begin with; each prompt keeps at least one of its own."""
-    length = min(map(len, prompts)) - 1
+def shared_length(prompts: Sequence[Sequence[int]], num_own: int) -> int:
+    """Return the number of tokens that all prompts begin with, apart from the last `num_own` of each."""
+    length = min(map(len, prompts)) - num_own
     for place in range(length):
         if len({prompt[place] for prompt in prompts}) > 1:
             return place
     return length
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a model says to prompts that end with the opening of a reply.
+
+    Attributes:
+        log_probabilities: Of each label, ``[N, L]``.
+        is_own: Whether the model begins its reply with the opening itself, so that the label is its free answer, ``[N]``.
+    """
+
+    log_probabilities: np.ndarray
+    is_own: np.ndarray
 
 
 class ChatModel:
@@ -143,22 +166,33 @@ class ChatModel:
         # A bfloat16 logit has steps of 0.1, so that labels would tie.
         self._head = self._model.get_output_embeddings().weight.float()
 
-    def log_probabilities(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> np.ndarray:
-        """Return the log-probabilities of answers after prompts, ``[N, L]``, all as tokens."""
-        num_shared = shared_length(prompts)
-        shared = self._read(prompts[0][:num_shared])
-        own = [list(prompt[num_shared:]) for prompt in prompts]
-        if all(len(answer) == 1 for answer in answers):
-            firsts = [answer[0] for answer in answers]
-            return self._ends(shared, own, 1)[:, 0, firsts]
-        columns = []
-        for answer in answers:
-            rows = [[*tokens, *answer[:-1]] for tokens in own]
-            ends = self._ends(shared, rows, len(answer))
-            columns.append(ends[:, np.arange(len(answer)), list(answer)].sum(axis=1))
-        return np.stack(columns, axis=1)
+    def read(self, prompts: Sequence[list[int]], opening: list[int], answers: Sequence[list[int]]) -> Reading:
+        """Return what the model says after each prompt.
 
-    def _read(self, tokens: Sequence[int]) -> Any:
+        Args:
+            prompts: Tokens, the last of which are the opening.
+            opening: Tokens.
+            answers: Tokens to read for each label; with one for each, all labels are read at once.
+        """
+        num_shared = shared_length(prompts, num_own=len(opening) + 1)
+        shared = self._cache(prompts[0][:num_shared])
+        own = [prompt[num_shared:] for prompt in prompts]
+        logs = np.zeros((len(prompts), len(answers)))
+        is_own = np.zeros(len(prompts), dtype=bool)
+        reads_all = all(len(answer) == 1 for answer in answers)
+        firsts = [answer[0] for answer in answers]
+        for label, answer in enumerate(answers[:1] if reads_all else answers):
+            rows = [[*tokens, *answer[:-1]] for tokens in own]
+            for row, ends in self._ends(shared, rows, len(opening) + len(answer)):
+                of_opening, of_answer = np.split(ends, [len(opening)])
+                is_own[row] = (of_opening.argmax(axis=1) == opening).all()
+                if reads_all:
+                    logs[row] = of_answer[0, firsts]
+                else:
+                    logs[row, label] = of_answer[np.arange(len(answer)), answer].sum()
+        return Reading(logs, is_own)
+
+    def _cache(self, tokens: Sequence[int]) -> Any:
         """Return the key-value cache of these tokens."""
         from transformers import DynamicCache
 
@@ -167,10 +201,9 @@ class ChatModel:
             self._model.base_model(self._torch.tensor([tokens]), cache=cache, use_cache=True)
         return cache
 
-    def _ends(self, shared: Any, rows: Sequence[list[int]], number: int) -> np.ndarray:
-        """Return the log-probabilities of the next token at the last places of each row, ``[R, number, V]``."""
+    def _ends(self, shared: Any, rows: Sequence[list[int]], number: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield each row with the log-probabilities of the next token at its last places, ``[number, V]``."""
         torch = self._torch
-        ends = {}
         for batch in batches(rows):
             longest = max(len(rows[row]) for row in batch)
             # Padding follows the last token, so that no token sees it.
@@ -182,8 +215,7 @@ class ChatModel:
             for row, state in zip(batch, states, strict=True):
                 length = len(rows[row])
                 logits = state[length - number : length].float() @ self._head.T
-                ends[row] = torch.log_softmax(logits, dim=1).numpy()
-        return np.stack([ends[row] for row in range(len(rows))])
+                yield row, torch.log_softmax(logits, dim=1).numpy()
 
 
 def batches(rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
@@ -290,6 +322,7 @@ class RecordFile:
 
     Attributes:
         log_probabilities: ``[A, N, L]``; NaN if missing.
+        is_own: As in `Reading`, ``[A, N]``.
         prompt_tokens: Tokens of each prompt, ``[A, N]``.
         prefix_tokens: Tokens that all prompts of an arrangement begin with, ``[A]``.
     """
@@ -301,6 +334,7 @@ class RecordFile:
         self._plan = plan
         self._about = about
         self.log_probabilities = np.full((len(plan), num_examples, len(draw.task.labels)), np.nan, np.float16)
+        self.is_own = np.zeros((len(plan), num_examples), bool)
         self.prompt_tokens = np.zeros((len(plan), num_examples), np.int16)
         self.prefix_tokens = np.zeros(len(plan), np.int16)
         if path.exists():
@@ -324,6 +358,7 @@ class RecordFile:
             if new is None or num_examples > len(self._draw.test):
                 raise SystemExit(f"{self.path} holds more than these options name. Pass larger ones, or another --out.")
             self.log_probabilities[new, :num_examples] = table
+            self.is_own[new, :num_examples] = known["is_own"][old]
             self.prompt_tokens[new, :num_examples] = known["prompt_tokens"][old]
             self.prefix_tokens[new] = known["prefix_tokens"][old]
 
@@ -347,6 +382,7 @@ class RecordFile:
             demos=demos,
             nearest=draw.nearest.astype(np.int16),
             logprobs=self.log_probabilities,
+            is_own=self.is_own,
             gold=draw.labels_of(draw.test).astype(np.int8),
             labels=np.array(draw.task.labels),
             pool_labels=draw.labels_of(draw.pool).astype(np.int8),
@@ -371,6 +407,7 @@ def read_plan(arrays: Mapping[str, np.ndarray]) -> list[Arrangement]:
 def record(file: RecordFile, plan: Sequence[Arrangement], draw: Draw, model: ChatModel) -> None:
     """Show each arrangement to the examples that the file does not have."""
     chat = Chat(draw.task, model.tokenizer)
+    opening = chat.opening_tokens
     answers = chat.label_tokens()
     gold = draw.labels_of(draw.test)
     for number, arrangement in enumerate(plan):
@@ -382,16 +419,18 @@ def record(file: RecordFile, plan: Sequence[Arrangement], draw: Draw, model: Cha
         for example, row in enumerate(draw.test):
             prompts.append(chat.tokens(draw.demos(arrangement, example), row.inputs()))
         file.prompt_tokens[number] = list(map(len, prompts))
-        file.prefix_tokens[number] = shared_length(prompts)
+        file.prefix_tokens[number] = shared_length(prompts, num_own=len(opening) + 1)
         at_once = NUM_NEAREST if arrangement.kind == NEAREST else len(missing)
         for start in range(0, len(missing), at_once):
             examples = missing[start : start + at_once]
-            of_examples = [prompts[example] for example in examples]
-            file.log_probabilities[number, examples] = model.log_probabilities(of_examples, answers)
+            reading = model.read([prompts[example] for example in examples], opening, answers)
+            file.log_probabilities[number, examples] = reading.log_probabilities
+            file.is_own[number, examples] = reading.is_own
             file.save()
         accuracy = (file.log_probabilities[number].argmax(axis=1) == gold).mean()
         seconds = time.perf_counter() - began
         text = f"{arrangement.kind} {len(arrangement.demos)}, {len(missing)} examples, accuracy {accuracy:.3f}"
+        text += f", {file.is_own[number].mean():.0%} open so themselves"
         print(f"{number + 1} of {len(plan)}: {text}, {seconds:.0f} s", file=sys.stderr, flush=True)
 
 

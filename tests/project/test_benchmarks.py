@@ -161,13 +161,15 @@ class PromptDigests:
         self.num_prompts = []
         self._stops_at = stops_at
 
-    def log_probabilities(self, prompts, answers):
+    def read(self, prompts, opening, answers):
         if len(self.num_prompts) == self._stops_at:
             raise KeyboardInterrupt
         self.num_prompts.append(len(prompts))
         words = {number: word for word, number in self.tokenizer.numbers.items()}
-        shares = [digest("".join(map(words.get, prompt))) for prompt in prompts]
-        return np.log([[share, 1 - share] for share in shares])
+        texts = ["".join(map(words.get, prompt)) for prompt in prompts]
+        assert all(text.endswith("".join(map(words.get, opening))) for text in texts)
+        shares = np.array(list(map(digest, texts)))
+        return record_chat.Reading(np.log(np.stack([shares, 1 - shares], axis=1)), shares < 0.5)
 
 
 @pytest.fixture
@@ -205,6 +207,7 @@ def test_a_recorded_prompt_is_what_a_predictor_sends():
     assert prediction.type == "Location"
     assert chat.messages(predictor.demos, inputs) == lm.history[-1]["messages"]
     assert chat.text(predictor.demos, inputs).endswith("<assistant>[[ ## type ## ]]\n")
+    assert chat.tokens(predictor.demos, inputs)[-len(chat.opening_tokens) :] == chat.opening_tokens
 
 
 def test_labels_are_read_from_their_first_token_if_it_differs():
@@ -220,8 +223,8 @@ def test_labels_are_read_from_their_first_token_if_it_differs():
 
 
 def test_prompts_share_a_beginning_and_are_batched_by_length(monkeypatch):
-    assert record_chat.shared_length([[1, 2, 3], [1, 2, 4, 5]]) == 2
-    assert record_chat.shared_length([[1, 2, 3], [1, 2, 3]]) == 2
+    assert record_chat.shared_length([[1, 2, 3], [1, 2, 4, 5]], num_own=1) == 2
+    assert record_chat.shared_length([[1, 2, 3], [1, 2, 3]], num_own=2) == 1
     monkeypatch.setattr(record_chat, "BATCH_TOKENS", 6)
     rows = [[0] * length for length in (3, 1, 7, 2, 3)]
     assert list(record_chat.batches(rows)) == [[1, 3], [0, 4], [2]]
@@ -239,7 +242,7 @@ def test_a_stopped_recording_goes_on_and_can_be_extended(record_reviews):
     extended = record_reviews(longer, sets=3, examples=8)
     assert sorted(longer.num_prompts) == [2, 2, 2, 2, 2, 2, 8, 8]
     for arrays, arrangements in ((finished, 6), (extended, 8)):
-        assert not np.isnan(arrays["logprobs"]).any()
+        assert (arrays["is_own"] == (arrays["logprobs"].argmax(axis=2) == 1)).all()
         assert arrays["kinds"].tolist().count("random") == arrangements - 2
         assert (arrays["prompt_tokens"] > arrays["prefix_tokens"][:, None]).all()
     assert json.loads(str(extended["about"]))["digest"].startswith("sha256 ")
@@ -305,6 +308,15 @@ def test_levers_are_measured_on_examples_that_did_not_choose_them(tmp_path):
     shares = levers.levers(biased)
     assert abs(shares["random demos"].mean() - 0.5) < 0.05
     assert abs(shares["random demos, calibrated"].mean() - 0.65) < 0.03
+
+
+def test_an_unfinished_record_counts_with_most_of_its_answers():
+    is_known = np.ones((5, 10), dtype=bool)
+    is_known[3, 2:] = False
+    is_known[4] = False
+    arrangements, examples = levers.known_part(is_known)
+    assert arrangements.tolist() == [0, 1, 2]
+    assert len(examples) == 10
 
 
 def test_records_of_either_kind_are_tabled(record_reviews, tmp_path, monkeypatch, capsys):
