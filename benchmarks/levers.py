@@ -9,6 +9,8 @@ other sets may differ more.
 
 best recorded      the random arrangement with the highest accuracy on the examples of the table: this flatters
 best on half       the same, chosen on one half of the examples and measured on the other
+own opening        how often the model itself begins its reply as the adapter's format does; where it does not, the
+                   accuracies are those of a reply that is begun for it
 calibrated         by batch calibration on one half, without labels, and measured on the other
 
 The spread is the standard deviation of accuracies over sets of demos, and over orders of one set. "Seen" includes the
@@ -25,7 +27,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
-from command import RECORDED, options, print_table
+from command import RECORDED, options, percent, print_table
 from record_chat import NEAREST, NO_DEMOS, RANDOM, Arrangement, read_plan
 from scipy.special import log_softmax
 
@@ -59,6 +61,7 @@ class Record:
         prompt: `PLAIN` or `CHAT`.
         log_probabilities: ``[A, N, L]``, normalised over the labels.
         gold: Numbers of the right labels, ``[N]``.
+        is_own: Whether the model itself begins its reply as recorded, ``[A, N]``; None if unknown.
     """
 
     model: str
@@ -67,6 +70,7 @@ class Record:
     plan: Sequence[Arrangement]
     log_probabilities: np.ndarray
     gold: np.ndarray
+    is_own: np.ndarray | None = None
 
     @cached_property
     def is_right(self) -> np.ndarray:
@@ -129,6 +133,7 @@ def read(path: Path) -> Record:
         plan=[plan[number] for number in arrangements],
         log_probabilities=log_softmax(tables[np.ix_(arrangements, examples)], axis=2),
         gold=gold[examples],
+        is_own=data["is_own"][np.ix_(arrangements, examples)] if "is_own" in data else None,
     )
 
 
@@ -284,6 +289,9 @@ def accuracies(records: Sequence[Record]) -> Iterator[dict[str, str]]:
     """Yield the accuracy of each lever, by record."""
     for record in records:
         cells = {"examples": str(len(record.gold)), "arrangements": str(len(record.plan))}
+        for kind, name in ((NO_DEMOS, "own opening, no demos"), (RANDOM, "own opening, demos")):
+            is_own = [] if record.is_own is None else record.is_own[record.of_kind(kind)]
+            cells[name] = percent(is_own) if len(is_own) else ""
         shares = levers(record)
         for name in LEVERS:
             cells[name] = with_interval(shares[name]) if name in shares else ""

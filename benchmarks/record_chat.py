@@ -126,7 +126,7 @@ class Reading:
 
     Attributes:
         log_probabilities: Of each label, ``[N, L]``.
-        is_own: Whether the model begins its reply with the opening itself, so that the label is its free answer, ``[N]``.
+        is_own: Whether the model itself begins a reply with the opening, so that this is its free answer, ``[N]``.
     """
 
     log_probabilities: np.ndarray
