@@ -3,21 +3,26 @@
 import itertools
 import json
 import logging
+import re
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
 
+import dspy
 import evidence
+import levers
 import live
 import numpy as np
 import pytest
 import record
-from fakes import PlainLabels, lm_of
+import record_chat
+from fakes import PlainLabels, ScriptedEngine, digest, lm_of
 from landscapes import RecordedLandscape
 from offline import World, measure
 
 from paper.model import ServedModel
+from paper.tasks import TASKS, Task
 
 
 @pytest.fixture(autouse=True)
@@ -129,3 +134,196 @@ def test_methods_by_a_rare_label_on_recorded_answers(method):
     result = measure(20_000, world=world, method=method)
     assert 0.0 <= result["held-out"] <= 1.0
     assert 0 < result["calls"] <= 64
+
+
+class WordTokenizer:
+    """A tokenizer with one token for each word, space or sign."""
+
+    chat_template = "<role>text<end>"
+
+    def __init__(self):
+        self.numbers = {}
+
+    def apply_chat_template(self, conversation, *, tokenize, add_generation_prompt):
+        turns = [f"<{message['role']}>{message['content']}<end>" for message in conversation]
+        return "".join(turns) + "<assistant>"
+
+    def encode(self, text, *, add_special_tokens):
+        return [self.numbers.setdefault(part, len(self.numbers)) for part in re.findall(r"\w+|\W", text)]
+
+
+class PromptDigests:
+    """A chat model with answers that the whole prompt decides, and an optional stop before one arrangement."""
+
+    def __init__(self, stops_at=None):
+        self.tokenizer = WordTokenizer()
+        self.versions = {}
+        self.num_prompts = []
+        self._stops_at = stops_at
+
+    def read(self, prompts, opening, answers):
+        if len(self.num_prompts) == self._stops_at:
+            raise KeyboardInterrupt
+        self.num_prompts.append(len(prompts))
+        words = {number: word for word, number in self.tokenizer.numbers.items()}
+        texts = ["".join(map(words.get, prompt)) for prompt in prompts]
+        assert all(text.endswith("".join(map(words.get, opening))) for text in texts)
+        shares = np.array(list(map(digest, texts)))
+        return record_chat.Reading(np.log(np.stack([shares, 1 - shares], axis=1)), shares < 0.5)
+
+
+@pytest.fixture
+def record_reviews(tmp_path, monkeypatch):
+    """Return a function that records with a model and gives the arrays of the file."""
+    rows = [{"text": f"review {i} of {i % 7}", "label": ("negative", "positive")[i % 2]} for i in range(60)]
+    (tmp_path / "mr_train.jsonl").write_text("\n".join(map(json.dumps, rows[:30])))
+    (tmp_path / "mr_test.jsonl").write_text("\n".join(map(json.dumps, rows[30:])))
+    weights = tmp_path / "model.gguf"
+    weights.write_bytes(b"weights")
+    path = tmp_path / "chat" / "mr.npz"
+    places = ["--weights", str(weights), "--task", "mr", "--data-dir", str(tmp_path), "--out", str(path)]
+
+    def of(model, **sizes):
+        monkeypatch.setattr(record_chat, "ChatModel", lambda weights, threads: model)
+        numbers = {"pool": 20, "demos": 3, "sets": 2, "orders": 2, "examples": 6} | sizes
+        arguments = itertools.chain.from_iterable((f"--{name}", str(number)) for name, number in numbers.items())
+        monkeypatch.setattr(sys, "argv", ["x", *places, *arguments])
+        with suppress(KeyboardInterrupt):
+            record_chat.main()
+        return np.load(path)
+
+    return of
+
+
+def test_a_recorded_prompt_is_what_a_predictor_sends():
+    task = TASKS["trec"]
+    chat = record_chat.Chat(task, WordTokenizer())
+    predictor = dspy.Predict(task.signature)
+    predictor.demos = [dspy.Example(question="Who wrote it ?", type="Human")]
+    lm = lm_of(ScriptedEngine(f"{chat.opening}Location{chat.closing}"))
+    with dspy.context(lm=lm, adapter=dspy.ChatAdapter()):
+        prediction = predictor(question="Where is it ?")
+    inputs = {"question": "Where is it ?"}
+    assert prediction.type == "Location"
+    assert chat.messages(predictor.demos, inputs) == lm.history[-1]["messages"]
+    assert chat.text(predictor.demos, inputs).endswith("<assistant>[[ ## type ## ]]\n")
+    assert chat.tokens(predictor.demos, inputs)[-len(chat.opening_tokens) :] == chat.opening_tokens
+
+
+def test_labels_are_read_from_their_first_token_if_it_differs():
+    tokenizer = WordTokenizer()
+    words = {}
+    for labels in (("good", "bad"), ("good", "good film")):
+        task = Task("mine", "review", "label", "Say what it is.", labels=labels)
+        answers = record_chat.Chat(task, tokenizer).label_tokens()
+        names = {number: word for word, number in tokenizer.numbers.items()}
+        words[labels] = [[names[token] for token in answer] for answer in answers]
+    assert words["good", "bad"] == [["good"], ["bad"]]
+    assert words["good", "good film"] == [["good", "\n"], ["good", " ", "film", "\n"]]
+
+
+def test_prompts_share_a_beginning_and_are_batched_by_length(monkeypatch):
+    assert record_chat.shared_length([[1, 2, 3], [1, 2, 4, 5]], num_own=1) == 2
+    assert record_chat.shared_length([[1, 2, 3], [1, 2, 3]], num_own=2) == 1
+    monkeypatch.setattr(record_chat, "BATCH_TOKENS", 6)
+    rows = [[0] * length for length in (3, 1, 7, 2, 3)]
+    assert list(record_chat.batches(rows)) == [[1, 3], [0, 4], [2]]
+
+
+def test_a_stopped_recording_goes_on_and_can_be_extended(record_reviews):
+    """Each prompt is answered once, and the file is the same as without a stop."""
+    stopped = record_reviews(PromptDigests(stops_at=4))
+    is_missing = np.isnan(stopped["logprobs"]).any(axis=(1, 2))
+    assert is_missing.tolist() == [False, False, False, False, True, True]
+    model = PromptDigests()
+    finished = record_reviews(model)
+    assert model.num_prompts == [6, 6]
+    longer = PromptDigests()
+    extended = record_reviews(longer, sets=3, examples=8)
+    assert sorted(longer.num_prompts) == [2, 2, 2, 2, 2, 2, 8, 8]
+    for arrays, arrangements in ((finished, 6), (extended, 8)):
+        assert (arrays["is_own"] == (arrays["logprobs"].argmax(axis=2) == 1)).all()
+        assert arrays["kinds"].tolist().count("random") == arrangements - 2
+        assert (arrays["prompt_tokens"] > arrays["prefix_tokens"][:, None]).all()
+    assert json.loads(str(extended["about"]))["digest"].startswith("sha256 ")
+    for sizes, problem in (
+        ({"seed": 1}, "seed 0; got 1"),
+        ({"sets": 3}, "holds more"),
+        ({"examples": 8}, "holds more"),
+    ):
+        with pytest.raises(SystemExit, match=problem):
+            record_reviews(PromptDigests(), **sizes)
+
+
+def test_a_recorder_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(SystemExit, match="pip install torch transformers gguf accelerate"):
+        record_chat.ChatModel(Path("model.gguf"), 1)
+
+
+def simulated_record(path, *, num_sets=10, set_effect=0.0, order_effect=0.0, bias=0.0):
+    """Write and read what a model of known accuracies would answer to 1,000 examples, with 3 orders of each set."""
+    rng = np.random.default_rng(5)
+    gold = rng.integers(2, size=1_000)
+    kinds = ["no demos", "nearest"]
+    demos = [[-1, -1, -1], [-1, -1, -1]]
+    sets = [-1, -1]
+    chances = [0.5, 0.8]
+    for number in range(num_sets):
+        of_set = 0.65 + set_effect * rng.normal()
+        for _ in range(3):
+            kinds.append("random")
+            demos.append(rng.permutation(3))
+            sets.append(number)
+            chances.append(of_set + order_effect * rng.normal())
+    is_right = rng.random((len(kinds), len(gold))) < np.array(chances)[:, None]
+    odds = np.where(is_right == (gold == 1), 1.0, -1.0)
+    logprobs = np.stack([bias - odds, odds - bias], axis=2)
+    about = json.dumps({"model": "simulated", "task": "mine"})
+    np.savez(path, kinds=kinds, demos=demos, sets=sets, logprobs=logprobs, gold=gold, about=about)
+    return levers.read(path)
+
+
+@pytest.mark.parametrize("effects", [(0.0, 0.0), (0.08, 0.0), (0.0, 0.08)])
+def test_the_spread_over_sets_and_orders_is_what_was_simulated(tmp_path, effects):
+    """Without an effect, all that is seen is noise."""
+    of_sets, of_orders = effects
+    record = simulated_record(tmp_path / "x.npz", num_sets=60, set_effect=of_sets, order_effect=of_orders)
+    (row,) = levers.spreads([record])
+    for name, truth in (("sets", of_sets), ("orders", of_orders)):
+        value, low, high = map(float, re.findall(r"[\d.]+", row[f"{name}: true"]))
+        assert low <= value <= high
+        assert abs(value - truth) < 0.025
+    is_noise = int(row["orders: noise"].split()[0]) > 75
+    assert is_noise == (of_orders == 0)
+
+
+def test_levers_are_measured_on_examples_that_did_not_choose_them(tmp_path):
+    record = simulated_record(tmp_path / "x.npz")
+    accuracies = {name: shares.mean() for name, shares in levers.levers(record).items()}
+    assert accuracies["best recorded"] > accuracies["random demos"] + 0.01
+    assert abs(accuracies["best on half"] - accuracies["random demos"]) < 0.015
+    assert abs(accuracies["nearest"] - 0.8) < 0.03
+    biased = simulated_record(tmp_path / "x.npz", bias=1.5)
+    shares = levers.levers(biased)
+    assert abs(shares["random demos"].mean() - 0.5) < 0.05
+    assert abs(shares["random demos, calibrated"].mean() - 0.65) < 0.03
+
+
+def test_an_unfinished_record_counts_with_most_of_its_answers():
+    is_known = np.ones((5, 10), dtype=bool)
+    is_known[3, 2:] = False
+    is_known[4] = False
+    arrangements, examples = levers.known_part(is_known)
+    assert arrangements.tolist() == [0, 1, 2]
+    assert len(examples) == 10
+
+
+def test_records_of_either_kind_are_tabled(record_reviews, tmp_path, monkeypatch, capsys):
+    record_reviews(PromptDigests(stops_at=4))
+    paths = [evidence.FILES["MR"], tmp_path / "chat" / "mr.npz"]
+    monkeypatch.setattr(sys, "argv", ["x", "--records", *map(str, paths)])
+    levers.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("| SmolLM2-135M-Instruct | plain | mr | ") for line in lines) == 3
+    assert sum(line.startswith("| model | chat | mr | ") for line in lines) == 3

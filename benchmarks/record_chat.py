@@ -1,0 +1,480 @@
+"""Record the log-probabilities that a chat model gives to labels, in the prompts that `dspy.ChatAdapter` renders.
+
+pip install torch transformers gguf accelerate
+python benchmarks/record_chat.py --weights FILE.gguf --task trec --data-dir DATA --out benchmarks/recorded/chat/NAME.npz
+
+Each test example is answered without demos, with its nearest demos, and with random sets of demos in random orders. All
+demos come from `--pool` labelled examples. `--demos 8 4 2 --sets 12 8 8 --orders 3 1 1` means 12 sets of 8 demos in 3
+orders each, and 8 sets each of 4 and of 2 demos.
+
+The reply is begun as the adapter's format begins it. A small model may begin otherwise, above all without demos; the
+file says for each prompt whether it begins so itself.
+
+The file is written after each arrangement. The same command goes on after a stop, and more sets, orders or examples
+extend a file. `levers.py` reads the files, also unfinished ones.
+"""
+
+import copy
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import dspy
+import numpy as np
+from command import options
+
+from paper.tasks import CLASSIFICATION, Task
+from plr_dspy.programs.splits import source_of
+from plr_dspy.retrieval.nearest import NearestDemos, Pool
+from quickstart import load_data
+
+NO_DEMOS = "no demos"
+NEAREST = "nearest"
+RANDOM = "random"
+BATCH_TOKENS = 4_096  # at most, in one step of the model; more does not make it faster
+NUM_NEAREST = 16  # examples to save at once with nearest demos, which are read anew for each
+NONE = -1  # fills the places of demos that a prompt does not show
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that is used."""
+
+    def apply_chat_template(self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool) -> str: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+
+class Chat:
+    """The prompts of a task, as tokens of a chat model.
+
+    Attributes:
+        opening: Text with which the adapter's format begins a reply, up to the label.
+        closing: Text that follows the label.
+    """
+
+    def __init__(self, task: Task, tokenizer: Tokenizer) -> None:
+        self._task = task
+        self._tokenizer = tokenizer
+        self._adapter = task.adapter("chat")
+        label = task.labels[0]
+        demo = dspy.Example({task.input_field: "", task.output_field: label})
+        reply = self.messages([demo], {task.input_field: ""})[-2]["content"]
+        self.opening, _, self.closing = reply.rpartition(label)
+
+    @property
+    def opening_tokens(self) -> list[int]:
+        """The tokens of the opening, which end each prompt."""
+        text = self.text([], {self._task.input_field: ""})
+        before = self._encode(text.removesuffix(self.opening))
+        return self._encode(text)[len(before) :]
+
+    def messages(self, demos: Sequence[dspy.Example], inputs: Mapping[str, str]) -> list[dict[str, str]]:
+        """Return the messages that `dspy.Predict` sends."""
+        return self._adapter.format(self._task.signature, list(demos), dict(inputs))
+
+    def text(self, demos: Sequence[dspy.Example], inputs: Mapping[str, str]) -> str:
+        """Return the text that the model reads before the label."""
+        messages = self.messages(demos, inputs)
+        text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return text + self.opening
+
+    def tokens(self, demos: Sequence[dspy.Example], inputs: Mapping[str, str]) -> list[int]:
+        return self._encode(self.text(demos, inputs))
+
+    def label_tokens(self) -> list[list[int]]:
+        """Return the tokens to read for each label: the first one if it differs between labels, otherwise all.
+
+        All tokens include the one after the label, because a label may begin with another one.
+        """
+        text = self.text([], {self._task.input_field: ""})
+        before = self._encode(text)
+        answers = []
+        for label in self._task.labels:
+            tokens = self._encode(text + label + self.closing)
+            if tokens[: len(before)] != before:
+                raise SystemExit(f"label {label!r} merges with the token before it, so it cannot be read alone")
+            without_closing = self._encode(text + label)
+            answers.append(tokens[len(before) : len(without_closing) + 1])
+        firsts = [answer[:1] for answer in answers]
+        if len(set(map(tuple, firsts))) == len(firsts):
+            return firsts
+        return answers
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def shared_length(prompts: Sequence[Sequence[int]], num_own: int) -> int:
+    """Return the number of tokens that all prompts begin with, apart from the last `num_own` of each."""
+    length = min(map(len, prompts)) - num_own
+    for place in range(length):
+        if len({prompt[place] for prompt in prompts}) > 1:
+            return place
+    return length
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a model says to prompts that end with the opening of a reply.
+
+    Attributes:
+        log_probabilities: Of each label, ``[N, L]``.
+        is_own: Whether the model itself begins a reply with the opening, so that this is its free answer, ``[N]``.
+    """
+
+    log_probabilities: np.ndarray
+    is_own: np.ndarray
+
+
+class ChatModel:
+    """A causal language model that reads the shared beginning of prompts once.
+
+    Args:
+        weights: A GGUF file, which is computed in bfloat16.
+        threads: CPU threads.
+
+    Attributes:
+        versions: Those of the packages that compute.
+    """
+
+    def __init__(self, weights: Path, threads: int) -> None:
+        try:
+            import torch
+            import transformers
+            from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+        except ImportError as error:
+            raise SystemExit(
+                f"{error.name} is not installed, and it is needed to record a chat model. "
+                "Run: pip install torch transformers gguf accelerate"
+            ) from error
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+        self.versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        place = {"pretrained_model_name_or_path": str(weights.parent), "gguf_file": weights.name}
+        self._torch = torch
+        self.tokenizer = AutoTokenizer.from_pretrained(**place)
+        self._model = AutoModelForCausalLM.from_pretrained(
+            **place, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+        ).eval()
+        # A bfloat16 logit has steps of 0.1, so that labels would tie.
+        self._head = self._model.get_output_embeddings().weight.float()
+
+    def read(self, prompts: Sequence[list[int]], opening: list[int], answers: Sequence[list[int]]) -> Reading:
+        """Return what the model says after each prompt.
+
+        Args:
+            prompts: Tokens, the last of which are the opening.
+            opening: Tokens.
+            answers: Tokens to read for each label; with one for each, all labels are read at once.
+        """
+        num_shared = shared_length(prompts, num_own=len(opening) + 1)
+        shared = self._cache(prompts[0][:num_shared])
+        own = [prompt[num_shared:] for prompt in prompts]
+        logs = np.zeros((len(prompts), len(answers)))
+        is_own = np.zeros(len(prompts), dtype=bool)
+        reads_all = all(len(answer) == 1 for answer in answers)
+        firsts = [answer[0] for answer in answers]
+        for label, answer in enumerate(answers[:1] if reads_all else answers):
+            rows = [[*tokens, *answer[:-1]] for tokens in own]
+            for row, ends in self._ends(shared, rows, len(opening) + len(answer)):
+                of_opening, of_answer = np.split(ends, [len(opening)])
+                is_own[row] = (of_opening.argmax(axis=1) == opening).all()
+                if reads_all:
+                    logs[row] = of_answer[0, firsts]
+                else:
+                    logs[row, label] = of_answer[np.arange(len(answer)), answer].sum()
+        return Reading(logs, is_own)
+
+    def _cache(self, tokens: Sequence[int]) -> Any:
+        """Return the key-value cache of these tokens."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        if tokens:
+            self._model.base_model(self._torch.tensor([tokens]), cache=cache, use_cache=True)
+        return cache
+
+    def _ends(self, shared: Any, rows: Sequence[list[int]], number: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield each row with the log-probabilities of the next token at its last places, ``[number, V]``."""
+        torch = self._torch
+        for batch in batches(rows):
+            longest = max(len(rows[row]) for row in batch)
+            # Padding follows the last token, so that no token sees it.
+            tokens = torch.tensor([rows[row] + [0] * (longest - len(rows[row])) for row in batch])
+            cache = copy.deepcopy(shared)
+            if cache.get_seq_length():
+                cache.batch_repeat_interleave(len(batch))
+            states = self._model.base_model(tokens, cache=cache, use_cache=True).last_hidden_state
+            for row, state in zip(batch, states, strict=True):
+                length = len(rows[row])
+                logits = state[length - number : length].float() @ self._head.T
+                yield row, torch.log_softmax(logits, dim=1).numpy()
+
+
+def batches(rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """Yield the numbers of rows of similar length, with at most `BATCH_TOKENS` tokens after padding."""
+    batch: list[int] = []
+    for row in sorted(range(len(rows)), key=lambda row: len(rows[row])):
+        if batch and (len(batch) + 1) * len(rows[row]) > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """What is shown before an example.
+
+    Attributes:
+        kind: `NO_DEMOS`, `NEAREST` or `RANDOM`.
+        demos: Numbers of the demos in the pool, in the order of the prompt; empty unless random.
+        set: Number of the random set among those of its size.
+    """
+
+    kind: str
+    demos: tuple[int, ...] = ()
+    set: int = NONE
+
+
+def arrangements(
+    demos: Sequence[int], sets: Sequence[int], orders: Sequence[int], *, num_pool: int, seed: int
+) -> list[Arrangement]:
+    """Return what to record, the most important first.
+
+    Args:
+        demos: Numbers of demos.
+        sets, orders: For each number of demos, how many random sets, and random orders of each.
+        num_pool: Number of labelled examples.
+        seed: Seed of the draws; more sets and orders leave the others as they are.
+    """
+    randoms = []
+    for rank, (num_demos, num_sets, num_orders) in enumerate(zip(demos, sets, orders, strict=True)):
+        for number in range(num_sets):
+            rng = np.random.default_rng([seed, num_demos, number])
+            members = rng.choice(num_pool, num_demos, replace=False)
+            for order in range(num_orders):
+                if order:
+                    members = rng.permutation(members)
+                randoms.append((order, rank, number, Arrangement(RANDOM, tuple(members.tolist()), number)))
+    randoms.sort(key=lambda entry: entry[:3])
+    plan = [Arrangement(NO_DEMOS), *(entry[-1] for entry in randoms)]
+    plan.insert(1 + sets[0], Arrangement(NEAREST))
+    return plan
+
+
+@dataclass(frozen=True)
+class DrawSize:
+    """How many examples are drawn, and by which seed.
+
+    Attributes:
+        pool: Number of labelled examples, which demos come from.
+        examples: Number of test examples.
+        nearest: Number of demos that are found for each test example.
+    """
+
+    pool: int
+    examples: int
+    nearest: int
+    seed: int
+
+
+class Draw:
+    """The labelled examples and the test examples of a task.
+
+    Attributes:
+        pool_rows, test_rows: Row numbers of the examples in the lists of `paper.data.load`.
+        nearest: Pool numbers of the nearest demos of each test example, ``[N, K]``, the nearest last.
+    """
+
+    def __init__(self, name: str, data_dir: Path, size: DrawSize) -> None:
+        data = load_data(name, data_dir)
+        self.task = data.task
+        self.pool_rows = np.random.default_rng([size.seed, 0]).permutation(len(data.train))[: size.pool]
+        self.test_rows = np.random.default_rng([size.seed, 1]).permutation(len(data.test))[: size.examples]
+        self.pool = [data.train[row] for row in self.pool_rows]
+        self.test = [data.test[row] for row in self.test_rows]
+        sources = [source_of(example.inputs()) for example in self.pool]
+        retrieval = Pool(dspy.Predict(self.task.signature), self.pool, sources)
+        nearest = NearestDemos(size.nearest)
+        self.nearest = np.array([retrieval.shown(example.inputs(), nearest) for example in self.test])
+
+    def labels_of(self, examples: Sequence[dspy.Example]) -> np.ndarray:
+        """Return the number of each example's right label."""
+        return np.array([self.task.labels.index(example[self.task.output_field]) for example in examples])
+
+    def demos(self, arrangement: Arrangement, example: int) -> list[dspy.Example]:
+        """Return the demos to show before a test example."""
+        numbers = self.nearest[example] if arrangement.kind == NEAREST else arrangement.demos
+        return [self.pool[number] for number in numbers]
+
+
+class RecordFile:
+    """Log-probabilities of labels under arrangements, kept in a file.
+
+    Attributes:
+        log_probabilities: ``[A, N, L]``; NaN if missing.
+        is_own: As in `Reading`, ``[A, N]``.
+        prompt_tokens: Tokens of each prompt, ``[A, N]``.
+        prefix_tokens: Tokens that all prompts of an arrangement begin with, ``[A]``.
+    """
+
+    def __init__(self, path: Path, draw: Draw, plan: Sequence[Arrangement], about: Mapping[str, object]) -> None:
+        num_examples = len(draw.test)
+        self.path = path
+        self._draw = draw
+        self._plan = plan
+        self._about = about
+        self.log_probabilities = np.full((len(plan), num_examples, len(draw.task.labels)), np.nan, np.float16)
+        self.is_own = np.zeros((len(plan), num_examples), bool)
+        self.prompt_tokens = np.zeros((len(plan), num_examples), np.int16)
+        self.prefix_tokens = np.zeros(len(plan), np.int16)
+        if path.exists():
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Take over what an earlier run recorded of the same model, task and examples."""
+        known = np.load(self.path)
+        about = json.loads(str(known["about"]))
+        for name in ("task", "digest", "template", "seed", "pool", "nearest"):
+            if about[name] != self._about[name]:
+                difference = f"{name} {about[name]!r}; got {self._about[name]!r}"
+                raise SystemExit(f"{self.path} was recorded with {difference}. Pass another --out.")
+        num_examples = len(known["gold"])
+        numbers = {arrangement: number for number, arrangement in enumerate(self._plan)}
+        for old, arrangement in enumerate(read_plan(known)):
+            table = known["logprobs"][old]
+            if np.isnan(table).all():
+                continue
+            new = numbers.get(arrangement)
+            if new is None or num_examples > len(self._draw.test):
+                raise SystemExit(f"{self.path} holds more than these options name. Pass larger ones, or another --out.")
+            self.log_probabilities[new, :num_examples] = table
+            self.is_own[new, :num_examples] = known["is_own"][old]
+            self.prompt_tokens[new, :num_examples] = known["prompt_tokens"][old]
+            self.prefix_tokens[new] = known["prefix_tokens"][old]
+
+    def missing(self, number: int) -> np.ndarray:
+        """Return the numbers of examples that an arrangement has not been shown to."""
+        return np.flatnonzero(np.isnan(self.log_probabilities[number]).any(axis=1))
+
+    def save(self) -> None:
+        """Write the file; a stop leaves the last one whole."""
+        draw = self._draw
+        most = max(len(arrangement.demos) for arrangement in self._plan)
+        demos = np.full((len(self._plan), most), NONE, np.int16)
+        for number, arrangement in enumerate(self._plan):
+            demos[number, : len(arrangement.demos)] = arrangement.demos
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.path.with_suffix(".part.npz")
+        np.savez_compressed(
+            beside,
+            kinds=np.array([arrangement.kind for arrangement in self._plan]),
+            sets=np.array([arrangement.set for arrangement in self._plan], np.int16),
+            demos=demos,
+            nearest=draw.nearest.astype(np.int16),
+            logprobs=self.log_probabilities,
+            is_own=self.is_own,
+            gold=draw.labels_of(draw.test).astype(np.int8),
+            labels=np.array(draw.task.labels),
+            pool_labels=draw.labels_of(draw.pool).astype(np.int8),
+            pool_rows=draw.pool_rows.astype(np.int16),
+            test_rows=draw.test_rows.astype(np.int16),
+            prompt_tokens=self.prompt_tokens,
+            prefix_tokens=self.prefix_tokens,
+            about=json.dumps(self._about),
+        )
+        os.replace(beside, self.path)
+
+
+def read_plan(arrays: Mapping[str, np.ndarray]) -> list[Arrangement]:
+    """Return the arrangements of a file."""
+    plan = []
+    for kind, demos, number in zip(arrays["kinds"], arrays["demos"], arrays["sets"], strict=True):
+        shown = tuple(demos[demos != NONE].tolist())
+        plan.append(Arrangement(str(kind), shown, int(number)))
+    return plan
+
+
+def record(file: RecordFile, plan: Sequence[Arrangement], draw: Draw, model: ChatModel) -> None:
+    """Show each arrangement to the examples that the file does not have."""
+    chat = Chat(draw.task, model.tokenizer)
+    opening = chat.opening_tokens
+    answers = chat.label_tokens()
+    gold = draw.labels_of(draw.test)
+    for number, arrangement in enumerate(plan):
+        missing = file.missing(number)
+        if not len(missing):
+            continue
+        began = time.perf_counter()
+        prompts = []
+        for example, row in enumerate(draw.test):
+            prompts.append(chat.tokens(draw.demos(arrangement, example), row.inputs()))
+        file.prompt_tokens[number] = list(map(len, prompts))
+        file.prefix_tokens[number] = shared_length(prompts, num_own=len(opening) + 1)
+        at_once = NUM_NEAREST if arrangement.kind == NEAREST else len(missing)
+        for start in range(0, len(missing), at_once):
+            examples = missing[start : start + at_once]
+            reading = model.read([prompts[example] for example in examples], opening, answers)
+            file.log_probabilities[number, examples] = reading.log_probabilities
+            file.is_own[number, examples] = reading.is_own
+            file.save()
+        accuracy = (file.log_probabilities[number].argmax(axis=1) == gold).mean()
+        seconds = time.perf_counter() - began
+        text = f"{arrangement.kind} {len(arrangement.demos)}, {len(missing)} examples, accuracy {accuracy:.3f}"
+        text += f", {file.is_own[number].mean():.0%} open so themselves"
+        print(f"{number + 1} of {len(plan)}: {text}, {seconds:.0f} s", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    args = options(
+        __doc__,
+        among={"task": CLASSIFICATION},
+        weights=Path,
+        model=str,
+        task="trec",
+        data_dir=Path,
+        pool=100,
+        examples=150,
+        demos=[8, 4, 2],
+        sets=[12, 8, 8],
+        orders=[3, 1, 1],
+        seed=0,
+        threads=2,
+        out=Path("runs/chat.npz"),
+    )
+    if args.weights is None:
+        raise SystemExit("--weights is missing. Pass a GGUF file.")
+    if not len(args.demos) == len(args.sets) == len(args.orders):
+        counts = f"{len(args.demos)}, {len(args.sets)} and {len(args.orders)}"
+        raise SystemExit(f"--demos, --sets and --orders must have equally many values; got {counts}")
+    size = DrawSize(args.pool, args.examples, args.demos[0], args.seed)
+    draw = Draw(args.task, args.data_dir, size)
+    plan = arrangements(args.demos, args.sets, args.orders, num_pool=len(draw.pool), seed=args.seed)
+    model = ChatModel(args.weights, args.threads)
+    about = {
+        "model": args.model or args.weights.stem,
+        "digest": f"sha256 {hashlib.sha256(args.weights.read_bytes()).hexdigest()}",
+        "template": f"sha256 {hashlib.sha256(model.tokenizer.chat_template.encode()).hexdigest()}",
+        "task": args.task,
+        "seed": args.seed,
+        "pool": args.pool,
+        "nearest": args.demos[0],
+        "adapter": "dspy.ChatAdapter",
+        "versions": {"dspy": version("dspy"), **model.versions},
+        "command": " ".join(sys.argv),
+    }
+    record(RecordFile(args.out, draw, plan, about), plan, draw, model)
+    print(f"wrote {args.out}: {len(plan)} arrangements x {len(draw.test)} examples")
+
+
+if __name__ == "__main__":
+    main()
