@@ -75,7 +75,7 @@ def reviews_in_a_file():
 
 PRESUPPOSED = {
     "README.md": reviews_in_a_file,
-    **of_pages("method fewshot questions", labelled),
+    **of_pages("method fewshot", labelled),
     **of_pages("budget report", of_questions),
     "docs/order.md": lambda: {
         **of_questions(),
