@@ -28,6 +28,8 @@ class ExpectedScore:
     num_examples: int  # examples that it was scored on
     num_demos: int
     tokens: int  # tokens of its demos
+    prompt_tokens: int = 0  # tokens of its prompts without inputs, once counted
+    cost: float | None = None  # dollars for 1,000 predictions; None if unknown
 
     def alternative(
         self, name: str, ordering: dict[str, list[int]] | None = None, instructions: dict[str, int] | None = None
@@ -118,15 +120,6 @@ def best_of_each(slots: PoolSlots, expected: Sequence[ExpectedScore], chosen: Ca
         instructions = slots.instructions(score.candidate)
         best.setdefault((name, score.num_demos, *instructions.values()), score)
     return list(best.values())
-
-
-def best_by_number(best: Sequence[ExpectedScore]) -> dict[int, ExpectedScore]:
-    """Return the best of these arrangements of fixed demos for each number of demos, the original included."""
-    by_number: dict[int, ExpectedScore] = {}
-    for score in best:
-        if score.kind in ("original", "fixed"):
-            by_number.setdefault(score.num_demos, score)
-    return dict(sorted(by_number.items()))
 
 
 def program_scores(slots: PromptSlots, run: CompileRun, outcome: Outcome) -> list[Alternative]:

@@ -2,14 +2,13 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 import dspy
 
-from plr_dspy.compiling.choice import Decision
 from plr_dspy.compiling.comparison import MIN_ODDS
 from plr_dspy.optimizer.estimate import SAMPLED_PROMPTS, inputs_of
 from plr_dspy.optimizer.expected_scores import ExpectedScore
@@ -21,19 +20,11 @@ from plr_dspy.report.text import count
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.budget import UNCOUNTED, cost_of
 from plr_dspy.scoring.run_log import Tokens
+from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.ordering_model import FittedModel
 from plr_dspy.search.space import Candidate
 
 PREDICTIONS = 1_000  # predictions that a reported cost is for
-
-
-@dataclass(frozen=True)
-class PricedPrompt:
-    """A candidate's expected score, the tokens of its prompts without inputs, and dollars per prediction if known."""
-
-    score: ExpectedScore
-    tokens: int
-    cost: float | None
 
 
 class PromptPrices:
@@ -49,30 +40,33 @@ class PromptPrices:
     def __init__(self, examples: Examples, logged: Sequence[Tokens]) -> None:
         self._examples = examples[:SAMPLED_PROMPTS]
         self._count = token_counter()
-        self._answers = _mean_answers(logged)
-        self._inputs: dict[tuple[str, ...], float] = {}  # tokens by the names of the input fields
+        self._inputs: dict[tuple[str, ...], float] = {}  # mean tokens of inputs, by the names of their fields
+        answers: dict[str, list[int]] = defaultdict(list)
+        for call in logged:
+            for model, counts in call.items():
+                if not counts.get(UNCOUNTED):
+                    answers[model].append(counts.get("completion_tokens", 0))
+        self._answers = {model: fmean(numbers) for model, numbers in answers.items()}
 
-    def priced(self, score: ExpectedScore, program: dspy.Module) -> PricedPrompt:
-        """Return a candidate with the size of its program's prompts; with its demos alone if they cannot be built."""
-        predictors = [part for _, part in program.named_sub_modules() if isinstance(part, dspy.Predict)]
+    def priced(self, score: ExpectedScore, program: dspy.Module) -> ExpectedScore:
+        """Add the tokens and cost of a candidate's prompts; only its demos' tokens if they cannot be built."""
         usage: dict[str, Any] = defaultdict(Counter)
         num_tokens = 0
         try:
-            for predictor in predictors:
-                cached = self._size(predictor, predictor.demos)
+            for _, predictor in program.named_sub_modules(dspy.Predict):
+                prefix = self._size(predictor, predictor.demos)
                 retrieved = predictor.retrieval.num_tokens if isinstance(predictor, RetrievingPredict) else 0
-                num_tokens += cached + retrieved
-                prompt = cached + retrieved + self._mean_inputs(predictor)
-                lm = predictor.lm or dspy.settings.lm
-                usage[str(lm.model)].update(prompt_tokens=prompt, cached_tokens=cached)
+                num_tokens += prefix + retrieved
+                model = str((predictor.lm or dspy.settings.lm).model)
+                prompt = prefix + retrieved + self._mean_inputs(predictor)
+                usage[model].update(prompt_tokens=prompt, cached_tokens=prefix)
         except Exception:  # The adapter or litellm may fail; the other figures are still useful.
-            return PricedPrompt(score, score.tokens, None)
+            return replace(score, prompt_tokens=score.tokens)
         for model, counts in usage.items():
             counts["completion_tokens"] = self._answers.get(model, math.nan)
         cost = cost_of(usage)
-        if cost is not None and math.isnan(cost):
-            cost = None
-        return PricedPrompt(score, num_tokens, cost)
+        known_cost = None if cost is None or math.isnan(cost) else PREDICTIONS * cost
+        return replace(score, prompt_tokens=num_tokens, cost=known_cost)
 
     def _size(self, predictor: dspy.Predict, demos: Sequence[Any]) -> int:
         """Return the tokens of a prompt with these demos and empty inputs."""
@@ -87,95 +81,66 @@ class PromptPrices:
         return self._inputs[fields]
 
 
-def _mean_answers(logged: Sequence[Tokens]) -> dict[str, float]:
-    """Return the mean tokens of a program call's answers, by model, over the calls that report them."""
-    answers: dict[str, list[int]] = defaultdict(list)
-    for call in logged:
-        for model, counts in call.items():
-            if not counts.get(UNCOUNTED):
-                answers[model].append(counts.get("completion_tokens", 0))
-    return {model: fmean(numbers) for model, numbers in answers.items()}
-
-
 @dataclass(frozen=True)
 class Front:
     """The best candidate for each number of demos, instruction and kind.
 
     Attributes:
         prompts: The candidates from the cheapest to the dearest; by tokens if a price is unknown.
-        returned: The returned program.
-        min_probability: As in `PLReorder`.
+        reference: The returned program; the best candidate if that one was not scored.
     """
 
-    prompts: Sequence[PricedPrompt]
-    returned: ExpectedScore
+    prompts: Sequence[ExpectedScore]
+    reference: ExpectedScore
     fitted: FittedModel
     min_probability: float | None
+    build_program: Callable[[Candidate, Revision | None], dspy.Module]
 
-    def as_good(self, within: float) -> list[PricedPrompt]:
-        """Return the candidates that score at most `within` less than the returned program, cheapest first.
+    def build(self, prompt: ExpectedScore) -> dspy.Module:
+        """Build a candidate's program."""
+        return self.build_program(prompt.candidate, prompt.revision)
 
-        The expected score must be that high, and the model must give it the same certainty as a choice requires.
-        So few calls are not enough: wide intervals make a worse score probable too.
+    def as_good(self, within: float) -> list[ExpectedScore]:
+        """Return the candidates that score at most `within` less than the reference, cheapest first.
+
+        A high estimate from few calls is not enough, because the model then gives a larger loss a high probability.
         """
         max_worse = 1.0 / (1.0 + MIN_ODDS) if self.min_probability is None else 1.0 - self.min_probability
-        worse = self.probabilities_worse(within)
+        gains = self.fitted.gains(self.reference.candidate, margin=within)
         accepted = []
         for prompt in self.prompts:
-            is_close = self.returned.score - prompt.score.score <= within + 1e-9
-            if prompt.score == self.returned or (is_close and worse[prompt.score.candidate] <= max_worse):
+            gain = gains[prompt.candidate]
+            # If the reference's answers are revised, compare candidates that are revised alike.
+            worse = gain.worse if self.reference.revision is None else gain.worse_alike
+            is_close = prompt.score >= self.reference.score - within - 1e-9
+            if prompt.candidate == self.reference.candidate or (is_close and worse <= max_worse):
                 accepted.append(prompt)
         return accepted
 
-    def probabilities_worse(self, within: float) -> Mapping[Candidate, float]:
-        """Return each candidate's probability of scoring more than `within` less than the returned program."""
-        gains = self.fitted.gains(self.returned.candidate, margin=within)
-        # If the returned program's answers are revised, compare it with candidates that are revised alike.
-        is_revised = self.returned.revision is not None
-        return {candidate: gain.worse_alike if is_revised else gain.worse for candidate, gain in gains.items()}
-
-    def entries(self, slots: PoolSlots) -> list[FrontEntry]:
+    def entries(self, slots: PoolSlots, returned: Candidate) -> list[FrontEntry]:
         """Return the report's entries."""
         as_good = self.as_good(AS_GOOD)
-        worse = self.probabilities_worse(AS_GOOD)
         entries = []
         for prompt in self.prompts:
-            score = prompt.score
-            alternative = score.alternative(
-                _name(slots, score), slots.shown(score.candidate), slots.instructions(score.candidate)
-            )
+            candidate = prompt.candidate
+            shown = prompt.alternative(_name(slots, prompt), slots.shown(candidate), slots.instructions(candidate))
             entry = FrontEntry(
-                **vars(alternative),
-                kind=score.kind,
-                prompt_tokens=prompt.tokens,
-                cost=None if prompt.cost is None else PREDICTIONS * prompt.cost,
-                probability_worse=worse[score.candidate],
+                **vars(shown),
+                kind=prompt.kind,
+                prompt_tokens=prompt.prompt_tokens,
+                cost=prompt.cost,
                 is_as_good=prompt in as_good,
-                is_returned=score == self.returned,
+                is_returned=candidate == returned,
             )
             entries.append(entry)
         return entries
 
 
-def make_front(
-    scores: Sequence[ExpectedScore],
-    slots: PoolSlots,
-    decision: Decision,
-    fitted: FittedModel,
-    prices: PromptPrices,
-    *,
-    min_probability: float | None,
-) -> Front | None:
-    """Price the candidates' prompts; return None if the returned program was not scored."""
-    returned = next((score for score in scores if score.candidate == decision.ordering), None)
-    if returned is None:
-        return None
+def priced_prompts(scores: Sequence[ExpectedScore], slots: PoolSlots, prices: PromptPrices) -> list[ExpectedScore]:
+    """Price the prompts of candidates; return the candidates from the cheapest to the dearest."""
     prompts = [prices.priced(score, slots.build(score.candidate)) for score in scores]
-    if any(prompt.cost is None for prompt in prompts):
-        prompts.sort(key=lambda prompt: (prompt.tokens, -prompt.score.score))
-    else:
-        prompts.sort(key=lambda prompt: (prompt.cost, prompt.tokens, -prompt.score.score))
-    return Front(prompts, returned, fitted, min_probability)
+    is_priced = all(prompt.cost is not None for prompt in prompts)
+    return sorted(prompts, key=lambda prompt: (prompt.cost if is_priced else 0.0, prompt.prompt_tokens, -prompt.score))
 
 
 def _name(slots: PoolSlots, score: ExpectedScore) -> str:
@@ -185,9 +150,7 @@ def _name(slots: PoolSlots, score: ExpectedScore) -> str:
     name = count(score.num_demos, f"{score.kind} demo") if score.num_demos else "no demos"
     if score.kind == "original":
         name = "your program" if score.revision is None else f"your program, {score.revision.adjective}"
-    instructions = slots.instructions(score.candidate)
-    for predictor, number in instructions.items():
+    for predictor, number in slots.instructions(score.candidate).items():
         if number:
-            name += f", instruction {number}"
-            name += f" of {predictor}" if len(instructions) > 1 else ""
+            name += f", instruction {number} of {predictor}"
     return name

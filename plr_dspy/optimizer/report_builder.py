@@ -45,7 +45,6 @@ class FinishedProgram:
 
     program: dspy.Module
     front: list[FrontEntry] = field(default_factory=list)
-    best_by_number: list[Alternative] = field(default_factory=list)
     instructions: list[InstructionReport] = field(default_factory=list)
     retrieval: RetrievalReport | None = None
 
@@ -100,7 +99,6 @@ def build_report(
         plr_dspy_version=__version__,
         dspy_version=dspy.__version__,
         front=finished.front,
-        best_by_number=finished.best_by_number,
         programs=programs,
         instructions=finished.instructions,
         proposals=proposal_report(setup),

@@ -102,7 +102,7 @@ class Alternative(Part):
         score, interval: Expected score on new examples, and its 95 % interval, if known.
         num_examples: Number of examples that the score is estimated from.
         tokens: Number of tokens in all its demos, by GPT-4o's tokenizer.
-        num_demos, ordering: Number of demos, and their indices by predictor; only in `best_by_number`.
+        num_demos, ordering: Number of demos, and their indices by predictor; only in `front`.
         instructions: Number of each predictor's instruction in `ReportData.instructions`.
     """
 
@@ -124,7 +124,6 @@ class FrontEntry(Alternative):
         prompt_tokens: Number of tokens in its prompts without inputs, by GPT-4o's tokenizer: instructions and demos.
         cost: US dollars for 1,000 predictions at litellm's list prices, with answers as long as the compile's.
             Instructions and fixed demos cost the price of cached tokens if there is one. None if unknown.
-        probability_worse: Probability of scoring more than .01 less than the returned program on new examples.
         is_as_good: Whether `program_with(within=.01)` accepts it.
         is_returned: Whether it is the returned program.
     """
@@ -132,7 +131,6 @@ class FrontEntry(Alternative):
     kind: PromptKind
     prompt_tokens: int
     cost: float | None
-    probability_worse: float
     is_as_good: bool
     is_returned: bool
 
@@ -325,7 +323,6 @@ class ReportData(Part):
         settings: Everything that determines the run, including the seed.
         front: The best candidate for each number of demos, instruction and kind, if demos were chosen; the
             cheapest first.
-        best_by_number: The best arrangement of fixed demos for each number of demos, if demos were chosen.
         retrieval: The choice between fixed and retrieved demos, if there was one.
         programs: Expected scores of the programs that the user passed, best first.
         instructions: The predictors' instructions, if these were chosen.
@@ -357,7 +354,6 @@ class ReportData(Part):
     dspy_version: str
     schema_version: Literal[21] = SCHEMA_VERSION
     front: list[FrontEntry] = []
-    best_by_number: list[Alternative] = []
     programs: list[Alternative] = []
     instructions: list[InstructionReport] = []
     proposals: ProposalReport | None = None
@@ -391,6 +387,15 @@ class ReportData(Part):
         if self.returned.name != self.original.name:
             return False
         return all(slot.ordering == slot.original for slot in self.slots)
+
+    @property
+    def best_by_number(self) -> list[FrontEntry]:
+        """The best arrangement of fixed demos for each number of demos; the returned one takes precedence."""
+        best: dict[int, FrontEntry] = {}
+        for entry in sorted(self.front, key=lambda entry: (not entry.is_returned, -entry.score)):
+            if entry.kind in ("original", "fixed"):
+                best.setdefault(entry.num_demos, entry)
+        return [best[number] for number in sorted(best)]
 
     @property
     def undominated(self) -> list[FrontEntry]:

@@ -339,8 +339,8 @@ def _cheaper_prompt(report: ReportData) -> Iterator[str]:
     if cheapest is None or returned is None or cheapest.is_returned:
         return
     yield (
-        f"a cheaper prompt scores at most {AS_GOOD} less: {cheapest.name} ({_price(cheapest)} instead of "
-        f"{_price(returned)}): optimizer.program_with(within={AS_GOOD})"
+        f"a cheaper prompt is probably as good, within {AS_GOOD}: {cheapest.name} ({_price(cheapest)} instead of "
+        f"{_price(returned)}); build it: optimizer.program_with(within={AS_GOOD})"
     )
 
 
@@ -378,11 +378,13 @@ def details(report: ReportData) -> Iterator[str]:
         yield from _demos(slot)
     if report.best_by_number:
         yield "best score for each number of demos:"
-        yield from _table({best.name: _describe(best) for best in report.best_by_number})
+        yield from _table({count(best.num_demos, "demo"): _describe(best) for best in report.best_by_number})
     cheap = [entry for entry in report.undominated if entry.is_as_good]
     if cheap:
-        yield f"cheapest prompts that are as good (expected to score at most {AS_GOOD} less):"
-        yield from _table({entry.name: f"{_scored(entry)}, {_price(entry)}" for entry in cheap})
+        yield f"cheapest prompts that are as good, within {AS_GOOD}:"
+        yield from _table(
+            {entry.name: f"{score_text(entry.score, *(entry.interval or ()))}, {_price(entry)}" for entry in cheap}
+        )
     for instruction in report.instructions:
         yield from _instructions(instruction)
     proposals = report.proposals
@@ -418,12 +420,8 @@ def _demos(slot: SlotReport) -> Iterator[str]:
 
 
 def _describe(alternative: Alternative) -> str:
-    return f"{_scored(alternative)}, {alternative.tokens:,} tokens"
-
-
-def _scored(alternative: Alternative) -> str:
     score = score_text(alternative.score, *(alternative.interval or ()))
-    return f"{score} on {alternative.num_examples} examples"
+    return f"{score} on {alternative.num_examples} examples, {alternative.tokens:,} tokens"
 
 
 def _instructions(report: InstructionReport) -> Iterator[str]:

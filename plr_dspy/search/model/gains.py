@@ -83,10 +83,7 @@ class Gains(NamedTuple):
         return Gains(probabilities, means, variances, possible)
 
     def summary(self, *, margin: float = 0.0) -> GainSummary:
-        """Return the averages over the hypotheses.
-
-        A positive `margin` makes `above` and `below` the probabilities of a gain above and below ``-margin``.
-        """
+        """Return the averages over the hypotheses; `above` and `below` compare gains with ``-margin``."""
         variances = np.where(self.possible, self.variances, 0.0)
         deviations = np.where(self.possible, np.sqrt(np.maximum(variances, 1e-18)), 1.0)
         above = np.where(self.possible, special.ndtr((self.means + margin) / deviations), float(margin > 0.0))

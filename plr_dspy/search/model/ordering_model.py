@@ -340,7 +340,7 @@ class FittedModel:
     def gains(self, reference: Candidate, *, margin: float = 0.0) -> dict[Candidate, Gain]:
         """Return each fitted ordering's gain over the reference, whose answers stay unrevised.
 
-        A positive `margin` makes all probabilities those of a gain above or below ``-margin``.
+        Its probabilities are those of a gain above and below ``-margin``, and not above and below 0.
         """
         number = self.orderings.index(reference)
         above_alike = np.ones(len(self.orderings))
