@@ -154,15 +154,21 @@ def size_of_call(setup: CompileSetup, teacher: dspy.Module | None = None) -> Cal
 
 
 def _prompt_of(predictor: dspy.Predict, example: dspy.Example) -> Messages:
-    """Return the prompt for an example; missing inputs are taken from the first demo."""
-    sources: list[Any] = [example.inputs(), *predictor.demos[:1]]
-    inputs = {}
-    for name in predictor.signature.input_fields:
-        inputs[name] = next((fields[name] for fields in sources if name in fields), "")
+    """Return the prompt for an example."""
+    inputs = inputs_of(predictor, example)
     demos = predictor.demos
     if isinstance(predictor, RetrievingPredict):
         demos = predictor.shown(inputs)
     return messages_of(predictor, demos, inputs)
+
+
+def inputs_of(predictor: dspy.Predict, example: dspy.Example) -> dict[str, Any]:
+    """Return a predictor's inputs for an example; missing ones are taken from the first demo."""
+    sources: list[Any] = [example.inputs(), *predictor.demos[:1]]
+    inputs = {}
+    for name in predictor.signature.input_fields:
+        inputs[name] = next((fields[name] for fields in sources if name in fields), "")
+    return inputs
 
 
 def make_budget(setup: CompileSetup, log: RunLog | None = None, started: float | None = None) -> Budget:

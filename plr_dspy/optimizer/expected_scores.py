@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from plr_dspy.compiling.choice import Outcome
 from plr_dspy.compiling.run import CompileRun
-from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.slots import PoolSlots, PromptSlots
-from plr_dspy.report.schema import Alternative, RetrievalReport
-from plr_dspy.report.stop import StopReason
+from plr_dspy.report.schema import Alternative, PromptKind, RetrievalReport
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.search.model.answers import Revision
+from plr_dspy.search.model.ordering_model import FittedModel
 from plr_dspy.search.space import Candidate, WholeProgram
 
 
@@ -21,12 +21,15 @@ class ExpectedScore:
     """A candidate's expected score on new examples."""
 
     candidate: Candidate
+    kind: PromptKind
     revision: Revision | None  # revision of its answers; None if they are unchanged
     score: float
     interval: tuple[float, float]
     num_examples: int  # examples that it was scored on
     num_demos: int
     tokens: int  # tokens of its demos
+    prompt_tokens: int = 0  # tokens of its prompts without inputs, once counted
+    cost: float | None = None  # dollars for 1,000 predictions; None if unknown
 
     def alternative(
         self, name: str, ordering: dict[str, list[int]] | None = None, instructions: dict[str, int] | None = None
@@ -44,17 +47,26 @@ class ExpectedScore:
         )
 
 
-def expected_scores(slots: PromptSlots, run: CompileRun, outcome: Outcome) -> list[ExpectedScore]:
+def fitted_model(run: CompileRun, outcome: Outcome) -> FittedModel | None:
+    """Return the model fitted to all scores; None if there are none."""
+    scores = run.scores()
+    if not scores:
+        return None
+    decision = outcome.decision
+    return decision.fitted or run.search.model.fit(scores, kept=[run.original, decision.ordering])
+
+
+def expected_scores(
+    slots: PromptSlots, run: CompileRun, outcome: Outcome, fitted: FittedModel | None
+) -> list[ExpectedScore]:
     """Return the expected scores of all scored candidates, best first.
 
     A score is the unchanged original's score plus the expected gain, so its interval covers the errors of both.
     """
     original = run.original
     decision = outcome.decision
-    scores = run.scores()
-    if not scores:
+    if fitted is None:
         return []
-    fitted = decision.fitted or run.search.model.fit(scores, kept=[original, decision.ordering])
     counts = dict(zip(fitted.orderings, (~np.isnan(fitted.counted_scores)).sum(axis=1).tolist(), strict=True))
     candidates = [estimate.ordering for estimate in fitted.estimates()]
     reference = original if original in counts else candidates[0]
@@ -77,6 +89,7 @@ def expected_scores(slots: PromptSlots, run: CompileRun, outcome: Outcome) -> li
         expected.append(
             ExpectedScore(
                 candidate,
+                _kind_of(slots, original, candidate),
                 revision,
                 score,
                 interval,
@@ -88,18 +101,25 @@ def expected_scores(slots: PromptSlots, run: CompileRun, outcome: Outcome) -> li
     return expected
 
 
-def best_by_number(
-    setup: CompileSetup, slots: PoolSlots, expected: Sequence[ExpectedScore], outcome: Outcome
-) -> dict[int, ExpectedScore]:
-    """Return the best arrangement for each number of demos; the chosen one takes precedence."""
-    if outcome.stop.reason is StopReason.ERROR:  # Some scores may come from failed calls.
-        return {}
-    best: dict[int, ExpectedScore] = {}
-    for candidate_score in sorted(expected, key=lambda score: score.candidate != outcome.decision.ordering):
-        candidate = candidate_score.candidate
-        if candidate == setup.original or slots.space.contains(candidate):
-            best.setdefault(candidate_score.num_demos, candidate_score)
-    return dict(sorted(best.items()))
+def _kind_of(slots: PromptSlots, original: Candidate, candidate: Candidate) -> PromptKind:
+    """Return what a candidate is."""
+    if candidate == original:
+        return "original"
+    if candidate in slots.rivals:
+        return "program"
+    if isinstance(slots, RetrievalSlots) and slots.variation(candidate) is not None:
+        return "retrieved"
+    return "fixed"
+
+
+def best_of_each(slots: PoolSlots, expected: Sequence[ExpectedScore], chosen: Candidate) -> list[ExpectedScore]:
+    """Return the best candidate for each number of demos, instruction and kind; the chosen one takes precedence."""
+    best: dict[Any, ExpectedScore] = {}
+    for score in sorted(expected, key=lambda score: score.candidate != chosen):
+        name = score.candidate if score.kind == "program" else score.kind
+        instructions = slots.instructions(score.candidate)
+        best.setdefault((name, score.num_demos, *instructions.values()), score)
+    return list(best.values())
 
 
 def program_scores(slots: PromptSlots, run: CompileRun, outcome: Outcome) -> list[Alternative]:
@@ -107,21 +127,18 @@ def program_scores(slots: PromptSlots, run: CompileRun, outcome: Outcome) -> lis
     if not slots.rivals:
         return []
     entries = []
-    for score in expected_scores(slots, run, outcome):
-        if score.candidate in slots.rivals:
+    for score in expected_scores(slots, run, outcome, fitted_model(run, outcome)):
+        if score.kind == "program":
             entries.append(score.alternative(slots.rivals[score.candidate].name))
     return entries
 
 
-def compare_ways(
-    setup: CompileSetup, slots: RetrievalSlots, expected: Sequence[ExpectedScore], chosen: Candidate
-) -> RetrievalReport:
+def compare_ways(slots: RetrievalSlots, expected: Sequence[ExpectedScore], chosen: Candidate) -> RetrievalReport:
     """Compare fixed, retrieved and no demos by the best candidate of each kind."""
     best: dict[str, ExpectedScore] = {}
     for score in expected:
-        if score.candidate in slots.rivals:
-            continue
-        best.setdefault(_kind_of(setup, slots, score), score)
+        if score.kind != "program":
+            best.setdefault(_way_of(score), score)
     variation = None
     text = ""
     if isinstance(chosen, WholeProgram) and slots.variation(chosen) is not None:
@@ -135,10 +152,10 @@ def compare_ways(
     )
 
 
-def _kind_of(setup: CompileSetup, slots: RetrievalSlots, expected: ExpectedScore) -> str:
+def _way_of(expected: ExpectedScore) -> str:
     """Return the report's name for the kind of demos that a candidate shows."""
-    if expected.candidate == setup.original:
+    if expected.kind == "original":
         return "your program" if expected.revision is None else f"your program, {expected.revision.adjective}"
-    if slots.variation(expected.candidate) is not None:
+    if expected.kind == "retrieved":
         return "the best retrieved demos"
     return "the best fixed demos" if expected.num_demos else "no demos"

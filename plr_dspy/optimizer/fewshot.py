@@ -7,7 +7,6 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import dspy
@@ -19,7 +18,8 @@ from plr_dspy.compiling.plan import Plan, ProblemSize, make_plan
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.optimizer.demos import TeacherWork, demo_examples, make_attempts, plan_attempts, pools_of, why_none
-from plr_dspy.optimizer.expected_scores import best_by_number, compare_ways, expected_scores
+from plr_dspy.optimizer.expected_scores import best_of_each, compare_ways, expected_scores, fitted_model
+from plr_dspy.optimizer.front import Front, PromptPrices, priced_prompts
 from plr_dspy.optimizer.instruction_scores import compare_instructions
 from plr_dspy.optimizer.learning import LearningOptimizer
 from plr_dspy.optimizer.proposals import ProposalWork, make_proposals, planned_proposals, proposed_instructions
@@ -38,6 +38,7 @@ from plr_dspy.programs.instructions import (
 )
 from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import Examples, by_content
+from plr_dspy.report.stop import StopReason
 from plr_dspy.retrieval.slots import RetrievalSlots, make_pools, variations
 from plr_dspy.scoring.run_log import FAILED
 from plr_dspy.statistics.arrays import Array
@@ -84,7 +85,7 @@ class PLFewShot(LearningOptimizer):
 
     Attributes:
         report: As in `PLReorder`. Demo numbers are indices into the pools, which ``report.slots`` lists
-            with the demos' origins. ``report.best_by_number`` has the best arrangement for each number,
+            with the demos' origins. ``report.front`` has the scores, tokens and costs of the best candidates,
             and ``report.instructions`` the instructions, with the expected score of each.
         best_program: As in `PLReorder`.
 
@@ -111,7 +112,7 @@ class PLFewShot(LearningOptimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._builders: dict[int, Callable[[], dspy.Module]] = {}  # by number of demos
+        self._front: Front | None = None
         self._vectors: dict[Any, dict[str, Array]] = {}  # embeddings of texts, by embedder
 
     def check_together(self) -> None:
@@ -152,20 +153,34 @@ class PLFewShot(LearningOptimizer):
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
         return make_plan(self.auto, size, max_metric_calls=self.max_metric_calls, signal=signal, searched="demos")
 
-    def program_with(self, num_demos: int) -> dspy.Module:
-        """Build the last compile's program with the best arrangement of this many demos.
+    def program_with(self, num_demos: int | None = None, *, within: float | None = None) -> dspy.Module:
+        """Build another program of the last compile: one with this many demos, or the cheapest that is as good.
 
         Args:
-            num_demos: Total number of demos in all predictors.
+            num_demos: Total number of demos in all predictors; the best arrangement of them is built.
+            within: Maximum loss of score, in the metric's units. Builds the cheapest program of
+                ``report.front`` whose expected score on new examples is at most this much below the
+                returned program's. By the model of scores, it is worse than that with a probability of
+                at most .25, or ``1 - min_probability``. It never costs more than the returned program.
 
         Raises:
-            ValueError: If no arrangement with this many demos was scored.
+            ValueError: If not exactly one argument is passed, `within` is negative, or no arrangement with
+                this many demos was scored.
         """
-        if self.report is None or not self._builders:
+        if (num_demos is None) == (within is None):
+            raise UserError(
+                f"program_with needs either num_demos or within; got {num_demos=}, {within=}: pass exactly one"
+            )
+        if self.report is None or self._front is None:
             raise UserError("program_with needs scored arrangements: call compile first, with max_metric_calls above 0")
-        if type(num_demos) is not int or num_demos not in self._builders:
-            raise UserError(f"num_demos must be one of {list(self._builders)}, which were scored; got {num_demos!r}")
-        return self._builders[num_demos]()
+        if within is not None:
+            if type(within) not in (int, float) or not 0 <= within < math.inf:
+                raise UserError(f"within must be a finite number of at least 0; got {within!r}: pass one such as 0.01")
+            return self._front.build(self._front.as_good(within)[0])
+        places = {entry.num_demos: self.report.front.index(entry) for entry in self.report.best_by_number}
+        if type(num_demos) is not int or num_demos not in places:
+            raise UserError(f"num_demos must be one of {list(places)}, which were scored; got {num_demos!r}")
+        return self._front.build(self._front.prompts[places[num_demos]])
 
     def _choices(
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
@@ -343,27 +358,29 @@ class PLFewShot(LearningOptimizer):
     def _finish(
         self, setup: CompileSetup, run: CompileRun, outcome: Outcome, build_program: Callable[..., dspy.Module]
     ) -> FinishedProgram:
-        """Build the result, and keep a builder of the best program for each number of demos."""
+        """Build the result, and keep the best candidates for `program_with`."""
         slots = setup.slots
         assert isinstance(slots, PoolSlots)
-        expected = expected_scores(slots, run, outcome)
-        best = best_by_number(setup, slots, expected, outcome)
-        self._builders = {}
-        for number, score in best.items():
-            self._builders[number] = partial(build_program, score.candidate, score.revision)
+        chosen = outcome.decision.ordering
+        fitted = fitted_model(run, outcome)
+        expected = expected_scores(slots, run, outcome, fitted)
+        best = best_of_each(slots, expected, chosen)
+        self._front = None
+        # After an error, some scores may come from failed calls.
+        if fitted is not None and outcome.stop.reason is not StopReason.ERROR:
+            prices = PromptPrices(setup.scored_examples, run.evaluator.log.tokens)
+            prompts = priced_prompts(best, slots, prices)
+            self._front = Front(prompts, best[0], fitted, self.min_probability, build_program)
         retrieval = None
         if isinstance(slots, RetrievalSlots):
-            retrieval = compare_ways(setup, slots, expected, outcome.decision.ordering)
-        program = build_program(outcome.decision.ordering, outcome.decision.revision)
+            retrieval = compare_ways(slots, expected, chosen)
+        program = build_program(chosen, outcome.decision.revision)
         obstacle = json_obstacle(program)
         if obstacle:
             logger.warning("%s", obstacle)
         return FinishedProgram(
             program,
-            best_by_number=[
-                score.alternative(f"{number} demos", slots.shown(score.candidate), slots.instructions(score.candidate))
-                for number, score in best.items()
-            ],
+            front=[] if self._front is None else self._front.entries(slots, chosen),
             instructions=compare_instructions(setup, slots, expected, outcome),
             retrieval=retrieval,
         )

@@ -21,6 +21,7 @@ from plr_dspy.report.report import Report
 from plr_dspy.report.schema import (
     Alternative,
     Candidate,
+    FrontEntry,
     InstructionReport,
     ProgramState,
     RetrievalReport,
@@ -43,7 +44,7 @@ class FinishedProgram:
     """The program that a compile returns, and the report's entries on its demos."""
 
     program: dspy.Module
-    best_by_number: list[Alternative] = field(default_factory=list)
+    front: list[FrontEntry] = field(default_factory=list)
     instructions: list[InstructionReport] = field(default_factory=list)
     retrieval: RetrievalReport | None = None
 
@@ -97,7 +98,7 @@ def build_report(
         settings=setup.settings(),
         plr_dspy_version=__version__,
         dspy_version=dspy.__version__,
-        best_by_number=finished.best_by_number,
+        front=finished.front,
         programs=programs,
         instructions=finished.instructions,
         proposals=proposal_report(setup),

@@ -8,6 +8,7 @@ from plr_dspy.errors import MissingPackageError
 from plr_dspy.report.schema import ReportData
 
 try:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 except ImportError as error:
     raise MissingPackageError("plots need matplotlib: pip install 'plr-dspy[plots]'") from error
@@ -23,9 +24,13 @@ class Picture(Figure):
 
 
 def figure(report: ReportData) -> Picture:
-    """Plot the scores of each round against program calls, then the scores of both programs with intervals."""
-    picture = Picture(figsize=(7.0, 3.5), layout="constrained")
-    axis = picture.subplots()
+    """Plot the scores of each round against program calls, then the scores of both programs with intervals.
+
+    If there is a front of prompts, a second plot shows their scores against their tokens.
+    """
+    num_plots = 1 + bool(report.undominated)
+    picture = Picture(figsize=(7.0 * num_plots, 3.5), layout="constrained")
+    axis, *others = picture.subplots(ncols=num_plots, squeeze=False)[0]
     calls = [iteration.program_calls for iteration in report.history]
     means = [iteration.mean_score for iteration in report.history]
     best_scores = [iteration.best_score_so_far for iteration in report.history]
@@ -38,11 +43,22 @@ def figure(report: ReportData) -> Picture:
             "returned program": comparison.expected_chosen or (comparison.chosen,) * 3,
         }
         position = 1.0 * report.program_calls["total"]
-        for name, (score, low, high) in programs.items():
+        for name, scores in programs.items():
             position *= 1.03
-            errors = [[max(0.0, score - low)], [max(0.0, high - score)]]
-            axis.errorbar([position], [score], yerr=errors, fmt="D", capsize=4, label=name)
-    axis.set_xlabel("program calls")
-    axis.set_ylabel("score")
+            _plot_score(axis, position, *scores, fmt="D", label=name)
+    axis.set(xlabel="program calls", ylabel="score")
     axis.legend()
+    for front_axis in others:
+        for entry in report.undominated:
+            interval = entry.interval or (entry.score, entry.score)
+            marker = "D" if entry.is_returned else "o"
+            _plot_score(front_axis, entry.prompt_tokens, entry.score, *interval, fmt=marker, label=entry.name)
+        front_axis.set(xlabel="tokens of instructions and demos", ylabel="expected score")
+        front_axis.legend()
     return picture
+
+
+def _plot_score(axis: Axes, position: float, score: float, low: float, high: float, *, fmt: str, label: str) -> None:
+    """Plot a score with its interval."""
+    errors = [[max(0.0, score - low)], [max(0.0, high - score)]]
+    axis.errorbar([position], [score], yerr=errors, fmt=fmt, capsize=4, label=label)

@@ -10,6 +10,9 @@ from plr_dspy.report.stop import StopReason
 
 SCHEMA_VERSION: Literal[21] = 21  # version of the JSON format
 
+AS_GOOD = 0.01  # maximum loss of expected score, compared with the returned program, of a prompt that is as good
+
+PromptKind = Literal["original", "fixed", "retrieved", "program"]
 ScoreRange = tuple[float, float, float]  # a score, and the ends of its 95 % interval
 
 
@@ -99,7 +102,7 @@ class Alternative(Part):
         score, interval: Expected score on new examples, and its 95 % interval, if known.
         num_examples: Number of examples that the score is estimated from.
         tokens: Number of tokens in all its demos, by GPT-4o's tokenizer.
-        num_demos, ordering: Number of demos, and their indices by predictor; only in `best_by_number`.
+        num_demos, ordering: Number of demos, and their indices by predictor; only in `front`.
         instructions: Number of each predictor's instruction in `ReportData.instructions`.
     """
 
@@ -111,6 +114,25 @@ class Alternative(Part):
     num_demos: int = 0
     ordering: dict[str, list[int]] = {}
     instructions: dict[str, int] = {}
+
+
+class FrontEntry(Alternative):
+    """The best candidate of a kind with a number of demos and an instruction; if possible, the returned one.
+
+    Attributes:
+        kind: "original" (your program), "fixed" or "retrieved" demos, or "program" (one that you passed).
+        prompt_tokens: Number of tokens in its prompts without inputs, by GPT-4o's tokenizer: instructions and demos.
+        cost: US dollars for 1,000 predictions at litellm's list prices, with answers as long as the compile's.
+            Instructions and fixed demos cost the price of cached tokens if there is one. None if unknown.
+        is_as_good: Whether `program_with(within=.01)` accepts it.
+        is_returned: Whether it is the returned program.
+    """
+
+    kind: PromptKind
+    prompt_tokens: int
+    cost: float | None
+    is_as_good: bool
+    is_returned: bool
 
 
 class InstructionScore(Part):
@@ -299,7 +321,8 @@ class ReportData(Part):
         errors: Calls that raised exceptions, by type and outcome.
         stopped, stop_reason: Why the search ended, or the exception that ended the compile.
         settings: Everything that determines the run, including the seed.
-        best_by_number: The best arrangement for each number of demos, if demos were chosen.
+        front: The best candidate for each number of demos, instruction and kind, if demos were chosen; the
+            cheapest first.
         retrieval: The choice between fixed and retrieved demos, if there was one.
         programs: Expected scores of the programs that the user passed, best first.
         instructions: The predictors' instructions, if these were chosen.
@@ -330,7 +353,7 @@ class ReportData(Part):
     plr_dspy_version: str
     dspy_version: str
     schema_version: Literal[21] = SCHEMA_VERSION
-    best_by_number: list[Alternative] = []
+    front: list[FrontEntry] = []
     programs: list[Alternative] = []
     instructions: list[InstructionReport] = []
     proposals: ProposalReport | None = None
@@ -366,16 +389,19 @@ class ReportData(Part):
         return all(slot.ordering == slot.original for slot in self.slots)
 
     @property
-    def chosen_of_number(self) -> Alternative | None:
-        """The chosen arrangement in `best_by_number`; None if no fixed demos were chosen."""
-        if self.retrieves or self.returned.name:
-            return None
-        ordering = {slot.predictor: slot.ordering for slot in self.slots}
-        numbers = {}
-        for instruction in self.instructions:
-            if instruction.alternatives:
-                numbers[instruction.predictor] = instruction.chosen
-        for best in self.best_by_number:
-            if best.ordering == ordering and best.instructions == numbers:
-                return best
-        return None
+    def best_by_number(self) -> list[FrontEntry]:
+        """The best arrangement of fixed demos for each number of demos; the returned one takes precedence."""
+        best: dict[int, FrontEntry] = {}
+        for entry in sorted(self.front, key=lambda entry: (not entry.is_returned, -entry.score)):
+            if entry.kind in ("original", "fixed"):
+                best.setdefault(entry.num_demos, entry)
+        return [best[number] for number in sorted(best)]
+
+    @property
+    def undominated(self) -> list[FrontEntry]:
+        """The entries of `front` that score higher than all cheaper ones."""
+        undominated: list[FrontEntry] = []
+        for entry in self.front:
+            if not undominated or entry.score > undominated[-1].score:
+                undominated.append(entry)
+        return undominated

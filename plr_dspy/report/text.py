@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from plr_dspy.report.schema import Alternative, Comparison, InstructionReport, ProgramState, ReportData, SlotReport
+from plr_dspy.report.schema import (
+    AS_GOOD,
+    Alternative,
+    Comparison,
+    FrontEntry,
+    InstructionReport,
+    ProgramState,
+    ReportData,
+    SlotReport,
+)
 from plr_dspy.report.stop import StopReason
 
 MIN_WIN_PROBABILITY = 0.9  # below this probability of a gain, it "may be chance"
@@ -82,7 +91,7 @@ def summary(report: ReportData) -> Iterator[str]:
         chosen = instruction.alternatives[instruction.chosen]
         yield f"instruction of {instruction.predictor} ({chosen.origin}): {_one_line(chosen.text)}"
     yield from _calibration(report)
-    yield from _fewer_demos(report)
+    yield from _cheaper_prompt(report)
     retrieval = report.retrieval
     if retrieval is not None and report.retrieves:
         yield f"demos are retrieved for each input: {retrieval.text}; all {retrieval.num_pooled:,} are saved with it"
@@ -323,16 +332,21 @@ def _calibration(report: ReportData) -> Iterator[str]:
         )
 
 
-def _fewer_demos(report: ReportData) -> Iterator[str]:
-    """Name the smallest number of demos that may do as well as the chosen number."""
-    chosen = report.chosen_of_number
-    if chosen is None:
+def _cheaper_prompt(report: ReportData) -> Iterator[str]:
+    """Name the cheapest prompt that is as good as the returned program's, if it is another one."""
+    cheapest = next((entry for entry in report.front if entry.is_as_good), None)
+    returned = next((entry for entry in report.front if entry.is_returned), None)
+    if cheapest is None or returned is None or cheapest.is_returned:
         return
-    for other in report.best_by_number:
-        is_fewer = other.num_demos < chosen.num_demos and other.num_demos != report.original.num_demos
-        if is_fewer and other.interval is not None and other.interval[1] >= chosen.score:
-            yield f"{count(other.num_demos, 'demo')} may do as well: optimizer.program_with({other.num_demos})"
-            return
+    yield (
+        f"a cheaper prompt is probably as good, within {AS_GOOD}: {cheapest.name} ({_price(cheapest)} instead of "
+        f"{_price(returned)}); build it: optimizer.program_with(within={AS_GOOD})"
+    )
+
+
+def _price(entry: FrontEntry) -> str:
+    cost = "" if not entry.cost else f", {dollars(entry.cost)} per 1,000 predictions"
+    return f"{entry.prompt_tokens:,} tokens{cost}"
 
 
 def details(report: ReportData) -> Iterator[str]:
@@ -364,7 +378,13 @@ def details(report: ReportData) -> Iterator[str]:
         yield from _demos(slot)
     if report.best_by_number:
         yield "best score for each number of demos:"
-        yield from _table({best.name: _describe(best) for best in report.best_by_number})
+        yield from _table({count(best.num_demos, "demo"): _describe(best) for best in report.best_by_number})
+    cheap = [entry for entry in report.undominated if entry.is_as_good]
+    if cheap:
+        yield f"cheapest prompts that are as good, within {AS_GOOD}:"
+        yield from _table(
+            {entry.name: f"{score_text(entry.score, *(entry.interval or ()))}, {_price(entry)}" for entry in cheap}
+        )
     for instruction in report.instructions:
         yield from _instructions(instruction)
     proposals = report.proposals

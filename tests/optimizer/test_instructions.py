@@ -113,7 +113,8 @@ class TestChoice:
             assert len(other.demos) == len(entry.ordering["self"]) == entry.num_demos <= 3
             texts = [choice.text for choice in optimizer.report.instructions[0].alternatives]
             assert other.signature.instructions == texts[entry.instructions["self"]]
-        assert optimizer.report.chosen_of_number.num_demos == len(program.demos)
+        (returned,) = (entry for entry in optimizer.report.front if entry.is_returned)
+        assert returned.num_demos == len(program.demos)
         assert optimizer.report.original.num_demos == 2
 
     def test_copies_and_blanks_are_dropped(self, instructed):

@@ -152,7 +152,7 @@ def test_a_report_gives_one_score_of_a_program(probabilities, calibrate, seed):
     options = {"calibrate": calibrate, "seed": seed, "max_metric_calls": 100, "max_demos": 3}
     _, report = compiled(PLFewShot, F1("positive"), engine=Engine(probabilities=probabilities), **options)
     c = report.comparison
-    returned = report.chosen_of_number
+    (returned,) = (entry for entry in report.front if entry.is_returned)
     assert returned.score == pytest.approx(c.expected_chosen[0], abs=1e-5)
     stays = returned.ordering == {slot.predictor: slot.original for slot in report.slots}
     if stays and not (report.calibration and report.calibration.applied):

@@ -13,7 +13,7 @@ from fakes import digest, engine_for, exact_match, fake_lm, interrupt, lm_of, qu
 
 from plr_dspy import PLFewShot, PLReorder, Report
 from plr_dspy.baselines import StaticOrder
-from plr_dspy.report.schema import Alternative, CalibrationEffect, Evidence, Signal
+from plr_dspy.report.schema import Alternative, CalibrationEffect, Evidence, FrontEntry, Signal
 from plr_dspy.report.stop import StopReason
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -320,28 +320,33 @@ class TestText:
         assert lines[0].startswith(sentence) == warned
         assert lines[warned].startswith("PLReorder: ")
 
-    def test_fewer_demos_that_may_do_as_well(self, chosen):
-        def best_with(number, score, interval):
-            return Alternative(
-                name="any",
-                num_examples=9,
-                num_demos=number,
-                ordering={"self": [*range(number)][::-1]},
-                tokens=30 * number,
-                score=score,
-                interval=interval,
-            )
+    def test_a_cheaper_prompt_that_is_as_good(self, chosen):
+        def entry(number, score, *, cost=None, **flags):
+            data = {
+                "name": f"{number} demos",
+                "num_examples": 9,
+                "num_demos": number,
+                "score": score,
+                "kind": "fixed",
+                "prompt_tokens": 100 + 30 * number,
+                "cost": cost,
+                "is_as_good": False,
+                "is_returned": False,
+            }
+            return FrontEntry(**data | flags)
 
-        numbers = [
-            best_with(0, 0.4, (0.3, 0.5)),
-            best_with(1, 0.7, (0.4, 1.0)),
-            best_with(2, 0.8, (0.75, 0.85)),
-            best_with(3, 0.99, (0.95, 1.0)),
-        ]
-        text = str(by_hand(best_by_number=numbers))
-        assert "\n1 demo may do as well: optimizer.program_with(1)\n" in text
-        del numbers[1]
-        assert "may do as well" not in str(by_hand(best_by_number=numbers))
+        returned = entry(4, 0.8, cost=0.25, is_as_good=True, is_returned=True)
+        front = [entry(0, 0.4), entry(1, 0.79, cost=0.124, is_as_good=True), entry(2, 0.7, is_as_good=True), returned]
+        report = by_hand(front=front)
+        assert (
+            "\na cheaper prompt is probably as good, within 0.01: 1 demos (130 tokens, $0.12 per 1,000 predictions "
+            "instead of 220 tokens, $0.25 per 1,000 predictions); build it: optimizer.program_with(within=0.01)\n"
+        ) in str(report)
+        table = report.details().split("as good, within 0.01:\n")[1].splitlines()
+        assert [line.split()[0] for line in table[:2]] == ["1", "4"]
+        assert "2 demos  0.7" not in "\n".join(table)
+        for others in ([returned], [entry(0, 0.9), returned], []):
+            assert "a cheaper prompt" not in str(by_hand(front=others))
         slot = chosen.slots[0]
         for demo in slot.ordering:
             assert f"demo {demo} ({slot.origins[demo]}): " in chosen.details()

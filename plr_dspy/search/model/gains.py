@@ -82,12 +82,12 @@ class Gains(NamedTuple):
         variances = weights @ (self.variances + self.means**2) - means**2
         return Gains(probabilities, means, variances, possible)
 
-    def summary(self) -> GainSummary:
-        """Return the averages over the hypotheses."""
+    def summary(self, *, margin: float = 0.0) -> GainSummary:
+        """Return the averages over the hypotheses; `above` and `below` compare gains with ``-margin``."""
         variances = np.where(self.possible, self.variances, 0.0)
         deviations = np.where(self.possible, np.sqrt(np.maximum(variances, 1e-18)), 1.0)
-        above = np.where(self.possible, special.ndtr(self.means / deviations), 0.0)
-        below: Array = self.possible - above
+        above = np.where(self.possible, special.ndtr((self.means + margin) / deviations), float(margin > 0.0))
+        below: Array = self.possible * (1.0 - above)
         expected = self.probabilities @ self.means
         total_variances = self.probabilities @ (variances + self.means**2) - expected**2
         return GainSummary(

@@ -337,8 +337,11 @@ class FittedModel:
         """Return a score within the range of all scores."""
         return float(np.clip(score, *self._range))
 
-    def gains(self, reference: Candidate) -> dict[Candidate, Gain]:
-        """Return each fitted ordering's gain over the reference, whose answers stay unrevised."""
+    def gains(self, reference: Candidate, *, margin: float = 0.0) -> dict[Candidate, Gain]:
+        """Return each fitted ordering's gain over the reference, whose answers stay unrevised.
+
+        Its probabilities are those of a gain above and below ``-margin``, and not above and below 0.
+        """
         number = self.orderings.index(reference)
         above_alike = np.ones(len(self.orderings))
         below_alike = np.zeros(len(self.orderings))
@@ -358,11 +361,11 @@ class FittedModel:
                 if label_gains is not None:
                     gains = gains.plus(label_gains)
                 if revision_gain is not None:
-                    summary = gains.summary()
+                    summary = gains.summary(margin=margin)
                     above_alike = np.minimum(above_alike, summary.above.round(6))
                     below_alike = np.maximum(below_alike, summary.below.round(6))
                     gains = gains.plus(revision_gain)
-                summaries.append(gains.summary())
+                summaries.append(gains.summary(margin=margin))
         above_alike[number] = 1.0
         below_alike[number] = 0.0
         # Round off the digits that depend on the machine.

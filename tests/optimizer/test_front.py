@@ -1,0 +1,273 @@
+"""The front of prompts: the best of each kind, what they cost, and the cheapest that is as good."""
+
+from collections import Counter
+from statistics import mean
+
+import dspy
+import fakes
+import litellm
+import pytest
+from fakes import LabelEngine, digest, exact_match, questions, student, using
+from label_engines import exact
+from label_world import EXAMPLES as LABELLED
+from label_world import Engine, labelled
+from label_world import student as with_demos
+
+from plr_dspy import CalibratedProgram, PLFewShot, Report
+
+EXAMPLES = questions(90)
+MODEL = "fake/order-sensitive"
+PROMPT = 1e-6
+CACHED = 1e-7
+ANSWER = 4e-6
+ANSWER_TOKENS = 5  # of each reply of the fakes
+PRICES = {"input_cost_per_token": PROMPT, "output_cost_per_token": ANSWER, "litellm_provider": "fake"}
+
+
+@pytest.fixture(params=[None, CACHED])
+def cached_price(request, monkeypatch):
+    """Price the fake model, with and without a price of cached tokens."""
+    prices = dict(PRICES)
+    if request.param is not None:
+        prices["cache_read_input_token_cost"] = request.param
+    monkeypatch.setitem(litellm.model_cost, MODEL, prices)
+    return request.param or PROMPT
+
+
+def compiled(program=None, *, trainset=EXAMPLES, metric=exact_match, programs=None, **options):
+    limits = {"max_metric_calls": 150, "max_demos": 3, "candidates": "labeled", "num_threads": 1}
+    optimizer = PLFewShot(metric, **{**limits, "display_progress": False, **options})
+    student = program or dspy.Predict("question -> answer")
+    return optimizer.compile(student, trainset=trainset, programs=programs), optimizer
+
+
+def counted(predictor, demos, question=""):
+    """Return the tokens of a prompt by GPT-4o's tokenizer."""
+    inputs = dict.fromkeys(predictor.signature.input_fields, question)
+    messages = dspy.ChatAdapter().format(predictor.signature, demos, inputs)
+    return litellm.token_counter("gpt-4o", messages=messages)
+
+
+def dollars(cached, fresh, cached_price, answers=1):
+    """Return the dollars of 1,000 predictions."""
+    return 1_000 * (cached * cached_price + fresh * PROMPT + answers * ANSWER_TOKENS * ANSWER)
+
+
+def in_question(predictor):
+    """Return the tokens of a question, which are equally many for all examples."""
+    return counted(predictor, [], "question 7") - counted(predictor, [])
+
+
+class TestCost:
+    def test_instructions_and_fixed_demos_cost_the_cached_price(self, engine, cached_price):
+        _, optimizer = compiled()
+        front = optimizer.report.front
+        assert {entry.num_demos for entry in front} == {0, 1, 2, 3}
+        for entry in front:
+            built = optimizer.program_with(entry.num_demos)
+            prefix = counted(built, built.demos)
+            assert entry.prompt_tokens == prefix
+            expected = dollars(prefix, in_question(built), cached_price)
+            assert entry.cost == pytest.approx(expected, rel=1e-9)
+        assert [entry.cost for entry in front] == sorted(entry.cost for entry in front)
+
+    def test_retrieved_demos_cost_the_full_price(self, engine, cached_price):
+        program, optimizer = compiled(demos="retrieved")
+        front = optimizer.report.front
+        retrieved = [entry for entry in front if entry.kind == "retrieved"]
+        assert {entry.num_demos for entry in retrieved} <= {1, 3}
+        assert retrieved
+        without = counted(program, [])
+        for entry in retrieved:
+            demos = entry.prompt_tokens - without
+            assert demos == pytest.approx(counted(program, EXAMPLES[: entry.num_demos]) - without, abs=1)
+            expected = dollars(without, demos + in_question(program), cached_price)
+            assert entry.cost == pytest.approx(expected, rel=1e-9)
+            assert entry.name == f"{entry.num_demos} retrieved demo{'s' if entry.num_demos > 1 else ''}"
+
+    def test_all_predictors_count(self, engine, cached_price):
+        """Two calls of the model answer an example; the second one has a hint and a reasoning."""
+        program, optimizer = compiled(fakes.two_predictors())
+        for entry in optimizer.report.front:
+            built = optimizer.program_with(entry.num_demos)
+            prefix = sum(counted(predictor, predictor.demos) for predictor in built.predictors())
+            assert entry.prompt_tokens == prefix
+            fresh = (entry.cost - dollars(prefix, 0, cached_price, answers=2)) / (1_000 * PROMPT)
+            assert 2 * in_question(program.hint) <= fresh + 1e-6 <= 40
+
+    def test_a_program_of_the_user_and_longer_instructions(self, engine, cached_price):
+        other = student(5)
+        other.signature = other.signature.with_instructions("Answer well, whatever the question.")
+        text = "Answer in two words, of which the second one is a number."
+        _, optimizer = compiled(programs={"theirs": other}, instructions=[text], max_metric_calls=300)
+        front = optimizer.report.front
+        (theirs,) = (entry for entry in front if entry.kind == "program")
+        assert theirs.name == "theirs"
+        assert theirs.prompt_tokens == counted(other, other.demos)
+        assert theirs.cost == pytest.approx(dollars(theirs.prompt_tokens, in_question(other), cached_price))
+        keys = Counter((entry.kind, entry.num_demos, entry.instructions["self"]) for entry in front)
+        assert set(keys.values()) == {1}
+        own = dspy.Predict("question -> answer")
+        instructed = own.deepcopy()
+        instructed.signature = own.signature.with_instructions(text)
+        numbers = {entry.instructions["self"] for entry in front if entry.kind == "fixed"}
+        assert numbers == {0, 1}
+        for entry in front:
+            if entry.kind == "fixed":
+                shown = [EXAMPLES[0]] * entry.num_demos
+                predictor = instructed if entry.instructions["self"] else own
+                assert entry.prompt_tokens == counted(predictor, shown)
+                assert entry.name.endswith(", instruction 1 of self") == (entry.instructions["self"] == 1)
+
+    def test_without_a_price_tokens_decide(self, engine):
+        _, optimizer = compiled()
+        front = optimizer.report.front
+        assert {entry.cost for entry in front} == {None}
+        assert [entry.num_demos for entry in front] == [0, 1, 2, 3]
+
+    def test_a_prompt_that_cannot_be_built_is_counted_by_its_demos(self):
+        class Picky(dspy.ChatAdapter):
+            def format(self, signature, demos, inputs):
+                assert all(inputs.values()), "inputs must not be empty"
+                return super().format(signature, demos, inputs)
+
+        lm = fakes.lm_of(fakes.engine_for(EXAMPLES))
+        with dspy.context(lm=lm, adapter=Picky(use_json_adapter_fallback=False)):
+            _, optimizer = compiled()
+        for entry in optimizer.report.front:
+            assert entry.cost is None
+            assert entry.prompt_tokens == entry.tokens
+
+
+class TestReport:
+    def test_the_data_survive_json(self, engine, cached_price, tmp_path):
+        _, optimizer = compiled()
+        report = optimizer.report
+        report.save(tmp_path / "report.json")
+        loaded = Report.load(tmp_path / "report.json")
+        assert loaded == report
+        assert loaded.front == report.front
+        assert loaded.best_by_number == report.best_by_number
+
+    def test_numbers_of_demos_are_those_of_the_front(self, engine):
+        program, optimizer = compiled(program=student(2), instructions=["Answer."])
+        report = optimizer.report
+        (returned,) = (entry for entry in report.front if entry.is_returned)
+        assert returned.is_as_good
+        assert returned.num_demos == len(program.demos)
+        for best in report.best_by_number:
+            rivals = [entry.score for entry in report.front if entry.num_demos == best.num_demos]
+            assert best.is_returned or best.score == max(rivals)
+
+    def test_the_undominated_are_told_and_drawn(self, engine):
+        _, optimizer = compiled()
+        report = optimizer.report
+        undominated = report.undominated
+        for entry in report.front:
+            cheaper = [other.score for other in report.front[: report.front.index(entry)]]
+            assert (entry in undominated) == all(score < entry.score for score in cheaper)
+        _, prompts = report.plot().axes
+        assert len(prompts.containers) == len(undominated)
+        assert {text.get_text() for text in prompts.get_legend().get_texts()} == {entry.name for entry in undominated}
+        lines = report.details().splitlines()
+        start = lines.index("cheapest prompts that are as good, within 0.01:") + 1
+        told = [entry for entry in undominated if entry.is_as_good]
+        for line, entry in zip(lines[start:], told, strict=False):
+            assert line.startswith(f"  {entry.name} ")
+            assert line.endswith(f", {entry.prompt_tokens:,} tokens")
+
+
+class TestCheapest:
+    @pytest.mark.parametrize("calibrate", [False, True])
+    def test_with_any_loss_and_certainty_it_is_the_cheapest_of_all(self, calibrate):
+        options = {"calibrate": calibrate, "min_probability": 0.0, "metric": exact}
+        with using(Engine(), "fake/x"):
+            program, optimizer = compiled(with_demos(), trainset=LABELLED, **options)
+            cheapest = optimizer.program_with(within=1)
+            as_good = optimizer.program_with(within=0)
+        assert len(program.predictors()[0].demos) > 0
+        assert cheapest.predictors()[0].demos == []
+        for built in (program, cheapest, as_good):
+            assert isinstance(built, CalibratedProgram) == calibrate
+
+    def test_it_is_the_first_in_the_report_that_is_as_good(self, engine):
+        for seed in range(3):
+            program, optimizer = compiled(seed=seed)
+            first = next(entry for entry in optimizer.report.front if entry.is_as_good)
+            built = optimizer.program_with(within=0.01)
+            assert len(built.demos) == first.num_demos <= len(program.demos)
+            assert ("a cheaper prompt is probably as good" in str(optimizer.report)) == (not first.is_returned)
+
+    def test_after_an_interrupt_there_is_a_front_and_after_an_error_none(self):
+        with using(fakes.engine_for(EXAMPLES, at={130: fakes.interrupt})):
+            optimizer = PLFewShot(exact_match, max_metric_calls=150, num_threads=1, display_progress=False)
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+            built = optimizer.program_with(within=0.01)
+        first = next(entry for entry in optimizer.report.front if entry.is_as_good)
+        assert len(built.demos) == first.num_demos
+        with using(fakes.engine_for(EXAMPLES, at=dict.fromkeys(range(130, 999), fakes.failure))):
+            with pytest.raises(Exception, match=r".+"):
+                optimizer.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+            with pytest.raises(ValueError, match="call compile first"):
+                optimizer.program_with(within=0.01)
+        assert optimizer.report.front == []
+
+    def test_bad_arguments(self, engine):
+        _, optimizer = compiled()
+        for arguments in ({}, {"num_demos": 1, "within": 0.01}):
+            with pytest.raises(ValueError, match="pass exactly one"):
+                optimizer.program_with(**arguments)
+        for within in (-0.01, float("nan"), float("inf"), "0.01", True):
+            with pytest.raises(ValueError, match="within must be a finite number of at least 0"):
+                optimizer.program_with(within=within)
+        with pytest.raises(ValueError, match="call compile first"):
+            PLFewShot(exact_match).program_with(within=0.01)
+
+
+LABELS = ["yes", "no"]
+NUM_COMPILES = 10
+
+
+def label_of(text):
+    return LABELS[digest(text) < 0.5]
+
+
+def losses(chance, within, *, demos=0):
+    """Return how much less the cheapest program of each compile scores, and which had fewer demos.
+
+    Args:
+        chance: Returns the true score by the number of demos.
+        demos: Demos of the student.
+    """
+    lost = []
+    num_shorter = 0
+    for seed in range(NUM_COMPILES):
+
+        def chances(shown, text, seed=seed):
+            is_right = digest(f"{seed}{shown}{text}") < chance(len(shown))
+            return (0.8, 0.2) if is_right == (label_of(text) == "yes") else (0.2, 0.8)
+
+        trainset = [labelled(f"text {seed} {i}", label_of(f"text {seed} {i}")) for i in range(120)]
+        own = [dspy.Example(text=f"demo {i}", label=LABELS[i % 2]) for i in range(demos)]
+        options = {"trainset": trainset, "metric": exact, "max_demos": 6, "seed": seed, "max_metric_calls": 200}
+        with using(LabelEngine(LABELS, chances, logprobs=False)):
+            program, optimizer = compiled(student(own, "text -> label: Literal['yes', 'no']"), **options)
+        shorter = optimizer.program_with(within=within)
+        lost.append(chance(len(program.demos)) - chance(len(shorter.demos)))
+        num_shorter += len(shorter.demos) < len(program.demos)
+    return lost, num_shorter
+
+
+class TestSimulatedWorlds:
+    def test_an_effect_is_not_given_up_for_few_tokens(self):
+        """Each demo is worth .06, so no cheaper program is as good."""
+        lost, _ = losses(lambda num_demos: 0.5 + 0.06 * num_demos, 0.01)
+        assert sum(loss > 0.01 for loss in lost) <= 0.25 * NUM_COMPILES
+        assert mean(lost) <= 0.01
+
+    def test_without_an_effect_demos_are_saved(self):
+        """The student's demos do not help, and the search cannot tell that they are better than none."""
+        lost, num_shorter = losses(lambda num_demos: 0.75, 0.05, demos=4)
+        assert lost == [0.0] * NUM_COMPILES
+        assert num_shorter >= NUM_COMPILES / 2
