@@ -3,7 +3,8 @@
 Where to add things (paths from `plr_dspy/`):
 
 - A search is a subclass of `Search` in `search/search.py`: `ask` proposes candidates, `tell` learns from their scores.
-- A stopping rule is a branch of `check_stoppers` in `compiling/rounds.py`, and a `StopReason` in `report/stop.py`.
+- A stopping rule is a branch of `check_stoppers` in `compiling/rounds.py`, with a `StopReason` in `report/stop.py`, which
+  may join `STOPS_WITHOUT_CUT` below.
 - A kind of candidate is a type in `search/space.py`. `Ordering` says which demos are shown and in which order;
   `WholeProgram` competes as it is. The demo space (`programs/slots.py`) builds the program of each.
 
@@ -31,7 +32,8 @@ logger = logging.getLogger(__name__)
 MIN_COMPARED = 8
 
 NOT_COMPARED = ", nothing compared"  # appended to the reason to stop
-# After other stops, the search has used only part of its calls, and the race and comparison are shortened likewise.
+# After these stops, race and comparison get all calls that the limits still allow. After any other, the search ended
+# early by choice, so they are shortened to the fraction of the search calls that was used.
 STOPS_WITHOUT_CUT = {StopReason.TIME, StopReason.COST, StopReason.BUDGET, StopReason.NOTHING_NEW}
 
 
@@ -46,7 +48,10 @@ class RemainingCalls:
 
 @dataclass(frozen=True)
 class FinalComparison:
-    """The finalists and their calls on the same examples of the selection split; empty if fewer than 2 have any."""
+    """The finalists and their calls on the same examples of the selection split.
+
+    It is empty if fewer than two finalists could be scored.
+    """
 
     finalists: dict[Candidate, str]  # the origin of each, as reports name it; the original program is first
     examples: list[int]
@@ -114,7 +119,7 @@ class CompileRun(SearchRounds):
     def begin_phase(self, phase: str, *, reserved_calls: int = 0) -> None:
         """Begin a phase, and reserve money and time for the calls of later phases.
 
-        If the limits cannot pay for the whole plan, the search leaves later phases only their proportion.
+        If the limits pay for only a share of the plan, the search reserves the same share of the later calls.
         """
         self.evaluator.phase = phase
         planned = self.plan.program_calls if phase == "search" else 0
@@ -133,8 +138,9 @@ class CompileRun(SearchRounds):
         fraction = min(1.0, budget.calls_left / max(1, plan.race_calls + plan.final_calls))
         if self.stop.reason not in STOPS_WITHOUT_CUT:
             fraction = min(fraction, evaluator.num_calls("search") / max(1, plan.search_calls))
+        # The comparison gets its planned calls, and the race all others, including those that the search did not use.
         comparison_calls = plan.final_calls
-        # The plan does not include the calls that bootstrapped demos. The race gets what the search left over.
+        # `num_calls` counts the calls that bootstrapped demos, and `program_calls` does not.
         max_calls = min(budget.max_calls, plan.program_calls + evaluator.num_calls("bootstrap"))
         race_calls = max_calls - comparison_calls - evaluator.num_calls()
         if fraction < 1.0:
@@ -163,9 +169,9 @@ class CompileRun(SearchRounds):
     def compare(self, finalists: dict[Candidate, str], fraction: float = 1.0) -> FinalComparison:
         """Score the finalists on a fraction of the selection split, within the limits on calls, time and money."""
         not_compared = FinalComparison({}, [], {})
-        fewest = min(MIN_EXAMPLES, self.plan.num_selection_examples)
-        num_examples = self._num_compared(len(finalists), fraction, fewest)
-        if len(finalists) < 2 or num_examples < max(1, fewest):
+        min_examples = max(1, min(MIN_EXAMPLES, self.plan.num_selection_examples))
+        num_examples = self._num_compared(len(finalists), fraction, min_examples)
+        if len(finalists) < 2 or num_examples < min_examples:
             return not_compared
         examples = list(range(self.num_train, self.num_train + num_examples))  # Train examples have lower numbers.
         self.begin_phase("final")
@@ -176,18 +182,18 @@ class CompileRun(SearchRounds):
             logger.warning("only %d of %d finalists were compared before the limit", len(compared), len(finalists))
             self.replace_stop_by_limit()
         common = self._examples_in_common(compared, examples)
-        if len(common) < max(1, fewest):
+        if len(common) < min_examples:
             return not_compared
         origins = {candidate: finalists[candidate] for candidate in compared}
         return FinalComparison(origins, common, self.evaluator.known(dict.fromkeys(compared, common)))
 
-    def _num_compared(self, num_finalists: int, fraction: float, fewest: int) -> int:
+    def _num_compared(self, num_finalists: int, fraction: float, min_examples: int) -> int:
         """Return how many examples of the selection split all finalists can be scored on."""
         budget = self.evaluator.budget
         num_selection = self.plan.num_selection_examples
         num_examples = min(max(MIN_COMPARED, round(fraction * num_selection)), num_selection)
-        # `calls_left` respects all limits by estimates; the fewest examples are tried even if it says no.
-        num_examples = min(num_examples, max(budget.calls_left // num_finalists, fewest))
+        # `calls_left` is an estimate from the limits on calls, money and time. If it is too low, still try the minimum.
+        num_examples = min(num_examples, max(budget.calls_left // num_finalists, min_examples))
         calls_within_budget = budget.max_calls - self.evaluator.log.num_calls
         return min(num_examples, calls_within_budget // num_finalists)
 
@@ -209,8 +215,8 @@ class CompileRun(SearchRounds):
             observations: The calls to decide by: those of both splits, or of the selection split only.
             by_score: Whether the best mean score wins, as in PLR Algorithm 1, and not the best expected gain.
         """
-        # With a metric over a set, the score of an answer depends on the other answers, called the reference. Make
-        # the finalists' answers the reference. All observations of the run share it.
+        # With a metric over a set, the score of an answer depends on the other answers, called the reference. All
+        # observations of the run share it, those below included. Make the finalists' answers the reference.
         every_call = self.observations.with_records(comparison.records)
         best_first = [*comparison.finalists, *self.best()]
         every_call.refer_to(best_first, self.search.fitted, least=len(comparison.finalists))
