@@ -6,7 +6,8 @@ Where to add things (paths from `plr_dspy/`):
 - A stopping rule is a branch of `check_stoppers` in `compiling/rounds.py`, with a `StopReason` in `report/stop.py`, which
   may join `STOPS_WITHOUT_CUT` below.
 - A kind of candidate is a type in `search/space.py`. `Ordering` says which demos are shown and in which order;
-  `WholeProgram` competes as it is. The demo space (`programs/slots.py`) builds the program of each.
+  `WholeProgram` competes as it is. The `PromptSlots` in `programs/slots.py` build the program of each, and
+  `first_of_each_kind` in `compiling/race.py` gives every kind an entrant.
 
 Read next: `compiling/rounds.py`, whose `SearchRounds` is the base class here, then `race.py` and `choice.py` beside it.
 `compiling/paper.py` has PLR Algorithm 1, a loop of its own without a race.
@@ -192,7 +193,7 @@ class CompileRun(SearchRounds):
         budget = self.evaluator.budget
         num_selection = self.plan.num_selection_examples
         num_examples = min(max(MIN_COMPARED, round(fraction * num_selection)), num_selection)
-        # `calls_left` is an estimate from the limits on calls, money and time. If it is too low, still try the minimum.
+        # `calls_left` is an estimate from all limits. If it is too low, try the minimum; the limits stop the calls.
         num_examples = min(num_examples, max(budget.calls_left // num_finalists, min_examples))
         calls_within_budget = budget.max_calls - self.evaluator.log.num_calls
         return min(num_examples, calls_within_budget // num_finalists)
@@ -215,8 +216,8 @@ class CompileRun(SearchRounds):
             observations: The calls to decide by: those of both splits, or of the selection split only.
             by_score: Whether the best mean score wins, as in PLR Algorithm 1, and not the best expected gain.
         """
-        # With a metric over a set, the score of an answer depends on the other answers, called the reference. All
-        # observations of the run share it, those below included. Make the finalists' answers the reference.
+        # With a metric over a set, the score of an answer depends on the other answers, called the reference. Make the
+        # finalists' answers the reference. `refer_to` sets it for all observations of the run, those below included.
         every_call = self.observations.with_records(comparison.records)
         best_first = [*comparison.finalists, *self.best()]
         every_call.refer_to(best_first, self.search.fitted, least=len(comparison.finalists))
