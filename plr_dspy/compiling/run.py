@@ -3,8 +3,8 @@
 Where to add things (paths from `plr_dspy/`):
 
 - A search is a subclass of `Search` in `search/search.py`: `ask` proposes candidates, `tell` learns from their scores.
-- A stopping rule is a branch of `check_stoppers` in `compiling/rounds.py`, with a `StopReason` in `report/stop.py`, which
-  may join `STOPS_WITHOUT_CUT` below.
+- A stopping rule is a branch of `check_stoppers` in `compiling/rounds.py`, with a `StopReason` in `report/stop.py`.
+  The reason may join `STOPS_WITHOUT_CUT` below.
 - A kind of candidate is a type in `search/space.py`. `Ordering` says which demos are shown and in which order;
   `WholeProgram` competes as it is. The `PromptSlots` in `programs/slots.py` build the program of each, and
   `first_of_each_kind` in `compiling/race.py` gives every kind an entrant.
