@@ -54,7 +54,10 @@ def comparison(
 
 
 def _interval_of_expected(gain: Gain, observed: float, largest: float) -> tuple[float, float]:
-    """Return the 95 % interval of the expected gain; its upper end allows for too much shrinkage."""
+    """Return the 95 % interval of the expected gain.
+
+    The upper end starts from the observed gain if that is larger, in case shrinkage was too strong.
+    """
     margin = DEVIATIONS * gain.deviation
     least = max(gain.expected - margin, -largest)
     # The interval excludes negative gains only if the gain is positive with this confidence.

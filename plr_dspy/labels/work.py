@@ -163,7 +163,7 @@ class LabelWork(MetricWork):
     def responses(self, scorer: Evaluator, shares: Array | None) -> LabelResponses:
         """Return the label scores, with access to the logged log-probabilities."""
         scores = self.scores
-        if self.influence is not None:  # Its table is updated in place.
+        if self.influence is not None:  # A view of the table sees its later in-place updates.
             scores = self.influence.table[:, : len(self.output.labels)]
 
         def read(ordering: Candidate, example: int) -> tuple[Sequence[float], Sequence[int]] | None:

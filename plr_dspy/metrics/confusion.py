@@ -22,8 +22,8 @@ STEP = 1e-6  # step of finite differences, as a share of all examples
 class SetMetric(ABC):
     """A metric over a set of examples that compares a program's labels with the true ones.
 
-    This package's optimizers accept it in place of a metric by example. For DSPy's optimizers and
-    for bootstrapping, ``metric(example, prediction)`` is 1 if the label is correct, and else 0.
+    This package's optimizers accept it in place of a per-example metric. For DSPy's optimizers and
+    for bootstrapping, ``metric(example, prediction)`` is 1 if the label is correct, and 0 otherwise.
 
     Args:
         field: Name of the label's field in outputs and examples; None uses the examples' only

@@ -229,7 +229,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     def _check_takes_programs(self) -> None:
         """Raise a ValueError if programs of the user cannot compete with these arguments."""
         if not self.takes_programs:
-            raise UserError(f"{self.name} cannot compare programs: pass them to choose_program, with its result")
+            raise UserError(
+                f"{self.name} cannot compare programs: compile without programs, and pass them with the result to "
+                "choose_program"
+            )
 
     def _options(self) -> CompileOptions:
         """Collect the options that a compile reads."""

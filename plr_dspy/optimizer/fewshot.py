@@ -393,7 +393,7 @@ def _alternatives(setup: CompileSetup) -> Mapping[str, Sequence[Instruction]]:
 
 
 def _limit_calls(setup: CompileSetup, evaluator: ProgramEvaluator) -> None:
-    """Set the limit on calls to those planned, and those made before the search."""
+    """Limit calls to the planned number plus those made before the search."""
     if setup.plan.max_metric_calls is not None:
         before = len(setup.attempts) + len(setup.proposals)
         evaluator.budget.max_calls = setup.plan.max_metric_calls + before

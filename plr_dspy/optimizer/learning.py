@@ -66,7 +66,10 @@ class LearningOptimizer(DemoOptimizer):
     def _check_takes_programs(self) -> None:
         super()._check_takes_programs()
         if getattr(self, "auto", None) == "paper":
-            raise UserError("auto='paper' cannot compare programs: pass them to choose_program, with its result")
+            raise UserError(
+                "auto='paper' cannot compare programs: compile without programs, and pass them with the result to "
+                "choose_program"
+            )
         if self.calibrate is not False:
             raise UserError("programs compete as they are: leave calibrate out, and calibrate the result")
 

@@ -76,7 +76,8 @@ def build_report(
     others = {attempt.key[0] for attempt in setup.attempts} | {proposal.prompt for proposal in setup.proposals}
     scored = [(key, record) for key, record in scorer.log.records.items() if key[0] not in others]
     original = setup.original
-    if isinstance(setup.slots, PoolSlots):  # Without calls, `setup.original` retrieves demos.
+    if isinstance(setup.slots, PoolSlots):
+        # With max_metric_calls=0, `setup.original` retrieves demos. Report the student's own prompt instead.
         original = setup.slots.original
     return Report(
         original=_program_state(setup, original, scorer),

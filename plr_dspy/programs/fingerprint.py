@@ -39,7 +39,7 @@ def digest(value: object) -> str:
 
 
 def describe(program: dspy.Module, metric: object, models: Sequence[object], adapter: object) -> dict[str, str]:
-    """Return digests of everything that affects a program's scores, by their names in messages."""
+    """Return a digest of each thing that affects a program's scores, keyed by its name in error messages."""
     modules = dict(program.named_sub_modules())
     facts = {}
     for name, module in modules.items():

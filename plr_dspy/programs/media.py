@@ -10,7 +10,7 @@ from plr_dspy.dspy_compat import (
     split_message_content_for_custom_types,
 )
 
-# Stands for every part that is not text: litellm counts all images alike, and cannot count audio.
+# Placeholder for each part that is not text when tokens are counted: litellm does not support audio.
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 
 

@@ -61,7 +61,7 @@ class Candidate(Part):
         score: Mean score on the selection split.
         expected_gain, probability, probability_worse: Expected gain over the original on new examples, and the
             probabilities of a higher and a lower score there.
-        instructions: Number of each predictor's instruction in `ReportData.instructions`.
+        instructions: Index of each predictor's instruction in the `alternatives` of `ReportData.instructions`.
     """
 
     origin: str
@@ -103,7 +103,7 @@ class Alternative(Part):
         num_examples: Number of examples that the score is estimated from.
         tokens: Number of tokens in all its demos, by GPT-4o's tokenizer.
         num_demos, ordering: Number of demos, and their indices by predictor; only in `front`.
-        instructions: Number of each predictor's instruction in `ReportData.instructions`.
+        instructions: Index of each predictor's instruction in the `alternatives` of `ReportData.instructions`.
     """
 
     name: str

@@ -127,7 +127,7 @@ class OrderingSpace:
         """Count the whole programs and the distinct orderings within the limits, allowed or not."""
         total = 1
         for kinds, (lower, upper) in zip(self.kinds, self.limits, strict=True):
-            num_by_length = [1] + [0 for _ in range(upper)]  # sequences of the kinds so far
+            num_by_length = [1] + [0 for _ in range(upper)]  # number of sequences of each length, from the kinds so far
             for num_alike in Counter(kinds).values():
                 num_by_length = [_count_with_kind(num_by_length, length, num_alike) for length in range(upper + 1)]
             total *= sum(num_by_length[lower:])

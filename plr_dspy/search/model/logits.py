@@ -59,7 +59,7 @@ def mean_probabilities(logits: Array, variances: Array) -> Array:
 
 
 def likeliest_chances(logits: Array, variances: Array) -> Array:
-    """Return each label's chance of being likeliest (logistic approximation of the normal)."""
+    """Return the probability that each label has the highest logit, with logistic in place of normal errors."""
     return softmax(logits * (np.pi / np.sqrt(6.0 * variances))[..., None])
 
 
