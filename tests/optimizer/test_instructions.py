@@ -496,8 +496,9 @@ class TestProposals:
         assert "3 instructions proposed by" in report.details()
         assert Report.model_validate_json(report.model_dump_json()) == report
 
-    def test_see_no_example_that_is_scored(self, instructed):
-        _, _, engine = proposing(GOOD, BAD)
+    @pytest.mark.parametrize("demos", ["fixed", "auto", "retrieved"])
+    def test_see_no_example_that_is_scored(self, instructed, demos):
+        _, _, engine = proposing(GOOD, BAD, demos=demos)
         shown = {int(number) for prompt in engine.prompts for number in re.findall(r"question (\d+)", prompt)}
         scored = {int(number) for texts in instructed.requests for number in re.findall(r"question (\d+)", texts[-1])}
         assert shown
