@@ -58,6 +58,7 @@ class ProposalWork(MetricWork):
 
     Attributes:
         examples: Examples that the prompt model may see, which are never scored.
+        demos: Demos that it may see, by predictor.
     """
 
     def __init__(self, setup: CompileSetup) -> None:
@@ -73,7 +74,7 @@ class ProposalWork(MetricWork):
             self.examples = [dspy.Example(dict(demo.items())) for demo in demos[:NUM_DESCRIBED]]
         self._setup = setup
         self._places = {name: place for place, (name, _) in enumerate(setup.program.named_predictors())}
-        self._demos = {slot.predictor: slot.demos for slot in slots.slots}
+        self.demos = {slot.predictor: list(slot.demos) for slot in slots.slots}
         with contextlib.redirect_stdout(io.StringIO()):  # DSPy prints the source of signatures.
             self._proposer = GroundedProposer(
                 prompt_model=self.model,
@@ -105,7 +106,7 @@ class ProposalWork(MetricWork):
 
     def _propose(self, task: Proposal) -> str:
         rng = random.Random(f"{self._setup.seed} {task.predictor} {task.number}")
-        demos = self._demos.get(task.predictor, ())
+        demos = self.demos.get(task.predictor, ())
         shown = [dspy.Example({**demo, "augmented": True}) for demo in rng.sample(demos, min(NUM_SHOWN, len(demos)))]
         place = self._places[task.predictor]
         # The proposer shows no demos of the first set.
@@ -132,7 +133,7 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
     """
     log = proposing.log
     budget = proposing.budget
-    prompt = f"proposed by {digest([work.model, setup.program, work.examples, setup.seed])}"
+    prompt = f"proposed by {digest([work.model, setup.program, work.examples, work.demos, setup.seed])}"
     log.number_examples([f"{task.predictor} {task.number}" for task in setup.proposals])
     num_recalled = log.num_recalled
     cost_of_student = budget.expected_cost

@@ -548,6 +548,13 @@ class TestProposals:
         assert found(again.report) == found(resumed.report)
         assert whole.report.proposals.num_calls == len(paid.prompts)
 
+    def test_other_demos_need_other_proposals(self, instructed, tmp_path):
+        demos = [[dspy.Example(question=f"{kind} {i}", answer="1") for i in range(4)] for kind in ("red", "blue")]
+        engine = ProposingEngine(GOOD)
+        for candidates in (*demos, demos[0]):
+            proposing(engine=engine, candidates=candidates, program=student(1), num_instructions=1, log_dir=tmp_path)
+        assert engine.proposed == 2
+
     def test_a_prompt_model_that_is_down_is_said(self, instructed):
         engine = ProposingEngine(GOOD, at=dict.fromkeys(range(100), failure))
         with pytest.raises(RuntimeError, match=r"prompt_model made no instruction \(LMUnexpectedError.*as a list"):
