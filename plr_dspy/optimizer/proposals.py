@@ -130,6 +130,7 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
 
     Raises:
         RuntimeError: If no instruction could be made because calls failed.
+        Exception: The error that ended the calls, such as a missing price, unless a call itself failed.
     """
     log = proposing.log
     budget = proposing.budget
@@ -165,19 +166,22 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
 
 
 def _check(setup: CompileSetup, proposals: Sequence[Proposal], failure: Exception | None) -> None:
-    """Warn of missing proposals, or raise if none was made because of failures."""
-    made = [proposal for proposal in proposals if proposal.predictor and proposal.text]
+    """Warn of missing proposals; raise the failure if none was made, or if no call explains it."""
+    instructions = [proposal for proposal in proposals if proposal.predictor and proposal.text]
     errors = [proposal.record for proposal in proposals if proposal.record.error]
-    first = f"{errors[0].error}: {errors[0].message}" if errors else ""
-    if errors and not made:
+    if failure is not None and not errors:
+        raise failure
+    reason = f"{errors[0].error}: {errors[0].message}" if errors else ""
+    if errors and not instructions:
         cure = cure_of((record.error for record in errors), otherwise="check the prompt model")
         raise RuntimeError(
-            f"prompt_model made no instruction ({first}): {cure}, or pass instructions as a list"
+            f"prompt_model made no instruction ({reason}): {cure}, or pass instructions as a list"
         ) from failure
     if not errors and len(proposals) < len(setup.proposals):
-        first = f"proposals may use {SHARE:.0%} of max_cost and max_seconds"
-    if first:
-        logger.warning("only %d of %d instructions were proposed (%s)", len(made), len(setup.proposals) - 1, first)
+        reason = f"proposals may use {SHARE:.0%} of max_cost and max_seconds"
+    if reason:
+        num_planned = sum(bool(task.predictor) for task in setup.proposals)
+        logger.warning("only %d of %d instructions were proposed (%s)", len(instructions), num_planned, reason)
 
 
 def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) -> InstructionChoices:

@@ -587,6 +587,14 @@ class TestProposals:
         with using(new_engine()):
             assert without.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES).cost < estimate.cost
 
+    def test_a_missing_price_is_the_error(self, instructed, monkeypatch, caplog):
+        price = {"input_cost_per_token": 1e-5, "output_cost_per_token": 1e-5, "litellm_provider": "fake"}
+        monkeypatch.setitem(litellm.model_cost, "fake/order-sensitive", price)
+        with pytest.raises(ValueError, match=r"max_cost needs .*fake/proposer"):
+            proposing(GOOD, max_cost=1.0)
+        assert "of max_cost and max_seconds" not in caplog.text
+        assert instructed.num_calls == 0
+
     @pytest.mark.parametrize(
         ("options", "message"),
         [
