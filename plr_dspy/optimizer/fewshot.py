@@ -219,7 +219,8 @@ class PLFewShot(LearningOptimizer):
             assert isinstance(slots, RetrievalSlots)
             original = slots.without_calls
         others = list(user_demos)
-        if self.demos != "retrieved":
+        if self.demos != "retrieved" or self.instructions == "propose":
+            # The prompt model sees these examples, so they must not be scored.
             others += examples.values()
         if isinstance(teacher, (list, tuple)):
             teacher = teacher[0] if teacher else None

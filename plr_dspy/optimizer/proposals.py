@@ -58,6 +58,7 @@ class ProposalWork(MetricWork):
 
     Attributes:
         examples: Examples that the prompt model may see, which are never scored.
+        demos: Demos that it may see, by predictor.
     """
 
     def __init__(self, setup: CompileSetup) -> None:
@@ -73,7 +74,7 @@ class ProposalWork(MetricWork):
             self.examples = [dspy.Example(dict(demo.items())) for demo in demos[:NUM_DESCRIBED]]
         self._setup = setup
         self._places = {name: place for place, (name, _) in enumerate(setup.program.named_predictors())}
-        self._demos = {slot.predictor: slot.demos for slot in slots.slots}
+        self.demos = {slot.predictor: list(slot.demos) for slot in slots.slots}
         with contextlib.redirect_stdout(io.StringIO()):  # DSPy prints the source of signatures.
             self._proposer = GroundedProposer(
                 prompt_model=self.model,
@@ -105,7 +106,7 @@ class ProposalWork(MetricWork):
 
     def _propose(self, task: Proposal) -> str:
         rng = random.Random(f"{self._setup.seed} {task.predictor} {task.number}")
-        demos = self._demos.get(task.predictor, ())
+        demos = self.demos.get(task.predictor, ())
         shown = [dspy.Example({**demo, "augmented": True}) for demo in rng.sample(demos, min(NUM_SHOWN, len(demos)))]
         place = self._places[task.predictor]
         # The proposer shows no demos of the first set.
@@ -129,10 +130,11 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
 
     Raises:
         RuntimeError: If no instruction could be made because calls failed.
+        Exception: The error that ended the calls, such as a missing price, unless a call itself failed.
     """
     log = proposing.log
     budget = proposing.budget
-    prompt = f"proposed by {digest([work.model, setup.program, work.examples, setup.seed])}"
+    prompt = f"proposed by {digest([work.model, setup.program, work.examples, work.demos, setup.seed])}"
     log.number_examples([f"{task.predictor} {task.number}" for task in setup.proposals])
     num_recalled = log.num_recalled
     cost_of_student = budget.expected_cost
@@ -164,19 +166,22 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
 
 
 def _check(setup: CompileSetup, proposals: Sequence[Proposal], failure: Exception | None) -> None:
-    """Warn of missing proposals, or raise if none was made because of failures."""
-    made = [proposal for proposal in proposals if proposal.predictor and proposal.text]
+    """Warn of missing proposals; raise the failure if none was made, or if no call explains it."""
+    instructions = [proposal for proposal in proposals if proposal.predictor and proposal.text]
     errors = [proposal.record for proposal in proposals if proposal.record.error]
-    first = f"{errors[0].error}: {errors[0].message}" if errors else ""
-    if errors and not made:
+    if failure is not None and not errors:
+        raise failure
+    reason = f"{errors[0].error}: {errors[0].message}" if errors else ""
+    if errors and not instructions:
         cure = cure_of((record.error for record in errors), otherwise="check the prompt model")
         raise RuntimeError(
-            f"prompt_model made no instruction ({first}): {cure}, or pass instructions as a list"
+            f"prompt_model made no instruction ({reason}): {cure}, or pass instructions as a list"
         ) from failure
     if not errors and len(proposals) < len(setup.proposals):
-        first = f"proposals may use {SHARE:.0%} of max_cost and max_seconds"
-    if first:
-        logger.warning("only %d of %d instructions were proposed (%s)", len(made), len(setup.proposals) - 1, first)
+        reason = f"proposals may use {SHARE:.0%} of max_cost and max_seconds"
+    if reason:
+        num_planned = sum(bool(task.predictor) for task in setup.proposals)
+        logger.warning("only %d of %d instructions were proposed (%s)", len(instructions), num_planned, reason)
 
 
 def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) -> InstructionChoices:

@@ -73,6 +73,7 @@ class PairedExperiment:
         errors += pseudo_error * rng.normal(size=errors.shape)
         scales = np.sqrt(freedom / rng.chisquare(freedom, size=(num_draws, 1)) / num_examples)
         self._draws = self.means + errors * scales
+        self._deviations_of: dict[tuple[int, ...], tuple[Array, float]] = {}
 
     def gain(self, rows: Sequence[int]) -> Gain:
         """Return the expected gain of a program, or of a random program if these are a random sample."""
@@ -104,9 +105,15 @@ class PairedExperiment:
         )
 
     def _deviations(self, rows: Sequence[int]) -> tuple[Array, float]:
-        """Return draws of the standard deviation of true scores, and an unbiased estimate of its square."""
-        usual = USUAL_SPREAD * self._range
-        _, deviations, variance = comparisons.draw_effects(
-            self._scores[rows], self._range / 2, self._disagreement, self._rng, usual=usual
-        )
-        return deviations, variance
+        """Return draws of the standard deviation of true scores, and an unbiased estimate of its square.
+
+        All gains that depend on the same programs share the draws, because they share the parameter.
+        """
+        key = tuple(rows)
+        if key not in self._deviations_of:
+            usual = USUAL_SPREAD * self._range
+            _, deviations, variance = comparisons.draw_effects(
+                self._scores[rows], self._range / 2, self._disagreement, self._rng, usual=usual
+            )
+            self._deviations_of[key] = (deviations, variance)
+        return self._deviations_of[key]

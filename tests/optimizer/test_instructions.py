@@ -497,8 +497,9 @@ class TestProposals:
         assert "3 instructions proposed by" in report.details()
         assert Report.model_validate_json(report.model_dump_json()) == report
 
-    def test_see_no_example_that_is_scored(self, instructed):
-        _, _, engine = proposing(GOOD, BAD)
+    @pytest.mark.parametrize("demos", ["fixed", "auto", "retrieved"])
+    def test_see_no_example_that_is_scored(self, instructed, demos):
+        _, _, engine = proposing(GOOD, BAD, demos=demos)
         shown = {int(number) for prompt in engine.prompts for number in re.findall(r"question (\d+)", prompt)}
         scored = {int(number) for texts in instructed.requests for number in re.findall(r"question (\d+)", texts[-1])}
         assert shown
@@ -548,6 +549,13 @@ class TestProposals:
         assert found(again.report) == found(resumed.report)
         assert whole.report.proposals.num_calls == len(paid.prompts)
 
+    def test_other_demos_need_other_proposals(self, instructed, tmp_path):
+        demos = [[dspy.Example(question=f"{kind} {i}", answer="1") for i in range(4)] for kind in ("red", "blue")]
+        engine = ProposingEngine(GOOD)
+        for candidates in (*demos, demos[0]):
+            proposing(engine=engine, candidates=candidates, program=student(1), num_instructions=1, log_dir=tmp_path)
+        assert engine.proposed == 2
+
     def test_a_prompt_model_that_is_down_is_said(self, instructed):
         engine = ProposingEngine(GOOD, at=dict.fromkeys(range(100), failure))
         with pytest.raises(RuntimeError, match=r"prompt_model made no instruction \(LMUnexpectedError.*as a list"):
@@ -579,6 +587,14 @@ class TestProposals:
         without = PLFewShot(exact_match, max_metric_calls=200, max_demos=3, candidates="labeled")
         with using(new_engine()):
             assert without.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES).cost < estimate.cost
+
+    def test_a_missing_price_is_the_error(self, instructed, monkeypatch, caplog):
+        price = {"input_cost_per_token": 1e-5, "output_cost_per_token": 1e-5, "litellm_provider": "fake"}
+        monkeypatch.setitem(litellm.model_cost, "fake/order-sensitive", price)
+        with pytest.raises(ValueError, match=r"max_cost needs .*fake/proposer"):
+            proposing(GOOD, max_cost=1.0)
+        assert "of max_cost and max_seconds" not in caplog.text
+        assert instructed.num_calls == 0
 
     @pytest.mark.parametrize(
         ("options", "message"),

@@ -63,6 +63,15 @@ def test_equal_scores_leave_doubt_and_the_best_has_no_more_than_all_right():
     assert best.value == pytest.approx(0.1)
 
 
+def test_all_gains_share_the_draws_of_the_spread():
+    """The best of 20 sets is better than a random one by a multiple of the standard deviation."""
+    experiment = PairedExperiment((np.random.default_rng(0).random((5, 40)) < 0.5).astype(float), bounds=(0.0, 9.0))
+    rows = [1, 2, 3, 4]
+    average = experiment.gain(rows)
+    first, second = (experiment.gain_of_best(rows, average, number).draws - average.draws for number in (20, 200))
+    assert np.corrcoef(first, second)[0, 1] == pytest.approx(1.0)
+
+
 def test_the_order_of_the_examples_does_not_matter():
     scores = (np.random.default_rng(0).random((6, 40)) < 0.6).astype(float)
     first, second = (PairedExperiment(table).gain([2, 3, 4]) for table in (scores, scores[:, ::-1]))
