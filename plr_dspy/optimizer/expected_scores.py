@@ -128,7 +128,7 @@ def program_scores(slots: PromptSlots, run: CompileRun, outcome: Outcome) -> lis
         return []
     entries = []
     for score in expected_scores(slots, run, outcome, fitted_model(run, outcome)):
-        if score.kind == "program":
+        if score.candidate in slots.rivals:
             entries.append(score.alternative(slots.rivals[score.candidate].name))
     return entries
 

@@ -110,14 +110,15 @@ class TestCost:
         own = dspy.Predict("question -> answer")
         instructed = own.deepcopy()
         instructed.signature = own.signature.with_instructions(text)
+        predictors = {0: own, 1: instructed, 2: other}  # The instruction of the user's program joins as the last one.
         numbers = {entry.instructions["self"] for entry in front if entry.kind == "fixed"}
-        assert numbers == {0, 1}
+        assert {0, 1} <= numbers <= {0, 1, 2}
         for entry in front:
             if entry.kind == "fixed":
                 shown = [EXAMPLES[0]] * entry.num_demos
-                predictor = instructed if entry.instructions["self"] else own
-                assert entry.prompt_tokens == counted(predictor, shown)
-                assert entry.name.endswith(", instruction 1 of self") == (entry.instructions["self"] == 1)
+                number = entry.instructions["self"]
+                assert entry.prompt_tokens == counted(predictors[number], shown)
+                assert entry.name.endswith(f", instruction {number} of self") == (number > 0)
 
     def test_without_a_price_tokens_decide(self, engine):
         _, optimizer = compiled()
@@ -199,14 +200,14 @@ class TestCheapest:
             assert ("a cheaper prompt is probably as good" in str(optimizer.report)) == (not first.is_returned)
 
     def test_after_an_interrupt_there_is_a_front_and_after_an_error_none(self):
-        with using(fakes.engine_for(EXAMPLES, at={130: fakes.interrupt})):
+        with using(fakes.engine_for(EXAMPLES, at={100: fakes.interrupt})):
             optimizer = PLFewShot(exact_match, max_metric_calls=150, num_threads=1, display_progress=False)
             with pytest.raises(KeyboardInterrupt):
                 optimizer.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
             built = optimizer.program_with(within=0.01)
         first = next(entry for entry in optimizer.report.front if entry.is_as_good)
         assert len(built.demos) == first.num_demos
-        with using(fakes.engine_for(EXAMPLES, at=dict.fromkeys(range(130, 999), fakes.failure))):
+        with using(fakes.engine_for(EXAMPLES, at=dict.fromkeys(range(100, 999), fakes.failure))):
             with pytest.raises(Exception, match=r".+"):
                 optimizer.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
             with pytest.raises(ValueError, match="call compile first"):
