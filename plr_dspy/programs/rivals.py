@@ -7,7 +7,7 @@ import dspy
 
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.programs.copying import ProgramFactory
-from plr_dspy.programs.fingerprint import digest
+from plr_dspy.programs.fingerprint import digest_of_program
 from plr_dspy.programs.splits import Examples, shown_by
 
 Programs: TypeAlias = Mapping[str, dspy.Module] | Sequence[dspy.Module]
@@ -56,7 +56,7 @@ class Rival:
         self.predictors = [part for _, part in program.named_sub_modules() if isinstance(part, dspy.Predict)]
         models = [predictor.lm or dspy.settings.lm for predictor in self.predictors]
         self.models = [lm for lm in models if lm is not None]
-        self.digest = digest([program, self.predictors, self.models])
+        self.digest = digest_of_program(program, self.predictors, self.models)
         self._factory = ProgramFactory(program)
 
     def build(self) -> dspy.Module:

@@ -12,6 +12,7 @@ from label_world import DEMOS, EXAMPLES, Engine, exact, found, student
 
 from plr_dspy import F1, BatchCalibration, PLFewShot, PLReorder, Report, choose_program, load_program
 from plr_dspy.baselines import TopKOrder
+from plr_dspy.programs.rivals import Rival
 
 LEANING = [demo for demo in DEMOS if demo.label == "negative"]
 
@@ -74,6 +75,24 @@ class TestChoice:
         assert same.name == "program 1"
         assert same.report.stopped == "all programs are the same"
         assert not engine.prompts
+
+    def test_programs_differ_by_private_values_and_by_the_addresses_of_models(self):
+        class Styled(dspy.Module):
+            def __init__(self, style, key="k1"):
+                super().__init__()
+                self._style = style
+                self._api_key = key
+                self.inner = classifier()
+
+        def digest_at(address):
+            program = classifier()
+            program.set_lm(dspy.LM("openai/local", api_base=address, api_key="k"))
+            return Rival("a", program).digest
+
+        assert Rival("a", Styled("plain")).digest == Rival("b", Styled("plain", key="k2")).digest
+        assert Rival("a", Styled("plain")).digest != Rival("b", Styled(["plain", 2])).digest
+        assert digest_at("http://a:8000/v1") != digest_at("http://b:8000/v1")
+        assert digest_at("http://me:secret@a:8000/v1") == digest_at("http://a:8000/v1?key=1")
 
     def test_programs_that_find_or_calibrate_their_demos_compete(self, tmp_path):
         """An example never finds itself."""
