@@ -50,13 +50,16 @@ class EliminationRun(CompileRun):
 
     def play_round(self, candidates: Sequence[Candidate]) -> Stop | None:
         """Score the remaining programs on the same new examples. Return the reason to stop; None to continue."""
-        num_affordable = self.evaluator.budget.calls_left // len(candidates)
+        if self._num_scored == len(self._examples):
+            return Stop(StopReason.ALL_EXAMPLES)
+        budget = self.evaluator.budget
+        num_affordable = budget.calls_left // len(candidates)
+        if not num_affordable:
+            return Stop(budget.tightest_limit)
         num_new = max(MIN_NEW_EXAMPLES, round(GROWTH * self._num_scored))
         if not self._num_scored:
             num_new = FIRST_EXAMPLES
         num_examples = min(self._num_scored + min(num_new, num_affordable), len(self._examples))
-        if num_examples == self._num_scored:
-            return Stop(StopReason.ALL_EXAMPLES if num_affordable else StopReason.BUDGET)
         wanted = dict.fromkeys(candidates, self._examples[:num_examples])
         if not self._num_scored:
             self._check_first_replies(wanted)
@@ -64,7 +67,7 @@ class EliminationRun(CompileRun):
         if scored:
             self._update_search(scored)
         if len(scored) < len(wanted):
-            return Stop(self.evaluator.budget.refused or StopReason.TIME)
+            return Stop(budget.refused or StopReason.TIME)
         self._num_scored = num_examples
         return None
 
@@ -73,15 +76,24 @@ class EliminationRun(CompileRun):
         stop = super().check_stoppers()
         if stop is not None:
             return stop
+        if self._num_scored == len(self._examples):
+            return None  # `play_round` reports that all examples are used.
+        leader = self._leader()
+        if not self.search.can_change(leader, len(self._examples)):
+            return Stop(StopReason.DECIDED)
+        num_affordable = self.evaluator.budget.calls_left // len(self.search.alive)
+        if num_affordable:  # Otherwise, `play_round` reports the limit.
+            num_examples = min(self._num_scored + num_affordable, len(self._examples))
+            self.search.drop(leader, num_examples)
+        return None
+
+    def _leader(self) -> Candidate:
+        """Return the program that would be chosen now."""
         fitted = self.search.fitted
         assert fitted is not None
         gains = fitted.gains(self.original)
         challengers = [program for program in self.search.alive[1:] if likely(gains[program], self.min_probability)]
-        leader = max([self.original, *challengers], key=lambda program: gains[program].expected)
-        num_affordable = self.evaluator.budget.calls_left // len(self.search.alive)
-        num_examples = min(self._num_scored + num_affordable, len(self._examples))
-        can_change = self.search.eliminate(leader, num_examples)
-        return None if can_change else Stop(StopReason.DECIDED)
+        return max([self.original, *challengers], key=lambda program: gains[program].expected)
 
     def _final_comparison(self) -> FinalComparison:
         """Return the comparison of the programs that were scored in all complete rounds."""

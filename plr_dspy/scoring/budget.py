@@ -116,10 +116,23 @@ class Budget:
     @property
     def calls_left(self) -> int:
         """Number of further calls within all limits, at the mean cost and pace so far."""
+        return max(0, int(min(self._calls_by_limit().values())))
+
+    @property
+    def tightest_limit(self) -> StopReason:
+        """The limit that allows the fewest further calls."""
+        calls = self._calls_by_limit()
+        return min(calls, key=calls.__getitem__)
+
+    def _calls_by_limit(self) -> dict[StopReason, float]:
+        """Return the number of further calls within each limit."""
         # A run with only recalled calls must plan like the run that made them.
         spent = self._cost_of_log if self._num_made else self.cost
-        calls = self.max_calls - self.log.num_calls
-        return max(0, int(min(calls, self._calls_for_money(self.dearest + spent), self._calls_for_time())))
+        return {
+            StopReason.BUDGET: self.max_calls - self.log.num_calls,
+            StopReason.COST: self._calls_for_money(self.dearest + spent),
+            StopReason.TIME: self._calls_for_time(),
+        }
 
     def _exceeded_limit(self) -> StopReason | None:
         """Return the limit that the next call and the reserved calls would exceed; None if they fit."""

@@ -13,6 +13,7 @@ from label_world import DEMOS, EXAMPLES, Engine, exact, found, student
 from plr_dspy import F1, BatchCalibration, PLFewShot, PLReorder, Report, choose_program, load_program
 from plr_dspy.baselines import TopKOrder
 from plr_dspy.programs.rivals import Rival
+from plr_dspy.report.stop import StopReason
 
 LEANING = [demo for demo in DEMOS if demo.label == "negative"]
 
@@ -127,6 +128,21 @@ class TestLimits:
         assert found(report) == found(chosen(Engine(), max_metric_calls=budget).report)
         assert len(engine.prompts) == report.program_calls["total"] <= (budget or 3 * len(EXAMPLES))
         assert max(Counter(engine.prompts).values()) == 1
+
+    @pytest.mark.parametrize(
+        ("options", "reason"),
+        [
+            ({"max_metric_calls": 50}, StopReason.BUDGET),
+            ({"max_metric_calls": 60}, StopReason.BUDGET),
+            ({"max_seconds": 75}, StopReason.TIME),
+            ({"max_metric_calls": 3 * len(EXAMPLES)}, StopReason.ALL_EXAMPLES),
+        ],
+    )
+    def test_the_report_names_the_limit_that_ended_the_race(self, options, reason, monkeypatch):
+        engine = Engine()
+        monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(len(engine.prompts)))
+        report = chosen(engine, min_probability=0.999, **options).report
+        assert report.stop_reason is reason
 
     def test_certainty_costs_calls(self):
         sure = chosen(Engine(), min_probability=0.97).report
