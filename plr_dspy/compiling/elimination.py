@@ -5,12 +5,15 @@ programs that further examples are unlikely to make the leader. The race ends on
 unlikely to change the choice. It needs no held-out comparison, because the model corrects for selection bias.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from plr_dspy.compiling.choice import Outcome, likely
+from plr_dspy.compiling.futility import FIRST_ANSWERS
 from plr_dspy.compiling.run import NOT_COMPARED, CompileRun, FinalComparison
 from plr_dspy.report.stop import Stop, StopReason
+from plr_dspy.scoring.evaluator import Wanted
 from plr_dspy.search.elimination import EliminationSearch
 from plr_dspy.search.space import Candidate
 
@@ -29,6 +32,8 @@ class EliminationRun(CompileRun):
         super().__post_init__()
         schedule = self.schedule.examples_for([self.original], self.observations, self.num_train)
         self._examples = schedule[self.original]  # in the order of scoring
+        # Programs are scored alike until the race is decided, so only replies that cannot be parsed end it early.
+        self._futility = replace(self._futility, compares=False, by_program=True)
         self._num_scored = 0  # number of examples that all remaining programs were scored on
 
     def run(self) -> Outcome:
@@ -41,8 +46,6 @@ class EliminationRun(CompileRun):
         while stop is None:
             stop = self.play_round(self.search.ask()) or self.check_stoppers()
         self.stop = stop
-        if stop.reason is StopReason.NO_DIFFERENCE and self.observations.count(self.original):
-            return self.outcome_without_difference()
         comparison = self._final_comparison()
         if not comparison.finalists:
             return self.outcome(stop=replace(stop, addition=NOT_COMPARED))
@@ -70,6 +73,12 @@ class EliminationRun(CompileRun):
             return Stop(budget.refused or StopReason.TIME)
         self._num_scored = num_examples
         return None
+
+    def _check_first_replies(self, wanted: Wanted) -> None:
+        """Make the first calls of all programs, and raise RuntimeError if almost no reply of any can be parsed."""
+        num_examples = math.ceil(FIRST_ANSWERS / len(wanted))
+        self.evaluator.evaluate({program: examples[:num_examples] for program, examples in wanted.items()})
+        self._futility.check()
 
     def check_stoppers(self) -> Stop | None:
         """Drop the programs that are unlikely to win. Return the reason to stop; None to continue."""

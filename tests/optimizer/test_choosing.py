@@ -176,6 +176,24 @@ class TestLimits:
         with pytest.raises(ValueError, match=r"metric changed"):
             chosen(engine, metric=lambda example, prediction: 1.0, **options)
 
+    def test_a_program_whose_replies_cannot_be_parsed_loses_wherever_it_stands(self):
+        def unreadable(self, text):
+            raise dspy.AdapterParseError("ChatAdapter", self.inner.signature, "mumble")
+
+        mumbling = Program(unreadable, inner=student())
+        choice = chosen(Engine(), {"mumbling": mumbling, **programs()})
+        assert choice.name != "mumbling"
+        other = Program(unreadable, inner=student(demos=[]))
+        with pytest.raises(RuntimeError, match="10 of 10 answers could not be parsed"):
+            chosen(Engine(), {"mumbling": mumbling, "other": other})
+
+    def test_equal_scores_at_first_do_not_end_a_race(self):
+        scores = np.ones((3, 200))
+        scores[:2, 25::5] = 0.0
+        outcome = benchmark.race(benchmark.World(scores.mean(axis=1), scores)).run()
+        assert outcome.stop.reason is StopReason.DECIDED
+        assert outcome.decision.ordering.number == 2
+
     def test_a_program_that_fails_loses(self):
         def broken(self, text):
             raise LookupError(text)
