@@ -1,5 +1,6 @@
 """Choosing among whole programs: what counts as one, what is scored, and what a race comes to."""
 
+import threading
 from collections import Counter
 
 import choosing as benchmark
@@ -108,6 +109,31 @@ class TestChoice:
         for texts in engine.prompts:
             demos, text = Engine.shown(texts)
             assert text not in demos
+
+    def test_an_example_never_finds_itself_in_a_plain_thread(self):
+        def in_thread(self, text):
+            answers = []
+            lm = dspy.settings.lm
+
+            def answer():
+                with dspy.context(lm=lm):
+                    answers.append(self.inner(text=text))
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            thread.join()
+            return answers[0]
+
+        engine = Engine()
+        with using(engine, "fake/x"):
+            retrieved = PLFewShot(exact, demos="retrieved", max_metric_calls=0, display_progress=False)
+            finds = retrieved.compile(student(demos=[]), trainset=EXAMPLES)
+        chosen(engine, {"bare": student(demos=[]), "finds": Program(in_thread, inner=finds)})
+        for texts in engine.prompts:
+            demos, text = Engine.shown(texts)
+            assert text not in demos
+        chosen_program = chosen(engine, {"finds": finds, "bare": student(demos=[])}).program
+        assert not chosen_program.retrieval.guarded
 
     def test_examples_that_a_demo_of_any_program_shows_are_left_out_for_all(self):
         engine = Engine()
