@@ -34,6 +34,7 @@ class Budget:
     Attributes:
         started: Start time by `time.monotonic`; None for now.
         expected_cost: Expected dollars per call, used until the first call has been paid for; None if unknown.
+        varied: Whether calls may use models of different prices, so that a cheap call says little about others.
         share: Share of the money and time limits that the current phase may use.
         refused: The limit that prevented the last call from starting, if any.
         unpriced: The first missing price or token count, with its model; empty if none is missing.
@@ -47,6 +48,7 @@ class Budget:
     max_seconds: float | None = None
     started: float | None = None
     expected_cost: float | None = None
+    varied: bool = False
 
     def __post_init__(self) -> None:
         self.refused: StopReason | None = None
@@ -180,7 +182,8 @@ class Budget:
         """Add a call's cost to the estimates."""
         self.cost += cost
         if cost > 0:
-            self.dearest = max(cost, self.dearest) if self._num_paid else cost
+            is_first = not self._num_paid and not self.varied  # The first cost replaces the expected one.
+            self.dearest = cost if is_first else max(cost, self.dearest)
             self._cost_of_paid += cost
             self._num_paid += 1
 
