@@ -278,16 +278,18 @@ class ProgramEvaluator:
                 return  # The compile ended before this call did.
             with self._lock:
                 if failure is not None:
-                    self._handle_failure(failure, example, f"{record.error}: {record.message}")
+                    place = f"on {self._names[example]}"
+                    if ordering in self._slots.rivals:
+                        place = f"of program {self._slots.rivals[ordering].name!r} {place}"
+                    self._handle_failure(failure, example, place, f"{record.error}: {record.message}")
                 self._on_cell()
 
-    def _handle_failure(self, failure: BaseException, example: int, message: str) -> None:
-        """Warn of a failed call, and end the run if necessary."""
-        name = self._names[example]
+    def _handle_failure(self, failure: BaseException, example: int, place: str, message: str) -> None:
+        """Warn of a failed call, and end the run if necessary; `place` names the example, and any program."""
         self._failed_examples.add(example)
         if message not in self._warnings:
             self._warnings.add(message)
-            logger.warning("the call on %s failed: %s", name, message)
+            logger.warning("the call %s failed: %s", place, message)
         cause = cause_of(error_name(failure))
         reason = self._reason_to_end(failure, cause)
         if not reason or self._ended_by is not None:
@@ -297,7 +299,6 @@ class ProgramEvaluator:
             # SystemExit and similar exceptions would end the whole process.
             self._ended_by = RuntimeError(f"the program or the metric raised {message}")
             self._ended_by.__cause__ = failure
-        place = f"on {name}"
         if _raised_by_metric(failure):
             place += ", in the metric"
         if cause is not None:
