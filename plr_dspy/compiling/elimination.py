@@ -40,7 +40,9 @@ class EliminationRun(CompileRun):
         """Score the programs in rounds, drop the worse ones, and decide by all scores."""
         nothing_to_do = self.reason_not_to_begin()
         if nothing_to_do is not None:
-            return self.outcome(stop=replace(nothing_to_do, detail="all programs are the same"))
+            if nothing_to_do.reason is StopReason.ONE_PROMPT:
+                nothing_to_do = replace(nothing_to_do, detail="all programs are the same")
+            return self.outcome(stop=nothing_to_do)
         self.begin_phase("race")
         stop: Stop | None = None
         while stop is None:
@@ -116,4 +118,5 @@ class EliminationRun(CompileRun):
             return FinalComparison({}, [], {})
         origins = dict.fromkeys(finalists, "best seen")
         origins[self.original] = "original"
-        return FinalComparison(origins, examples, self.evaluator.known(dict.fromkeys(finalists, examples)))
+        records = self.evaluator.known(dict.fromkeys(finalists, examples))
+        return FinalComparison(origins, examples, records, num_dropped=len(programs) - len(finalists))
