@@ -69,7 +69,7 @@ class TestChoice:
     def test_equal_programs_compete_once(self, caplog):
         engine = Engine()
         choice = chosen(engine, [student(), student(demos=LEANING), student()])
-        assert "'program 3' and 'the first program' are the same program" in caplog.text
+        assert "'program 3' and 'program 1' are the same program" in caplog.text
         assert {way.name for way in choice.report.programs} == {"program 1", "program 2"}
         assert max(Counter(engine.prompts).values()) == 1
         engine = Engine()
@@ -220,6 +220,22 @@ class TestLimits:
         assert outcome.stop.reason is StopReason.DECIDED
         assert outcome.decision.ordering.number == 2
 
+    def test_a_later_race_reuses_calls_though_it_leaves_out_examples(self, tmp_path):
+        options = {"log_dir": tmp_path, "max_metric_calls": 60}
+        first = chosen(Engine(), **options).report
+        with_demos = {**programs(), "shows more": student(demos=EXAMPLES[:2])}
+        later = chosen(Engine(), with_demos, log_dir=tmp_path, max_metric_calls=80).report
+        assert later.program_calls["resumed"] >= first.program_calls["total"] - 2 * 3
+
+    def test_an_error_names_the_program_that_raised_it(self, caplog):
+        def broken(self, text):
+            raise LookupError(text)
+
+        with pytest.raises(LookupError) as caught:
+            chosen(Engine(), {**programs(), "broken": Program(broken, inner=student())}, max_errors=3)
+        assert "of program 'broken' on trainset[" in caught.value.__notes__[0]
+        assert "the call of program 'broken' on trainset[" in caplog.text
+
     def test_a_program_that_fails_loses(self):
         def broken(self, text):
             raise LookupError(text)
@@ -286,6 +302,20 @@ class TestProgramsOfOthers:
         with using(engine, "fake/x"), pytest.raises((TypeError, ValueError), match=message):
             optimizer.compile(student(), trainset=EXAMPLES, programs=candidates)
         assert not engine.prompts
+
+
+def test_the_interval_of_a_race_counts_the_programs_that_dropped_out():
+    scores = np.random.default_rng(1).random((6, 200))
+    scores[0] += 0.3
+    scores[1] += 0.25
+    comparison = benchmark.race(benchmark.World(scores.mean(axis=1), scores)).run().decision.comparison
+    assert comparison.num_candidates == 6
+
+
+def test_details_of_a_race_do_not_mention_a_final_comparison():
+    details = chosen(Engine()).report.details()
+    assert "final comparison" not in details
+    assert "mean scores: " in details
 
 
 def test_races_are_right_as_often_as_all_scores_at_about_half_the_calls():

@@ -202,11 +202,7 @@ def uneven(*, spread, failing, seed):
 @pytest.mark.parametrize("num_threads", [1, 8])
 @pytest.mark.parametrize("own", [(False, True), (True, False), (False, False, True)])
 def test_a_race_of_models_with_different_prices_stays_within_max_cost(own, num_threads, monkeypatch):
-    entry = {
-        "input_cost_per_token": 100 * PROMPT,
-        "output_cost_per_token": 40 * COMPLETION,
-        "litellm_provider": "fake",
-    }
+    entry = {"input_cost_per_token": 100 * PROMPT, "output_cost_per_token": 40 * COMPLETION, "litellm_provider": "fake"}
     monkeypatch.setitem(litellm.model_cost, "fake/dear", entry)
 
     class Slow(PricedEngine):
