@@ -279,7 +279,7 @@ class ProgramEvaluator:
             with self._lock:
                 if failure is not None:
                     place = f"on {self._names[example]}"
-                    if ordering in self._slots.rivals:
+                    if ordering is not None and ordering in self._slots.rivals:
                         place = f"of program {self._slots.rivals[ordering].name!r} {place}"
                     self._handle_failure(failure, example, place, f"{record.error}: {record.message}")
                 self._on_cell()

@@ -105,9 +105,9 @@ class _ProgramDigests(_Digests):
         if is_language_model(value) and isinstance(parts, list):
             addresses = _addresses(value)
             return parts if addresses == _addresses(dspy.settings.lm) else [*parts, addresses]
-        is_user_object = isinstance(parts, dict) and parts.get("") is type(value)
-        if is_user_object and not is_library(type(value).__module__):
-            return {**parts, **_private_parts(value)}
+        is_of_user = not is_library(type(value).__module__)
+        if is_of_user and isinstance(parts, dict) and parts.get("") is type(value):
+            parts.update(_private_parts(value))
         return parts
 
 

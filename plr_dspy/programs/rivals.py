@@ -64,7 +64,7 @@ class Rival:
         """Return a copy; if `guarded`, it retrieves demos only if the scored example is known."""
         program = self._factory.build({})
         for predictor in _predictors_of(program):
-            retrieval = getattr(predictor, "retrieval", None)
+            retrieval: Any = getattr(predictor, "retrieval", None)
             if guarded and hasattr(retrieval, "guarded"):
                 predictor.retrieval = replace(retrieval, guarded=True)
         return program

@@ -255,6 +255,10 @@ def _advice(report: ReportData) -> Iterator[str]:
         return
     if evidence is None or not evidence.num_met:  # No two orders were scored on the same example.
         return
+    is_race = not settings.get("num_selection")
+    if not evidence.num_differing and is_race:
+        yield f"no score differed on {evidence.num_met} examples, so the programs are equally good there"
+        return
     if not evidence.num_differing:
         yield (
             f"no score differed on {evidence.num_met} examples, whatever the demos: check that the replies can be "

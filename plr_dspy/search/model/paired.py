@@ -73,7 +73,7 @@ class PairedProcess:
         self.unshrunk: Array = level + self._unit * self._effects
         self._num_examples = int(table.seen.sum())
         residuals = deviations - known * (self._effects[:, None] - (self._effects @ known) / counts)
-        self._noise = self._noise_covariance(known, residuals, inverse)
+        self._noise = self._noise_covariance(known, residuals, np.asarray(inverse, dtype=np.float64))
 
     def _noise_covariance(self, known: Array, residuals: Array, inverse: Array) -> Array:
         """Return N by the sandwich estimator, shrunk towards independent errors.
