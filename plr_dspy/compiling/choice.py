@@ -108,6 +108,7 @@ def compare_finalists(
     *,
     min_probability: float | None,
     by_score: bool = False,
+    num_dropped: int = 0,
 ) -> Decision:
     """Choose among finalists, and compare the chosen one with the original.
 
@@ -116,6 +117,7 @@ def compare_finalists(
         examples: Examples that all finalists were scored on.
         observations: The calls to decide by.
         min_probability, by_score: As in `choose`.
+        num_dropped: Number of other candidates, which dropped out because of their scores on these examples.
     """
     original, *_ = finalists
     scores = observations.counted()
@@ -124,7 +126,7 @@ def compare_finalists(
     metric = observations.effective
     measured: list[MeasuredGain] = []
     if isinstance(metric, ConfusionScores):
-        measured = _measure(results, observations, metric, fitted)
+        measured = _measure(results, observations, metric, fitted, num_dropped)
         results = [result.measured(by_metric) for result, by_metric in zip(results, measured, strict=True)]
     promising = max(results[1:], key=lambda result: result.gain.probability).ordering
     compared: Scores = fitted.counted(scores)
@@ -156,7 +158,7 @@ def compare_finalists(
     compared_scores = comparison(
         [scores[original][example] for example in examples],
         [chosen_scores[ordering][example] for example in examples],
-        num_candidates=len(results),
+        num_candidates=num_dropped + len(results),
         gain=gain,
         expected_original=(before, *fitted.interval(original, before, reference=original)),
         expected_chosen=(after, *fitted.interval(ordering, after, reference=original)),
@@ -232,7 +234,11 @@ def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[i
 
 
 def _measure(
-    results: Sequence[Result], observations: Observations, metric: ConfusionScores, fitted: FittedModel
+    results: Sequence[Result],
+    observations: Observations,
+    metric: ConfusionScores,
+    fitted: FittedModel,
+    num_dropped: int,
 ) -> list[MeasuredGain]:
     """Measure the gains of all finalists with the set metric itself."""
     original, *others = results
@@ -241,10 +247,11 @@ def _measure(
     for result in others:
         labels = fitted.revised_labels(result.ordering)
         answers.append(metric.answers(observations.records[result.ordering], labels))
+    num_candidates = num_dropped + len(results)
     measured = []
     for result, after in zip(results, answers, strict=True):
         gain = measure_gain(
-            metric, before, after, result.gain, num_orderings=len(fitted.orderings), num_candidates=len(results)
+            metric, before, after, result.gain, num_orderings=len(fitted.orderings), num_candidates=num_candidates
         )
         measured.append(gain)
     return measured

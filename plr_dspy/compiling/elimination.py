@@ -5,12 +5,15 @@ programs that further examples are unlikely to make the leader. The race ends on
 unlikely to change the choice. It needs no held-out comparison, because the model corrects for selection bias.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from plr_dspy.compiling.choice import Outcome, likely
+from plr_dspy.compiling.futility import FIRST_ANSWERS
 from plr_dspy.compiling.run import NOT_COMPARED, CompileRun, FinalComparison
 from plr_dspy.report.stop import Stop, StopReason
+from plr_dspy.scoring.evaluator import Wanted
 from plr_dspy.search.elimination import EliminationSearch
 from plr_dspy.search.space import Candidate
 
@@ -29,20 +32,22 @@ class EliminationRun(CompileRun):
         super().__post_init__()
         schedule = self.schedule.examples_for([self.original], self.observations, self.num_train)
         self._examples = schedule[self.original]  # in the order of scoring
+        # Programs are scored alike until the race is decided, so only replies that cannot be parsed end it early.
+        self._futility = replace(self._futility, compares=False, by_program=True)
         self._num_scored = 0  # number of examples that all remaining programs were scored on
 
     def run(self) -> Outcome:
         """Score the programs in rounds, drop the worse ones, and decide by all scores."""
         nothing_to_do = self.reason_not_to_begin()
         if nothing_to_do is not None:
-            return self.outcome(stop=replace(nothing_to_do, detail="all programs are the same"))
+            if nothing_to_do.reason is StopReason.ONE_PROMPT:
+                nothing_to_do = replace(nothing_to_do, detail="all programs are the same")
+            return self.outcome(stop=nothing_to_do)
         self.begin_phase("race")
         stop: Stop | None = None
         while stop is None:
             stop = self.play_round(self.search.ask()) or self.check_stoppers()
         self.stop = stop
-        if stop.reason is StopReason.NO_DIFFERENCE and self.observations.count(self.original):
-            return self.outcome_without_difference()
         comparison = self._final_comparison()
         if not comparison.finalists:
             return self.outcome(stop=replace(stop, addition=NOT_COMPARED))
@@ -50,13 +55,16 @@ class EliminationRun(CompileRun):
 
     def play_round(self, candidates: Sequence[Candidate]) -> Stop | None:
         """Score the remaining programs on the same new examples. Return the reason to stop; None to continue."""
-        num_affordable = self.evaluator.budget.calls_left // len(candidates)
+        if self._num_scored == len(self._examples):
+            return Stop(StopReason.ALL_EXAMPLES)
+        budget = self.evaluator.budget
+        num_affordable = budget.calls_left // len(candidates)
+        if not num_affordable:
+            return Stop(budget.tightest_limit)
         num_new = max(MIN_NEW_EXAMPLES, round(GROWTH * self._num_scored))
         if not self._num_scored:
             num_new = FIRST_EXAMPLES
         num_examples = min(self._num_scored + min(num_new, num_affordable), len(self._examples))
-        if num_examples == self._num_scored:
-            return Stop(StopReason.ALL_EXAMPLES if num_affordable else StopReason.BUDGET)
         wanted = dict.fromkeys(candidates, self._examples[:num_examples])
         if not self._num_scored:
             self._check_first_replies(wanted)
@@ -64,24 +72,39 @@ class EliminationRun(CompileRun):
         if scored:
             self._update_search(scored)
         if len(scored) < len(wanted):
-            return Stop(self.evaluator.budget.refused or StopReason.TIME)
+            return Stop(budget.refused or StopReason.TIME)
         self._num_scored = num_examples
         return None
+
+    def _check_first_replies(self, wanted: Wanted) -> None:
+        """Make the first calls of all programs, and raise RuntimeError if almost no reply of any can be parsed."""
+        num_examples = math.ceil(FIRST_ANSWERS / len(wanted))
+        self.evaluator.evaluate({program: examples[:num_examples] for program, examples in wanted.items()})
+        self._futility.check()
 
     def check_stoppers(self) -> Stop | None:
         """Drop the programs that are unlikely to win. Return the reason to stop; None to continue."""
         stop = super().check_stoppers()
         if stop is not None:
             return stop
+        if self._num_scored == len(self._examples):
+            return None  # `play_round` reports that all examples are used.
+        leader = self._leader()
+        if not self.search.can_change(leader, len(self._examples)):
+            return Stop(StopReason.DECIDED)
+        num_affordable = self.evaluator.budget.calls_left // len(self.search.alive)
+        if num_affordable:  # Otherwise, `play_round` reports the limit.
+            num_examples = min(self._num_scored + num_affordable, len(self._examples))
+            self.search.drop(leader, num_examples)
+        return None
+
+    def _leader(self) -> Candidate:
+        """Return the program that would be chosen now."""
         fitted = self.search.fitted
         assert fitted is not None
         gains = fitted.gains(self.original)
         challengers = [program for program in self.search.alive[1:] if likely(gains[program], self.min_probability)]
-        leader = max([self.original, *challengers], key=lambda program: gains[program].expected)
-        num_affordable = self.evaluator.budget.calls_left // len(self.search.alive)
-        num_examples = min(self._num_scored + num_affordable, len(self._examples))
-        can_change = self.search.eliminate(leader, num_examples)
-        return None if can_change else Stop(StopReason.DECIDED)
+        return max([self.original, *challengers], key=lambda program: gains[program].expected)
 
     def _final_comparison(self) -> FinalComparison:
         """Return the comparison of the programs that were scored in all complete rounds."""
@@ -95,4 +118,5 @@ class EliminationRun(CompileRun):
             return FinalComparison({}, [], {})
         origins = dict.fromkeys(finalists, "best seen")
         origins[self.original] = "original"
-        return FinalComparison(origins, examples, self.evaluator.known(dict.fromkeys(finalists, examples)))
+        records = self.evaluator.known(dict.fromkeys(finalists, examples))
+        return FinalComparison(origins, examples, records, num_dropped=len(programs) - len(finalists))

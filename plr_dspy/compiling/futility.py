@@ -28,6 +28,7 @@ class FutilityCheck:
     sample: Callable[[], str] = str  # returns one of the program's answers
     compares: bool = True  # whether to stop if all scores and answers are equal
     advice: str = "try another adapter"  # advice if replies cannot be parsed
+    by_program: bool = False  # whether prompts are competing programs; one with parsable replies is enough to go on
     has_warned: bool = False
 
     def check(self) -> str:
@@ -62,8 +63,8 @@ class FutilityCheck:
         is_readable = False
         for records in prompts:
             num_calls += len(records)
-            unparsable += [record for record in records if record.outcome == WRONG and record.label_logprobs is None]
-            is_readable = is_readable or (len(records) > 1 and not any(record.outcome for record in records))
+            unparsable += _unparsable(records)
+            is_readable = is_readable or self._is_readable(records)
         if num_calls < FIRST_ANSWERS or len(unparsable) < MOSTLY_UNPARSED * num_calls:
             return
         cause = main_cause(record.error for record in unparsable)
@@ -77,6 +78,12 @@ class FutilityCheck:
         if num_calls >= ENOUGH_ANSWERS and not self.has_warned:
             logger.warning("%s", message)
             self.has_warned = True
+
+    def _is_readable(self, records: Sequence[CallRecord]) -> bool:
+        """Return whether a prompt's replies show that its format can be parsed."""
+        if self.by_program:
+            return len(_unparsable(records)) < UNPARSED * len(records)
+        return len(records) > 1 and not any(record.outcome for record in records)
 
     def _find_no_difference(self, examples: Sequence[Sequence[CallRecord]]) -> str:
         """Return the reason to stop if no score differs, or an empty string. Records are grouped by example."""
@@ -92,3 +99,8 @@ class FutilityCheck:
         if num_pairs >= ENOUGH_PAIRS and not num_differing:
             return f"no score differed between two prompts in {num_pairs} comparisons"
         return ""
+
+
+def _unparsable(records: Sequence[CallRecord]) -> list[CallRecord]:
+    """Return the calls whose replies could not be parsed."""
+    return [record for record in records if record.outcome == WRONG and record.label_logprobs is None]

@@ -49,7 +49,7 @@ class RemainingCalls:
 
 @dataclass(frozen=True)
 class FinalComparison:
-    """The finalists and their calls on the same examples of the selection split.
+    """The finalists and their calls on the same examples, which are from the selection split or those of a race.
 
     It is empty if fewer than two finalists could be scored.
     """
@@ -57,6 +57,7 @@ class FinalComparison:
     finalists: dict[Candidate, str]  # the origin of each, as reports name it; the original program is first
     examples: list[int]
     records: CallRecords
+    num_dropped: int = 0  # number of candidates that dropped out because of their scores on these examples
 
 
 @dataclass(kw_only=True)
@@ -228,6 +229,7 @@ class CompileRun(SearchRounds):
             self.search.model,
             min_probability=self.min_probability,
             by_score=by_score,
+            num_dropped=comparison.num_dropped,
         )
 
     def outcome(self, decision: Decision | None = None, stop: Stop | None = None) -> Outcome:

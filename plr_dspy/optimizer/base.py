@@ -212,7 +212,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         self._rivals = ()
         if programs is not None:
             self._check_takes_programs()
-            self._rivals = checked_rivals(options, program, programs, trainset, valset)
+            self._rivals = checked_rivals(options, self._as_rival(program), programs, trainset, valset)
         choices = self._choices(program, trainset, valset, rng, teacher)
         choices = replace(choices, rivals=tuple(choices.slots.rivals.values()))
         setup = make_setup(options, choices, seed=seed, trainset=trainset, valset=valset, rng=rng)
@@ -225,6 +225,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 parts = [setup.splits.train, setup.splits.selection]
             self.metric.check(*parts)
         return setup
+
+    def _as_rival(self, student: dspy.Module) -> Rival:
+        """Return the student as a competitor, with its name in messages."""
+        return Rival(self.student_name, student)
 
     def _check_takes_programs(self) -> None:
         """Raise a ValueError if programs of the user cannot compete with these arguments."""

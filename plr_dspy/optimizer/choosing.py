@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -49,7 +51,7 @@ class ProgramRace(DemoOptimizer):
     """The optimizer behind `choose_program`, which races whole programs."""
 
     name = "choose_program"
-    student_name = "the first program"
+    student_name: ClassVar[str] = "the first program"
     orders_demos: ClassVar[bool] = False
     takes_programs: ClassVar[bool] = True
     signal: ClassVar[str] = "score"
@@ -86,6 +88,7 @@ class ProgramRace(DemoOptimizer):
     ) -> ProgramChoice:
         """Race the programs, and return the chosen one."""
         (self._first_name, first), *others = programs.items()
+        self.student_name = f"programs[{self._first_name!r}]"  # type: ignore[misc]
         program = self.compile(first, trainset=trainset, valset=valset, programs=dict(others))
         assert self.report is not None
         return ProgramChoice(program, self.report.returned.name, self.report)
@@ -93,13 +96,19 @@ class ProgramRace(DemoOptimizer):
     def _choices(
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
     ) -> DemoChoices:
-        slots = WholeProgramSlots([Rival(self._first_name, program), *self._rivals])
+        slots = WholeProgramSlots([self._as_rival(program), *self._rivals])
         return DemoChoices(program=program, slots=slots, original=slots.original)
+
+    def _as_rival(self, student: dspy.Module) -> Rival:
+        return Rival(self._first_name, student)
 
     def _with_plan(self, setup: CompileSetup, signal: str = "score") -> CompileSetup:
         """Return the setup with a plan, and with all examples in one split: a race needs no held-out examples."""
         splits = setup.splits
-        single_split = replace(splits, train=[*splits.train, *splits.selection], selection=[])
+        # A hash orders them, so that a later race, which may leave out some, scores the others in the same order.
+        order = sorted(zip(setup.scored_examples, splits.names, strict=True), key=partial(_hash_of, setup.seed))
+        examples, names = zip(*order, strict=True)
+        single_split = replace(splits, train=list(examples), selection=[], names=list(names))
         return super()._with_plan(replace(setup, splits=single_split), signal)
 
     def _identity(self, setup: CompileSetup) -> dict[str, Any]:
@@ -115,6 +124,12 @@ class ProgramRace(DemoOptimizer):
         self, setup: CompileSetup, run: CompileRun, outcome: Outcome, build_program: Callable[..., dspy.Module]
     ) -> FinishedProgram:
         return FinishedProgram(setup.slots.build(outcome.decision.ordering))
+
+
+def _hash_of(seed: int, named_example: tuple[dspy.Example, str]) -> str:
+    """Return a hash of an example's content."""
+    example, _ = named_example
+    return hashlib.sha256(f"{seed} {digest(example)}".encode()).hexdigest()
 
 
 def choose_program(

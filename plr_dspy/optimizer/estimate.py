@@ -12,6 +12,7 @@ from plr_dspy.compiling.plan import Plan
 from plr_dspy.errors import UserError
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.copying import language_models
+from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.slots import messages_of
 from plr_dspy.programs.tokens import Messages, token_counter
 from plr_dspy.report.text import dollars
@@ -127,13 +128,13 @@ class CallSize(NamedTuple):
     cost: float | None  # dollars; None if a price or an answer's length is unknown, or the metric calls a model
 
 
-def size_of_call(setup: CompileSetup, teacher: dspy.Module | None = None) -> CallSize:
-    """Estimate the size of a call to the program or its teacher, if answers are as long as the demos'."""
+def size_of_call(setup: CompileSetup, teacher: dspy.Module | None = None, *, rival: Rival | None = None) -> CallSize:
+    """Estimate the size of a call to the program, its teacher or a rival, if answers are as long as the demos'."""
     examples = setup.scored_examples[:SAMPLED_PROMPTS]
     count = token_counter()
     tokens: dict[str, Any] = defaultdict(Counter)
     try:
-        program = setup.slots.build(setup.slots.showing(0.5))
+        program = setup.slots.build(setup.slots.showing(0.5)) if rival is None else rival.program
         models = [predictor.lm or dspy.settings.lm for predictor in (teacher or program).predictors()]
         for example in examples:
             for predictor, lm in zip(program.predictors(), models, strict=False):
@@ -182,6 +183,7 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None, started: float |
     if setup.plan.max_metric_calls is not None:
         max_calls = setup.plan.max_metric_calls + len(setup.attempts) + len(setup.proposals)
     expected_cost = None
+    costs: list[float | None] = []
     if options.max_cost is not None:
         models = [*setup.models, *language_models(options.metric)]
         if setup.teacher is not None and setup.attempts:
@@ -192,11 +194,15 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None, started: float |
         if unknown:
             raise UserError(f"max_cost needs a price for {', '.join(sorted(unknown))}: pass max_metric_calls instead")
         expected_cost = size_of_call(setup).cost
-    return Budget(
+        costs = [size_of_call(setup, rival=rival).cost for rival in setup.rivals]
+    budget = Budget(
         log or RunLog(),
         max_calls=max_calls,
         max_seconds=options.max_seconds,
         started=started,
         max_cost=options.max_cost,
         expected_cost=expected_cost,
+        varied=bool(setup.rivals),
     )
+    budget.dearest = max(budget.dearest, *(cost or 0.0 for cost in costs), 0.0)
+    return budget

@@ -250,11 +250,10 @@ def checked_copy(options: CompileOptions, student: dspy.Module, trainset: Exampl
 
 
 def checked_rivals(
-    options: CompileOptions, student: dspy.Module, programs: Programs, trainset: Examples, valset: Examples
+    options: CompileOptions, first: Rival, programs: Programs, trainset: Examples, valset: Examples
 ) -> list[Rival]:
-    """Check the user's programs, and return copies of those that differ from the student and from each other."""
+    """Check the user's programs, and return copies of those that differ from the first and from each other."""
     datasets: dict[str, Any] = {options.trainset_name: trainset, "valset": valset}
-    first = Rival(options.student_name, student)
     distinct = {first.digest: first}
     for name, program in named_programs(programs).items():
         check_given(program, name=f"programs[{name!r}]", to_order=False, **datasets)

@@ -178,6 +178,7 @@ class ProgramEvaluator:
         self._lock = threading.Lock()
         self._ended_by: BaseException | None = None
         self._failed_examples: set[int] = set()
+        self._priced: set[Candidate] = set()  # programs of the user that have shown what their calls cost
         self._warnings: set[str] = set()
 
     def fingerprint(self, ordering: Candidate, example: int | None) -> str:
@@ -199,6 +200,8 @@ class ProgramEvaluator:
         orderings = {ordering for ordering in cells.values() if ordering is not None}
         programs = {ordering: self._slots.build(ordering, guarded=True) for ordering in orderings}
         pending = deque(cells.items())
+        if self.budget.max_cost is not None:
+            self._call_each_rival(pending, programs)
         while pending and self.budget.needs_one:
             self._call_all(deque([pending.popleft()]), programs)
         if self._num_threads == 1:
@@ -212,6 +215,16 @@ class ProgramEvaluator:
             raise self._ended_by
         if self.budget.unpriced:
             raise UserError(f"max_cost needs {self.budget.unpriced}: pass max_metric_calls instead")
+
+    def _call_each_rival(self, pending: PendingCalls, programs: Mapping[Candidate, dspy.Module]) -> None:
+        """Make the first call of each program of the user alone, because its model may have another price."""
+        for rival in [rival for rival in self._slots.rivals if rival in programs and rival not in self._priced]:
+            self._priced.add(rival)
+            self.budget.needs_one = True
+            for cell in [cell for cell in pending if cell[1] == rival]:
+                if self.budget.needs_one:
+                    pending.remove(cell)
+                    self._call_all(deque([cell]), programs)
 
     def _call_in_threads(self, pending: PendingCalls, programs: Mapping[Candidate, dspy.Module]) -> None:
         if not pending:
@@ -265,16 +278,18 @@ class ProgramEvaluator:
                 return  # The compile ended before this call did.
             with self._lock:
                 if failure is not None:
-                    self._handle_failure(failure, example, f"{record.error}: {record.message}")
+                    place = f"on {self._names[example]}"
+                    if ordering is not None and ordering in self._slots.rivals:
+                        place = f"of program {self._slots.rivals[ordering].name!r} {place}"
+                    self._handle_failure(failure, example, place, f"{record.error}: {record.message}")
                 self._on_cell()
 
-    def _handle_failure(self, failure: BaseException, example: int, message: str) -> None:
-        """Warn of a failed call, and end the run if necessary."""
-        name = self._names[example]
+    def _handle_failure(self, failure: BaseException, example: int, place: str, message: str) -> None:
+        """Warn of a failed call, and end the run if necessary; `place` names the example, and any program."""
         self._failed_examples.add(example)
         if message not in self._warnings:
             self._warnings.add(message)
-            logger.warning("the call on %s failed: %s", name, message)
+            logger.warning("the call %s failed: %s", place, message)
         cause = cause_of(error_name(failure))
         reason = self._reason_to_end(failure, cause)
         if not reason or self._ended_by is not None:
@@ -284,7 +299,6 @@ class ProgramEvaluator:
             # SystemExit and similar exceptions would end the whole process.
             self._ended_by = RuntimeError(f"the program or the metric raised {message}")
             self._ended_by.__cause__ = failure
-        place = f"on {name}"
         if _raised_by_metric(failure):
             place += ", in the metric"
         if cause is not None:

@@ -3,6 +3,7 @@
 Digests are equal in every process. They cover a function's source, defaults, closure and global
 variables, and an object's class and public attributes. Code of installed packages is identified
 by name. Settings for connecting to a service, such as keys and addresses, are left out.
+`digest_of_program` also covers private attributes and addresses, which tell programs apart.
 """
 
 import ast
@@ -17,6 +18,7 @@ from enum import Enum
 from functools import cache, partial
 from textwrap import dedent
 from types import CodeType, FunctionType, MethodType, ModuleType
+from urllib.parse import urlsplit
 
 import dspy
 import joblib
@@ -29,6 +31,8 @@ logger = logging.getLogger(__name__)
 ATOMS = (type(None), bool, int, float, str, bytes)
 # Names of settings for connecting to a model, which do not affect scores.
 ACCESS = re.compile(r"key|secret|password|token$|credential|url|api_base|endpoint|region|headers|timeout|retries|cache")
+ADDRESS = re.compile(r"api_base|base_url|endpoint")  # names of settings with the address of a model's server
+SECRET = re.compile(r"api_key|secret|password|token$|credential")  # names of private attributes to leave out
 # Attributes of DSPy objects that do not affect scores, or differ by rounding errors.
 IGNORED = ("callbacks", "history", "corpus_embeddings", "index")
 
@@ -36,6 +40,15 @@ IGNORED = ("callbacks", "history", "corpus_embeddings", "index")
 def digest(value: object) -> str:
     """Return a value's digest: `#` and 16 hexadecimal digits."""
     return _Digests().of(value)
+
+
+def digest_of_program(program: dspy.Module, *others: object) -> str:
+    """Return the digest of a program and of other parts that affect its answers.
+
+    Unlike `digest`, it covers private attributes that hold plain values, and the addresses of models.
+    The default model's address is left out, so that runs can resume when its server has moved.
+    """
+    return _ProgramDigests().of([program, *others])
 
 
 def describe(program: dspy.Module, metric: object, models: Sequence[object], adapter: object) -> dict[str, str]:
@@ -72,13 +85,30 @@ class _Digests:
     def _content(self, value: object) -> object:
         if isinstance(value, (set, frozenset)):
             return sorted(map(self.of, value))
-        parts = _parts(value)
+        parts = self._parts(value)
         if isinstance(parts, dict):
             return {self._atom(key): self._atom(part) for key, part in parts.items()}
         return [self._atom(part) for part in parts]
 
+    def _parts(self, value: object) -> Mapping[str, object] | dict[object, object] | list[object]:
+        return _parts(value)
+
     def _atom(self, value: object) -> object:
         return value if type(value) in ATOMS else self.of(value)
+
+
+class _ProgramDigests(_Digests):
+    """Computes digests that also cover private attributes and addresses."""
+
+    def _parts(self, value: object) -> Mapping[str, object] | dict[object, object] | list[object]:
+        parts = super()._parts(value)
+        if is_language_model(value) and isinstance(parts, list):
+            addresses = _addresses(value)
+            return parts if addresses == _addresses(dspy.settings.lm) else [*parts, addresses]
+        is_of_user = not is_library(type(value).__module__)
+        if is_of_user and isinstance(parts, dict) and parts.get("") is type(value):
+            parts.update(_private_parts(value))
+        return parts
 
 
 def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[object]:
@@ -122,6 +152,35 @@ def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[
         if not is_of_library or (type(part) in ATOMS and not ACCESS.search(name)):
             parts[name] = part
     return parts
+
+
+def _private_parts(value: object) -> dict[str, object]:
+    """Return the private attributes that hold plain values, such as texts and numbers."""
+    parts = {}
+    for name, part in attributes(value).items():
+        is_private = name.startswith("_") and name != "_compiled" and not SECRET.search(name)
+        if is_private and _is_plain(part):
+            parts[name] = part
+    return parts
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether a value consists of atoms and containers only."""
+    if type(value) in ATOMS:
+        return True
+    if isinstance(value, dict):
+        return all(map(_is_plain, [*value.keys(), *value.values()]))
+    return isinstance(value, (list, tuple, set, frozenset)) and all(map(_is_plain, value))
+
+
+def _addresses(lm: object) -> dict[str, str]:
+    """Return the addresses of a model's servers, without user names, passwords and queries."""
+    addresses = {}
+    for name, setting in getattr(lm, "kwargs", {}).items():
+        if ADDRESS.search(name) and isinstance(setting, str):
+            address = urlsplit(setting)
+            addresses[name] = address.netloc.rpartition("@")[2] + address.path
+    return addresses
 
 
 def _parts_of_function(function: FunctionType) -> dict[str, object]:

@@ -1,13 +1,14 @@
 """Programs of the user that compete unchanged, such as the results of other optimizers."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import dspy
 
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.programs.copying import ProgramFactory
-from plr_dspy.programs.fingerprint import digest
+from plr_dspy.programs.fingerprint import digest_of_program
 from plr_dspy.programs.splits import Examples, shown_by
 
 Programs: TypeAlias = Mapping[str, dspy.Module] | Sequence[dspy.Module]
@@ -53,14 +54,20 @@ class Rival:
     def __init__(self, name: str, program: dspy.Module) -> None:
         self.name = name
         self.program = program
-        self.predictors = [part for _, part in program.named_sub_modules() if isinstance(part, dspy.Predict)]
+        self.predictors = _predictors_of(program)
         models = [predictor.lm or dspy.settings.lm for predictor in self.predictors]
         self.models = [lm for lm in models if lm is not None]
-        self.digest = digest([program, self.predictors, self.models])
+        self.digest = digest_of_program(program, self.predictors, self.models)
         self._factory = ProgramFactory(program)
 
-    def build(self) -> dspy.Module:
-        return self._factory.build({})
+    def build(self, *, guarded: bool = False) -> dspy.Module:
+        """Return a copy; if `guarded`, it retrieves demos only if the scored example is known."""
+        program = self._factory.build({})
+        for predictor in _predictors_of(program):
+            retrieval: Any = getattr(predictor, "retrieval", None)
+            if guarded and hasattr(retrieval, "guarded"):
+                predictor.retrieval = replace(retrieval, guarded=True)
+        return program
 
     def matching(self, name: str, predictor: dspy.Predict) -> dspy.Predict | None:
         """Return the predictor that matches one of the student's, or None.
@@ -84,6 +91,11 @@ class Rival:
         for predictor in self.predictors:
             input_names.update(predictor.signature.input_fields)
         return [examples[number] for number in sorted(shown_by(self.demos, examples, input_names))]
+
+
+def _predictors_of(program: dspy.Module) -> list[dspy.Predict]:
+    """Return all predictors, including those in compiled modules."""
+    return [part for _, part in program.named_sub_modules() if isinstance(part, dspy.Predict)]
 
 
 def _fields(predictor: dspy.Predict) -> tuple[set[str], set[str]]:

@@ -117,7 +117,7 @@ class PromptSlots(ABC):
     def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
         """Build a candidate's program; if `guarded`, it retrieves demos only if the scored example is known."""
         if candidate in self.rivals:
-            return self.rivals[candidate].build()
+            return self.rivals[candidate].build(guarded=guarded)
         return self._factory.build(self.demos(candidate))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
@@ -322,7 +322,7 @@ class PoolSlots(PromptSlots):
         return {name: item for name, (item,) in zip(self.alternatives, candidate[len(self.slots) :], strict=True)}
 
     def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
-        program = super().build(candidate)
+        program = super().build(candidate, guarded=guarded)
         texts = self._other_texts(candidate)
         for name, predictor in program.named_predictors():
             if name in texts:

@@ -88,9 +88,7 @@ def make_splits(
     trainset_only = [index for index in trainset_indices if sources[index] not in valset_sources]
     if len(trainset_only) < len(trainset_indices):
         num_shared = len(trainset_indices) - len(trainset_only)
-        logger.warning(
-            "%d examples are in both trainset and valset: they are used in the final comparison only", num_shared
-        )
+        logger.warning("%d examples are in both trainset and valset, and count as examples of valset only", num_shared)
     train = mixed(trainset_only, labels, rng, balanced=balanced)
     if valset:
         selection = mixed(valset_indices, labels, rng, balanced=balanced)

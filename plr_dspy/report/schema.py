@@ -52,13 +52,13 @@ class Iteration(Part):
 
 
 class Candidate(Part):
-    """An ordering that reached the final comparison.
+    """An ordering that reached the final comparison, or a program that stayed in a race until its end.
 
     Attributes:
         origin: "original", "calibrated" (the original with calibrated answers), "mode", "best seen" or "draw".
         ordering: Indices of the demos in prompt order, by predictor.
         name: The name of a program that the user passed; empty for others.
-        score: Mean score on the selection split.
+        score: Mean score on the selection split; in a race of programs, on the examples of the race.
         expected_gain, probability, probability_worse: Expected gain over the original on new examples, and the
             probabilities of a higher and a lower score there.
         instructions: Index of each predictor's instruction in the `alternatives` of `ReportData.instructions`.
@@ -202,12 +202,12 @@ class RetrievalReport(Part):
 
 
 class Comparison(Part):
-    """The chosen and the original order on the selection split.
+    """The chosen and the original order on the selection split; in a race of programs, on the examples of the race.
 
     Attributes:
         original, chosen, gain: Mean scores on these examples, and their difference.
         interval, confidence: Confidence interval of the gain and its level, corrected for the number of orders
-            (Bonferroni).
+            or of raced programs (Bonferroni).
         expected_gain, gain_interval: Expected gain on new examples and its 95 % interval. The gain is shrunk, because
             the order was selected as the best of many.
         probability, probability_worse: Probabilities that the chosen order is better or worse on new examples; 0 if
@@ -310,8 +310,10 @@ class ReportData(Part):
     Attributes:
         original, returned: The student, and the returned program.
         slots: The demos of each predictor.
-        comparison: The final comparison; None if there was nothing to order or no time left.
-        candidates: The orderings that reached the final comparison, the original first.
+        comparison: The final comparison, or that of a race of programs; None if there was nothing to order or no time
+            left.
+        candidates: The orderings that reached the final comparison, or the programs that stayed in a race until its
+            end; the original is first.
         evidence, signal: None if the metric did not score orders.
         calibration: None if the calls returned no log-probabilities.
         history: The rounds of the search.

@@ -264,6 +264,10 @@ def _advice(report: ReportData) -> Iterator[str]:
         return
     if evidence is None or not evidence.num_met:  # No two orders were scored on the same example.
         return
+    is_race = not settings.get("num_selection")
+    if not evidence.num_differing and is_race:
+        yield f"no score differed on {evidence.num_met} examples, so the programs are equally good there"
+        return
     if not evidence.num_differing:
         yield (
             f"no score differed on {evidence.num_met} examples, whatever the demos: check that the replies can be "
@@ -356,7 +360,8 @@ def details(report: ReportData) -> Iterator[str]:
     names = [*settings.get("models", []), settings.get("adapter"), settings.get("metric")]
     yield f"{', '.join(str(name) for name in names if name)}, seed {settings.get('seed')}"
     examples = f"examples: {settings.get('num_train')}"
-    if settings.get("num_selection"):
+    has_final = bool(settings.get("num_selection"))  # A race of programs has no final comparison.
+    if has_final:
         examples += f" to search, {settings.get('num_selection')} for the final comparison"
     if settings.get("num_repeated"):
         examples += f"; {settings['num_repeated']} duplicates left out"
@@ -365,8 +370,9 @@ def details(report: ReportData) -> Iterator[str]:
     comparison = report.comparison
     if comparison is not None:
         gain = score_text(comparison.gain, *comparison.interval, sign="+")
+        title = "final comparison alone" if has_final else "mean scores"
         yield (
-            f"final comparison alone: {comparison.original:.3f} -> {comparison.chosen:.3f} on "
+            f"{title}: {comparison.original:.3f} -> {comparison.chosen:.3f} on "
             f"{comparison.num_examples} examples, gain {gain} for the best of {comparison.num_candidates}"
         )
     signal = report.signal

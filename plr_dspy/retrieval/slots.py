@@ -128,7 +128,8 @@ class RetrievalSlots(PoolSlots):
         return super().num_demos(candidate) + num_retrieved
 
     def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
-        return retrieve_in(super().build(candidate), self._retrievals(candidate, guarded=guarded))
+        program = super().build(candidate, guarded=guarded)
+        return retrieve_in(program, self._retrievals(candidate, guarded=guarded))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
         """Return a digest of the prompts, or of the program if the inputs of its predictors are unknown."""

@@ -34,6 +34,7 @@ class Budget:
     Attributes:
         started: Start time by `time.monotonic`; None for now.
         expected_cost: Expected dollars per call, used until the first call has been paid for; None if unknown.
+        varied: Whether calls may use models of different prices, so that a cheap call says little about others.
         share: Share of the money and time limits that the current phase may use.
         refused: The limit that prevented the last call from starting, if any.
         unpriced: The first missing price or token count, with its model; empty if none is missing.
@@ -47,6 +48,7 @@ class Budget:
     max_seconds: float | None = None
     started: float | None = None
     expected_cost: float | None = None
+    varied: bool = False
 
     def __post_init__(self) -> None:
         self.refused: StopReason | None = None
@@ -116,10 +118,23 @@ class Budget:
     @property
     def calls_left(self) -> int:
         """Number of further calls within all limits, at the mean cost and pace so far."""
+        return max(0, int(min(self._calls_by_limit().values())))
+
+    @property
+    def tightest_limit(self) -> StopReason:
+        """The limit that allows the fewest further calls."""
+        calls = self._calls_by_limit()
+        return min(calls, key=calls.__getitem__)
+
+    def _calls_by_limit(self) -> dict[StopReason, float]:
+        """Return the number of further calls within each limit."""
         # A run with only recalled calls must plan like the run that made them.
         spent = self._cost_of_log if self._num_made else self.cost
-        calls = self.max_calls - self.log.num_calls
-        return max(0, int(min(calls, self._calls_for_money(self.dearest + spent), self._calls_for_time())))
+        return {
+            StopReason.BUDGET: self.max_calls - self.log.num_calls,
+            StopReason.COST: self._calls_for_money(self.dearest + spent),
+            StopReason.TIME: self._calls_for_time(),
+        }
 
     def _exceeded_limit(self) -> StopReason | None:
         """Return the limit that the next call and the reserved calls would exceed; None if they fit."""
@@ -167,7 +182,8 @@ class Budget:
         """Add a call's cost to the estimates."""
         self.cost += cost
         if cost > 0:
-            self.dearest = max(cost, self.dearest) if self._num_paid else cost
+            is_first = not self._num_paid and not self.varied  # The first cost replaces the expected one.
+            self.dearest = cost if is_first else max(cost, self.dearest)
             self._cost_of_paid += cost
             self._num_paid += 1
 

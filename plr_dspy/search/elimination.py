@@ -43,30 +43,41 @@ class EliminationSearch(Search):
         estimates = [] if self.fitted is None else self.fitted.estimates()
         return self.model.clipped([estimate for estimate in estimates if estimate.ordering in scores], scores)
 
-    def eliminate(self, leader: Candidate, num_examples: int) -> bool:
-        """Drop the programs whose expected improvement on the leader is negligible, except the baseline.
+    def can_change(self, leader: Candidate, num_examples: int) -> bool:
+        """Return whether some program's expected improvement on the leader is worth further examples.
 
         Args:
             leader: The program that would be chosen now.
             num_examples: Maximum number of examples per program at the end of the race.
+        """
+        return max(self._improvements(leader, num_examples).values()) >= MAX_LOSS_BY_ENDING
 
-        Returns:
-            Whether some program's expected improvement on the leader is worth further examples.
+    def drop(self, leader: Candidate, num_examples: int) -> None:
+        """Drop the programs whose expected improvement on the leader is negligible.
+
+        The baseline stays, and so does the most promising other program.
+
+        Args:
+            leader, num_examples: As in `can_change`.
+        """
+        improvements = self._improvements(leader, num_examples)
+        baseline = self.alive[0]
+        loss = 0.0
+        for program in sorted(improvements, key=improvements.__getitem__)[:-1]:
+            loss += improvements[program]
+            if loss > MAX_LOSS_BY_DROPPING:
+                return
+            if program != baseline:
+                self.alive.remove(program)
+
+    def _improvements(self, leader: Candidate, num_examples: int) -> dict[Candidate, float]:
+        """Return the expected improvements of the other remaining programs on the leader.
+
+        They are in standard errors of a program's final mean score.
         """
         fitted = self.fitted
         assert fitted is not None
         with one_thread():
             values = fitted.process.improvements(fitted.orderings.index(leader), num_examples)
         improvements = dict(zip(fitted.orderings, (math.sqrt(num_examples) * values).tolist(), strict=True))
-        rivals = sorted((program for program in self.alive if program != leader), key=improvements.__getitem__)
-        baseline = self.alive[0]
-        if improvements[rivals[-1]] < MAX_LOSS_BY_ENDING:
-            return False
-        loss = 0.0
-        for program in rivals:
-            loss += improvements[program]
-            if loss > MAX_LOSS_BY_DROPPING:
-                break
-            if program != baseline:
-                self.alive.remove(program)
-        return True
+        return {program: improvements[program] for program in self.alive if program != leader}

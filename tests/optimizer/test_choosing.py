@@ -1,5 +1,6 @@
 """Choosing among whole programs: what counts as one, what is scored, and what a race comes to."""
 
+import threading
 from collections import Counter
 
 import choosing as benchmark
@@ -12,6 +13,8 @@ from label_world import DEMOS, EXAMPLES, Engine, exact, found, student
 
 from plr_dspy import F1, BatchCalibration, PLFewShot, PLReorder, Report, choose_program, load_program
 from plr_dspy.baselines import TopKOrder
+from plr_dspy.programs.rivals import Rival
+from plr_dspy.report.stop import StopReason
 
 LEANING = [demo for demo in DEMOS if demo.label == "negative"]
 
@@ -66,7 +69,7 @@ class TestChoice:
     def test_equal_programs_compete_once(self, caplog):
         engine = Engine()
         choice = chosen(engine, [student(), student(demos=LEANING), student()])
-        assert "'program 3' and 'the first program' are the same program" in caplog.text
+        assert "'program 3' and 'program 1' are the same program" in caplog.text
         assert {way.name for way in choice.report.programs} == {"program 1", "program 2"}
         assert max(Counter(engine.prompts).values()) == 1
         engine = Engine()
@@ -74,6 +77,24 @@ class TestChoice:
         assert same.name == "program 1"
         assert same.report.stopped == "all programs are the same"
         assert not engine.prompts
+
+    def test_programs_differ_by_private_values_and_by_the_addresses_of_models(self):
+        class Styled(dspy.Module):
+            def __init__(self, style, key="k1"):
+                super().__init__()
+                self._style = style
+                self._api_key = key
+                self.inner = classifier()
+
+        def digest_at(address):
+            program = classifier()
+            program.set_lm(dspy.LM("openai/local", api_base=address, api_key="k"))
+            return Rival("a", program).digest
+
+        assert Rival("a", Styled("plain")).digest == Rival("b", Styled("plain", key="k2")).digest
+        assert Rival("a", Styled("plain")).digest != Rival("b", Styled(["plain", 2])).digest
+        assert digest_at("http://a:8000/v1") != digest_at("http://b:8000/v1")
+        assert digest_at("http://me:secret@a:8000/v1") == digest_at("http://a:8000/v1?key=1")
 
     def test_programs_that_find_or_calibrate_their_demos_compete(self, tmp_path):
         """An example never finds itself."""
@@ -88,6 +109,31 @@ class TestChoice:
         for texts in engine.prompts:
             demos, text = Engine.shown(texts)
             assert text not in demos
+
+    def test_an_example_never_finds_itself_in_a_plain_thread(self):
+        def in_thread(self, text):
+            answers = []
+            lm = dspy.settings.lm
+
+            def answer():
+                with dspy.context(lm=lm):
+                    answers.append(self.inner(text=text))
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            thread.join()
+            return answers[0]
+
+        engine = Engine()
+        with using(engine, "fake/x"):
+            retrieved = PLFewShot(exact, demos="retrieved", max_metric_calls=0, display_progress=False)
+            finds = retrieved.compile(student(demos=[]), trainset=EXAMPLES)
+        chosen(engine, {"bare": student(demos=[]), "finds": Program(in_thread, inner=finds)})
+        for texts in engine.prompts:
+            demos, text = Engine.shown(texts)
+            assert text not in demos
+        chosen_program = chosen(engine, {"finds": finds, "bare": student(demos=[])}).program
+        assert not chosen_program.retrieval.guarded
 
     def test_examples_that_a_demo_of_any_program_shows_are_left_out_for_all(self):
         engine = Engine()
@@ -108,6 +154,21 @@ class TestLimits:
         assert found(report) == found(chosen(Engine(), max_metric_calls=budget).report)
         assert len(engine.prompts) == report.program_calls["total"] <= (budget or 3 * len(EXAMPLES))
         assert max(Counter(engine.prompts).values()) == 1
+
+    @pytest.mark.parametrize(
+        ("options", "reason"),
+        [
+            ({"max_metric_calls": 50}, StopReason.BUDGET),
+            ({"max_metric_calls": 60}, StopReason.BUDGET),
+            ({"max_seconds": 75}, StopReason.TIME),
+            ({"max_metric_calls": 3 * len(EXAMPLES)}, StopReason.ALL_EXAMPLES),
+        ],
+    )
+    def test_the_report_names_the_limit_that_ended_the_race(self, options, reason, monkeypatch):
+        engine = Engine()
+        monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(len(engine.prompts)))
+        report = chosen(engine, min_probability=0.999, **options).report
+        assert report.stop_reason is reason
 
     def test_certainty_costs_calls(self):
         sure = chosen(Engine(), min_probability=0.97).report
@@ -140,6 +201,40 @@ class TestLimits:
         assert 0 < calls["resumed"] < calls["total"]
         with pytest.raises(ValueError, match=r"metric changed"):
             chosen(engine, metric=lambda example, prediction: 1.0, **options)
+
+    def test_a_program_whose_replies_cannot_be_parsed_loses_wherever_it_stands(self):
+        def unreadable(self, text):
+            raise dspy.AdapterParseError("ChatAdapter", self.inner.signature, "mumble")
+
+        mumbling = Program(unreadable, inner=student())
+        choice = chosen(Engine(), {"mumbling": mumbling, **programs()})
+        assert choice.name != "mumbling"
+        other = Program(unreadable, inner=student(demos=[]))
+        with pytest.raises(RuntimeError, match="10 of 10 answers could not be parsed"):
+            chosen(Engine(), {"mumbling": mumbling, "other": other})
+
+    def test_equal_scores_at_first_do_not_end_a_race(self):
+        scores = np.ones((3, 200))
+        scores[:2, 25::5] = 0.0
+        outcome = benchmark.race(benchmark.World(scores.mean(axis=1), scores)).run()
+        assert outcome.stop.reason is StopReason.DECIDED
+        assert outcome.decision.ordering.number == 2
+
+    def test_a_later_race_reuses_calls_though_it_leaves_out_examples(self, tmp_path):
+        options = {"log_dir": tmp_path, "max_metric_calls": 60}
+        first = chosen(Engine(), **options).report
+        with_demos = {**programs(), "shows more": student(demos=EXAMPLES[:2])}
+        later = chosen(Engine(), with_demos, log_dir=tmp_path, max_metric_calls=80).report
+        assert later.program_calls["resumed"] >= first.program_calls["total"] - 2 * 3
+
+    def test_an_error_names_the_program_that_raised_it(self, caplog):
+        def broken(self, text):
+            raise LookupError(text)
+
+        with pytest.raises(LookupError) as caught:
+            chosen(Engine(), {**programs(), "broken": Program(broken, inner=student())}, max_errors=3)
+        assert "of program 'broken' on trainset[" in caught.value.__notes__[0]
+        assert "the call of program 'broken' on trainset[" in caplog.text
 
     def test_a_program_that_fails_loses(self):
         def broken(self, text):
@@ -207,6 +302,20 @@ class TestProgramsOfOthers:
         with using(engine, "fake/x"), pytest.raises((TypeError, ValueError), match=message):
             optimizer.compile(student(), trainset=EXAMPLES, programs=candidates)
         assert not engine.prompts
+
+
+def test_the_interval_of_a_race_counts_the_programs_that_dropped_out():
+    scores = np.random.default_rng(1).random((6, 200))
+    scores[0] += 0.3
+    scores[1] += 0.25
+    comparison = benchmark.race(benchmark.World(scores.mean(axis=1), scores)).run().decision.comparison
+    assert comparison.num_candidates == 6
+
+
+def test_details_of_a_race_do_not_mention_a_final_comparison():
+    details = chosen(Engine()).report.details()
+    assert "final comparison" not in details
+    assert "mean scores: " in details
 
 
 def test_races_are_right_as_often_as_all_scores_at_about_half_the_calls():

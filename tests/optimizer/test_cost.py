@@ -12,7 +12,7 @@ import litellm
 import pytest
 from fakes import OrderSensitiveEngine, digest, engine_for, exact_match, lm_of, questions, student, using
 
-from plr_dspy import PLFewShot, PLReorder
+from plr_dspy import PLFewShot, PLReorder, choose_program
 from plr_dspy.baselines import TopKOrder
 from plr_dspy.report.text import dollars
 from plr_dspy.scoring.budget import cost_of, price_of
@@ -197,6 +197,30 @@ def uneven(*, spread, failing, seed):
         return {"input_tokens": prompt, "output_tokens": 5}
 
     return PricedEngine(tokens)
+
+
+@pytest.mark.parametrize("num_threads", [1, 8])
+@pytest.mark.parametrize("own", [(False, True), (True, False), (False, False, True)])
+def test_a_race_of_models_with_different_prices_stays_within_max_cost(own, num_threads, monkeypatch):
+    entry = {"input_cost_per_token": 100 * PROMPT, "output_cost_per_token": 40 * COMPLETION, "litellm_provider": "fake"}
+    monkeypatch.setitem(litellm.model_cost, "fake/dear", entry)
+
+    class Slow(PricedEngine):
+        def complete(self, request):
+            time.sleep(0.005)
+            return super().complete(request)
+
+    engine = Slow(lambda request: {"input_tokens": 200, "output_tokens": 5})
+    programs = {}
+    for number, is_dear in enumerate(own):
+        program = student(number)
+        if is_dear:
+            program.set_lm(lm_of(engine, "fake/dear"))
+        programs[f"program {number}"] = program
+    with using(engine, MODEL):
+        options = {"display_progress": False, "num_threads": num_threads, "max_cost": 0.1}
+        report = choose_program(programs, exact_match, EXAMPLES, **options).report
+    assert 0.03 < report.cost <= 0.1
 
 
 A_CALL = 400 * PROMPT + 5 * COMPLETION

@@ -5,9 +5,11 @@ n, E, H                             programs, examples, hypotheses
 y       scores           [n, E]     score of a program on an example, NaN if unknown
 t       unshrunk         [n]        effects of programs, as scores on an average example
 a       example_effects  [E]        effects of examples
-L       laplacian        [n, n]     normal equations of t after elimination of a
+L       _laplacian       [n, n]     normal equations of t after elimination of a
 N       noise            [n, n]     covariance of the errors of t
 P       priors           [H, n, n]  prior covariance of true effects
+
+Inside the process, scores are relative to their mean, in units of their standard deviation.
 
 y  =  t  +  a  +  noise, which may be correlated between programs on an example
 """
@@ -33,6 +35,7 @@ PRIOR_NO_EFFECT = 0.05  # prior probability that all programs score the same on 
 PRIOR_OUTSIDER = 0.5  # prior probability that one program is unlike the others, if programs differ
 OUTSIDER_DEVIATION = 0.2  # additional prior deviation of this program's effect, relative to that of scores
 PRIOR_EXAMPLES = 50.0  # weight of the prior that errors are independent, in examples
+MAX_ROUNDING = 1e-9  # maximum relative deviation of scores that are equal except for rounding errors
 MIN_VARIANCE = 0.02  # minimum variance of errors, relative to that of scores: a few examples may agree by chance
 
 
@@ -57,34 +60,35 @@ class PairedProcess:
     def __init__(self, table: ScoreTable) -> None:
         self.state: dict[str, Any] = {}
         known = table.known.astype(np.float64)
-        values = np.where(table.known, table.scores, 0.0)
+        level = float(np.nanmean(table.scores))
+        self._unit = _unit_of(table.scores)
+        values = np.where(table.known, (table.scores - level) / self._unit, 0.0)
         counts = np.maximum(1.0, known.sum(axis=0))
         deviations = known * (values - values.sum(axis=0) / counts)
-        laplacian = np.diag(known.sum(axis=1)) - (known / counts) @ known.T
         # The laplacian is singular, because a common shift is unknown: take its pseudoinverse.
-        inverse = np.linalg.inv(laplacian + 1.0 / len(known)) - 1.0 / len(known)
-        effects = inverse @ deviations.sum(axis=1)
-        example_effects = (values - effects[:, None] * known).sum(axis=0) / counts
-        self.unshrunk: Array = effects + example_effects[table.seen].mean()
+        inverse = np.linalg.inv(_laplacian(known) + 1.0 / len(known)) - 1.0 / len(known)
+        self._effects = inverse @ deviations.sum(axis=1)
+        example_effects = (values - self._effects[:, None] * known).sum(axis=0) / counts
+        self._effects += example_effects[table.seen].mean()
+        self.unshrunk: Array = level + self._unit * self._effects
         self._num_examples = int(table.seen.sum())
-        self._deviation = float(np.nanstd(table.scores)) or 1.0
-        residuals = known * (values - effects[:, None] - example_effects)
-        self._noise = self._noise_covariance(known, residuals, inverse)
+        residuals = deviations - known * (self._effects[:, None] - (self._effects @ known) / counts)
+        self._noise = self._noise_covariance(known, residuals, np.asarray(inverse, dtype=np.float64))
 
     def _noise_covariance(self, known: Array, residuals: Array, inverse: Array) -> Array:
         """Return N by the sandwich estimator, shrunk towards independent errors.
 
         Errors on the same example may be correlated (K.-Y. Liang and S. L. Zeger, Biometrika 73, 1986).
         """
-        size = len(known)
         count = self._num_examples
-        degrees = max(1.0, known.sum() - count - size + 1)
-        variance = max(float((residuals**2).sum()) / degrees, MIN_VARIANCE * self._deviation**2)
-        prior = variance * (np.eye(size) - 1.0 / size)
-        products = residuals @ residuals.T + PRIOR_EXAMPLES * prior
-        noise = inverse @ products @ inverse * (count / (count + PRIOR_EXAMPLES))
+        degrees = max(1.0, known.sum() - count - len(known) + 1)
+        variance = max(float((residuals**2).sum()) / degrees, MIN_VARIANCE)
+        # Programs that dropped out were scored on fewer examples, where the prior counts for more.
+        num_examples = np.where(known > 0, known.sum(axis=1, keepdims=True), np.inf).min(axis=0)
+        prior_weights = PRIOR_EXAMPLES / (num_examples + PRIOR_EXAMPLES)
+        products = (1.0 - prior_weights) * residuals @ residuals.T + variance * _laplacian(known, prior_weights)
         # Add a common shift, which changes no gain, to make the matrix invertible.
-        return np.asarray(noise + self._deviation**2 / count)
+        return np.asarray(inverse @ products @ inverse + 1.0 / count)
 
     @cached_property
     def mean(self) -> Array:
@@ -107,6 +111,10 @@ class PairedProcess:
             outsider_scales, may_differ: Ignored, because any program may be an outsider here.
             num_examples: Assumed number of examples, which affects the variances; None for those seen.
         """
+        return self._relative_gains(reference, num_examples).times(self._unit)
+
+    def _relative_gains(self, reference: int, num_examples: float | None = None) -> Gains:
+        """Return the gains in standard deviations of scores."""
         posterior = self._posterior
         inverses = posterior.inverses
         priors = posterior.priors
@@ -131,7 +139,7 @@ class PairedProcess:
         sums = inverses.sum(axis=1)
         precisions = sums.sum(axis=1)
         # The mean effect is estimated by generalised least squares, so use the restricted likelihood (REML).
-        centred = self.unshrunk - (sums @ self.unshrunk / precisions)[:, None]
+        centred = self._effects - (sums @ self._effects / precisions)[:, None]
         weighted_effects = (inverses @ centred[..., None])[..., 0]
         log_determinants = np.linalg.slogdet(inverses)[1]
         log_likelihoods = 0.5 * (log_determinants - np.log(precisions) - (centred * weighted_effects).sum(axis=1))
@@ -140,7 +148,7 @@ class PairedProcess:
 
     def _hypotheses(self) -> tuple[Array, Array]:
         """Return the prior probabilities ``[H]``, and P."""
-        size = len(self.unshrunk)
+        size = len(self._effects)
         weight = (1.0 - PRIOR_NO_EFFECT) / len(EFFECT_DEVIATIONS)
         probabilities = [PRIOR_NO_EFFECT]
         variances = [np.zeros(size)]
@@ -148,7 +156,7 @@ class PairedProcess:
             equal = np.full(size, deviation**2)
             probabilities += [(1.0 - PRIOR_OUTSIDER) * weight, *np.full(size, PRIOR_OUTSIDER * weight / size)]
             variances += [equal, *(equal + OUTSIDER_DEVIATION**2 * np.eye(size))]
-        priors = self._deviation**2 * np.array(variances)[:, :, None] * np.eye(size)
+        priors = np.array(variances)[:, :, None] * np.eye(size)
         return np.array(probabilities), priors
 
     def improvements(self, reference: int, num_examples: float) -> Array:
@@ -161,13 +169,29 @@ class PairedProcess:
             reference: Index of the program that would be chosen now.
             num_examples: Number of examples seen by then.
         """
-        now = self.gains(reference)
-        later = self.gains(reference, num_examples=num_examples)
+        now = self._relative_gains(reference)
+        later = self._relative_gains(reference, num_examples)
         deviations = np.sqrt(np.maximum(now.variances - later.variances, 1e-18))
         z_scores = now.means / deviations
         densities = np.exp(-0.5 * z_scores**2) / np.sqrt(2.0 * np.pi)
         improvements = deviations * densities + now.means * special.ndtr(z_scores)
-        return np.asarray(now.probabilities @ improvements / self._deviation)
+        return np.asarray(now.probabilities @ improvements)
+
+
+def _unit_of(scores: Array) -> float:
+    """Return the standard deviation of scores; if they are all equal, their size, or 1 for zeros."""
+    deviation = float(np.nanstd(scores))
+    largest = float(np.nanmax(np.abs(scores)))
+    if deviation > MAX_ROUNDING * largest:
+        return deviation
+    return largest or 1.0
+
+
+def _laplacian(known: Array, weights: Array | float = 1.0) -> Array:
+    """Return L, ``[n, n]``, from the examples of each program, ``[n, E]``, and the weights of examples."""
+    weighted = known * weights
+    counts = np.maximum(1.0, known.sum(axis=0))
+    return np.asarray(np.diag(weighted.sum(axis=1)) - (weighted / counts) @ known.T)
 
 
 @dataclass(eq=False)
