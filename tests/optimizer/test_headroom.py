@@ -169,6 +169,14 @@ class TestCalibration:
         assert not any("calibrated" in name for name in names(without))
         assert all(0 <= lever.score <= 1 for lever in with_them.levers)
 
+    def test_failed_calls_count_alike_with_and_without_it(self):
+        """Calibration changes no answer of this model, so the failed calls alone could make a difference."""
+        engine = Engine(probabilities=lambda demos, text: [0.1, 0.9] if int(text.split()[-1]) % 2 else [0.9, 0.1])
+        engine.at = dict.fromkeys(range(30, 290, 7), failure)
+        examples = [labelled(f"text {i}", ["negative", "positive"][i % 2]) for i in range(100)]
+        result = measured(engine, classifier(demos=[]), examples, F1("positive"), max_errors=100)
+        assert lever(result, "calibrated answers").gain == pytest.approx(0.0)
+
 
 class TestPromises:
     @pytest.mark.parametrize("metric", [exact, F1("positive")])
