@@ -205,6 +205,11 @@ class TestPromises:
             ({"instructions": ["x"], "program": two_predictors()}, "program with one predictor; it has 2"),
             ({"examples": questions(12)}, "at least 10 examples .* of its 12, 9 are left"),
             ({"examples": questions(2)}, "trainset"),
+            ({"examples": questions(1)}, "trainset .* pass at least 20"),
+            (
+                {"program": dspy.Predict("question -> reason"), "metric": lambda example, prediction: 1.0},
+                "the program has none, .* Pass a trainset with values for all of the signature's fields",
+            ),
             ({"program": dspy.Predict}, "^program must be a dspy.Module"),
             ({"display_progress": "no"}, "display_progress"),
         ],
