@@ -95,6 +95,8 @@ class PLFewShot(LearningOptimizer):
 
     name = "PLFewShot"
     num_demos: ClassVar[None] = None  # type: ignore[misc]
+    cure_if_too_few: ClassVar[str] = "pass at least 100, or a list of demos as candidates"
+    cure_if_none_shown: ClassVar[str] = "Pass candidates='bootstrapped', or a list of demos with the signature's fields"
 
     auto: Literal["light", "medium", "heavy"] | None = "light"  # type: ignore[misc]
     demos: Literal["auto", "fixed", "retrieved"] = "fixed"
@@ -197,7 +199,7 @@ class PLFewShot(LearningOptimizer):
         if not demos:
             raise UserError(
                 "trainset has too few distinct inputs outside valset to use some as demos; it has "
-                f"{len(trainset)} examples: pass at least 100, or a list of demos as candidates"
+                f"{len(trainset)} examples: {self.cure_if_too_few}"
             )
         attempts: list[Attempt] = []
         if self.max_metric_calls != 0 and self.candidates in ("both", "bootstrapped"):
@@ -211,8 +213,8 @@ class PLFewShot(LearningOptimizer):
         slots = self._slots(program, examples, retrievable, attempts, instructions.by_predictor)
         if not (slots.slots or slots.alternatives or attempts):
             raise UserError(
-                "there are no demos to choose from: the student has none, and its prompts cannot show the candidates. "
-                "Pass candidates='bootstrapped', or a list of demos with the signature's fields"
+                f"there are no demos to choose from: the {self.student_name} has none, and its prompts cannot show the "
+                f"candidates. {self.cure_if_none_shown}"
             )
         original = slots.original
         if self.max_metric_calls == 0:

@@ -25,6 +25,7 @@ from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.calls import MetricWork
 from plr_dspy.programs.checks import Count, arguments
 from plr_dspy.programs.slots import OWN, PoolSlots
+from plr_dspy.scoring.run_log import FAILED
 from plr_dspy.search.space import Candidate, Ordering
 from plr_dspy.statistics.calibration import cross_validated, likely_shares, right_counts
 from plr_dspy.statistics.comparisons import TAIL, Array
@@ -119,6 +120,8 @@ class LeverSample(PLFewShot):
 
     name = "headroom"
     student_name = "program"
+    cure_if_too_few = "pass at least 20, if possible 100"
+    cure_if_none_shown = "Pass a trainset with values for all of the signature's fields"
 
     max_metric_calls: Count = 300  # type: ignore[assignment]
     demos: Literal["auto"] = "auto"
@@ -268,7 +271,10 @@ def _how(name: str) -> str:
 
 
 def _calibrated(opened: OpenCompile, candidate: Candidate, examples: Sequence[int], scores: Array) -> Array:
-    """Return the scores ``[E]`` of a program's answers after batch calibration; empty without log-probabilities."""
+    """Return the scores ``[E]`` of a program's answers after batch calibration; empty without log-probabilities.
+
+    A failed call keeps its place in `scores`, which is filled with the mean of other programs.
+    """
     work = opened.work
     records = opened.scorer.records_of(candidate)
     known = [place for place, example in enumerate(examples) if records[example].label_logprobs is not None]
@@ -285,7 +291,8 @@ def _calibrated(opened: OpenCompile, candidate: Candidate, examples: Sequence[in
     numbers = [examples[place] for place in known]
     if work.influence is not None:
         answers = work.influence.answers(records, dict(zip(numbers, labels, strict=True)))
-        return linearized(work.influence, answers, examples)
+        failed = np.array([records[example].outcome == FAILED for example in examples])
+        return np.where(failed, scores, linearized(work.influence, answers, examples, failed))
     scores = scores.copy()
     scores[known] = work.scores[numbers, labels]
     return scores

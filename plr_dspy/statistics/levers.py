@@ -14,6 +14,7 @@ from plr_dspy.statistics import comparisons
 from plr_dspy.statistics.comparisons import PSEUDO_EXAMPLES, SIGNIFICANT, TAIL, Array
 
 USUAL_SPREAD = 0.2  # scale of the prior of the standard deviation between programs, relative to the range of scores
+MOST_SPREAD = 5  # largest standard deviation in integrals over its prior, relative to its scale
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Gain:
     """The expected gain over a program on new examples.
 
     Attributes:
-        value: The estimate.
+        value: The estimate, shrunk towards 0. Otherwise, the largest of several gains would be too large.
         draws: Draws of the true gain, ``[D]``.
         least: The same without differences that may be chance, ``[D]``.
         noise_share: Share of the observed variance between programs that is noise; None for a single program.
@@ -81,7 +82,8 @@ class PairedExperiment:
         if len(rows) > 1:
             deviations, _ = self._deviations(rows)
             draws += deviations / math.sqrt(len(rows)) * self._rng.normal(size=len(draws))
-        return Gain(float(self.means[rows].mean() - self.means[0]), draws, draws)
+        value = self._shrunk(float(self.means[rows].mean() - self.means[0]), draws)
+        return Gain(value, draws, draws)
 
     def gain_of_best(self, rows: Sequence[int], average: Gain, num_searched: int) -> Gain:
         """Return the expected gain of the best of `num_searched` programs, given a sample and the average gain.
@@ -103,6 +105,20 @@ class PairedExperiment:
             least=average.least if p_value > SIGNIFICANT else draws,
             noise_share=1.0 - variance / observed if observed else 1.0,
         )
+
+    def _shrunk(self, gain: float, draws: Array) -> float:
+        """Return the posterior mean of a gain, given its observed value and the draws of its error.
+
+        A priori, gains are normal with mean 0 and the standard deviation s. As for the spread between programs, s is
+        half normal with the scale `USUAL_SPREAD`. So large, certain gains hardly shrink.
+        """
+        usual = USUAL_SPREAD * self._range
+        spreads = np.linspace(0.0, MOST_SPREAD * usual, comparisons.NUM_DEVIATIONS)
+        totals = spreads**2 + draws.var()
+        log_likelihood = -0.5 * (np.log(totals) + gain**2 / totals)
+        log_prior = -0.5 * (spreads / usual) ** 2
+        weights = special.softmax(log_likelihood + log_prior)
+        return float(gain * (weights @ (spreads**2 / totals)))
 
     def _deviations(self, rows: Sequence[int]) -> tuple[Array, float]:
         """Return draws of the standard deviation of true scores, and an unbiased estimate of its square.

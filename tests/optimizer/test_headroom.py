@@ -169,6 +169,14 @@ class TestCalibration:
         assert not any("calibrated" in name for name in names(without))
         assert all(0 <= lever.score <= 1 for lever in with_them.levers)
 
+    def test_failed_calls_count_alike_with_and_without_it(self):
+        """Calibration changes no answer of this model, so the failed calls alone could make a difference."""
+        engine = Engine(probabilities=lambda demos, text: [0.1, 0.9] if int(text.split()[-1]) % 2 else [0.9, 0.1])
+        engine.at = dict.fromkeys(range(30, 290, 7), failure)
+        examples = [labelled(f"text {i}", ["negative", "positive"][i % 2]) for i in range(100)]
+        result = measured(engine, classifier(demos=[]), examples, F1("positive"), max_errors=100)
+        assert lever(result, "calibrated answers").gain == pytest.approx(0.0)
+
 
 class TestPromises:
     @pytest.mark.parametrize("metric", [exact, F1("positive")])
@@ -197,6 +205,11 @@ class TestPromises:
             ({"instructions": ["x"], "program": two_predictors()}, "program with one predictor; it has 2"),
             ({"examples": questions(12)}, "at least 10 examples .* of its 12, 9 are left"),
             ({"examples": questions(2)}, "trainset"),
+            ({"examples": questions(1)}, "trainset .* pass at least 20"),
+            (
+                {"program": dspy.Predict("question -> reason"), "metric": lambda example, prediction: 1.0},
+                "the program has none, .* Pass a trainset with values for all of the signature's fields",
+            ),
             ({"program": dspy.Predict}, "^program must be a dspy.Module"),
             ({"display_progress": "no"}, "display_progress"),
         ],

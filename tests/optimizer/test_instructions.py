@@ -550,10 +550,9 @@ class TestProposals:
         assert whole.report.proposals.num_calls == len(paid.prompts)
 
     def test_other_demos_need_other_proposals(self, instructed, tmp_path):
-        demos = [[dspy.Example(question=f"{kind} {i}", answer="1") for i in range(4)] for kind in ("red", "blue")]
         engine = ProposingEngine(GOOD)
-        for candidates in (*demos, demos[0]):
-            proposing(engine=engine, candidates=candidates, program=student(1), num_instructions=1, log_dir=tmp_path)
+        for candidates in ("labeled", "bootstrapped", "labeled"):
+            proposing(engine=engine, candidates=candidates, num_instructions=1, log_dir=tmp_path)
         assert engine.proposed == 2
 
     def test_a_prompt_model_that_is_down_is_said(self, instructed):
@@ -588,11 +587,20 @@ class TestProposals:
         with using(new_engine()):
             assert without.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES).cost < estimate.cost
 
-    def test_a_missing_price_is_the_error(self, instructed, monkeypatch, caplog):
+    def test_replies_without_usage_are_the_error(self, instructed, monkeypatch, caplog):
         price = {"input_cost_per_token": 1e-5, "output_cost_per_token": 1e-5, "litellm_provider": "fake"}
-        monkeypatch.setitem(litellm.model_cost, "fake/order-sensitive", price)
-        with pytest.raises(ValueError, match=r"max_cost needs .*fake/proposer"):
-            proposing(GOOD, max_cost=1.0)
+        for model in ("fake/proposer", "fake/order-sensitive"):
+            monkeypatch.setitem(litellm.model_cost, model, price)
+        engine = ProposingEngine(GOOD)
+
+        def complete(request, whole=engine.complete):
+            response = whole(request)
+            object.__setattr__(response, "usage", type(response.usage)())
+            return response
+
+        monkeypatch.setattr(engine, "complete", complete)
+        with pytest.raises(ValueError, match="max_cost needs the number of tokens in each reply of fake/proposer"):
+            proposing(engine=engine, max_cost=10.0)
         assert "of max_cost and max_seconds" not in caplog.text
         assert instructed.num_calls == 0
 

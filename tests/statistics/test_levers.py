@@ -44,6 +44,30 @@ def test_intervals_hold_the_truth_and_estimates_are_not_those_of_winners(world):
         assert abs(error) < 0.08
 
 
+def test_the_largest_of_equal_gains_is_shrunk():
+    """Ten programs are as good as the first one. Observed, the best of them seems better."""
+    rng = np.random.default_rng(0)
+    observed = []
+    estimated = []
+    for seed in range(TABLES):
+        scores = (rng.random((11, 30)) < 0.5).astype(float)
+        experiment = PairedExperiment(scores, seed=seed)
+        gains = [experiment.gain([row]) for row in range(1, 11)]
+        assert all(low <= gain.value <= high for gain in gains for low, high in [gain.interval])
+        observed.append(max(experiment.means[1:] - experiment.means[0]))
+        estimated.append(max(gain.value for gain in gains))
+    assert np.mean(observed) > 0.1
+    assert np.mean(estimated) < 0.5 * np.mean(observed)
+
+
+def test_large_gains_hardly_shrink():
+    scores = np.zeros((2, 40))
+    scores[0, :8] = 1.0
+    scores[1, :36] = 1.0
+    gain = PairedExperiment(scores).gain([1])
+    assert 0.65 < gain.value < 0.7
+
+
 def test_large_effects_are_seen():
     rates = benchmark.results(benchmark.World(False, demos=0.3, sets=0.05), TABLES)
     assert rates["kept"][0] < 0.2
