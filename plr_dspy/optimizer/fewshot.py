@@ -47,6 +47,14 @@ logger = logging.getLogger(__name__)
 
 Demo: TypeAlias = dspy.Example | dict[str, Any]
 Texts: TypeAlias = Annotated[list[str], Field(min_length=1)]
+Candidates: TypeAlias = Annotated[
+    Literal["both", "labeled", "bootstrapped"] | Annotated[list[Demo], Field(min_length=1)],
+    Field(description="'both', 'labeled', 'bootstrapped', or a non-empty list of demos"),
+]
+Instructions: TypeAlias = Annotated[
+    Literal["propose"] | Texts | Annotated[dict[str, Texts], Field(min_length=1)] | None,
+    Field(description="'propose', a non-empty list of texts, or a dict from predictor names to such lists"),
+]
 
 
 @arguments
@@ -102,11 +110,11 @@ class PLFewShot(LearningOptimizer):
     max_metric_calls: Annotated[WholeNumber, Field(ge=0)] | None = None
     max_demos: Count = 8
     min_demos: Annotated[WholeNumber, Field(ge=0)] = 0
-    candidates: Literal["both", "labeled", "bootstrapped"] | Annotated[list[Demo], Field(min_length=1)] = "both"
+    candidates: Candidates = "both"
     max_demo_tokens: Count | None = None
     max_bootstrapped: Count = 8
     metric_threshold: Number | None = None
-    instructions: Literal["propose"] | Texts | Annotated[dict[str, Texts], Field(min_length=1)] | None = None
+    instructions: Instructions = None
     prompt_model: dspy.BaseLM | None = None
     num_instructions: Count = 6
 
