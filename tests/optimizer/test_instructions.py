@@ -443,6 +443,15 @@ class TestWithEverythingElse:
         assert optimizer.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES).program_calls
         assert instructed.num_calls == 0
 
+    def test_the_estimate_averages_the_lengths_of_instructions(self, instructed):
+        def estimated(*texts):
+            optimizer = PLFewShot(exact_match, instructions=list(texts) or None, max_metric_calls=200)
+            return optimizer.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+
+        without = estimated()
+        long = estimated("long " * 3000, "lang " * 3000)
+        assert long.prompt_tokens == pytest.approx(without.prompt_tokens + 200 * 2 / 3 * 3000, rel=0.05)
+
 
 class ProposingEngine:
     """Proposes texts in turn, and describes whatever else it is asked for.
