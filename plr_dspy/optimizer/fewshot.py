@@ -32,6 +32,7 @@ from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.instructions import (
     Instruction,
     InstructionChoices,
+    check_usable,
     given_instructions,
     stand_in_instructions,
     usable_instructions,
@@ -261,7 +262,9 @@ class PLFewShot(LearningOptimizer):
         given: Mapping[str, Sequence[Instruction]] = {}
         if self.instructions is not None:
             given = given_instructions(program, self.instructions)
-        return usable_instructions(program, given, rivals=self._rivals, max_tokens=math.inf)
+        choices = usable_instructions(program, given, rivals=self._rivals, max_tokens=math.inf)
+        check_usable(given, choices)
+        return choices
 
     def _prompt_model(self, program: dspy.Module) -> dspy.BaseLM | None:
         """Return the model that proposes instructions; None if there are none to propose."""

@@ -128,9 +128,16 @@ class TestChoice:
             "the prompt is the same as with student",
         ]
         assert "not used (instructions[1]): empty" in optimizer.report.details()
-        _, without = compiled(own)
-        assert not without.report.instructions[0].alternatives
-        assert without.report.original_stays == (without.report.comparison.probability == 0)
+
+    @pytest.mark.parametrize("texts", [[""], [" ", "\n"], ["Given the fields `question`, produce the fields `answer`."]])
+    def test_only_copies_and_blanks_are_refused(self, instructed, texts):
+        with pytest.raises(ValueError, match=r"'self' that changes its prompt; got none \(instructions\[0\]: .*pass other"):
+            compiled(*texts)
+        two = fakes.two_predictors()
+        (name, _), (other, _) = two.named_predictors()
+        with pytest.raises(ValueError, match=f"a text for {other!r}"):
+            compiled(instructions={name: [GOOD], other: [""]}, program=two)
+        assert instructed.num_calls == 0
 
     def test_limits_on_tokens_are_for_demos(self, instructed):
         program, optimizer = compiled(GOOD, "Give the number. " * 50, max_demo_tokens=60)
@@ -524,6 +531,16 @@ class TestProposals:
             "the prompt is the same as with proposed[0]",
             "too long for the model's context window",
         ]
+
+    def test_a_report_begins_with_the_reason_if_none_is_usable(self, instructed):
+        _, optimizer, _ = proposing("", "", "Given the fields `question`, produce the fields `answer`.")
+        first_line = str(optimizer.report).splitlines()[0]
+        assert first_line == (
+            "no proposed instruction could be used (2 texts: empty; 1 text: the prompt is the same as with student): "
+            "try another prompt_model, or pass instructions as a list"
+        )
+        _, optimizer, _ = proposing("", GOOD)
+        assert "could be used" not in str(optimizer.report)
 
     def test_each_predictor_has_its_own(self, instructed):
         texts = [f"Text {i}." for i in range(4)]
