@@ -46,6 +46,8 @@ from plr_dspy.statistics.arrays import Array
 
 logger = logging.getLogger(__name__)
 
+NUM_INSTRUCTIONS = 6  # default number of instructions to propose for each predictor
+
 Demo: TypeAlias = dspy.Example | dict[str, Any]
 Texts: TypeAlias = Annotated[list[str], Field(min_length=1)]
 Candidates: TypeAlias = Annotated[
@@ -86,6 +88,7 @@ class PLFewShot(LearningOptimizer):
         instructions: Instructions to choose from, besides the student's own: a list of texts, or for several
             predictors a dict with a list for each name. With "propose", a prompt model writes some with DSPy's
             `GroundedProposer`, from examples that become demos. Those of `programs` always take part.
+            Retrieved demos come with the student's own instruction.
         prompt_model: ``dspy.LM`` that proposes instructions; None uses ``dspy.settings.lm``, or else the student's.
         num_instructions: Number of instructions to propose for each predictor.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). None
@@ -117,7 +120,7 @@ class PLFewShot(LearningOptimizer):
     metric_threshold: Number | None = None
     instructions: Instructions = None
     prompt_model: dspy.BaseLM | None = None
-    num_instructions: Count = 6
+    num_instructions: Count = NUM_INSTRUCTIONS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,6 +139,11 @@ class PLFewShot(LearningOptimizer):
             raise UserError(
                 f"prompt_model needs instructions='propose'; got instructions={self.instructions!r}: pass "
                 "instructions='propose', or leave prompt_model out"
+            )
+        if self.num_instructions != NUM_INSTRUCTIONS and self.instructions != "propose":
+            raise UserError(
+                f"num_instructions={self.num_instructions} needs instructions='propose'; got "
+                f"instructions={self.instructions!r}: pass instructions='propose', or leave num_instructions out"
             )
         if self.demos == "fixed" and self.embedder is not None:
             raise UserError("embedder needs retrieved demos; got demos='fixed': pass demos='auto' or 'retrieved'")
@@ -257,6 +265,11 @@ class PLFewShot(LearningOptimizer):
 
     def _instructions(self, program: dspy.Module) -> InstructionChoices:
         """Return the program's own instructions, those that the user passed, and those of the user's programs."""
+        if self.instructions is not None and self.demos == "retrieved":
+            logger.warning(
+                "retrieved demos come with the student's own instruction, so other instructions are tried only without "
+                "demos: pass demos='fixed' or demos='auto' to try them with demos"
+            )
         if self.instructions == "propose":
             return stand_in_instructions(program, self.num_instructions, self._rivals)
         given: Mapping[str, Sequence[Instruction]] = {}

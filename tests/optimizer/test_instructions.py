@@ -436,8 +436,9 @@ class TestWithEverythingElse:
         assert optimizer.report.instructions[0].alternatives
 
     @pytest.mark.parametrize("demos", ["auto", "retrieved"])
-    def test_found_demos_come_with_the_students_own_instruction(self, instructed, demos):
+    def test_found_demos_come_with_the_students_own_instruction(self, instructed, demos, caplog):
         _, optimizer = compiled(GOOD, BAD, demos=demos)
+        assert ("instructions are tried only without demos" in caplog.text) == (demos == "retrieved")
         report = optimizer.report
         assert len(report.instructions[0].alternatives) == 3
         if report.retrieves:
@@ -611,6 +612,8 @@ class TestProposals:
         [
             ({"instructions": [GOOD], "prompt_model": lm_of(new_engine())}, "prompt_model needs instructions"),
             ({"instructions": "propose", "prompt_model": "openai/gpt"}, "prompt_model"),
+            ({"num_instructions": 3}, "num_instructions=3 needs instructions='propose'; got instructions=None"),
+            ({"instructions": [GOOD], "num_instructions": 3}, "num_instructions=3 needs instructions='propose'"),
             ({"instructions": "propose", "num_instructions": 0}, "num_instructions"),
             ({"instructions": "proposed"}, "instructions"),
         ],
