@@ -51,7 +51,7 @@ from plr_dspy.report.report import Report
 from plr_dspy.report.text import result
 from plr_dspy.runtime import interrupts, progress_bar
 from plr_dspy.scoring.evaluator import Evaluator
-from plr_dspy.scoring.run_log import open_log
+from plr_dspy.scoring.run_log import OPTIMIZER, PROGRAMS, open_log
 from plr_dspy.scoring.values import ValueCodec
 from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.responses import LabelResponses
@@ -274,7 +274,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             _new_tensors_on_cpu(),
             open_log(
                 folder,
-                partial(self._identity, setup),
+                lambda: {OPTIMIZER: self.name, **self._identity(setup)},
                 accept_changes=self.accept_changes,
                 codec=lambda: ValueCodec(value_classes(setup.program)),
             ) as log,
@@ -316,6 +316,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             **self._answers(),
             **describe(setup.program, self.metric, setup.models, adapter),
             "the examples": digest(sorted(map(digest, setup.examples))),
+            PROGRAMS: sorted(rival.name for rival in setup.rivals),
         }
 
     def _answers(self) -> dict[str, bool | str]:

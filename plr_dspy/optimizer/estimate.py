@@ -12,8 +12,9 @@ from plr_dspy.compiling.plan import Plan
 from plr_dspy.errors import UserError
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.copying import language_models
+from plr_dspy.programs.instructions import PLACEHOLDER
 from plr_dspy.programs.rivals import Rival
-from plr_dspy.programs.slots import messages_of
+from plr_dspy.programs.slots import PoolSlots, messages_of
 from plr_dspy.programs.tokens import Messages, token_counter
 from plr_dspy.report.text import dollars
 from plr_dspy.retrieval.predict import RetrievingPredict
@@ -38,7 +39,8 @@ class Estimate:
         bootstrap_calls: Program calls that bootstrap demos before the search.
         proposal_calls: Approximate calls of the prompt model that propose instructions, in addition to the program's.
         plan: Numbers of examples and program calls in the later phases.
-        prompt_tokens: Approximate tokens of all prompts by GPT-4o's tokenizer; None if prompts cannot be built.
+        prompt_tokens: Approximate tokens of all prompts by GPT-4o's tokenizer, on average over the instructions to
+            choose from; None if prompts cannot be built.
         cost: Approximate cost in US dollars at litellm's list prices, if answers are as long as the
             demos'. It ignores hidden reasoning tokens and `max_cost`. None if a price is unknown, or
             the metric calls a language model.
@@ -136,11 +138,15 @@ def size_of_call(setup: CompileSetup, teacher: dspy.Module | None = None, *, riv
     try:
         program = setup.slots.build(setup.slots.showing(0.5)) if rival is None else rival.program
         models = [predictor.lm or dspy.settings.lm for predictor in (teacher or program).predictors()]
+        extra_tokens: dict[str, float] = {}
+        if teacher is None:
+            extra_tokens = _tokens_of_alternatives(setup, program, examples[0])
         for example in examples:
-            for predictor, lm in zip(program.predictors(), models, strict=False):
+            for (name, predictor), lm in zip(program.named_predictors(), models, strict=False):
                 messages = _prompt_of(predictor, example)
                 answers = [message for message in messages if message["role"] == "assistant"]
-                sizes = {"prompt_tokens": float(count(messages)), "completion_tokens": math.nan}
+                prompt_tokens = count(messages) + extra_tokens.get(name, 0.0)
+                sizes = {"prompt_tokens": prompt_tokens, "completion_tokens": math.nan}
                 if answers:
                     sizes["completion_tokens"] = count(answers) / len(answers)
                 tokens[str(lm.model)].update(sizes)
@@ -152,6 +158,30 @@ def size_of_call(setup: CompileSetup, teacher: dspy.Module | None = None, *, riv
     else:
         cost /= len(examples)
     return CallSize(sum(sizes["prompt_tokens"] for sizes in tokens.values()) / len(examples), cost)
+
+
+def _tokens_of_alternatives(setup: CompileSetup, program: dspy.Module, example: dspy.Example) -> dict[str, float]:
+    """Return the mean prompt tokens over each predictor's instructions, less those with its own.
+
+    The program must be a copy, because its signatures change in the meantime.
+    """
+    if not isinstance(setup.slots, PoolSlots):
+        return {}
+    count = token_counter()
+    extra_tokens = {}
+    for name, predictor in program.named_predictors():
+        # Proposals that are not known yet are assumed to be as long as the predictor's own instruction.
+        texts = [text for text in setup.slots.alternatives.get(name, ()) if text.origin != PLACEHOLDER]
+        if len(texts) < 2:
+            continue
+        own_signature = predictor.signature
+        lengths = []
+        for text in texts:
+            predictor.signature = own_signature.with_instructions(text.text)
+            lengths.append(count(_prompt_of(predictor, example)))
+        predictor.signature = own_signature
+        extra_tokens[name] = sum(lengths) / len(lengths) - count(_prompt_of(predictor, example))
+    return extra_tokens
 
 
 def _prompt_of(predictor: dspy.Predict, example: dspy.Example) -> Messages:

@@ -9,7 +9,7 @@ import numpy as np
 from plr_dspy.compiling.choice import Outcome
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.programs.slots import PoolSlots, PromptSlots
-from plr_dspy.report.schema import Alternative, PromptKind, RetrievalReport
+from plr_dspy.report.schema import Alternative, PromptKind, RetrievalReport, ScoreRange
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.ordering_model import FittedModel
@@ -73,6 +73,7 @@ def expected_scores(
     to_metric_scale = decision.scale_of_metric(reference) if run.evaluator.influence is not None else float
     means = fitted.expected_scores(reference)
     uncalibrated_score = to_metric_scale(fitted.as_it_is(reference))
+    compared = _compared(outcome, original)
     expected = []
     for candidate in candidates:
         score = to_metric_scale(means[candidate])
@@ -86,6 +87,9 @@ def expected_scores(
         if metric is not None:
             score = metric.clip(score)
             interval = (metric.clip(interval[0]), metric.clip(interval[1]))
+        if candidate in compared and (candidate != original or revision is None):
+            score, low, high = compared[candidate]
+            interval = (low, high)
         expected.append(
             ExpectedScore(
                 candidate,
@@ -98,7 +102,18 @@ def expected_scores(
                 tokens=slots.tokens(candidate) if isinstance(slots, PoolSlots) else 0,
             )
         )
-    return expected
+    return sorted(expected, key=lambda entry: -entry.score)
+
+
+def _compared(outcome: Outcome, original: Candidate) -> dict[Candidate, ScoreRange]:
+    """Return the expected scores in the final comparison, so that a report shows one score for each program."""
+    comparison = outcome.decision.comparison
+    scores: dict[Candidate, ScoreRange] = {}
+    if comparison is not None and comparison.expected_chosen is not None:
+        scores[outcome.decision.ordering] = comparison.expected_chosen
+    if comparison is not None and comparison.expected_original is not None:
+        scores[original] = comparison.expected_original
+    return scores
 
 
 def _kind_of(slots: PromptSlots, original: Candidate, candidate: Candidate) -> PromptKind:
@@ -128,7 +143,7 @@ def program_scores(slots: PromptSlots, run: CompileRun, outcome: Outcome) -> lis
         return []
     entries = []
     for score in expected_scores(slots, run, outcome, fitted_model(run, outcome)):
-        if score.candidate in slots.rivals:
+        if score.candidate in slots.rivals:  # In a race, this includes the original.
             entries.append(score.alternative(slots.rivals[score.candidate].name))
     return entries
 

@@ -32,6 +32,7 @@ from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.instructions import (
     Instruction,
     InstructionChoices,
+    check_usable,
     given_instructions,
     stand_in_instructions,
     usable_instructions,
@@ -45,8 +46,18 @@ from plr_dspy.statistics.arrays import Array
 
 logger = logging.getLogger(__name__)
 
+NUM_INSTRUCTIONS = 6  # default number of instructions to propose for each predictor
+
 Demo: TypeAlias = dspy.Example | dict[str, Any]
 Texts: TypeAlias = Annotated[list[str], Field(min_length=1)]
+Candidates: TypeAlias = Annotated[
+    Literal["both", "labeled", "bootstrapped"] | Annotated[list[Demo], Field(min_length=1)],
+    Field(description="'both', 'labeled', 'bootstrapped', or a non-empty list of demos"),
+]
+Instructions: TypeAlias = Annotated[
+    Literal["propose"] | Texts | Annotated[dict[str, Texts], Field(min_length=1)] | None,
+    Field(description="'propose', a non-empty list of texts, or a dict from predictor names to such lists"),
+]
 
 
 @arguments
@@ -77,6 +88,7 @@ class PLFewShot(LearningOptimizer):
         instructions: Instructions to choose from, besides the student's own: a list of texts, or for several
             predictors a dict with a list for each name. With "propose", a prompt model writes some with DSPy's
             `GroundedProposer`, from examples that become demos. Those of `programs` always take part.
+            Retrieved demos come with the student's own instruction.
         prompt_model: ``dspy.LM`` that proposes instructions; None uses ``dspy.settings.lm``, or else the student's.
         num_instructions: Number of instructions to propose for each predictor.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). None
@@ -104,13 +116,13 @@ class PLFewShot(LearningOptimizer):
     max_metric_calls: Annotated[WholeNumber, Field(ge=0)] | None = None
     max_demos: Count = 8
     min_demos: Annotated[WholeNumber, Field(ge=0)] = 0
-    candidates: Literal["both", "labeled", "bootstrapped"] | Annotated[list[Demo], Field(min_length=1)] = "both"
+    candidates: Candidates = "both"
     max_demo_tokens: Count | None = None
     max_bootstrapped: Count = 8
     metric_threshold: Number | None = None
-    instructions: Literal["propose"] | Texts | Annotated[dict[str, Texts], Field(min_length=1)] | None = None
+    instructions: Instructions = None
     prompt_model: dspy.BaseLM | None = None
-    num_instructions: Count = 6
+    num_instructions: Count = NUM_INSTRUCTIONS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,6 +141,11 @@ class PLFewShot(LearningOptimizer):
             raise UserError(
                 f"prompt_model needs instructions='propose'; got instructions={self.instructions!r}: pass "
                 "instructions='propose', or leave prompt_model out"
+            )
+        if self.num_instructions != NUM_INSTRUCTIONS and self.instructions != "propose":
+            raise UserError(
+                f"num_instructions={self.num_instructions} needs instructions='propose'; got "
+                f"instructions={self.instructions!r}: pass instructions='propose', or leave num_instructions out"
             )
         if self.demos == "fixed" and self.embedder is not None:
             raise UserError("embedder needs retrieved demos; got demos='fixed': pass demos='auto' or 'retrieved'")
@@ -251,12 +268,19 @@ class PLFewShot(LearningOptimizer):
 
     def _instructions(self, program: dspy.Module) -> InstructionChoices:
         """Return the program's own instructions, those that the user passed, and those of the user's programs."""
+        if self.instructions is not None and self.demos == "retrieved":
+            logger.warning(
+                "retrieved demos come with the student's own instruction, so other instructions are tried only without "
+                "demos: pass demos='fixed' or demos='auto' to try them with demos"
+            )
         if self.instructions == "propose":
             return stand_in_instructions(program, self.num_instructions, self._rivals)
         given: Mapping[str, Sequence[Instruction]] = {}
         if self.instructions is not None:
             given = given_instructions(program, self.instructions)
-        return usable_instructions(program, given, rivals=self._rivals, max_tokens=math.inf)
+        choices = usable_instructions(program, given, rivals=self._rivals, max_tokens=math.inf)
+        check_usable(given, choices)
+        return choices
 
     def _prompt_model(self, program: dspy.Module) -> dspy.BaseLM | None:
         """Return the model that proposes instructions; None if there are none to propose."""

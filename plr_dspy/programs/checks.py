@@ -68,7 +68,7 @@ def arguments(kind: type[_T]) -> type[_T]:
             if name in named:
                 raise UserTypeError(f"{type(self).__name__} got two values for {name}: pass one")
             named[name] = values[0]
-        with _one_line_errors():
+        with _one_line_errors(checked_class, named):
             validate(self, **named)
 
     checked_class.__init__ = __init__
@@ -93,7 +93,7 @@ class Checked:
         if name not in type(self).__pydantic_fields__:  # type: ignore[attr-defined]
             super().__setattr__(name, value)
             return
-        with _one_line_errors():
+        with _one_line_errors(type(self), {name: value}):
             self.__pydantic_validator__.validate_assignment(self, name, value)  # type: ignore[attr-defined]
 
     def get_params(self) -> dict[str, Any]:
@@ -106,29 +106,72 @@ class Checked:
 
 
 @contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """Turn a pydantic error into one line that names each argument and shows its value."""
+def _one_line_errors(checked_class: Any, values: Mapping[str, object]) -> Iterator[None]:
+    """Turn a pydantic error into one line that names each argument and shows its value.
+
+    Args:
+        checked_class: The class of the arguments; descriptions of its fields replace pydantic's texts.
+        values: The values of the arguments.
+    """
     try:
         yield
     except ValidationError as error:
-        details: dict[Any, Any] = {}
-        # Pydantic reports an error for each allowed type; join them.
-        for detail in error.errors(include_url=False):
-            first = details.setdefault((detail["loc"][:1], id(detail["input"])), detail)
-            if first is not detail:
-                first["msg"] += detail["msg"].replace("Input should be", " or")
-        raise UserError("; ".join(map(_sentence, details.values()))) from None
+        descriptions = {name: field.description for name, field in checked_class.__pydantic_fields__.items()}
+        raise UserError("; ".join(_sentences(error, descriptions, values))) from None
 
 
-def _sentence(detail: Any) -> str:
-    """Turn a pydantic error into a sentence, such as "seed must be a valid integer; got 1.5"."""
-    name = "".join(map(str, detail["loc"][:1]))
-    message: str = detail["msg"].removeprefix("Value error, ")
+def _sentences(
+    error: ValidationError, descriptions: Mapping[str, str | None], values: Mapping[str, object]
+) -> list[str]:
+    """Return a sentence for each invalid value, such as "seed must be a valid integer; got 1.5"."""
+    sentences: list[str] = []
+    # Pydantic reports an error for each allowed type; join those of the same value.
+    requirements: dict[tuple[str, int], list[str]] = {}
+    invalid: dict[tuple[str, int], object] = {}
+    for detail in error.errors(include_url=False):
+        name = "".join(map(str, detail["loc"][:1]))
+        value = detail["input"]
+        requirement = _requirement(detail)
+        description = descriptions.get(name)
+        if description and name in values:
+            value = values[name]
+            requirement = f"be {description}"
+        if requirement:
+            invalid[name, id(value)] = value
+            requirements.setdefault((name, id(value)), []).append(requirement)
+        else:
+            message = detail["msg"].removeprefix("Value error, ")
+            sentences.append(message if name in message else f"{name}: {message}")
+    for key, alternatives in requirements.items():
+        sentences.append(f"{key[0]} must {_either(alternatives)}; got {short_repr(invalid[key])}")
+    return list(dict.fromkeys(sentences))
+
+
+def _requirement(detail: Any) -> str:
+    """Return what pydantic requires, such as "be a valid integer"; empty if its message is not of that form."""
+    least = detail.get("ctx", {}).get("min_length")
+    if detail["type"] == "too_short":
+        noun = "item" if least == 1 else "items"
+        return f"have at least {least} {noun}"
+    if detail["type"] == "string_too_short":
+        return "be a non-empty text" if least == 1 else f"have at least {least} characters"
+    message: str = detail["msg"]
     if message.startswith("Input should "):
-        return f"{name} must {message.removeprefix('Input should ')}; got {short_repr(detail['input'])}"
-    if name in message:
-        return message
-    return f"{name}: {message}"
+        return message.removeprefix("Input should ")
+    return ""
+
+
+def _either(requirements: Sequence[str]) -> str:
+    """Join alternative requirements, such as "be a valid integer or a valid string"."""
+    text = ""
+    for requirement in dict.fromkeys(requirements):
+        if not text:
+            text = requirement
+        elif text.startswith("be "):
+            text += f" or {requirement.removeprefix('be ')}"
+        else:
+            text += f" or {requirement}"
+    return text
 
 
 def short_repr(value: object) -> str:

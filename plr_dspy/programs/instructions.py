@@ -13,6 +13,7 @@ from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.tokens import token_counter
 
 OWN_INSTRUCTION = "student"  # origin of the student's own instruction
+MOST_REASONS = 3  # maximum number of reasons in an error message
 PLACEHOLDER = "..."  # stands for an unknown input, or an instruction that is not known yet
 
 GivenInstructions: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
@@ -119,6 +120,20 @@ def usable_instructions(
         if unusable:
             dropped[name] = unusable
     return InstructionChoices(by_predictor, dropped)
+
+
+def check_usable(given: Mapping[str, Sequence[Instruction]], choices: InstructionChoices) -> None:
+    """Raise a ValueError if no instruction that the user passed for a predictor can take part."""
+    for name, instructions in given.items():
+        origins = {instruction.origin for instruction in instructions}
+        if any(usable.origin in origins for usable in choices.by_predictor.get(name, ())):
+            continue
+        unusable = [instruction for instruction in choices.dropped.get(name, ()) if instruction.origin in origins]
+        reasons = "; ".join(f"{instruction.origin}: {instruction.reason}" for instruction in unusable[:MOST_REASONS])
+        raise UserError(
+            f"instructions must contain a text for {name!r} that changes its prompt; got none ({reasons}): pass other "
+            "texts, or leave them out"
+        )
 
 
 def _prompt(predictor: dspy.Predict, text: str) -> str:

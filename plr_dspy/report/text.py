@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from plr_dspy.report.schema import (
@@ -24,6 +25,7 @@ MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a
 FEW_EXAMPLES = 30  # With fewer examples, chance decides which order looks best.
 FIELD_WIDTH = 40  # maximum number of characters to show of a field
 TEXT_WIDTH = 100  # maximum number of characters to show of an instruction
+PROPOSED = "proposed["  # first part of the origins of proposed instructions
 # Outcomes of calls without a score.
 WRONG = "counted as wrong"
 FAILED = "not scored"
@@ -82,6 +84,7 @@ def summary(report: ReportData) -> Iterator[str]:
     """Yield the lines of `print(report)`."""
     yield from _unread_replies(report)
     yield from _long_prompts(report)
+    yield from _unusable_proposals(report)
     yield _header(report)
     yield from _scores(report)
     yield from _programs(report)
@@ -122,6 +125,22 @@ def _long_prompts(report: ReportData) -> Iterator[str]:
             "wrong: use fewer demos; or raise the server's context length, and repeat these calls by compiling with "
             "the same log_dir and accept_changes=True"
         )
+
+
+def _unusable_proposals(report: ReportData) -> Iterator[str]:
+    """Warn if no proposed instruction took part, because the compile then chose among demos alone."""
+    if report.proposals is None:
+        return
+    used = [instruction for part in report.instructions for instruction in part.alternatives]
+    if any(instruction.origin.startswith(PROPOSED) for instruction in used):
+        return
+    dropped = [instruction for part in report.instructions for instruction in part.dropped]
+    numbers = Counter(instruction.reason for instruction in dropped if instruction.origin.startswith(PROPOSED))
+    reasons = "; ".join(f"{count(number, 'text')}: {reason}" for reason, number in numbers.items())
+    yield (
+        f"no proposed instruction could be used ({reasons or 'none was made'}): try another prompt_model, or pass "
+        "instructions as a list"
+    )
 
 
 def _header(report: ReportData) -> str:

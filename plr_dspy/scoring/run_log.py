@@ -30,6 +30,12 @@ logger = logging.getLogger(__name__)
 FILE = "calls.jsonl"
 SCHEMA_VERSION = 12
 
+# Facts that explain differences in others, but do not affect scores; headers of earlier versions lack them.
+OPTIMIZER = "optimizer"
+PROGRAMS = "programs"  # names of the user's programs, whose models are among the models
+EXPLANATIONS = (OPTIMIZER, PROGRAMS)
+OF_MODELS = ("models", "the models")
+
 CallKey: TypeAlias = tuple[str, int]  # prompt fingerprint and example index
 CallName: TypeAlias = tuple[str, str]  # prompt fingerprint and key of the example's content, as in the file
 Tokens: TypeAlias = Mapping[str, Mapping[str, int]]  # token counts by model and kind, such as "prompt_tokens"
@@ -313,6 +319,11 @@ def open_log(
             (folder / FILE).unlink()
             log = RunLog(folder / FILE, codec())
         elif changes and log.tokens_before and not accept_changes:
+            if log.identity.get(OPTIMIZER, identity.get(OPTIMIZER)) != identity.get(OPTIMIZER):
+                raise UserError(
+                    f"log_dir {folder} holds calls of {log.identity[OPTIMIZER]}; this is {identity.get(OPTIMIZER)}: "
+                    "pass another log_dir"
+                )
             raise UserError(
                 f"log_dir {folder} belongs to another compile: {changes}. Pass another log_dir; or, if the scores "
                 "there are still valid, pass accept_changes=True."
@@ -349,17 +360,19 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _changes(previous: Facts, current: Facts) -> str:
-    """Describe the differences between two identities, without the values of digests."""
+    """Describe the differences between two identities that affect scores, without the values of digests."""
     phrases = []
     for name in {**previous, **current}:
         values = [previous.get(name), current.get(name)]
-        if values[0] == values[1]:
+        if values[0] == values[1] or name in EXPLANATIONS:
             continue
-        if any(isinstance(value, str) and value.startswith("#") for value in values):
+        if name in OF_MODELS and previous.get(PROGRAMS, current.get(PROGRAMS)) != current.get(PROGRAMS):
+            phrases.append(f"{PROGRAMS} was {previous[PROGRAMS]!r}, is {current.get(PROGRAMS)!r}")
+        elif any(isinstance(value, str) and value.startswith("#") for value in values):
             phrases.append(f"{name} changed")
         else:
             phrases.append("{} was {!r}, is {!r}".format(name, *values))
-    return "; ".join(phrases)
+    return "; ".join(dict.fromkeys(phrases))
 
 
 def error_counts(

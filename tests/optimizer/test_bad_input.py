@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fakes import OnlyAsync, Program, WithoutForward, Wrapped, exact_match, questions, student
 
-from plr_dspy import BatchCalibration, PLFewShot, PLReorder, order_sensitivity
+from plr_dspy import BatchCalibration, PLFewShot, PLReorder, headroom, order_sensitivity
 from plr_dspy.baselines import PDO, DEmO, LocalE, StaticOrder, TopKOrder
 
 EXAMPLES = questions(120)
@@ -115,6 +115,26 @@ def flags_and_numbers():
                 yield pytest.param(kind, name, "no", id=f"{kind.__name__}-{name}")
             elif re.search(r"\b(int|Count|WholeNumber|Seed)\b", said):
                 yield pytest.param(kind, name, True, id=f"{kind.__name__}-{name}")
+
+
+@pytest.mark.parametrize("value", [[], {}, {"self": []}, {"self": "x"}, "Be good.", ["a", None]])
+def test_instructions_are_described_in_words(value):
+    message = (
+        "instructions must be 'propose', a non-empty list of texts, or a dict from predictor names to such lists; "
+        f"got {value!r}"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        PLFewShot(exact_match, instructions=value)
+    optimizer = PLFewShot(exact_match)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        optimizer.instructions = value
+
+
+def test_each_requirement_is_stated_once():
+    with pytest.raises(ValueError, match=r"^instructions must be a non-empty text; got ''$"):
+        headroom(student(), exact_match, EXAMPLES, instructions=["", ""])
+    with pytest.raises(ValueError, match=r"^candidates must be 'both', .* or a non-empty list of demos; got \[\]$"):
+        PLFewShot(exact_match, candidates=[])
 
 
 @pytest.mark.parametrize(("kind", "name", "wrong"), list(flags_and_numbers()))

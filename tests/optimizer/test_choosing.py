@@ -45,6 +45,10 @@ class TestChoice:
         assert not report.original_stays
         assert {way.name for way in report.programs} == set(candidates)
         assert f"returned program '{choice.name}'" in str(report)
+        compared = {"leaning": report.comparison.expected_original, choice.name: report.comparison.expected_chosen}
+        for way in report.programs:
+            if way.name in compared:
+                assert (way.score, *way.interval) == pytest.approx(compared[way.name], abs=1e-5)
         report.save(tmp_path / "report.json")
         assert Report.load(tmp_path / "report.json") == report
         choice.program.save(tmp_path / "program.json")

@@ -128,9 +128,20 @@ class TestChoice:
             "the prompt is the same as with student",
         ]
         assert "not used (instructions[1]): empty" in optimizer.report.details()
-        _, without = compiled(own)
-        assert not without.report.instructions[0].alternatives
-        assert without.report.original_stays == (without.report.comparison.probability == 0)
+
+    @pytest.mark.parametrize(
+        "texts", [[""], [" ", "\n"], ["Given the fields `question`, produce the fields `answer`."]]
+    )
+    def test_only_copies_and_blanks_are_refused(self, instructed, texts):
+        with pytest.raises(
+            ValueError, match=r"'self' that changes its prompt; got none \(instructions\[0\]: .*pass other"
+        ):
+            compiled(*texts)
+        two = fakes.two_predictors()
+        (name, _), (other, _) = two.named_predictors()
+        with pytest.raises(ValueError, match=f"a text for {other!r}"):
+            compiled(instructions={name: [GOOD], other: [""]}, program=two)
+        assert instructed.num_calls == 0
 
     def test_limits_on_tokens_are_for_demos(self, instructed):
         program, optimizer = compiled(GOOD, "Give the number. " * 50, max_demo_tokens=60)
@@ -429,8 +440,9 @@ class TestWithEverythingElse:
         assert optimizer.report.instructions[0].alternatives
 
     @pytest.mark.parametrize("demos", ["auto", "retrieved"])
-    def test_found_demos_come_with_the_students_own_instruction(self, instructed, demos):
+    def test_found_demos_come_with_the_students_own_instruction(self, instructed, demos, caplog):
         _, optimizer = compiled(GOOD, BAD, demos=demos)
+        assert ("instructions are tried only without demos" in caplog.text) == (demos == "retrieved")
         report = optimizer.report
         assert len(report.instructions[0].alternatives) == 3
         if report.retrieves:
@@ -442,6 +454,15 @@ class TestWithEverythingElse:
         optimizer = PLFewShot(exact_match, instructions=[GOOD], max_metric_calls=200)
         assert optimizer.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES).program_calls
         assert instructed.num_calls == 0
+
+    def test_the_estimate_averages_the_lengths_of_instructions(self, instructed):
+        def estimated(*texts):
+            optimizer = PLFewShot(exact_match, instructions=list(texts) or None, max_metric_calls=200)
+            return optimizer.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+
+        without = estimated()
+        long = estimated("long " * 3000, "lang " * 3000)
+        assert long.prompt_tokens == pytest.approx(without.prompt_tokens + 200 * 2 / 3 * 3000, rel=0.05)
 
 
 class ProposingEngine:
@@ -516,6 +537,16 @@ class TestProposals:
             "the prompt is the same as with proposed[0]",
             "too long for the model's context window",
         ]
+
+    def test_a_report_begins_with_the_reason_if_none_is_usable(self, instructed):
+        _, optimizer, _ = proposing("", "", "Given the fields `question`, produce the fields `answer`.")
+        first_line = str(optimizer.report).splitlines()[0]
+        assert first_line == (
+            "no proposed instruction could be used (2 texts: empty; 1 text: the prompt is the same as with student): "
+            "try another prompt_model, or pass instructions as a list"
+        )
+        _, optimizer, _ = proposing("", GOOD)
+        assert "could be used" not in str(optimizer.report)
 
     def test_each_predictor_has_its_own(self, instructed):
         texts = [f"Text {i}." for i in range(4)]
@@ -609,6 +640,8 @@ class TestProposals:
         [
             ({"instructions": [GOOD], "prompt_model": lm_of(new_engine())}, "prompt_model needs instructions"),
             ({"instructions": "propose", "prompt_model": "openai/gpt"}, "prompt_model"),
+            ({"num_instructions": 3}, "num_instructions=3 needs instructions='propose'; got instructions=None"),
+            ({"instructions": [GOOD], "num_instructions": 3}, "num_instructions=3 needs instructions='propose'"),
             ({"instructions": "propose", "num_instructions": 0}, "num_instructions"),
             ({"instructions": "proposed"}, "instructions"),
         ],
