@@ -14,6 +14,7 @@ from plr_dspy.compiling.futility import FIRST_ANSWERS
 from plr_dspy.compiling.run import NOT_COMPARED, CompileRun, FinalComparison
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.scoring.evaluator import Wanted
+from plr_dspy.scoring.observations import Observations
 from plr_dspy.search.elimination import EliminationSearch
 from plr_dspy.search.space import Candidate
 
@@ -30,6 +31,8 @@ class EliminationRun(CompileRun):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # Failed calls count as wrong for every program. Otherwise, a first program that often fails would be favoured.
+        self.observations = Observations(self.evaluator.effective)
         schedule = self.schedule.examples_for([self.original], self.observations, self.num_train)
         self._examples = schedule[self.original]  # in the order of scoring
         # Programs are scored alike until the race is decided, so only replies that cannot be parsed end it early.
