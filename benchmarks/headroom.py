@@ -1,10 +1,10 @@
 """Check the intervals and the advice of `headroom` on simulated scores with known truth.
 
-python benchmarks/headroom.py                    # all worlds, 400 tables each: 4 minutes on 2 cores
+python benchmarks/headroom.py                    # all worlds, 400 tables each: 5 minutes on 2 cores
 
 Answers are right or wrong. Without an effect, all programs have the same true score. Each other world has one or more
-true effects. Two programs of equal true score disagree on a given share of the examples. Programs with demos agree more
-with each other than with the program without.
+true effects, and some have an instruction. Two programs of equal true score disagree on a given share of the examples.
+Programs with demos agree more with each other than with the program without.
 """
 
 import itertools
@@ -20,12 +20,24 @@ from scipy import special
 from sensitivity import covers, shared_variance
 
 from plr_dspy.optimizer import headroom
-from plr_dspy.optimizer.headroom import BOTH, CALIBRATED, NEAREST, NO_DEMOS, ORDERS, PROGRAM, RANDOM, SETS
+from plr_dspy.optimizer.headroom import (
+    BOTH,
+    CALIBRATED,
+    HOW,
+    INSTRUCTION,
+    NEAREST,
+    NO_DEMOS,
+    ORDERS,
+    PROGRAM,
+    RANDOM,
+    SETS,
+)
 from plr_dspy.statistics import comparisons
 from plr_dspy.statistics.levers import PairedExperiment
 
 BEST_OF_20 = 1.8675  # expected maximum of 20 standard normal numbers
 CALLS = 300
+NUM_ORDERS = 40_320  # orders of 8 demos
 ALIKE = 0.3  # share of the tastes of examples that all programs with demos have in common
 
 
@@ -41,13 +53,15 @@ class World:
     orders: float = 0.0  # standard deviation between orders
     nearest: float = 0.0  # gain of the nearest demos
     calibrated: float = 0.0  # gain of calibrated answers
+    instruction: float | None = None  # gain of an instruction over its own with the same demos; None without one
     num_examples: int = 0  # 0: as many as the calls pay for
 
     @property
     def rows(self) -> dict[str, list[int]]:
         """The rows of each lever's programs; those of calibrated answers need no calls."""
         sizes = {PROGRAM: 1, NO_DEMOS: int(self.has_demos), RANDOM: headroom.NUM_SETS, NEAREST: 1}
-        sizes |= {ORDERS: headroom.NUM_ORDERS, CALIBRATED: 1, BOTH: headroom.NUM_SETS}
+        sizes |= {ORDERS: headroom.NUM_ORDERS, INSTRUCTION: int(self.instruction is not None)}
+        sizes |= {CALIBRATED: 1, BOTH: headroom.NUM_SETS}
         numbers = itertools.count()
         rows = {name: list(itertools.islice(numbers, size)) for name, size in sizes.items() if size}
         if not self.has_demos:  # The first order is that of the first set.
@@ -66,6 +80,7 @@ class World:
             SETS: self.demos + BEST_OF_20 * math.hypot(self.sets, self.orders),
             CALIBRATED: self.calibrated,
             BOTH: self.demos + self.calibrated,
+            INSTRUCTION: self.demos + (self.instruction or 0.0),
         }
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
@@ -82,6 +97,8 @@ class World:
             true_gains[shown_twice] = first + self.orders * rng.normal()
         true_gains[rows[CALIBRATED]] = self.calibrated
         true_gains[rows[BOTH]] = true_gains[rows[RANDOM]] + self.calibrated
+        if self.instruction is not None:  # It is scored with the first set.
+            true_gains[rows[INSTRUCTION]] = true_gains[rows[RANDOM][0]] + self.instruction
         return self._scores(true_gains, rng)
 
     def _scores(self, true_gains: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -107,24 +124,28 @@ class World:
 def results(world: World, tables: int) -> dict[str, list[float]]:
     """Return, for each lever, how often its interval covers the truth and excludes 0; and its mean width and error.
 
-    The last entry is how often the advice is to keep the program.
+    The last entries are how often the advice is to keep the program, and how often it begins with an instruction.
     """
     comparisons.NUM_DRAWS = 2_000
     comparisons.NUM_FLIPS = 999
     rng = np.random.default_rng(1)
     measured: dict[str, list[list[float]]] = {}
     num_kept = 0
+    num_instructed = 0
+    changes = headroom.changes_of(world.rows, NUM_ORDERS)
     for table in range(tables):
         experiment = PairedExperiment(world.draw(rng), seed=table)
-        gains = headroom.lever_gains(experiment, world.rows, num_orders=40_320)
-        num_kept += headroom.best_advice(gains).startswith(headroom.NOTHING_TO_GAIN)
+        gains = headroom.lever_gains(experiment, changes)
+        advice = headroom.best_advice(changes, gains)
+        num_kept += advice.startswith(headroom.NOTHING_TO_GAIN)
+        num_instructed += HOW[INSTRUCTION] in advice
         for name, gain in gains.items():
             low, high = gain.interval
             truth = world.gains[name]
             row = [covers((low, high), truth), low > 0 or high < 0, high - low, gain.value - truth]
             measured.setdefault(name, []).append(row)
     rates = {name: np.mean(rows, axis=0).tolist() for name, rows in measured.items()}
-    return {**rates, "kept": [num_kept / tables]}
+    return {**rates, "kept": [num_kept / tables], "instructed": [num_instructed / tables]}
 
 
 def without_effect() -> Iterator[World]:
@@ -145,13 +166,24 @@ def with_effects() -> Iterator[World]:
         yield World(has_demos, accuracy=0.5, disagreement=0.2, sets=0.15)
 
 
+def with_instructions() -> Iterator[World]:
+    """Yield worlds with an instruction that is useless, or gains on top of the demos."""
+    for has_demos, instruction in itertools.product((False, True), (0.0, 0.2)):
+        yield World(has_demos, accuracy=0.4, demos=0.2, sets=0.1, instruction=instruction)
+        yield World(has_demos, accuracy=0.4, demos=0.2, sets=0.1, instruction=instruction, num_examples=75)
+
+
 def table_rows(worlds: list[World], all_rates: list[dict[str, list[float]]]) -> Iterator[dict[str, object]]:
     """Yield a row per lever, for worlds with an effect or without, with the worst world in brackets."""
     kinds = {"no effect": set(without_effect()), "effects": set(with_effects())}
+    for gain in (0.0, 0.2):
+        kinds[f"instruction {gain:+.1f}"] = {world for world in with_instructions() if world.instruction == gain}
     for kind, members in kinds.items():
         rates = [rate for world, rate in zip(worlds, all_rates, strict=True) if world in members]
-        for name in (NO_DEMOS, RANDOM, CALIBRATED, BOTH, NEAREST, ORDERS, SETS):
+        for name in HOW:
             values = np.array([rate[name] for rate in rates if name in rate])
+            if not values.size:
+                continue
             covered, excluded, width, error = values.mean(axis=0)
             yield {
                 "worlds": f"{len(values)}, {kind}",
@@ -162,16 +194,18 @@ def table_rows(worlds: list[World], all_rates: list[dict[str, list[float]]]) -> 
                 "error": f"{error:+.3f}",
             }
         kept = np.array([rate["kept"][0] for rate in rates])
-        yield {
-            "worlds": f"{len(kept)}, {kind}",
-            "lever": f"advice: keep the program in {kept.mean():.3f} ({kept.min():.3f})",
-            **dict.fromkeys(("covered", "excluded", "width", "error"), ""),
-        }
+        instructed = np.array([rate["instructed"][0] for rate in rates])
+        for advice, shares in (("keep the program", kept), ("an instruction", instructed)):
+            yield {
+                "worlds": f"{len(shares)}, {kind}",
+                "lever": f"advice: {advice} in {shares.mean():.3f} ({shares.min():.3f} to {shares.max():.3f})",
+                **dict.fromkeys(("covered", "excluded", "width", "error"), ""),
+            }
 
 
 def main() -> None:
     args = options(__doc__, tables=400, jobs=2)
-    worlds = [*without_effect(), *with_effects()]
+    worlds = [*without_effect(), *with_effects(), *with_instructions()]
     with ProcessPoolExecutor(args.jobs) as pool:
         all_rates = list(pool.map(partial(results, tables=args.tables), worlds))
     print_table(table_rows(worlds, all_rates))

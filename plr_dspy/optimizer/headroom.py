@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import dspy
 import numpy as np
@@ -26,7 +26,7 @@ from plr_dspy.programs.calls import MetricWork
 from plr_dspy.programs.checks import Count, arguments
 from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.scoring.run_log import FAILED
-from plr_dspy.search.space import Candidate, Ordering
+from plr_dspy.search.space import Candidate, Ordering, WholeProgram
 from plr_dspy.statistics.calibration import cross_validated, likely_shares, right_counts
 from plr_dspy.statistics.comparisons import TAIL, Array
 from plr_dspy.statistics.levers import Gain, PairedExperiment
@@ -52,15 +52,38 @@ SETS = "other sets"
 HOW = {  # how to apply each lever, simplest first
     NO_DEMOS: "remove the demos",
     RANDOM: "use dspy.LabeledFewShot",
-    INSTRUCTION: "change the instruction",
+    INSTRUCTION: "show random demos and this instruction: run PLFewShot(instructions=[...])",
     CALIBRATED: "run BatchCalibration",
     BOTH: "use dspy.LabeledFewShot, then BatchCalibration",
     NEAREST: "run PLFewShot(demos='retrieved')",
     ORDERS: "run PLReorder",
     SETS: "run PLFewShot",
 }
+RANKS = {name: rank for rank, name in enumerate(HOW)}
+HOW_WITHOUT_SETS = "use this instruction, and keep the demos"
 
 Groups: TypeAlias = dict[str, list[Candidate]]  # the programs to score, by lever
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change to a program, and the programs that show it.
+
+    Attributes:
+        name: Name of the lever.
+        rows: Rows of its programs in the table of scores.
+        how: How to apply it.
+        rank: Its place among all levers, simplest first.
+        base: Name of the lever that it changes further; empty if it changes the program itself.
+        num_searched: Number of programs of which a search finds the best; 1 without a search.
+    """
+
+    name: str
+    rows: list[int]
+    how: str
+    rank: int
+    base: str = ""
+    num_searched: int = 1
 
 
 @dataclass(frozen=True)
@@ -70,7 +93,8 @@ class Lever:
     Attributes:
         name: Its name.
         score: Its expected score.
-        gain, interval: Its expected gain over the program on new examples, and the 95 % interval.
+        gain, interval: Its expected gain over the program on new examples, and the 95 % interval. The gain is shrunk
+            towards 0, because the largest of several observed gains is too large.
         num_calls: Number of program calls that it was estimated from.
         note: How to apply it.
     """
@@ -139,7 +163,7 @@ class LeverSample(PLFewShot):
         return work if isinstance(work, LabelWork) else DemoOptimizer.work(self, setup)
 
     def _with_plan(self, setup: CompileSetup, signal: str = "score") -> CompileSetup:
-        return self._designed(setup)[0]
+        return setup  # `measure` makes the plan, together with the programs to score.
 
     def _designed(self, setup: CompileSetup) -> tuple[CompileSetup, Groups]:
         """Return the setup with a plan, and the programs that the budget pays for."""
@@ -150,28 +174,29 @@ class LeverSample(PLFewShot):
                 f"of its {len(setup.examples)}, {num_usable} are left: pass at least 20, if possible 100"
             )
         groups = self._groups(setup, NUM_SETS, NUM_ORDERS)
-        number = len(_candidates(groups))
-        limit = self.max_metric_calls
-        if limit < number * MIN_EXAMPLES:
+        num_candidates = len(_candidates(groups))
+        max_calls = self.max_metric_calls
+        if max_calls < num_candidates * MIN_EXAMPLES:
             raise UserError(
-                f"max_metric_calls must be at least {number * MIN_EXAMPLES} for {number} programs on {MIN_EXAMPLES} "
-                f"examples; got {limit}: raise it"
+                f"max_metric_calls must be at least {num_candidates * MIN_EXAMPLES} for {num_candidates} programs on "
+                f"{MIN_EXAMPLES} examples; got {max_calls}: raise it"
             )
-        num_examples = min(limit // number, num_usable)
-        num_more = limit // num_examples - number
+        num_examples = min(max_calls // num_candidates, num_usable)
+        num_more = max_calls // num_examples - num_candidates
         groups = self._groups(setup, NUM_SETS + num_more - num_more // 2, NUM_ORDERS + num_more // 2)
-        number = len(_candidates(groups))
-        plan = random_plan(number, num_examples=num_examples, num_best=0, num_compared=0, budget=limit)
+        num_candidates = len(_candidates(groups))
+        plan = random_plan(num_candidates, num_examples=num_examples, num_best=0, num_compared=0, budget=max_calls)
         return setup.with_plan(plan), groups
 
     def _groups(self, setup: CompileSetup, num_sets: int, num_orders: int) -> Groups:
         """Draw the programs to score."""
         slots = setup.slots
         assert isinstance(slots, PoolSlots)
-        own: Any = slots.original
+        own = slots.original
+        assert not isinstance(own, WholeProgram)
         num_blocks = len(slots.slots)  # The last block of the arrangement, if there is another one, is the instruction.
         own_instruction = own[num_blocks:]
-        empty = (*(() for _ in slots.slots), *own_instruction)
+        empty: Ordering = (*(() for _ in slots.slots), *own_instruction)
         pools = []
         for slot in slots.slots:
             pools.append([item for item, pooled in enumerate(slot.pool) if pooled.origin != OWN])
@@ -180,8 +205,8 @@ class LeverSample(PLFewShot):
         sets = _draw_distinct(slots, pools, sizes, num_sets, besides=own, seed=setup.seed)
         if len(sets) < MIN_SAMPLE:
             sets = []
-        ordered: Any = own
-        orders: list[Candidate] = []
+        ordered = own
+        orders: list[Ordering] = []
         if own == empty and sets:
             ordered = sets[0]
             orders = [ordered]
@@ -192,11 +217,11 @@ class LeverSample(PLFewShot):
         groups: Groups = {
             PROGRAM: [own],
             NO_DEMOS: [empty] if own != empty else [],
-            RANDOM: sets,
-            NEAREST: list(slots.space.programs[:1]),
-            ORDERS: orders if len(orders) >= MIN_SAMPLE else [],
+            RANDOM: [*sets],
+            NEAREST: [*slots.space.programs[:1]],
+            ORDERS: [*orders] if len(orders) >= MIN_SAMPLE else [],
         }
-        shown: Any = sets[0] if sets else own
+        shown = sets[0] if sets else own
         for instructions in slots.alternatives.values():
             for number in range(1, len(instructions)):  # Number 0 is the program's own.
                 groups[f"{INSTRUCTION} {number}"] = [(*shown[:num_blocks], (number,))]
@@ -209,30 +234,20 @@ class LeverSample(PLFewShot):
         rows = {name: [candidates.index(candidate) for candidate in group] for name, group in groups.items()}
         with self._open(setup) as opened:
             examples, scores, _ = score_table(opened, candidates)
-            for name, group in ((CALIBRATED, PROGRAM), (BOTH, RANDOM)):
-                calibrated = [_calibrated(opened, candidates[i], examples, scores[i]) for i in rows.get(group, ())]
-                if calibrated and all(map(np.size, calibrated)):
-                    rows[name] = list(range(len(scores), len(scores) + len(calibrated)))
-                    scores = np.vstack([scores, *calibrated])
+            scores, calibrated_rows = _with_calibrated(opened, candidates, rows, examples, scores)
             metric = opened.scorer.influence
-            experiment = PairedExperiment(scores, bounds=metric.bounds if metric else None, seed=self.seed)
             program_calls = opened.scorer.num_calls()
-        ordering: Any = groups.get(ORDERS, [()])[0]
-        num_orders = math.prod(math.factorial(len(items)) for items in ordering)  # 1 for a block with an instruction
-        gains = lever_gains(experiment, rows, num_orders)
+        experiment = PairedExperiment(scores, bounds=metric.bounds if metric else None, seed=self.seed)
+        changes = changes_of({**rows, **calibrated_rows}, _num_orders(groups))
+        gains = lever_gains(experiment, changes)
         own_score = float(experiment.means[0])
-        levers = []
-        for name, gain in gains.items():
-            num_calls = len(rows[RANDOM if name == SETS else name]) * len(examples)
-            lever = Lever(name, own_score + gain.value, gain.value, gain.interval, num_calls, _how(name))
-            levers.append(lever)
         return Headroom(
             score=own_score,
-            levers=levers,
+            levers=[_lever(change, gains[change.name], own_score, len(examples)) for change in changes],
             noise_shares={name: gain.noise_share for name, gain in gains.items() if gain.noise_share is not None},
             num_examples=len(examples),
             program_calls=program_calls,
-            advice=best_advice(gains),
+            advice=best_advice(changes, gains),
         )
 
 
@@ -245,19 +260,19 @@ def _draw_distinct(
     slots: PoolSlots,
     blocks: Sequence[Sequence[int]],
     sizes: Sequence[int],
-    number: int,
+    num_orderings: int,
     *,
     besides: Ordering,
     seed: int,
-) -> list[Candidate]:
-    """Draw orderings of items of each block that give different prompts; the first ones do not depend on the number.
+) -> list[Ordering]:
+    """Draw orderings of items of each block that give different prompts.
 
-    Further blocks, such as the instruction, are those of `besides`.
+    The first ones do not depend on `num_orderings`. Further blocks, such as the instruction, are those of `besides`.
     """
     rng = np.random.default_rng([seed, 2])
-    drawn: dict[str, Candidate] = {slots.fingerprint(besides): besides}
-    for _ in range(MAX_DRAWS * number):
-        if len(drawn) <= number:
+    drawn = {slots.fingerprint(besides): besides}
+    for _ in range(MAX_DRAWS * num_orderings):
+        if len(drawn) <= num_orderings:
             shuffled = [rng.permutation(items).tolist() for items in blocks]
             demos = [tuple(items[:size]) for items, size in zip(shuffled, sizes, strict=True)]
             ordering = (*demos, *besides[len(demos) :])
@@ -265,9 +280,31 @@ def _draw_distinct(
     return [*drawn.values()][1:]
 
 
-def _how(name: str) -> str:
-    """Return how to apply a lever."""
-    return next(how for lever, how in HOW.items() if name.startswith(lever))
+def _num_orders(groups: Groups) -> int:
+    """Return the number of orders of the demos that `ORDERS` reorders."""
+    ordering = groups.get(ORDERS, [()])[0]
+    assert not isinstance(ordering, WholeProgram)
+    return math.prod(math.factorial(len(items)) for items in ordering)  # 1 for a block with an instruction
+
+
+def _with_calibrated(
+    opened: OpenCompile,
+    candidates: Sequence[Candidate],
+    rows: Mapping[str, list[int]],
+    examples: Sequence[int],
+    scores: Array,
+) -> tuple[Array, dict[str, list[int]]]:
+    """Return the scores with those of calibrated answers below, and the rows of these by lever."""
+    tables = [scores]
+    num_rows = len(scores)
+    calibrated_rows = {}
+    for name, group in ((CALIBRATED, PROGRAM), (BOTH, RANDOM)):
+        calibrated = [_calibrated(opened, candidates[row], examples, scores[row]) for row in rows.get(group, ())]
+        if calibrated and all(map(np.size, calibrated)):
+            calibrated_rows[name] = list(range(num_rows, num_rows + len(calibrated)))
+            num_rows += len(calibrated)
+            tables.append(np.array(calibrated))
+    return np.vstack(tables), calibrated_rows
 
 
 def _calibrated(opened: OpenCompile, candidate: Candidate, examples: Sequence[int], scores: Array) -> Array:
@@ -277,10 +314,12 @@ def _calibrated(opened: OpenCompile, candidate: Candidate, examples: Sequence[in
     """
     work = opened.work
     records = opened.scorer.records_of(candidate)
-    known = [place for place, example in enumerate(examples) if records[example].label_logprobs is not None]
-    if not isinstance(work, LabelWork) or 2 * len(known) < len(examples):
+    places_with_logprobs = [
+        place for place, example in enumerate(examples) if records[example].label_logprobs is not None
+    ]
+    if not isinstance(work, LabelWork) or 2 * len(places_with_logprobs) < len(examples):
         return np.empty(0)
-    readings = [records[examples[place]] for place in known]
+    readings = [records[examples[place]] for place in places_with_logprobs]
     logs = np.array([reading.label_logprobs for reading in readings])
     unseen = np.zeros(logs.shape, dtype=bool)
     for row, reading in enumerate(readings):
@@ -288,45 +327,99 @@ def _calibrated(opened: OpenCompile, candidate: Candidate, examples: Sequence[in
     shares = likely_shares(right_counts(work.scores))[0]
     # Each answer is calibrated on the other inputs.
     labels = cross_validated(logs, shares, unseen=unseen).tolist()
-    numbers = [examples[place] for place in known]
+    numbers = [examples[place] for place in places_with_logprobs]
     if work.influence is not None:
         answers = work.influence.answers(records, dict(zip(numbers, labels, strict=True)))
         failed = np.array([records[example].outcome == FAILED for example in examples])
         return np.where(failed, scores, linearized(work.influence, answers, examples, failed))
     scores = scores.copy()
-    scores[known] = work.scores[numbers, labels]
+    scores[places_with_logprobs] = work.scores[numbers, labels]
     return scores
 
 
-def lever_gains(experiment: PairedExperiment, rows: Mapping[str, list[int]], num_orders: int) -> dict[str, Gain]:
-    """Return the gain of each lever, the simplest first, from the rows of its programs and the number of orders."""
-    gains = {name: experiment.gain(numbers) for name, numbers in rows.items() if name != PROGRAM}
-    if ORDERS in rows:
-        average = gains[ORDERS if NO_DEMOS in rows else RANDOM]
-        gains[ORDERS] = experiment.gain_of_best(rows[ORDERS], average, min(num_orders, NUM_SEARCHED))
-    if RANDOM in rows:
-        gains[SETS] = experiment.gain_of_best(rows[RANDOM], gains[RANDOM], NUM_SEARCHED)
-    simplest_first = list(HOW.values())
-    return {name: gains[name] for name in sorted(gains, key=lambda name: simplest_first.index(_how(name)))}
+def changes_of(rows: Mapping[str, list[int]], num_orders: int) -> list[Change]:
+    """Return the changes, simplest first.
+
+    Args:
+        rows: Rows of the programs in the table of scores, by lever, and of `PROGRAM`.
+        num_orders: Number of orders of the demos that `ORDERS` reorders.
+    """
+    base = RANDOM if RANDOM in rows else ""
+    changes = []
+    for name, numbers in rows.items():
+        if name.startswith(INSTRUCTION):
+            how = HOW[INSTRUCTION] if base else HOW_WITHOUT_SETS
+            changes.append(Change(name, numbers, how, RANKS[INSTRUCTION], base))
+        elif name == ORDERS:
+            # The orders are those of the program's own demos, or else of the first random set.
+            base_of_orders = "" if NO_DEMOS in rows else base
+            num_searched = min(num_orders, NUM_SEARCHED)
+            changes.append(Change(name, numbers, HOW[name], RANKS[name], base_of_orders, num_searched))
+        elif name != PROGRAM:
+            changes.append(Change(name, numbers, HOW[name], RANKS[name]))
+    if base:
+        changes.append(Change(SETS, rows[RANDOM], HOW[SETS], RANKS[SETS], base, NUM_SEARCHED))
+    return sorted(changes, key=lambda change: change.rank)
 
 
-def best_advice(gains: Mapping[str, Gain]) -> str:
-    """Return one sentence of advice; the gains are those of levers, the simplest first."""
-    doubt = TAIL * min(1.0, MOST_LEVERS / len(gains))  # With more levers, the best of them may be luck more often.
-    certain = {name: gain for name, gain in gains.items() if gain.exceeds(0.0, doubt)}
+def lever_gains(experiment: PairedExperiment, changes: Sequence[Change]) -> dict[str, Gain]:
+    """Return the gain of each change over the program, by name; a change's base must come before it."""
+    first_rows = {change.name: change.rows[0] for change in changes}
+    gains: dict[str, Gain] = {}
+    for change in changes:
+        if change.num_searched > 1:
+            average = gains[change.base] if change.base else experiment.gain(change.rows)
+            gains[change.name] = experiment.gain_of_best(change.rows, average, change.num_searched)
+        elif change.base:
+            # An instruction is scored with one set, so it is compared with the same set.
+            (row,) = change.rows
+            gains[change.name] = experiment.gain_on_top(gains[change.base], row, first_rows[change.base])
+        else:
+            gains[change.name] = experiment.gain(change.rows)
+    return gains
+
+
+def _lever(change: Change, gain: Gain, own_score: float, num_examples: int) -> Lever:
+    """Return the public summary of a change."""
+    return Lever(
+        name=change.name,
+        score=own_score + gain.value,
+        gain=gain.value,
+        interval=gain.interval,
+        num_calls=len(change.rows) * num_examples,
+        note=change.how,
+    )
+
+
+def best_advice(changes: Sequence[Change], gains: Mapping[str, Gain]) -> str:
+    """Return one sentence of advice, given the changes, simplest first, and their gains by name."""
+    if not changes:
+        return "No lever could be tried, because there are too few different demos: pass more examples."
+    doubt = TAIL * min(1.0, MOST_LEVERS / len(changes))  # With more levers, the best of them may be luck more often.
+    certain = []
+    for change in changes:
+        gain = gains[change.name]
+        # An instruction that adds nothing to random demos is no lever, whatever these gain.
+        adds_to_base = not change.base or change.num_searched > 1 or gain.exceeds(gains[change.base], doubt)
+        if adds_to_base and gain.exceeds(0.0, doubt):
+            certain.append(change)
     if not certain:
         most = max(0.0, *(gain.interval[1] for gain in gains.values()))
         cure = ", or try more calls or examples" if most > WORTHWHILE else ""
         return f"{NOTHING_TO_GAIN}: at most {most:+.2f}. Keep the program{cure}."
-    largest = max(certain, key=lambda name: certain[name].value)
-    simplest = next(name for name, gain in certain.items() if not certain[largest].exceeds(gain))
-    gain = certain[simplest]
+    largest = max(certain, key=lambda change: gains[change.name].value)
+    largest_gain = gains[largest.name]
+    simplest = next(change for change in certain if not largest_gain.exceeds(gains[change.name], doubt))
+    gain = gains[simplest.name]
     low, high = gain.interval
-    text = f"({gain.value:+.2f} [{low:+.2f}, {high:+.2f}]): {_how(simplest)}"
-    if simplest == largest:
-        return f"The largest lever is {largest!r} {text}."
-    more = float(np.quantile(certain[largest].draws - gain.least, 1 - TAIL))
-    return f"The simplest lever that gains as much as any is {simplest!r} {text}; {largest!r} may add {more:+.2f}."
+    text = f"({gain.value:+.2f} [{low:+.2f}, {high:+.2f}]): {simplest.how}"
+    if simplest is largest:
+        return f"The largest lever is {largest.name!r} {text}."
+    more = float(np.quantile(largest_gain.draws - gain.least, 1 - TAIL))
+    return (
+        f"The simplest lever that gains as much as any is {simplest.name!r} {text}; {largest.name!r} may add "
+        f"{more:+.2f}."
+    )
 
 
 def headroom(

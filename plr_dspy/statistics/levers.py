@@ -23,12 +23,14 @@ class Gain:
 
     Attributes:
         value: The estimate, shrunk towards 0. Otherwise, the largest of several gains would be too large.
+        observed: The estimate before it was shrunk.
         draws: Draws of the true gain, ``[D]``.
         least: The same without differences that may be chance, ``[D]``.
         noise_share: Share of the observed variance between programs that is noise; None for a single program.
     """
 
     value: float
+    observed: float
     draws: Array
     least: Array
     noise_share: float | None = None
@@ -82,8 +84,15 @@ class PairedExperiment:
         if len(rows) > 1:
             deviations, _ = self._deviations(rows)
             draws += deviations / math.sqrt(len(rows)) * self._rng.normal(size=len(draws))
-        value = self._shrunk(float(self.means[rows].mean() - self.means[0]), draws)
-        return Gain(value, draws, draws)
+        observed = float(self.means[rows].mean() - self.means[0])
+        return Gain(self._shrunk(observed, draws), observed, draws, draws)
+
+    def gain_on_top(self, base: Gain, row: int, base_row: int) -> Gain:
+        """Return a base's gain plus that of one program over another one, which differ in a further change alone."""
+        difference = self._draws[:, row] - self._draws[:, base_row]
+        observed = base.observed + float(self.means[row] - self.means[base_row])
+        draws = base.draws + difference
+        return Gain(self._shrunk(observed, draws), observed, draws, base.least + difference)
 
     def gain_of_best(self, rows: Sequence[int], average: Gain, num_searched: int) -> Gain:
         """Return the expected gain of the best of `num_searched` programs, given a sample and the average gain.
@@ -97,13 +106,16 @@ class PairedExperiment:
         draws = np.minimum(average.draws + height * deviations, most)
         sample = self._scores[rows]
         p_value = comparisons.p_value_of(sample, self._rng)
-        observed = float(sample.mean(axis=1).var(ddof=1))
+        observed_variance = float(sample.mean(axis=1).var(ddof=1))
         variance = max(0.0, variance)
+        observed = average.observed + height * math.sqrt(variance)
+        value = min(self._shrunk(observed, draws), self._highest - float(self.means[0]))
         return Gain(
-            min(average.value + height * math.sqrt(variance), self._highest - float(self.means[0])),
+            value,
+            observed,
             draws,
             least=average.least if p_value > SIGNIFICANT else draws,
-            noise_share=1.0 - variance / observed if observed else 1.0,
+            noise_share=1.0 - variance / observed_variance if observed_variance else 1.0,
         )
 
     def _shrunk(self, gain: float, draws: Array) -> float:

@@ -115,7 +115,7 @@ class TestLevers:
             examples.append(example.with_inputs("question"))
         engine = CopyingEngine(like=lambda demo, asked: demo.split()[0] == asked.split()[0])
         result = measured(engine, examples=examples)
-        assert lever(result, "nearest demos").score > 0.9
+        assert lever(result, "nearest demos").score > 0.85
         assert result.advice.endswith("PLFewShot(demos='retrieved').")
         assert engine.copied == 0
 
@@ -123,8 +123,10 @@ class TestLevers:
         engine = DemoEngine(questions(100), share=0.4, instructed="Think")
         result = measured(engine, instructions=["Think of it.", "Hurry."])
         assert names(result)[1:3] == ["instruction 1", "instruction 2"]
-        assert lever(result, "instruction 1").score == 1.0
+        assert lever(result, "instruction 1").score > 0.85
+        assert lever(result, "instruction 2").gain == pytest.approx(lever(result, "random demos").gain, abs=0.1)
         assert result.advice.startswith("The largest lever is 'instruction 1'")
+        assert result.advice.endswith("random demos and this instruction: run PLFewShot(instructions=[...]).")
         assert engine.num_calls == 300
         assert QUESTION.signature.instructions == dspy.Signature("question -> answer").instructions
 
@@ -156,7 +158,7 @@ class TestCalibration:
         examples = [labelled(f"text {i}", ["negative", "positive"][i % 2]) for i in range(100)]
         result = measured(engine, classifier(demos=[]), examples, exact)
         assert engine.requests == result.program_calls == 296
-        assert lever(result, "calibrated answers").score > 0.9
+        assert lever(result, "calibrated answers").score > 0.85
         assert "'calibrated answers'" in result.advice
         assert "BatchCalibration" in result.advice
 
