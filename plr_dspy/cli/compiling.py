@@ -98,7 +98,8 @@ def run_choose(args: argparse.Namespace) -> None:
     print(f"chosen: {choice.name}")
     if args.out is not None:
         choice.program.save(args.out)
-        print(f"saved in {args.out}; load it: plr_dspy.load_program(student, {str(args.out)!r})")
+        loading = f"plr_dspy.load_program(student, {str(args.out)!r})"
+        print(f"saved in {args.out}; load it: {loading}, with {choice.name!r} as the student")
 
 
 def _optimizer(args: argparse.Namespace, metric: Metric) -> PLReorder | PLFewShot:

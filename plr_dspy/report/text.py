@@ -99,7 +99,14 @@ def summary(report: ReportData) -> Iterator[str]:
     if retrieval is not None and report.retrieves:
         yield f"demos are retrieved for each input: {retrieval.text}; all {retrieval.num_pooled:,} are saved with it"
     if not report.original_stays and (report.comparison is not None or report.retrieves):
-        yield KEEP
+        yield _how_to_keep(report)
+
+
+def _how_to_keep(report: ReportData) -> str:
+    """Say how to save and load the returned program; a program of the user is loaded into one of its class."""
+    if report.returned.name:
+        return f"{KEEP}, with {report.returned.name!r} as the student"
+    return KEEP
 
 
 def _unread_replies(report: ReportData) -> Iterator[str]:
