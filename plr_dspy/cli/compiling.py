@@ -82,6 +82,8 @@ def run_choose(args: argparse.Namespace) -> None:
         if reference in programs:
             raise UserError(f"programs must be distinct; got {reference} twice: pass it once")
         if Path(reference).suffix == ".json":
+            if not Path(reference).is_file():
+                raise UserError(f"file not found: {reference}: pass a file that program.save wrote")
             programs[reference] = load_program(first, reference)
         else:
             programs[reference] = _named_program(reference, None)
