@@ -369,7 +369,7 @@ def _changes(previous: Facts, current: Facts) -> str:
         if values[0] == values[1] or name in EXPLANATIONS:
             continue
         if name in OF_MODELS and previous.get(PROGRAMS, current.get(PROGRAMS)) != current.get(PROGRAMS):
-            phrases.append("{} was {!r}, is {!r}".format(PROGRAMS, previous[PROGRAMS], current.get(PROGRAMS)))
+            phrases.append(f"{PROGRAMS} was {previous[PROGRAMS]!r}, is {current.get(PROGRAMS)!r}")
         elif any(isinstance(value, str) and value.startswith("#") for value in values):
             phrases.append(f"{name} changed")
         else:

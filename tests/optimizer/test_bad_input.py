@@ -131,7 +131,7 @@ def test_instructions_are_described_in_words(value):
 
 
 def test_each_requirement_is_stated_once():
-    with pytest.raises(ValueError, match="^instructions must be a non-empty text; got ''$"):
+    with pytest.raises(ValueError, match=r"^instructions must be a non-empty text; got ''$"):
         headroom(student(), exact_match, EXAMPLES, instructions=["", ""])
     with pytest.raises(ValueError, match=r"^candidates must be 'both', .* or a non-empty list of demos; got \[\]$"):
         PLFewShot(exact_match, candidates=[])

@@ -130,9 +130,13 @@ class TestChoice:
         ]
         assert "not used (instructions[1]): empty" in optimizer.report.details()
 
-    @pytest.mark.parametrize("texts", [[""], [" ", "\n"], ["Given the fields `question`, produce the fields `answer`."]])
+    @pytest.mark.parametrize(
+        "texts", [[""], [" ", "\n"], ["Given the fields `question`, produce the fields `answer`."]]
+    )
     def test_only_copies_and_blanks_are_refused(self, instructed, texts):
-        with pytest.raises(ValueError, match=r"'self' that changes its prompt; got none \(instructions\[0\]: .*pass other"):
+        with pytest.raises(
+            ValueError, match=r"'self' that changes its prompt; got none \(instructions\[0\]: .*pass other"
+        ):
             compiled(*texts)
         two = fakes.two_predictors()
         (name, _), (other, _) = two.named_predictors()

@@ -207,9 +207,7 @@ class TestIdentity:
         options = {"max_metric_calls": 60, "num_threads": NUM_THREADS, "display_progress": False}
 
         def reordered(**extra):
-            PLReorder(exact_match, log_dir=tmp_path / "one", **options).compile(
-                student(5), trainset=EXAMPLES, **extra
-            )
+            PLReorder(exact_match, log_dir=tmp_path / "one", **options).compile(student(5), trainset=EXAMPLES, **extra)
 
         reordered()
         with pytest.raises(ValueError, match="holds calls of PLReorder; this is choose_program: pass another log_dir"):
@@ -231,7 +229,7 @@ class TestIdentity:
         path.write_bytes(b"".join([orjson.dumps(content) + b"\n", *calls]))
         compiled(tmp_path)
         assert engine.num_calls == before
-        with pytest.raises(ValueError, match="belongs to another compile: .*program changed"):
+        with pytest.raises(ValueError, match=r"belongs to another compile: .*program changed"):
             compiled(tmp_path, student(4))
 
     def test_how_a_model_is_reached_and_how_it_runs_may_differ(self, tmp_path, engine):
