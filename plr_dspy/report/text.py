@@ -294,8 +294,9 @@ def _advice(report: ReportData) -> Iterator[str]:
         return
     if not evidence.num_differing:
         yield (
-            f"no score differed on {count(evidence.num_met, 'example')}, whatever the demos: check that the replies can "
-            "be parsed and that the demos reach the model (dspy.inspect_history()); if so, the demos may not matter here"
+            f"no score differed on {count(evidence.num_met, 'example')}, whatever the demos: check that the replies "
+            "can be parsed and that the demos reach the model (dspy.inspect_history()); if so, the demos may not "
+            "matter here"
         )
         return
     num_usable = settings.get("num_train", 0) + settings.get("num_selection", 0)
