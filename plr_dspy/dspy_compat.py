@@ -1,7 +1,9 @@
 """All uses of undocumented DSPy names; look here first if a new version of DSPy breaks this package."""
 
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 
 import dspy
@@ -27,7 +29,8 @@ from dspy.predict.predict import serialize_object
 from dspy.primitives.base_module import BaseModule
 from dspy.primitives.module import set_attribute_by_name
 from dspy.propose.dataset_summary_generator import create_dataset_summary
-from dspy.propose.grounded_proposer import TIPS, GroundedProposer
+from dspy.propose.grounded_proposer import TIPS
+from dspy.propose.grounded_proposer import GroundedProposer as OwnProposer
 from dspy.teleprompt.teleprompt import Teleprompter
 from dspy.utils import magicattr
 from dspy.utils.callback import BaseCallback
@@ -80,6 +83,30 @@ __all__ = [
 ]
 
 Call: TypeAlias = tuple[Any, Mapping[str, Any]]  # a language model, and the inputs of a call
+
+
+class GroundedProposer(OwnProposer):  # type: ignore[misc]
+    """DSPy's proposer, without its warnings about inputs that it passes to its own predictors."""
+
+    def propose_instruction_for_predictor(self, *values: Any, **named: Any) -> Any:
+        with _without_warnings("dspy.predict.predict", "Input contains fields not in signature"):
+            return super().propose_instruction_for_predictor(*values, **named)
+
+
+@contextmanager
+def _without_warnings(logger_name: str, beginning: str) -> Iterator[None]:
+    """Drop the messages of a logger that begin with this text, if this thread logs them."""
+    thread = threading.get_ident()
+
+    def is_kept(record: logging.LogRecord) -> bool:
+        return record.thread != thread or not record.getMessage().startswith(beginning)
+
+    logger = logging.getLogger(logger_name)
+    logger.addFilter(is_kept)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_kept)
 
 
 def is_compiled(program: object) -> bool:

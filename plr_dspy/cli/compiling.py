@@ -82,6 +82,8 @@ def run_choose(args: argparse.Namespace) -> None:
         if reference in programs:
             raise UserError(f"programs must be distinct; got {reference} twice: pass it once")
         if Path(reference).suffix == ".json":
+            if not Path(reference).is_file():
+                raise UserError(f"file not found: {reference}: pass a file that program.save wrote")
             programs[reference] = load_program(first, reference)
         else:
             programs[reference] = _named_program(reference, None)
@@ -98,7 +100,8 @@ def run_choose(args: argparse.Namespace) -> None:
     print(f"chosen: {choice.name}")
     if args.out is not None:
         choice.program.save(args.out)
-        print(f"saved in {args.out}; load it: plr_dspy.load_program(student, {str(args.out)!r})")
+        loading = f"plr_dspy.load_program(student, {str(args.out)!r})"
+        print(f"saved in {args.out}; load it: {loading}, with {choice.name!r} as the student")
 
 
 def _optimizer(args: argparse.Namespace, metric: Metric) -> PLReorder | PLFewShot:

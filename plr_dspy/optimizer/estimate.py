@@ -16,7 +16,7 @@ from plr_dspy.programs.instructions import PLACEHOLDER
 from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.slots import PoolSlots, messages_of
 from plr_dspy.programs.tokens import Messages, token_counter
-from plr_dspy.report.text import dollars
+from plr_dspy.report.text import count, dollars
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.budget import Budget, cost_of, price_of
 from plr_dspy.scoring.run_log import RunLog
@@ -56,7 +56,7 @@ class Estimate:
     proposal_calls: int = 0
 
     def __str__(self) -> str:
-        text = f"at most {self.program_calls:,} program calls"
+        text = f"at most {count(self.program_calls, 'program call')}"
         if self.proposal_calls:
             text += f" and about {self.proposal_calls:,} calls of the prompt model"
         if self.prompt_tokens is not None:
@@ -64,7 +64,7 @@ class Estimate:
         if self.cost is not None:
             text += f", about {dollars(self.cost)} (answers as long as the demos')"
         if self.affordable_calls is not None and self.affordable_calls < self.program_calls:
-            text += f"; max_cost ends the compile after about {self.affordable_calls:,} calls"
+            text += f"; max_cost ends the compile after about {count(self.affordable_calls, 'call')}"
         plan = self.plan
         phases = {
             "bootstrapped demos": self.bootstrap_calls,
@@ -113,11 +113,11 @@ def cost_of_proposals(setup: CompileSetup) -> float | None:
     if not setup.proposals:
         return 0.0
     model = setup.prompt_model or dspy.settings.lm
-    count = token_counter()
+    num_tokens = token_counter()
     examples = [{"role": "user", "content": repr(example)} for example in setup.scored_examples[:EXAMPLES_PER_PROPOSAL]]
     num_calls = CALLS_PER_PROPOSAL * len(setup.proposals)
     sizes = {
-        "prompt_tokens": float(num_calls * (PROPOSAL_PROMPT + count(examples))),
+        "prompt_tokens": float(num_calls * (PROPOSAL_PROMPT + num_tokens(examples))),
         "completion_tokens": float(num_calls * PROPOSAL_REPLY),
     }
     return cost_of({str(model.model): sizes})
@@ -133,7 +133,7 @@ class CallSize(NamedTuple):
 def size_of_call(setup: CompileSetup, teacher: dspy.Module | None = None, *, rival: Rival | None = None) -> CallSize:
     """Estimate the size of a call to the program, its teacher or a rival, if answers are as long as the demos'."""
     examples = setup.scored_examples[:SAMPLED_PROMPTS]
-    count = token_counter()
+    num_tokens = token_counter()
     tokens: dict[str, Any] = defaultdict(Counter)
     try:
         program = setup.slots.build(setup.slots.showing(0.5)) if rival is None else rival.program
@@ -145,10 +145,10 @@ def size_of_call(setup: CompileSetup, teacher: dspy.Module | None = None, *, riv
             for (name, predictor), lm in zip(program.named_predictors(), models, strict=False):
                 messages = _prompt_of(predictor, example)
                 answers = [message for message in messages if message["role"] == "assistant"]
-                prompt_tokens = count(messages) + extra_tokens.get(name, 0.0)
+                prompt_tokens = num_tokens(messages) + extra_tokens.get(name, 0.0)
                 sizes = {"prompt_tokens": prompt_tokens, "completion_tokens": math.nan}
                 if answers:
-                    sizes["completion_tokens"] = count(answers) / len(answers)
+                    sizes["completion_tokens"] = num_tokens(answers) / len(answers)
                 tokens[str(lm.model)].update(sizes)
     except Exception:  # The adapter or litellm may fail; the other figures are still useful.
         return CallSize(None, None)
@@ -167,7 +167,7 @@ def _tokens_of_alternatives(setup: CompileSetup, program: dspy.Module, example: 
     """
     if not isinstance(setup.slots, PoolSlots):
         return {}
-    count = token_counter()
+    num_tokens = token_counter()
     extra_tokens = {}
     for name, predictor in program.named_predictors():
         # Proposals that are not known yet are assumed to be as long as the predictor's own instruction.
@@ -178,9 +178,9 @@ def _tokens_of_alternatives(setup: CompileSetup, program: dspy.Module, example: 
         lengths = []
         for text in texts:
             predictor.signature = own_signature.with_instructions(text.text)
-            lengths.append(count(_prompt_of(predictor, example)))
+            lengths.append(num_tokens(_prompt_of(predictor, example)))
         predictor.signature = own_signature
-        extra_tokens[name] = sum(lengths) / len(lengths) - count(_prompt_of(predictor, example))
+        extra_tokens[name] = sum(lengths) / len(lengths) - num_tokens(_prompt_of(predictor, example))
     return extra_tokens
 
 

@@ -101,7 +101,7 @@ class Alternative(Part):
     Attributes:
         score, interval: Expected score on new examples, and its 95 % interval, if known.
         num_examples: Number of examples that the score is estimated from.
-        tokens: Number of tokens in all its demos, by GPT-4o's tokenizer.
+        tokens: Number of tokens in all its demos, by GPT-4o's tokenizer; 0 in `programs`, whose tokens are not counted.
         num_demos, ordering: Number of demos, and their indices by predictor; only in `front`.
         instructions: Index of each predictor's instruction in the `alternatives` of `ReportData.instructions`.
     """

@@ -61,9 +61,10 @@ def shares_by_label(labels: Sequence[str], shares: Iterable[float]) -> str:
 
 def score_text(score: float, *interval: float, sign: str = "") -> str:
     """Format a score and its interval, if any; pass `sign="+"` for a difference."""
-    text = f"{score:{sign}.3f}"
+    # The sum with 0.0 is never -0.0.
+    text = f"{round(score, 3) + 0.0:{sign}.3f}"
     if interval:
-        text += f" [{', '.join(f'{end:{sign}.3f}' for end in interval)}]"
+        text += f" [{', '.join(f'{round(end, 3) + 0.0:{sign}.3f}' for end in interval)}]"
     return text
 
 
@@ -77,7 +78,7 @@ def result(report: ReportData) -> str:
     verdict = next(_verdict(report), "")
     if report.comparison is not None and not report.original_stays:
         verdict = f"gain {_gain(report.comparison)}"
-    return f"{verdict}; {report.program_calls['total']:,} calls{_cost(report)}; {report.stopped}"
+    return f"{verdict}; {count(report.program_calls['total'], 'call')}{_cost(report)}; {report.stopped}"
 
 
 def summary(report: ReportData) -> Iterator[str]:
@@ -99,7 +100,14 @@ def summary(report: ReportData) -> Iterator[str]:
     if retrieval is not None and report.retrieves:
         yield f"demos are retrieved for each input: {retrieval.text}; all {retrieval.num_pooled:,} are saved with it"
     if not report.original_stays and (report.comparison is not None or report.retrieves):
-        yield KEEP
+        yield _how_to_keep(report)
+
+
+def _how_to_keep(report: ReportData) -> str:
+    """Say how to save and load the returned program; a program of the user is loaded into one of its class."""
+    if report.returned.name:
+        return f"{KEEP}, with {report.returned.name!r} as the student"
+    return KEEP
 
 
 def _unread_replies(report: ReportData) -> Iterator[str]:
@@ -159,7 +167,7 @@ def _header(report: ReportData) -> str:
         elif error.outcome == WRONG:
             notes["unreadable"] += error.count
     note_text = ", ".join(f"{number:,} {note}" for note, number in notes.items() if number)
-    calls = f"{report.program_calls['total']:,} program calls"
+    calls = count(report.program_calls["total"], "program call")
     if note_text:
         calls += f" ({note_text})"
     return f"{method(report)}: {calls}{_cost(report)}, {report.seconds:.0f} s; {report.stopped}"
@@ -177,7 +185,7 @@ def _scores(report: ReportData) -> Iterator[str]:
     rows = {}
     title = "for comparison:"
     if comparison is not None:
-        title = f"scores on {comparison.num_examples} examples:"
+        title = f"scores on {count(comparison.num_examples, 'example')}:"
         if comparison.expected_chosen is not None:
             title = "scores expected on new examples, with 95 % intervals:"
         original = comparison.expected_original or (comparison.original,)
@@ -210,13 +218,14 @@ def _programs(report: ReportData) -> Iterator[str]:
         rows = {}
         for way in report.programs:
             score = score_text(way.score, *(way.interval or ()))
-            rows[f"{way.name}, {count(way.num_demos, 'demo')}"] = f"{score} by {way.num_examples} examples"
+            rows[f"{way.name}, {count(way.num_demos, 'demo')}"] = f"{score} by {count(way.num_examples, 'example')}"
         yield from _table(rows)
 
 
 def _table(rows: dict[str, str]) -> Iterator[str]:
-    width = max(map(len, rows))
-    for name, text in rows.items():
+    names = [" ".join(name.split()) for name in rows]  # Names of users may have several lines.
+    width = max(map(len, names))
+    for name, text in zip(names, rows.values(), strict=True):
         yield f"  {name:<{width}}  {text}"
 
 
@@ -289,8 +298,9 @@ def _advice(report: ReportData) -> Iterator[str]:
         return
     if not evidence.num_differing:
         yield (
-            f"no score differed on {evidence.num_met} examples, whatever the demos: check that the replies can be "
-            "parsed and that the demos reach the model (dspy.inspect_history()); if so, the demos may not matter here"
+            f"no score differed on {count(evidence.num_met, 'example')}, whatever the demos: check that the replies "
+            "can be parsed and that the demos reach the model (dspy.inspect_history()); if so, the demos may not "
+            "matter here"
         )
         return
     num_usable = settings.get("num_train", 0) + settings.get("num_selection", 0)
@@ -392,7 +402,7 @@ def details(report: ReportData) -> Iterator[str]:
         title = "final comparison alone" if has_final else "mean scores"
         yield (
             f"{title}: {comparison.original:.3f} -> {comparison.chosen:.3f} on "
-            f"{comparison.num_examples} examples, gain {gain} for the best of {comparison.num_candidates}"
+            f"{count(comparison.num_examples, 'example')}, gain {gain} for the best of {comparison.num_candidates}"
         )
     signal = report.signal
     if signal is not None and signal.used != "score":
@@ -432,8 +442,8 @@ def _demos(slot: SlotReport) -> Iterator[str]:
     if not slot.ordering:
         yield f"{slot.predictor}: shows none of {count(slot.num_demos, 'demo')}"
         return
-    num_shown = f"{len(slot.ordering)} of {slot.num_demos}"
-    yield f"{slot.predictor}: {num_shown} demos in the order {slot.ordering}, the last next to the question"
+    num_shown = f"{len(slot.ordering)} of {count(slot.num_demos, 'demo')}"
+    yield f"{slot.predictor}: {num_shown} in the order {slot.ordering}, the last next to the question"
     for number in slot.ordering:
         origin = ""
         if slot.origins:
@@ -446,7 +456,7 @@ def _demos(slot: SlotReport) -> Iterator[str]:
 
 def _describe(alternative: Alternative) -> str:
     score = score_text(alternative.score, *(alternative.interval or ()))
-    return f"{score} on {alternative.num_examples} examples, {alternative.tokens:,} tokens"
+    return f"{score} on {count(alternative.num_examples, 'example')}, {alternative.tokens:,} tokens"
 
 
 def _instructions(report: InstructionReport) -> Iterator[str]:
@@ -457,7 +467,7 @@ def _instructions(report: InstructionReport) -> Iterator[str]:
         score = "not scored"
         if instruction.score is not None:
             score = score_text(instruction.score, *(instruction.interval or ()))
-            score += f" on {instruction.num_examples} examples"
+            score += f" on {count(instruction.num_examples, 'example')}"
         yield f"  instruction {number} ({instruction.origin}): {score}: {_one_line(instruction.text)}"
     for unused in report.dropped:
         yield f"  not used ({unused.origin}): {unused.reason}: {_one_line(unused.text)}"

@@ -21,6 +21,7 @@ from plr_dspy.errors import UserError
 from plr_dspy.report.schema import ErrorCount
 from plr_dspy.report.text import FAILED as FAILED
 from plr_dspy.report.text import WRONG as WRONG
+from plr_dspy.report.text import count
 from plr_dspy.runtime import as_json
 from plr_dspy.scoring.causes import cause_of, describe_repeats
 from plr_dspy.scoring.values import Unreadable, Unwritable, ValueCodec
@@ -335,7 +336,8 @@ def open_log(
         if log.identity != identity:
             log.write_header(identity)
         if log.tokens_before:
-            logger.info("%s: %d program calls were made in earlier runs", folder, len(log.tokens_before))
+            # Proposals of instructions count, too; each takes several calls.
+            logger.info("%s holds %s of earlier runs", folder, count(len(log.tokens_before), "result"))
         if log.failed_before:
             logger.warning("%s: %s", folder, describe_repeats(log.failed_before.values()))
         yield log

@@ -250,6 +250,10 @@ def test_evaluate_by_several_metrics(folder, capsys):
 
 
 CHAT = ("--adapter", "chat", "--lm", "openai/x")
+CHOOSE_MISSING = shlex.split(
+    "choose reviews_app.py:program none.json --metric reviews_app.py:accuracy --train train.jsonl --inputs review "
+    "--lm local"
+)
 PICKY = {"metric": "reviews_app.py:picky"}
 
 
@@ -278,6 +282,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments(*CHAT, "--calibrate", **PICKY), "calibrate needs the log-prob"),
         (evaluate("--data", "train.jsonl", *ACCURACY, "--programs", "none.json"), "--programs: file not found: none"),
         (evaluate("--data", "train.jsonl", *ACCURACY, "--programs", "train.jsonl"), "train.jsonl"),
+        (CHOOSE_MISSING, "file not found: none.json"),
         (["report", "none.json"], "file not found: none.json"),
         (["report", "train.jsonl"], "not a plr_dspy report"),
     ],

@@ -240,6 +240,16 @@ class TestText:
         assert "race " in details
         assert "exact_match, seed 4" in details
 
+    def test_one_is_singular_and_zero_has_no_sign(self):
+        program = {"name": "one\n two", "score": -1e-5, "interval": (-0.0004, 1.0), "num_examples": 1, "num_demos": 1}
+        longer = program | {"name": "a longer name", "num_examples": 2}
+        report = by_hand(programs=[program, longer], program_calls={"total": 1})
+        lines = str(report).splitlines()
+        assert "PLReorder: 1 program call, 1 s; budget used up" in lines
+        assert "; 1 call; " in repr(report)
+        assert "  one two, 1 demo        0.000 [0.000, 1.000] by 1 example" in lines
+        assert "  a longer name, 1 demo  0.000 [0.000, 1.000] by 2 examples" in lines
+
     def test_what_calibration_assumes(self):
         effect = CalibrationEffect(
             num_examples=30,
