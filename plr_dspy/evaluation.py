@@ -50,11 +50,12 @@ def load_program(
     Args:
         student: A new instance of the program that was compiled; it is not modified.
         path: The JSON or pickle (.pkl) file.
-        allow_pickle: Whether to load pickles, which can run any code; pass True only for files
-            that you trust.
+        allow_pickle: Whether to load pickles, which can run any code; pass True only for
+            files that you trust.
         allow_unsafe_lm_state: Whether to use language models' endpoints from the file, as in
             ``dspy.Module.load``.
-        embedder: The embedder with which the program retrieves demos; loading does not call it.
+        embedder: The embedder with which the program retrieves demos; loading does not call
+            it.
 
     Returns:
         A copy of the student with the demos, instructions and calibration from the file.
@@ -62,8 +63,8 @@ def load_program(
     Raises:
         OSError: If the file cannot be read.
         TypeError: If the student is not a DSPy program, or the path is not path-like.
-        ValueError: If the file is no saved program or does not fit the student, or is a pickle
-            that is not allowed.
+        ValueError: If the file is no saved program or does not fit the student, or is a
+            pickle that is not allowed.
     """
     if not isinstance(student, dspy.Module):
         raise UserTypeError(
@@ -97,8 +98,8 @@ class ProgramScore:
 
     Attributes:
         score, interval: The metric's value on the examples, and its 95 % confidence interval.
-        difference, difference_interval: The gain over the first program, and its 95 % confidence
-            interval; None for the first.
+        difference, difference_interval: The gain over the first program, and its 95 %
+            confidence interval; None for the first.
         num_unread: Number of unparsable replies, which count as wrong.
     """
 
@@ -133,8 +134,9 @@ class Evaluation:
         programs: The score of each program, by name.
         num_examples: Number of examples that every program answered.
         num_failed: Number of examples left out because a call on them failed.
-        constant: Of the two most frequent labels, the one that scores better as the only answer.
-            None if the first program has no label output, or the metric cannot score a label alone.
+        constant: Of the two most frequent labels, the one that scores better as the only
+            answer. None if the first program has no label output, or the metric cannot score
+            a label alone.
     """
 
     programs: Mapping[str, ProgramScore]
@@ -196,16 +198,17 @@ def evaluate_programs(
 ) -> Evaluation | Evaluations:
     """Score programs on the same examples, with 95 % confidence intervals.
 
-    A failed call does not count as a wrong answer: its example is left out for all programs and
-    metrics, with a warning. Intervals of metrics over a set are from the infinitesimal jackknife,
-    with two best and two worst pseudo-answers added.
+    A failed call does not count as a wrong answer: its example is left out for all programs
+    and metrics, with a warning. Intervals of metrics over a set are from the infinitesimal
+    jackknife, with two best and two worst pseudo-answers added.
 
     Args:
-        programs: Programs by name; the others are compared with the first. They are not modified.
+        programs: Programs by name; the others are compared with the first. They are not
+            modified.
         metric: A metric by example, or over a set, such as ``F1("positive")``; or a dict of
             metrics by name.
-        devset: Examples that no optimizer has seen. Each program is called once on each example,
-            even with several metrics.
+        devset: Examples that no optimizer has seen. Each program is called once on each
+            example, even with several metrics.
         num_threads, max_errors, display_progress: As in `PLReorder`.
 
     Raises:

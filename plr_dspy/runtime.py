@@ -46,8 +46,8 @@ SHORTEST_SECRET = 6
 class LogLines(logging.Handler):
     """A handler that shows the package's log lines as DSPy shows its own.
 
-    Warnings are always shown; other lines only if the progress bar is. If the user has configured logging, this handler
-    shows nothing.
+    Warnings are always shown; other lines only if the progress bar is. If the user has
+    configured logging, this handler shows nothing.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -125,7 +125,8 @@ def _write_above(stack: ExitStack) -> None:
     above = {id(stream): DummyTqdmFile(stream) for stream in (sys.stdout, sys.stderr)}
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         for handler in getattr(logger, "handlers", []):
-            # Handlers without this attribute write to the current `sys.stderr`, redirected below.
+            # Handlers without this attribute write to the current `sys.stderr`, redirected
+            # below.
             stream = vars(handler).get("stream")
             if stream is not None and id(stream) in above:
                 handler.setStream(above[id(stream)])
@@ -137,8 +138,9 @@ def _write_above(stack: ExitStack) -> None:
 def interrupts() -> Iterator[threading.Event]:
     """Raise `KeyboardInterrupt` in the main thread on SIGINT and SIGTERM, and set the yielded event.
 
-    This also works inside `asyncio.run`, whose own handler would wait for the next await. A user's SIGINT handler is
-    called first; a user's SIGTERM handler stays in place. The event stays set even if a program catches the exception.
+    This also works inside `asyncio.run`, whose own handler would wait for the next await. A
+    user's SIGINT handler is called first; a user's SIGTERM handler stays in place. The event
+    stays set even if a program catches the exception.
     """
     received = threading.Event()
     handlers: dict[int, Any] = {}

@@ -184,7 +184,8 @@ class LabelRun(CompileRun):
                 f"none of {len(cells)} calls returned a label probability, so orders cannot be compared. Use another "
                 f"model or adapter. The first error was {answered[0].error}: {answered[0].message}"
             )
-        # Drop inputs that failed for any order. If no input remains, drop orders that failed instead.
+        # Drop inputs that failed for any order. If no input remains, drop orders that failed
+        # instead.
         failed_inputs: set[int] = set()
         for row in rows.values():
             failed_inputs |= {i for i, cell in row.items() if cell.outcome == FAILED}

@@ -25,7 +25,8 @@ class Result:
     """The score of a finalist and its gain over the original.
 
     Attributes:
-        origin: "original", "best seen", "mode" or "draw"; "calibrated" is the original with calibrated answers.
+        origin: "original", "best seen", "mode" or "draw"; "calibrated" is the original with
+            calibrated answers.
         ordering: The finalist.
         score: Mean score on the compared examples; for a metric over a set, its value there.
         gain: Gain over the original on new examples, clipped to the range of scores.
@@ -53,7 +54,8 @@ class Decision:
         chosen: Index of its result in `candidates`; None without a comparison.
         effect: Effect of calibration; None without log-probabilities.
         fitted: Model fitted to all scores, including those of the final comparison.
-        answered: For a metric over a set, each example with the original's and the chosen candidate's answer.
+        answered: For a metric over a set, each example with the original's and the chosen
+            candidate's answer.
     """
 
     ordering: Candidate
@@ -73,8 +75,8 @@ class Decision:
     def scale_of_metric(self, reference: Candidate) -> Callable[[float], float]:
         """Return a function that converts the model's expected scores to the scale of the comparison.
 
-        The model approximates a metric over a set linearly, so its gains over the reference are
-        scaled to the expected gain in the comparison.
+        The model approximates a metric over a set linearly, so its gains over the reference
+        are scaled to the expected gain in the comparison.
         """
         fitted = self.fitted
         comparison = self.comparison
@@ -117,7 +119,8 @@ def compare_finalists(
         examples: Examples that all finalists were scored on.
         observations: The calls to decide by.
         min_probability, by_score: As in `choose`.
-        num_dropped: Number of other candidates, which dropped out because of their scores on these examples.
+        num_dropped: Number of other candidates, which dropped out because of their scores on
+            these examples.
     """
     original, *_ = finalists
     scores = observations.counted()
@@ -195,7 +198,8 @@ def _results(
 def choose(results: Sequence[Result], *, min_probability: float | None = None, by_score: bool = False) -> int:
     """Return the index of the result with the best estimate; with `by_score`, the best score (PLR Algorithm 1).
 
-    The original is first, and a result must be `likely` better to replace it. Ties go to the first.
+    The original is first, and a result must be `likely` better to replace it. Ties go to the
+    first.
     """
     values = [result.score if by_score else result.estimate for result in results]
     allowed = [number for number, result in enumerate(results) if not number or likely(result.gain, min_probability)]
@@ -205,8 +209,9 @@ def choose(results: Sequence[Result], *, min_probability: float | None = None, b
 def likely(gain: Gain, min_probability: float | None) -> bool:
     """Return whether a gain over the original is likely enough to replace it.
 
-    The threshold is `min_probability` or, if that is None, the odds `MIN_ODDS`. The gain must pass it
-    over the original as it is and, if answers are calibrated, over the calibrated original.
+    The threshold is `min_probability` or, if that is None, the odds `MIN_ODDS`. The gain must
+    pass it over the original as it is and, if answers are calibrated, over the calibrated
+    original.
     """
     if min_probability is not None:
         return gain.min_probability >= min_probability
@@ -218,8 +223,8 @@ def likely(gain: Gain, min_probability: float | None) -> bool:
 def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[int, float]) -> Gain:
     """Limit the certainty of a gain if scores differ on only a few examples.
 
-    Near the highest score, the best of many orderings may be perfect by luck. The normal model
-    mistakes this selection bias for an effect.
+    Near the highest score, the best of many orderings may be perfect by luck. The normal
+    model mistakes this selection bias for an effect.
     """
     differences = [other[example] - original[example] for example in original.keys() & other.keys()]
     if not differences or gain.expected <= 0 or sum(map(bool, differences)) >= ENOUGH_DIFFERING:

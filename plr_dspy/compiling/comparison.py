@@ -56,7 +56,8 @@ def comparison(
 def _interval_of_expected(gain: Gain, observed: float, largest: float) -> tuple[float, float]:
     """Return the 95 % interval of the expected gain.
 
-    The upper end starts from the observed gain if that is larger, in case shrinkage was too strong.
+    The upper end starts from the observed gain if that is larger, in case shrinkage was too
+    strong.
     """
     margin = DEVIATIONS * gain.deviation
     least = max(gain.expected - margin, -largest)
@@ -86,8 +87,9 @@ def measure_gain(
 ) -> MeasuredGain:
     """Compare a finalist with the original by the set metric itself.
 
-    The score model approximates the metric linearly. If the metric gained less than this approximation,
-    reduce the model's expected gain. A bootstrap over the examples that both answered limits the certainty.
+    The score model approximates the metric linearly. If the metric gained less than this
+    approximation, reduce the model's expected gain. A bootstrap over the examples that both
+    answered limits the certainty.
 
     Args:
         before, after: Answers of the original and of the finalist.
@@ -162,8 +164,9 @@ def _expected_by_metric(expected: float, observed: float, linear_gain: float) ->
 def _bootstrapped_probability(gains: Array, linear_gains: Array, num_orderings: int) -> float:
     """Return the probability that a finalist is better, from bootstrapped gains.
 
-    If few examples decide, such as those of a rare label, the best of many orderings may win by luck.
-    Correct for their number (Bonferroni), but not below the threshold for a replacement.
+    If few examples decide, such as those of a rare label, the best of many orderings may win
+    by luck. Correct for their number (Bonferroni), but not below the threshold for a
+    replacement.
     """
     probability = float((gains > 0).sum() / (len(gains) + 1))
     squares = linear_gains**2

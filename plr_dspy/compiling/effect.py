@@ -15,8 +15,8 @@ def estimate_effect(
 ) -> CalibrationEffect | None:
     """Compare both candidates with and without calibration; return None without log-probabilities.
 
-    The search compared calibrated or uncalibrated scores. The model shrinks scores of that kind, to
-    correct for selection bias.
+    The search compared calibrated or uncalibrated scores. The model shrinks scores of that
+    kind, to correct for selection bias.
 
     Args:
         applied: Whether anything but the unchanged original was chosen.

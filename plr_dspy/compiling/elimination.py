@@ -1,8 +1,9 @@
 """A race of whole programs, from the first examples to the outcome.
 
-All programs are scored on the same examples, so differences in difficulty cancel. Each round drops the
-programs that further examples are unlikely to make the leader. The race ends once further examples are
-unlikely to change the choice. It needs no held-out comparison, because the model corrects for selection bias.
+All programs are scored on the same examples, so differences in difficulty cancel. Each round
+drops the programs that further examples are unlikely to make the leader. The race ends once
+further examples are unlikely to change the choice. It needs no held-out comparison, because
+the model corrects for selection bias.
 """
 
 import math
@@ -31,11 +32,13 @@ class EliminationRun(CompileRun):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Failed calls count as wrong for every program. Otherwise, a first program that often fails would be favoured.
+        # Failed calls count as wrong for every program. Otherwise, a first program that often
+        # fails would be favoured.
         self.observations = Observations(self.evaluator.effective)
         schedule = self.schedule.examples_for([self.original], self.observations, self.num_train)
         self._examples = schedule[self.original]  # in the order of scoring
-        # Programs are scored alike until the race is decided, so only replies that cannot be parsed end it early.
+        # Programs are scored alike until the race is decided, so only replies that cannot be
+        # parsed end it early.
         self._futility = replace(self._futility, compares=False, by_program=True)
         self._num_scored = 0  # number of examples that all remaining programs were scored on
 

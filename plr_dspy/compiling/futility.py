@@ -91,7 +91,8 @@ class FutilityCheck:
         num_differing = 0
         for records in examples:
             scores += [record.score or 0.0 for record in records]
-            # With a metric over a set, answers with equal scores may still have different labels.
+            # With a metric over a set, answers with equal scores may still have different
+            # labels.
             num_differing += len({(record.score or 0.0, repr(record.value)) for record in records}) > 1
         if len(scores) >= ENOUGH_SCORES and len(set(scores)) == 1:
             return f"every score was {scores[0]:g} in {len(scores)} calls"

@@ -16,7 +16,8 @@ from plr_dspy.search.space import Candidate
 class PaperPlan(Plan):
     """The plan of a compile that scores each order once, on all train examples.
 
-    In PLR Algorithm 1, `num_iterations` is T, `num_samples` is B, `elite_fraction` is rho, and `num_final_draws` is K.
+    In PLR Algorithm 1, `num_iterations` is T, `num_samples` is B, `elite_fraction` is rho,
+    and `num_final_draws` is K.
 
     Attributes:
         with_mode: Whether the most probable ordering joins the final comparison.
@@ -43,7 +44,8 @@ def paper_plan(size: ProblemSize, max_metric_calls: int | None = None, **shape: 
 
     Args:
         max_metric_calls: Budget in program calls; None for no limit.
-        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`; None keeps the paper's value.
+        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`; None
+            keeps the paper's value.
 
     Raises:
         ValueError: If the budget is too small.
@@ -97,9 +99,9 @@ def random_plan(
 class PaperRun(CompileRun):
     """A compile by PLR Algorithm 1, or by random search, which does not learn from scores.
 
-    Deviation: the paper compares only draws from the final distribution, so it can return an order that is
-    worse than the original or than one already seen. Here, the original order, the best orders seen and
-    the mode join the comparison.
+    Deviation: the paper compares only draws from the final distribution, so it can return an
+    order that is worse than the original or than one already seen. Here, the original order,
+    the best orders seen and the mode join the comparison.
     """
 
     def __post_init__(self) -> None:

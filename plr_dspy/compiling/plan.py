@@ -12,7 +12,8 @@ MIN_ORDERS = 4  # minimum orders in the first round
 MIN_FIRST = {"score": 4, "logprobs": 2}  # minimum examples when an order is first scored, by signal
 SIGNALS = ("auto", *MIN_FIRST)  # values of the `signal` argument
 
-# Maximum number of orders that a search can afford, each on its first examples. A larger budget adds examples instead.
+# Maximum number of orders that a search can afford, each on its first examples. A larger
+# budget adds examples instead.
 NUM_LOOKS = 360
 ROUNDS = 30  # target number of rounds in a search
 FIRST_ROUND = {"orders": 2.5, "demos": 8.0}  # maximum size of the random first round, relative to later rounds
@@ -20,8 +21,9 @@ MORE_THAN_FIRST = 2  # examples to add each time an order is scored again, relat
 FINAL_SHARE = 0.15  # maximum share of the budget for the final comparison
 RACE_SHARE = 0.15  # share for the race, of the calls that remain after the final comparison
 
-# In a search over orders, the original may score unlike all other orders. A longer race that scores it first avoids
-# replacing it by mistake (see "lone original" in `benchmarks/landscapes.py`).
+# In a search over orders, the original may score unlike all other orders. A longer race that
+# scores it first avoids replacing it by mistake (see "lone original" in
+# `benchmarks/landscapes.py`).
 RACED = 3  # number of orders that this race can score on all train examples
 LARGEST_RACE = 0.25  # maximum share of this race in the calls that are not reserved for the final comparison
 ORIGINAL_SHARE = 0.5  # share of the race's calls that score the original first
@@ -90,8 +92,8 @@ class Plan:
 def most_calls(num_usable: int) -> int:
     """Return the maximum number of useful program calls for this number of examples.
 
-    On n examples, a mean score has a standard error of up to 1 / sqrt(4 n). So beyond some number of
-    orders, a search finds the luckiest rather than the best.
+    On n examples, a mean score has a standard error of up to 1 / sqrt(4 n). So beyond some
+    number of orders, a search finds the luckiest rather than the best.
     """
     return max(LEAST_CALLS, round(CALLS_PER_SQUARE * num_usable**2))
 
@@ -112,7 +114,8 @@ def make_plan(
         max_metric_calls: Budget in program calls, which overrides `auto`.
         signal: "score", or "logprobs" if calls also return log-probabilities of labels.
         searched: What the search varies: "orders", or "demos" if it also chooses the demos.
-        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`; None lets the plan choose.
+        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`; None
+            lets the plan choose.
 
     Raises:
         ValueError: If the budget is too small.

@@ -24,14 +24,15 @@ def run_race(
 ) -> list[Candidate]:
     """Race the entrants by successive halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
 
-    Each heat scores the remaining entrants on more examples, and drops the worse ones. The original gets its
-    share of the calls first; the last heat scores it on as many examples as the entrants. Neither the
-    original nor an entrant without an estimate can win.
+    Each heat scores the remaining entrants on more examples, and drops the worse ones. The
+    original gets its share of the calls first; the last heat scores it on as many examples as
+    the entrants. Neither the original nor an entrant without an estimate can win.
 
     Args:
         entrants: The candidates to race, best first.
         schedule: Selects the next examples.
-        score: Adds calls to the observations, and returns the candidates whose calls fit the time and cost limits.
+        score: Adds calls to the observations, and returns the candidates whose calls fit the
+            time and cost limits.
         estimate: Returns the estimated scores of candidates, given all calls so far.
         plan: Gives the number of winners and the maximum number of examples.
         num_calls: Maximum program calls of the race, shared equally by the heats.
@@ -39,7 +40,8 @@ def run_race(
     Returns:
         The winners, best first; they include the best whole program and the best ordering.
     """
-    # Use up to half the calls for unscored entrants to catch up with the scored entrant that has the fewest examples.
+    # Use up to half the calls for unscored entrants to catch up with the scored entrant that
+    # has the fewest examples.
     level = min(filter(None, map(observations.count, entrants)), default=schedule.num_first)
     new = [entrant for entrant in entrants if not observations.count(entrant)]
     wanted = schedule.examples_for(new, observations, level)

@@ -26,7 +26,8 @@ class SearchRounds:
 
     Attributes:
         search: Proposes candidates and learns from their scores.
-        evaluator: Calls candidates on examples. The train split comes first, then the selection split.
+        evaluator: Calls candidates on examples. The train split comes first, then the
+            selection split.
         plan: The planned rounds and program calls.
         original: The user's program, as an ordering, `WITHOUT_DEMOS` or a whole program.
         min_probability, stop_at_score, patience: As in `PLReorder`.

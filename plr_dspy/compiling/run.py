@@ -6,11 +6,12 @@ Where to add things (paths from `plr_dspy/`):
 - A stopping rule is a branch of `check_stoppers` in `compiling/rounds.py`, with a `StopReason` in `report/stop.py`.
   The reason may join `STOPS_WITHOUT_CUT` below.
 - A kind of candidate is a type in `search/space.py`. `Ordering` says which demos are shown and in which order;
-  `WholeProgram` competes as it is. The `PromptSlots` in `programs/slots.py` build the program of each, and
-  `first_of_each_kind` in `compiling/race.py` gives every kind an entrant.
+  `WholeProgram` competes as it is. The `PromptSlots` in `programs/slots.py` build the program
+  of each, and `first_of_each_kind` in `compiling/race.py` gives every kind an entrant.
 
-Read next: `compiling/rounds.py`, whose `SearchRounds` is the base class here, then `race.py` and `choice.py` beside it.
-`compiling/paper.py` has PLR Algorithm 1, a loop of its own without a race.
+Read next: `compiling/rounds.py`, whose `SearchRounds` is the base class here, then `race.py`
+and `choice.py` beside it. `compiling/paper.py` has PLR Algorithm 1, a loop of its own without
+a race.
 """
 
 import logging
@@ -29,12 +30,14 @@ from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
 
-# Even a shortened comparison uses this many examples, if the selection split has them and the budget allows it.
+# Even a shortened comparison uses this many examples, if the selection split has them and the
+# budget allows it.
 MIN_COMPARED = 8
 
 NOT_COMPARED = ", nothing compared"  # appended to the reason to stop
-# After these stops, race and comparison get all calls that the limits still allow. After any other, the search ended
-# early by choice, so they are shortened to the fraction of the search calls that was used.
+# After these stops, race and comparison get all calls that the limits still allow. After any
+# other, the search ended early by choice, so they are shortened to the fraction of the search
+# calls that was used.
 STOPS_WITHOUT_CUT = {StopReason.TIME, StopReason.COST, StopReason.BUDGET, StopReason.NOTHING_NEW}
 
 
@@ -64,7 +67,8 @@ class FinalComparison:
 class CompileRun(SearchRounds):
     """A compile in progress, from the first round of the search to the decision.
 
-    Demos are bootstrapped earlier. If `run` raises an error, `unfinished` returns what is known so far.
+    Demos are bootstrapped earlier. If `run` raises an error, `unfinished` returns what is
+    known so far.
     """
 
     def run(self) -> Outcome:
@@ -73,7 +77,8 @@ class CompileRun(SearchRounds):
         if stop is not None:
             return self.outcome(stop=stop)
 
-        # 1. Search: ask for candidates, score them on some train examples, and tell the search the scores.
+        # 1. Search: ask for candidates, score them on some train examples, and tell the
+        # search the scores.
         self.begin_phase("search", reserved_calls=self.plan.race_calls + self.plan.final_calls)
         while stop is None:
             candidates = self.search.ask()
@@ -83,7 +88,8 @@ class CompileRun(SearchRounds):
         if stop.reason is StopReason.NO_DIFFERENCE and original_is_scored:
             return self.outcome_without_difference()
 
-        # 2. Race: score the best candidates on more and more train examples, and drop the worse ones.
+        # 2. Race: score the best candidates on more and more train examples, and drop the
+        # worse ones.
         remaining = self.remaining_calls()
         entrants = self.entrants()
         self.begin_phase("race", reserved_calls=remaining.comparison)
@@ -99,13 +105,15 @@ class CompileRun(SearchRounds):
         )
         self.replace_stop_by_limit()
 
-        # 3. Comparison: score the original and the winners on the selection split, which the search has not seen.
+        # 3. Comparison: score the original and the winners on the selection split, which the
+        # search has not seen.
         finalists = {self.original: "original", **dict.fromkeys(winners, "best seen")}
         comparison = self.compare(finalists, remaining.fraction)
         if not comparison.finalists:
             return self.outcome(stop=replace(self.stop, addition=NOT_COMPARED))
 
-        # 4. Decision: estimate each winner's gain over the original on new examples, from the scores on both splits.
+        # 4. Decision: estimate each winner's gain over the original on new examples, from the
+        # scores on both splits.
         observations = self.observations.with_records(comparison.records)
         return self.outcome(self.decide(comparison, observations))
 
@@ -121,7 +129,8 @@ class CompileRun(SearchRounds):
     def begin_phase(self, phase: str, *, reserved_calls: int = 0) -> None:
         """Begin a phase, and reserve money and time for the calls of later phases.
 
-        If the limits pay for only a share of the plan, the search reserves the same share of the later calls.
+        If the limits pay for only a share of the plan, the search reserves the same share of
+        the later calls.
         """
         self.evaluator.phase = phase
         planned = self.plan.program_calls if phase == "search" else 0
@@ -140,7 +149,8 @@ class CompileRun(SearchRounds):
         fraction = min(1.0, budget.calls_left / max(1, plan.race_calls + plan.final_calls))
         if self.stop.reason not in STOPS_WITHOUT_CUT:
             fraction = min(fraction, evaluator.num_calls("search") / max(1, plan.search_calls))
-        # The comparison gets its planned calls, and the race all others, including those that the search did not use.
+        # The comparison gets its planned calls, and the race all others, including those that
+        # the search did not use.
         comparison_calls = plan.final_calls
         # `num_calls` counts the calls that bootstrapped demos, and `program_calls` does not.
         max_calls = min(budget.max_calls, plan.program_calls + evaluator.num_calls("bootstrap"))
@@ -178,7 +188,8 @@ class CompileRun(SearchRounds):
         examples = list(range(self.num_train, self.num_train + num_examples))  # Train examples have lower numbers.
         self.begin_phase("final")
         complete = list(self.evaluator.evaluate(dict.fromkeys(finalists, examples)))
-        # If a limit leaves fewer than two, compare the first two on the examples that both have.
+        # If a limit leaves fewer than two, compare the first two on the examples that both
+        # have.
         compared = complete if len(complete) >= 2 else list(finalists)[:2]
         if len(complete) < len(finalists):
             logger.warning("only %d of %d finalists were compared before the limit", len(compared), len(finalists))
@@ -194,7 +205,8 @@ class CompileRun(SearchRounds):
         budget = self.evaluator.budget
         num_selection = self.plan.num_selection_examples
         num_examples = min(max(MIN_COMPARED, round(fraction * num_selection)), num_selection)
-        # `calls_left` is an estimate from all limits. If it is too low, try the minimum; the limits stop the calls.
+        # `calls_left` is an estimate from all limits. If it is too low, try the minimum; the
+        # limits stop the calls.
         num_examples = min(num_examples, max(budget.calls_left // num_finalists, min_examples))
         calls_within_budget = budget.max_calls - self.evaluator.log.num_calls
         return min(num_examples, calls_within_budget // num_finalists)
@@ -214,11 +226,14 @@ class CompileRun(SearchRounds):
 
         Args:
             comparison: The finalists, and the examples that they were compared on.
-            observations: The calls to decide by: those of both splits, or of the selection split only.
-            by_score: Whether the best mean score wins, as in PLR Algorithm 1, and not the best expected gain.
+            observations: The calls to decide by: those of both splits, or of the selection
+                split only.
+            by_score: Whether the best mean score wins, as in PLR Algorithm 1, and not the
+                best expected gain.
         """
-        # With a metric over a set, the score of an answer depends on the other answers, called the reference. Make the
-        # finalists' answers the reference. `refer_to` sets it for all observations of the run, those below included.
+        # With a metric over a set, the score of an answer depends on the other answers,
+        # called the reference. Make the finalists' answers the reference. `refer_to` sets it
+        # for all observations of the run, those below included.
         every_call = self.observations.with_records(comparison.records)
         best_first = [*comparison.finalists, *self.best()]
         every_call.refer_to(best_first, self.search.fitted, least=len(comparison.finalists))
@@ -250,7 +265,8 @@ class CompileRun(SearchRounds):
 
     def outcome_without_difference(self) -> Outcome:
         """Return the outcome that keeps the original, because all candidates score the same."""
-        # Where calls failed, scores can still differ. These examples do not count as differing.
+        # Where calls failed, scores can still differ. These examples do not count as
+        # differing.
         evidence = count_evidence(self.observations.scores())
         evidence = evidence.model_copy(update={"num_differing": 0})
         return self.outcome(self.choose_uncompared(self.original, evidence))

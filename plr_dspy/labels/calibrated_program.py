@@ -61,7 +61,8 @@ class CalibratedProgram(dspy.Module):
 
     Raises:
         TypeError: If an argument has the wrong type, or the program is calibrated already.
-        ValueError: If there is not exactly one such output, or the calibration is for other labels.
+        ValueError: If there is not exactly one such output, or the calibration is for other
+            labels.
     """
 
     calibration: Calibration | None

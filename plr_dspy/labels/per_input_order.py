@@ -23,11 +23,12 @@ from plr_dspy.statistics.arrays import Array
 class PerInputOrder(dspy.Module):
     """A program that orders its demos for each input.
 
-    It calls the LM once per order. The answer is from the order in which the input most raises
-    the predicted label's probability. Without orders, the program keeps its own.
+    It calls the LM once per order. The answer is from the order in which the input most
+    raises the predicted label's probability. Without orders, the program keeps its own.
 
     Args:
-        program: A program with one LM call, and one output that is a Literal, an enum or a bool.
+        program: A program with one LM call, and one output that is a Literal, an enum or a
+            bool.
         orders: Dicts with "permutations", the demo indices per predictor, and "content_free",
             the mean label distribution ``[L]`` on content-free inputs.
     """

@@ -51,7 +51,8 @@ class LogprobRequests:
 
     def note_error(self, lm: dspy.BaseLM, error: Exception) -> bool:
         """Record the error of a call that requested log-probabilities; return whether to retry without them."""
-        # Exception types of refusals vary, so search the message, but not the reply in a parse error.
+        # Exception types of refusals vary, so search the message, but not the reply in a
+        # parse error.
         refuses = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
         # `dspy.TwoStepAdapter` parses replies with another LM, whose errors are not refusals.
         is_own = str(lm.model).endswith(getattr(error, "model", None) or "")
@@ -278,7 +279,8 @@ def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Read
     places = _places(logprobs)
     labels = list(output.labels)
     tokens = [place.token for place in places]
-    # The reply may spell the label differently, such as "yes" for True. Its tokens then match no label.
+    # The reply may spell the label differently, such as "yes" for True. Its tokens then match
+    # no label.
     if not tokens or (label is not None and label.casefold() not in "".join(tokens).casefold()):
         return None
     start = label_position(tokens, labels, label, name=output.name)

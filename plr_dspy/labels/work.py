@@ -86,7 +86,8 @@ class LabelWork(MetricWork):
         original: The user's program, which always gives its own answers.
 
     Attributes:
-        shares: Alternative shares of labels among right answers, ``[S, L]``; None for even ones.
+        shares: Alternative shares of labels among right answers, ``[S, L]``; None for even
+            ones.
     """
 
     shares: Array | None = None
@@ -140,7 +141,8 @@ class LabelWork(MetricWork):
                 )
         only_reading = reader.readings[0] if len(reader.readings) == 1 else None
         if stays_original and (only_reading or reader.unread):
-            # Score the original's own answer, but log its first reply, which calibration would use.
+            # Score the original's own answer, but log its first reply, which calibration
+            # would use.
             return replace(record, **_rounded_fields(reader.unread or only_reading))
         lacking = UNASKED
         if reader.readings:

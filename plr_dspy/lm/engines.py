@@ -40,13 +40,15 @@ HOPELESS = (FatalLMError, LMAuthError, LMBillingError, LMConfigurationError, LMU
 class CompletionEngine:
     """Engine for `dspy.LM(..., engine=...)` that sends requests as plain completions.
 
-    The system prompt and all messages are joined by blank lines. Anything but text is refused.
+    The system prompt and all messages are joined by blank lines. Anything but text is
+    refused.
 
     Args:
         api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
         model: The model's name on the server; None uses the LM's name without the provider.
         api_key: The API key, which `repr` and saved programs leave out.
-        api_key_env: The environment variable that holds the key, read at each call if `api_key` is None.
+        api_key_env: The environment variable that holds the key, read at each call if
+            `api_key` is None.
         timeout: Time limit per attempt, in seconds.
         provider: litellm's provider: "text-completion-openai" or "hosted_vllm".
         extra_body: Extra request fields, such as a grammar.
@@ -106,7 +108,8 @@ class CompletionEngine:
         arguments["stop"] = list(config.stop)
         arguments["user"] = config.user_id
         if config.logprobs is not None:
-            # In DSPy, 0 requests the chosen tokens only; to some servers, it means no log-probabilities.
+            # In DSPy, 0 requests the chosen tokens only; to some servers, it means no
+            # log-probabilities.
             arguments["logprobs"] = max(1, config.logprobs)
         extra_body = {**(self.extra_body or {}), **(config.extensions or {}), "top_k": config.top_k}
         # `metadata` only distinguishes requests in DSPy's cache; see `completion_lm`.
@@ -204,21 +207,24 @@ def completion_lm(
 ) -> dspy.LM:
     """Build a `dspy.LM` that sends plain prompts to an OpenAI-compatible server, such as llama.cpp or vLLM.
 
-    DSPy's cache ignores the address, so two servers with the same model name share cached answers.
+    DSPy's cache ignores the address, so two servers with the same model name share cached
+    answers.
 
     Args:
-        model: The model's name on the server. A prefix "hosted_vllm/" or "text-completion-openai/"
-            sets the provider.
+        model: The model's name on the server. A prefix "hosted_vllm/" or
+            "text-completion-openai/" sets the provider.
         api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
         api_key, api_key_env, provider, timeout, extra_body: See `CompletionEngine`.
-        temperature, max_tokens, lm_kwargs: See `dspy.LM`; by default, answers have at most 16 tokens.
+        temperature, max_tokens, lm_kwargs: See `dspy.LM`; by default, answers have at most 16
+            tokens.
     """
     prefix, _, name = model.partition("/")
     if prefix in PROVIDERS:
         provider = prefix
         model = name
     if extra_body:
-        # DSPy's cache key ignores the engine, but must distinguish answers with and without a grammar.
+        # DSPy's cache key ignores the engine, but must distinguish answers with and without a
+        # grammar.
         lm_kwargs.setdefault("metadata", {"extra_body": dict(extra_body)})
     engine = CompletionEngine(
         api_base,

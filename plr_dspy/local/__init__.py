@@ -107,7 +107,8 @@ class LocalServer:
         child = self._child
         self._child = None
         if child is not None:
-            # Kill the child: it has nothing to save, and running calls must not delay the exit.
+            # Kill the child: it has nothing to save, and running calls must not delay the
+            # exit.
             child.kill()
             child.communicate()
 
@@ -115,7 +116,8 @@ class LocalServer:
         """Build an LM that uses this server.
 
         Args:
-            route: "completion" for plain prompts (`PlainTextAdapter`); "chat" for the model's chat template.
+            route: "completion" for plain prompts (`PlainTextAdapter`); "chat" for the model's
+                chat template.
             **kwargs: Arguments of `completion_lm` or `dspy.LM`. By default, the temperature is 0,
                 answers have at most 16 tokens, and DSPy's cache is off, because it does not
                 distinguish servers.

@@ -1,7 +1,7 @@
 """The child process of the local server, run as a script.
 
-It reads its settings as a line of JSON from stdin, and writes its address or an error as JSON to
-stdout. It exits when stdin closes, so that it never outlives its parent.
+It reads its settings as a line of JSON from stdin, and writes its address or an error as JSON
+to stdout. It exits when stdin closes, so that it never outlives its parent.
 """
 
 import json

@@ -22,8 +22,9 @@ STEP = 1e-6  # step of finite differences, as a share of all examples
 class SetMetric(ABC):
     """A metric over a set of examples that compares a program's labels with the true ones.
 
-    This package's optimizers accept it in place of a per-example metric. For DSPy's optimizers and
-    for bootstrapping, ``metric(example, prediction)`` is 1 if the label is correct, and 0 otherwise.
+    This package's optimizers accept it in place of a per-example metric. For DSPy's
+    optimizers and for bootstrapping, ``metric(example, prediction)`` is 1 if the label is
+    correct, and 0 otherwise.
 
     Args:
         field: Name of the label's field in outputs and examples; None uses the examples' only
@@ -42,8 +43,8 @@ class SetMetric(ABC):
 
         Args:
             counts: True labels in rows, predicted labels in columns, ``[k, k + 1]``. The last
-                column counts unparsable replies and answers that are not labels. Counts may be
-                fractional, and rows all 0.
+                column counts unparsable replies and answers that are not labels. Counts may
+                be fractional, and rows all 0.
             labels: The label names, ``[k]``.
         """
 
@@ -153,11 +154,12 @@ class ConfusionMetric(SetMetric):
     """Any metric of a confusion matrix.
 
     Args:
-        function: ``function(counts, labels)`` returns a number. ``counts`` is an array
-            ``[k, k + 1]``: true labels in rows, predicted labels in columns. The last column counts
-            unparsable replies and answers that are not labels. Counts may be fractional, and rows
-            all 0. ``labels`` has the ``k`` names: those of the output's type (a Literal, an enum or a
-            bool), then others in the examples. The value may depend only on the counts' ratios.
+        function: ``function(counts, labels)`` returns a number. ``counts`` is an array ``[k,
+            k + 1]``: true labels in rows, predicted labels in columns. The last column counts
+            unparsable replies and answers that are not labels. Counts may be fractional, and
+            rows all 0. ``labels`` has the ``k`` names: those of the output's type (a Literal,
+            an enum or a bool), then others in the examples. The value may depend only on the
+            counts' ratios.
         output: Name of the label's field in outputs and examples; None as in `SetMetric`.
         name: Name in messages and reports; None derives one from the arguments.
         bounds: Lowest and highest possible value, if known; intervals are clipped to them.
@@ -206,8 +208,8 @@ class F1(SetMetric):
     Args:
         label: The positive label, for "binary".
         average: "binary" for one label against all others; "macro" for the mean over the
-            examples' labels; "micro" for the counts of all labels pooled. None means "binary" if
-            a label is passed, and "macro" otherwise.
+            examples' labels; "micro" for the counts of all labels pooled. None means "binary"
+            if a label is passed, and "macro" otherwise.
         field: As in `SetMetric`.
     """
 
@@ -242,8 +244,9 @@ class F1(SetMetric):
 class MatthewsCorrelation(SetMetric):
     """Matthews' correlation coefficient of answers and labels.
 
-    It equals `sklearn.metrics.matthews_corrcoef` if all answers are labels. An unparsable reply
-    counts as one answer, divided equally among the wrong labels that occur in the examples.
+    It equals `sklearn.metrics.matthews_corrcoef` if all answers are labels. An unparsable
+    reply counts as one answer, divided equally among the wrong labels that occur in the
+    examples.
     """
 
     bounds = (-1.0, 1.0)

@@ -78,7 +78,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     Subclasses define `plan`, and usually override `search`. Arguments are as in `PLReorder`.
 
     Attributes:
-        chooses_by_score: Whether the metric decides; if so, a student without demos also competes as it is.
+        chooses_by_score: Whether the metric decides; if so, a student without demos also
+            competes as it is.
         orders_demos: Whether the student must have predictors whose demos can be ordered.
         takes_programs: Whether programs of the user can compete.
         balances_splits: Whether the train and selection splits are stratified by class.
@@ -147,21 +148,25 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         Args:
             student: Program to optimize; it is not modified.
             trainset: Examples to score candidates on. `PLFewShot` uses some as demos instead.
-            teacher: Program whose correct answers become demos in `PLFewShot`, or a list whose first
-                program is used; None uses the student.
-            valset: Examples for the final comparison; if None or empty, 20 % of the trainset is used.
+            teacher: Program whose correct answers become demos in `PLFewShot`, or a list
+                whose first program is used; None uses the student.
+            valset: Examples for the final comparison; if None or empty, 20 % of the trainset
+                is used.
             seed: Random seed that overrides the constructor's.
-            programs: Programs that compete unchanged, such as those of other optimizers: a list, or a
-                dict whose keys name them in the report. Examples that are their demos are not scored.
-                `PLFewShot` also chooses among the demos and instructions of predictors with the student's names
-                and fields; if the names differ, of the only predictor with these fields.
+            programs: Programs that compete unchanged, such as those of other optimizers: a
+                list, or a dict whose keys name them in the report. Examples that are their
+                demos are not scored. `PLFewShot` also chooses among the demos and
+                instructions of predictors with the student's names and fields; if the names
+                differ, of the only predictor with these fields.
 
         Returns:
-            A compiled copy of the student, with the report as plain data in ``reorder_report``.
+            A compiled copy of the student, with the report as plain data in
+            ``reorder_report``.
 
         Raises:
             TypeError, ValueError: If an argument is invalid, before any program call.
-            RuntimeError: If another compile is using `log_dir`, or almost no answers can be parsed.
+            RuntimeError: If another compile is using `log_dir`, or almost no answers can be
+                parsed.
             Exception: If the program or the metric raises one; see `max_errors`.
         """
         started = time.monotonic()

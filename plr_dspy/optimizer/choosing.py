@@ -36,7 +36,8 @@ class ProgramChoice(NamedTuple):
     """The program that `choose_program` chose.
 
     Attributes:
-        program: A copy of the chosen program, with the report as plain data in ``reorder_report``.
+        program: A copy of the chosen program, with the report as plain data in
+            ``reorder_report``.
         name: The chosen program's name.
         report: The `Report`. ``report.programs`` lists the expected scores of all programs.
     """
@@ -105,7 +106,8 @@ class ProgramRace(DemoOptimizer):
     def _with_plan(self, setup: CompileSetup, signal: str = "score") -> CompileSetup:
         """Return the setup with a plan, and with all examples in one split: a race needs no held-out examples."""
         splits = setup.splits
-        # A hash orders them, so that a later race, which may leave out some, scores the others in the same order.
+        # A hash orders them, so that a later race, which may leave out some, scores the
+        # others in the same order.
         order = sorted(zip(setup.scored_examples, splits.names, strict=True), key=partial(_hash_of, setup.seed))
         examples, names = zip(*order, strict=True)
         single_split = replace(splits, train=list(examples), selection=[], names=list(names))
@@ -151,27 +153,31 @@ def choose_program(
 ) -> ProgramChoice:
     """Choose the best of several programs in a race, with about half the calls of a full comparison.
 
-    The first program is the baseline. Another replaces it only if it is three times as likely to be
-    better as to be worse. A program drops out once further examples are unlikely to make it the
-    winner. Identical programs compete once. Programs may differ in modules, signatures and models.
+    The first program is the baseline. Another replaces it only if it is three times as likely
+    to be better as to be worse. A program drops out once further examples are unlikely to
+    make it the winner. Identical programs compete once. Programs may differ in modules,
+    signatures and models.
 
     Args:
-        programs: At least two programs: a dict from names to programs, or a list, whose programs are
-            named "program 1", "program 2" and so on. They are not modified.
+        programs: At least two programs: a dict from names to programs, or a list, whose
+            programs are named "program 1", "program 2" and so on. They are not modified.
         metric: As in `PLReorder`, or over a set, such as ``F1("positive")``.
         trainset: Examples to score the programs on, except those that are a program's demos.
             Examples that an optimizer has used would favour its programs: pass others.
         valset: More examples, treated like those of the trainset.
-        max_metric_calls: Maximum number of program calls; None allows all programs on all examples.
-        max_cost, max_seconds, min_probability, num_threads, max_errors, seed, log_dir, accept_changes,
-            display_progress: As in `PLReorder`. A later race with more programs can reuse `log_dir`.
+        max_metric_calls: Maximum number of program calls; None allows all programs on all
+        examples. max_cost, max_seconds, min_probability, num_threads, max_errors, seed,
+        log_dir, accept_changes,
+            display_progress: As in `PLReorder`. A later race with more programs can reuse
+                `log_dir`.
 
     Returns:
         A copy of the chosen program, its name, and the report.
 
     Raises:
         TypeError, ValueError: If an argument is invalid, before any program call.
-        RuntimeError: If another compile is using `log_dir`, or almost no answers can be parsed.
+        RuntimeError: If another compile is using `log_dir`, or almost no answers can be
+            parsed.
         Exception: If a program or the metric raises one, as in `PLReorder.compile`.
     """
     options = {name: value for name, value in locals().items() if name not in ("programs", "trainset", "valset")}

@@ -39,8 +39,8 @@ PLACEHOLDER = "..."  # stands for a teacher's answer before it is known
 def demo_examples(trainset: Examples, valset: Examples, rng: random.Random) -> dict[int, dspy.Example]:
     """Choose the trainset examples to use as demos, and return them by index.
 
-    Their inputs are distinct and not in the valset. The choice is stratified by class and does not depend
-    on the trainset's order.
+    Their inputs are distinct and not in the valset. The choice is stratified by class and
+    does not depend on the trainset's order.
     """
     sources = [source_of(example.inputs()) for example in trainset]
     used_sources = {source_of(example.inputs()) for example in valset}
@@ -64,8 +64,8 @@ def pools_of(
 ) -> dict[str, list[PooledDemo]]:
     """Return each predictor's pool: the distinct demos that its prompt can show.
 
-    The student's own demos come first. Then follow those of rivals, bootstrapped ones, labelled examples, and the
-    user's list.
+    The student's own demos come first. Then follow those of rivals, bootstrapped ones,
+    labelled examples, and the user's list.
     """
     count = token_counter()
     others: list[tuple[Any, str]] = [(example, f"trainset[{number}]") for number, example in labelled.items()]
@@ -98,8 +98,8 @@ def plan_attempts(
 ) -> list[Attempt]:
     """Plan the attempts to bootstrap this many demos, with placeholders for the teacher's answers.
 
-    Plan none if labelled examples are candidates, too, and all outputs are labels: correct answers would only
-    repeat these labels.
+    Plan none if labelled examples are candidates, too, and all outputs are labels: correct
+    answers would only repeat these labels.
     """
     predictors = program.named_predictors()
     outputs: set[str] = set()
@@ -125,8 +125,8 @@ def plan_attempts(
 class TeacherWork(MetricWork):
     """Runs the teacher on examples as DSPy's `BootstrapFewShot` does, and records its correct answers as demos.
 
-    The student, or an uncompiled teacher, gets labelled examples if it has no demos. A metric with a
-    third parameter gets DSPy's trace.
+    The student, or an uncompiled teacher, gets labelled examples if it has no demos. A metric
+    with a third parameter gets DSPy's trace.
     """
 
     failure_advice = " of the teacher: pass another teacher, candidates='labeled', or a larger max_errors"

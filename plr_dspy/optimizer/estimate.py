@@ -23,7 +23,8 @@ from plr_dspy.scoring.run_log import RunLog
 
 SAMPLED_PROMPTS = 20  # examples over which prompt tokens are averaged
 BOOTSTRAP_SHARE = 0.25  # maximum share of max_seconds and max_cost for bootstrapping
-# Approximate calls of the prompt model for each task, and their tokens without those of examples.
+# Approximate calls of the prompt model for each task, and their tokens without those of
+# examples.
 CALLS_PER_PROPOSAL = 3
 EXAMPLES_PER_PROPOSAL = 5
 PROPOSAL_PROMPT = 500
@@ -37,14 +38,16 @@ class Estimate:
     Attributes:
         program_calls: Maximum program calls in all phases.
         bootstrap_calls: Program calls that bootstrap demos before the search.
-        proposal_calls: Approximate calls of the prompt model that propose instructions, in addition to the program's.
+        proposal_calls: Approximate calls of the prompt model that propose instructions, in
+            addition to the program's.
         plan: Numbers of examples and program calls in the later phases.
-        prompt_tokens: Approximate tokens of all prompts by GPT-4o's tokenizer, on average over the instructions to
-            choose from; None if prompts cannot be built.
-        cost: Approximate cost in US dollars at litellm's list prices, if answers are as long as the
-            demos'. It ignores hidden reasoning tokens and `max_cost`. None if a price is unknown, or
-            the metric calls a language model.
-        affordable_calls: Approximate number of calls that `max_cost` pays for; None if `cost` is None.
+        prompt_tokens: Approximate tokens of all prompts by GPT-4o's tokenizer, on average
+            over the instructions to choose from; None if prompts cannot be built.
+        cost: Approximate cost in US dollars at litellm's list prices, if answers are as long
+            as the demos'. It ignores hidden reasoning tokens and `max_cost`. None if a price
+            is unknown, or the metric calls a language model.
+        affordable_calls: Approximate number of calls that `max_cost` pays for; None if `cost`
+            is None.
     """
 
     program_calls: int
@@ -170,7 +173,8 @@ def _tokens_of_alternatives(setup: CompileSetup, program: dspy.Module, example: 
     num_tokens = token_counter()
     extra_tokens = {}
     for name, predictor in program.named_predictors():
-        # Proposals that are not known yet are assumed to be as long as the predictor's own instruction.
+        # Proposals that are not known yet are assumed to be as long as the predictor's own
+        # instruction.
         texts = [text for text in setup.slots.alternatives.get(name, ()) if text.origin != PLACEHOLDER]
         if len(texts) < 2:
             continue

@@ -61,7 +61,8 @@ def expected_scores(
 ) -> list[ExpectedScore]:
     """Return the expected scores of all scored candidates, best first.
 
-    A score is the unchanged original's score plus the expected gain, so its interval covers the errors of both.
+    A score is the unchanged original's score plus the expected gain, so its interval covers
+    the errors of both.
     """
     original = run.original
     decision = outcome.decision
@@ -78,7 +79,8 @@ def expected_scores(
     for candidate in candidates:
         score = to_metric_scale(means[candidate])
         revision = fitted.revision(candidate)
-        # List the original uncalibrated if calibration does not improve it, or if it was returned unchanged.
+        # List the original uncalibrated if calibration does not improve it, or if it was
+        # returned unchanged.
         if candidate == reference and (uncalibrated_score >= score or decision.chosen == 0):
             score = uncalibrated_score
             revision = None

@@ -64,41 +64,49 @@ Instructions: TypeAlias = Annotated[
 class PLFewShot(LearningOptimizer):
     """Choose which demos a program shows, how many, and in what order, within a budget of program calls.
 
-    A quarter of the trainset (at most 50 examples) becomes demos; the rest is for scoring. The
-    unchanged student competes too, and is replaced only by a candidate that is at least three times as
-    likely to be better as to be worse.
+    A quarter of the trainset (at most 50 examples) becomes demos; the rest is for scoring.
+    The unchanged student competes too, and is replaced only by a candidate that is at least
+    three times as likely to be better as to be worse.
 
     Args:
-        metric: As in `PLReorder`. When demos are bootstrapped, a metric with a third parameter gets DSPy's ``trace``.
-        demos: "fixed" shows the same demos for every input. "retrieved" shows the examples of the whole
-            trainset that are most similar to each input, in the best of five variations; the result
-            and its file contain the trainset. With "auto", both compete. "retrieved" with
-            ``max_metric_calls=0`` makes no calls.
-        embedder: A ``dspy.Embedder`` to find similar inputs; None compares their words (TF-IDF).
+        metric: As in `PLReorder`. When demos are bootstrapped, a metric with a third
+            parameter gets DSPy's ``trace``.
+        demos: "fixed" shows the same demos for every input. "retrieved" shows the examples of
+            the whole trainset that are most similar to each input, in the best of five
+            variations; the result and its file contain the trainset. With "auto", both
+            compete. "retrieved" with ``max_metric_calls=0`` makes no calls.
+        embedder: A ``dspy.Embedder`` to find similar inputs; None compares their words
+            (TF-IDF).
         max_demos, min_demos: Maximum and minimum number of demos per predictor. If fewer than
             `min_demos` are available, a predictor may show all of them.
-        candidates: Source of the demos. "labeled" uses examples of the trainset, and "bootstrapped" a
-            teacher's correct answers to them. "both" uses both, but calls no teacher if all outputs are
-            labels that the examples contain. A list of demos is used instead of the trainset. The
-            student's own demos always compete.
-        max_demo_tokens: Maximum total tokens of all demos by GPT-4o's tokenizer. Only the unchanged
-            student may exceed it.
-        max_bootstrapped: Maximum examples to bootstrap demos from. The teacher runs on at most twice as many.
-        metric_threshold: Minimum score for an answer to become a demo; None accepts any above 0.
-        instructions: Instructions to choose from, besides the student's own: a list of texts, or for several
-            predictors a dict with a list for each name. With "propose", a prompt model writes some with DSPy's
-            `GroundedProposer`, from examples that become demos. Those of `programs` always take part.
-            Retrieved demos come with the student's own instruction.
-        prompt_model: ``dspy.LM`` that proposes instructions; None uses ``dspy.settings.lm``, or else the student's.
+        candidates: Source of the demos. "labeled" uses examples of the trainset, and
+            "bootstrapped" a teacher's correct answers to them. "both" uses both, but calls no
+            teacher if all outputs are labels that the examples contain. A list of demos is
+            used instead of the trainset. The student's own demos always compete.
+        max_demo_tokens: Maximum total tokens of all demos by GPT-4o's tokenizer. Only the
+            unchanged student may exceed it.
+        max_bootstrapped: Maximum examples to bootstrap demos from. The teacher runs on at
+            most twice as many.
+        metric_threshold: Minimum score for an answer to become a demo; None accepts any above
+            0.
+        instructions: Instructions to choose from, besides the student's own: a list of texts,
+            or for several predictors a dict with a list for each name. With "propose", a
+            prompt model writes some with DSPy's `GroundedProposer`, from examples that become
+            demos. Those of `programs` always take part. Retrieved demos come with the
+            student's own instruction.
+        prompt_model: ``dspy.LM`` that proposes instructions; None uses ``dspy.settings.lm``,
+            or else the student's.
         num_instructions: Number of instructions to propose for each predictor.
-        auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). None
-            requires `max_metric_calls`.
-        all others: As in `PLReorder`. A teacher may use a quarter of `max_cost` and `max_seconds`.
+        auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000).
+            None requires `max_metric_calls`.
+        all others: As in `PLReorder`. A teacher may use a quarter of `max_cost` and
+            `max_seconds`.
 
     Attributes:
-        report: As in `PLReorder`. Demo numbers are indices into the pools, which ``report.slots`` lists
-            with the demos' origins. ``report.front`` has the scores, tokens and costs of the best candidates,
-            and ``report.instructions`` the instructions, with the expected score of each.
+        report: As in `PLReorder`. Demo numbers are indices into the pools, which
+            ``report.slots`` lists with the demos' origins. ``report.front`` has the scores,
+            tokens and costs of the best candidates, and ``report.instructions`` the
+            instructions, with the expected score of each.
         best_program: As in `PLReorder`.
 
     Raises:
@@ -176,15 +184,17 @@ class PLFewShot(LearningOptimizer):
         """Build another program of the last compile: one with this many demos, or the cheapest that is as good.
 
         Args:
-            num_demos: Total number of demos in all predictors; the best arrangement of them is built.
-            within: Maximum loss of score, in the metric's units. Builds the cheapest program of
-                ``report.front`` whose expected score on new examples is at most this much below the
-                returned program's. By the model of scores, it is worse than that with a probability of
-                at most .25, or ``1 - min_probability``. It never costs more than the returned program.
+            num_demos: Total number of demos in all predictors; the best arrangement of them
+                is built.
+            within: Maximum loss of score, in the metric's units. Builds the cheapest program
+                of ``report.front`` whose expected score on new examples is at most this much
+                below the returned program's. By the model of scores, it is worse than that
+                with a probability of at most .25, or ``1 - min_probability``. It never costs
+                more than the returned program.
 
         Raises:
-            ValueError: If not exactly one argument is passed, `within` is negative, or no arrangement with
-                this many demos was scored.
+            ValueError: If not exactly one argument is passed, `within` is negative, or no
+                arrangement with this many demos was scored.
         """
         if (num_demos is None) == (within is None):
             raise UserError(

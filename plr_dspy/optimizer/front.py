@@ -30,7 +30,8 @@ PREDICTIONS = 1_000  # predictions that a reported cost is for
 class PromptPrices:
     """Counts the tokens of programs' prompts, and prices a prediction at litellm's list prices.
 
-    A server's prefix cache is assumed to hold instructions and fixed demos, but neither retrieved demos nor inputs.
+    A server's prefix cache is assumed to hold instructions and fixed demos, but neither
+    retrieved demos nor inputs.
 
     Args:
         examples: Scored examples, whose inputs are averaged.
@@ -86,7 +87,8 @@ class Front:
     """The best candidate for each number of demos, instruction and kind.
 
     Attributes:
-        prompts: The candidates from the cheapest to the dearest; by tokens if a price is unknown.
+        prompts: The candidates from the cheapest to the dearest; by tokens if a price is
+            unknown.
         reference: The returned program; the best candidate if that one was not scored.
     """
 
@@ -103,14 +105,16 @@ class Front:
     def as_good(self, within: float) -> list[ExpectedScore]:
         """Return the candidates that score at most `within` less than the reference, cheapest first.
 
-        A high estimate from few calls is not enough, because the model then gives a larger loss a high probability.
+        A high estimate from few calls is not enough, because the model then gives a larger
+        loss a high probability.
         """
         max_worse = 1.0 / (1.0 + MIN_ODDS) if self.min_probability is None else 1.0 - self.min_probability
         gains = self.fitted.gains(self.reference.candidate, margin=within)
         accepted = []
         for prompt in self.prompts:
             gain = gains[prompt.candidate]
-            # If the reference's answers are revised, compare candidates that are revised alike.
+            # If the reference's answers are revised, compare candidates that are revised
+            # alike.
             worse = gain.worse if self.reference.revision is None else gain.worse_alike
             is_close = prompt.score >= self.reference.score - within - 1e-9
             if prompt.candidate == self.reference.candidate or (is_close and worse <= max_worse):

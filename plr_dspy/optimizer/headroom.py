@@ -74,7 +74,8 @@ class Change:
         rows: Rows of its programs in the table of scores.
         how: How to apply it.
         rank: Its place among all levers, simplest first.
-        base: Name of the lever that it changes further; empty if it changes the program itself.
+        base: Name of the lever that it changes further; empty if it changes the program
+            itself.
         num_searched: Number of programs of which a search finds the best; 1 without a search.
     """
 
@@ -93,8 +94,9 @@ class Lever:
     Attributes:
         name: Its name.
         score: Its expected score.
-        gain, interval: Its expected gain over the program on new examples, and the 95 % interval. The gain is shrunk
-            towards 0, because the largest of several observed gains is too large.
+        gain, interval: Its expected gain over the program on new examples, and the 95 %
+            interval. The gain is shrunk towards 0, because the largest of several observed
+            gains is too large.
         num_calls: Number of program calls that it was estimated from.
         note: How to apply it.
     """
@@ -114,9 +116,12 @@ class Headroom:
     Attributes:
         score: Mean score of the program.
         levers: The possible changes, simplest first.
-        noise_shares: Share of the variance between scores that is noise, for "other orders" and "other sets".
-        num_examples, program_calls: Number of examples that each change was scored on, and of all program calls.
-        advice: The simplest change that gains as much as the largest one; the program if none does.
+        noise_shares: Share of the variance between scores that is noise, for "other orders"
+            and "other sets".
+        num_examples, program_calls: Number of examples that each change was scored on, and of
+            all program calls.
+        advice: The simplest change that gains as much as the largest one; the program if none
+            does.
     """
 
     score: float
@@ -267,7 +272,8 @@ def _draw_distinct(
 ) -> list[Ordering]:
     """Draw orderings of items of each block that give different prompts.
 
-    The first ones do not depend on `num_orderings`. Further blocks, such as the instruction, are those of `besides`.
+    The first ones do not depend on `num_orderings`. Further blocks, such as the instruction,
+    are those of `besides`.
     """
     rng = np.random.default_rng([seed, 2])
     drawn = {slots.fingerprint(besides): besides}
@@ -310,7 +316,8 @@ def _with_calibrated(
 def _calibrated(opened: OpenCompile, candidate: Candidate, examples: Sequence[int], scores: Array) -> Array:
     """Return the scores ``[E]`` of a program's answers after batch calibration; empty without log-probabilities.
 
-    A failed call keeps its place in `scores`, which is filled with the mean of other programs.
+    A failed call keeps its place in `scores`, which is filled with the mean of other
+    programs.
     """
     work = opened.work
     records = opened.scorer.records_of(candidate)
@@ -351,7 +358,8 @@ def changes_of(rows: Mapping[str, list[int]], num_orders: int) -> list[Change]:
             how = HOW[INSTRUCTION] if base else HOW_WITHOUT_SETS
             changes.append(Change(name, numbers, how, RANKS[INSTRUCTION], base))
         elif name == ORDERS:
-            # The orders are those of the program's own demos, or else of the first random set.
+            # The orders are those of the program's own demos, or else of the first random
+            # set.
             base_of_orders = "" if NO_DEMOS in rows else base
             num_searched = min(num_orders, NUM_SEARCHED)
             changes.append(Change(name, numbers, HOW[name], RANKS[name], base_of_orders, num_searched))
@@ -439,15 +447,18 @@ def headroom(
 ) -> Headroom:
     """Measure what a program can gain by few-shot prompting, and by which change.
 
-    A quarter of the trainset (at most 50 examples) becomes demos. All programs are scored on the same other examples.
+    A quarter of the trainset (at most 50 examples) becomes demos. All programs are scored on
+    the same other examples.
 
     Args:
         program: Program to improve; it is not modified.
         trainset: At least 20 labelled examples, if possible 100.
         max_metric_calls: Maximum number of program calls.
         max_demos: Maximum number of demos per predictor.
-        instructions: Other instructions to try for a program with one predictor, each with random demos.
-        metric, num_threads, max_errors, seed, log_dir, accept_changes, display_progress: As in `PLReorder`.
+        instructions: Other instructions to try for a program with one predictor, each with
+            random demos.
+        metric, num_threads, max_errors, seed, log_dir, accept_changes, display_progress: As
+            in `PLReorder`.
 
     Raises:
         TypeError, ValueError: If an argument is invalid, before any program call.

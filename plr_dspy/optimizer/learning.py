@@ -24,8 +24,9 @@ from plr_dspy.search.search import CrossEntropySearch, Search, ThompsonSearch
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.calibration import shares_to_try
 
-# Number of calls that test whether replies have log-probabilities. A single reply may have no label, or come without an
-# LM call. Further calls follow only if log-probabilities are required, replies cannot be parsed, or no LM was called.
+# Number of calls that test whether replies have log-probabilities. A single reply may have no
+# label, or come without an LM call. Further calls follow only if log-probabilities are
+# required, replies cannot be parsed, or no LM was called.
 FIRST_CALLS = 2
 MOST_CALLS = 8
 

@@ -1,7 +1,8 @@
 """Instructions that a prompt model proposes before the search, with DSPy's `GroundedProposer` as in MIPROv2.
 
-A task of the prompt model describes the data, or makes one instruction of one predictor, usually by three calls. The
-run log keeps tasks as call records, so a resumed run gets the same texts without paying again.
+A task of the prompt model describes the data, or makes one instruction of one predictor,
+usually by three calls. The run log keeps tasks as call records, so a resumed run gets the
+same texts without paying again.
 """
 
 import contextlib
@@ -130,7 +131,8 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
 
     Raises:
         RuntimeError: If no instruction could be made because calls failed.
-        Exception: The error that ended the calls, such as a missing price, unless a call itself failed.
+        Exception: The error that ended the calls, such as a missing price, unless a call
+            itself failed.
     """
     log = proposing.log
     budget = proposing.budget

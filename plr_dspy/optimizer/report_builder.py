@@ -72,12 +72,14 @@ def build_report(
     for tokens_of_call in scorer.log.tokens:
         for model, counts in tokens_of_call.items():
             tokens[model].update(counts)
-    # Attempts to bootstrap demos, and proposals, are reported separately from calls that scored candidates.
+    # Attempts to bootstrap demos, and proposals, are reported separately from calls that
+    # scored candidates.
     others = {attempt.key[0] for attempt in setup.attempts} | {proposal.prompt for proposal in setup.proposals}
     scored = [(key, record) for key, record in scorer.log.records.items() if key[0] not in others]
     original = setup.original
     if isinstance(setup.slots, PoolSlots):
-        # With max_metric_calls=0, `setup.original` retrieves demos. Report the student's own prompt instead.
+        # With max_metric_calls=0, `setup.original` retrieves demos. Report the student's own
+        # prompt instead.
         original = setup.slots.original
     return Report(
         original=_program_state(setup, original, scorer),

@@ -39,12 +39,16 @@ class OrderSensitivity:
 
     Attributes:
         scores: Mean score of each order: the program's own first, then random ones.
-        num_distinct, num_examples: Number of distinct orders of the demos, and of examples scored per order.
-        num_unusable: Number of calls without a parsable answer or with too long a prompt; these count as wrong.
-        p_value: Probability of mean scores at least this far apart if all orders score the same on new examples.
-        deviation, deviation_interval: Standard deviation of the true scores of all orders, and its 95 % interval.
-        expected_gain, gain_interval: Expected gain of the best of `num_searched` orders over the program's
-            own, and its 95 % interval.
+        num_distinct, num_examples: Number of distinct orders of the demos, and of examples
+            scored per order.
+        num_unusable: Number of calls without a parsable answer or with too long a prompt;
+            these count as wrong.
+        p_value: Probability of mean scores at least this far apart if all orders score the
+            same on new examples.
+        deviation, deviation_interval: Standard deviation of the true scores of all orders,
+            and its 95 % interval.
+        expected_gain, gain_interval: Expected gain of the best of `num_searched` orders over
+            the program's own, and its 95 % interval.
     """
 
     scores: list[float]
@@ -154,8 +158,8 @@ class RandomSample(DemoOptimizer):
 def score_table(opened: OpenCompile, candidates: Sequence[Candidate]) -> tuple[list[int], Array, int]:
     """Score candidates; return the examples, the scores ``[c, e]``, and the number of unusable answers.
 
-    A failed call gets the mean score of the other candidates on its example. A metric over a set is linearized at each
-    candidate's own answers.
+    A failed call gets the mean score of the other candidates on its example. A metric over a
+    set is linearized at each candidate's own answers.
     """
     scorer = opened.scorer
     metric = scorer.influence
@@ -205,14 +209,17 @@ def order_sensitivity(
 ) -> OrderSensitivity:
     """Measure whether the order of a program's demos matters, and what a search might gain.
 
-    Pass examples that no optimizer has seen, because an optimized order scores too well on its own.
+    Pass examples that no optimizer has seen, because an optimized order scores too well on
+    its own.
 
     Args:
         program: Program with demos in at least one predictor; it is not modified.
         dataset: Examples with inputs and labels. All orders are scored on the same examples.
         num_orders: Maximum number of orders to score, including the program's own.
-        max_metric_calls: Maximum number of program calls. None scores every order on all examples.
-        metric, num_threads, max_errors, seed, log_dir, accept_changes, display_progress: As in `PLReorder`.
+        max_metric_calls: Maximum number of program calls. None scores every order on all
+            examples.
+        metric, num_threads, max_errors, seed, log_dir, accept_changes, display_progress: As
+            in `PLReorder`.
 
     Raises:
         TypeError, ValueError: If an argument is invalid, before any program call.

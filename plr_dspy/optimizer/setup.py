@@ -136,7 +136,8 @@ class CompileSetup(DemoChoices):
     def with_plan(self, plan: Plan) -> "CompileSetup":
         """Return this setup with the plan, adapted to the size of the search space.
 
-        A search that can score every candidate needs no race, except for an original outside its space.
+        A search that can score every candidate needs no race, except for an original outside
+        its space.
         """
         space = self.slots.space
         exhaustive_calls = space.num_distinct * plan.num_train_examples

@@ -1,7 +1,7 @@
 """Scores of simpler methods: random demos, a constant answer, and a nearest-neighbour vote.
 
-Reports show them next to the gain, because a large gain over a weak program does not make a good
-program. They need no extra program calls.
+Reports show them next to the gain, because a large gain over a weak program does not make a
+good program. They need no extra program calls.
 """
 
 import contextlib
@@ -93,7 +93,8 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
 def _interval_half_width(rows: Sequence[Mapping[int, float]]) -> float:
     """Return half the width of the 95 % interval for the mean score of random orderings.
 
-    It adds the variance between orderings to that between examples, because orderings may share examples.
+    It adds the variance between orderings to that between examples, because orderings may
+    share examples.
     """
     if len(rows) < 2:
         return math.inf

@@ -1,6 +1,7 @@
 """The Plackett-Luce distribution over full or partial orderings of n items, and its likelihood.
 
-Rankings of different lengths share a tensor, in which shorter rows are padded with `NOT_SHOWN`.
+Rankings of different lengths share a tensor, in which shorter rows are padded with
+`NOT_SHOWN`.
 
 Shapes: n items, at most k items per ranking, m rankings, c mixture components.
 """
@@ -20,16 +21,18 @@ STATE_TENSORS = ("logits", "weights", "length_probabilities")
 class PlackettLuce:
     """Plackett-Luce distribution over orderings of n items (PLR Eq. 2).
 
-    Items are drawn one by one from those left, with probability proportional to ``exp(logits)``.
+    Items are drawn one by one from those left, with probability proportional to
+    ``exp(logits)``.
 
     Source: R. L. Plackett, "The analysis of permutations", Applied Statistics 24 (1975).
 
     Args:
-        logits: Logits of the items, ``[n]``, or ``[c, n]`` for a mixture. A larger logit means earlier.
+        logits: Logits of the items, ``[n]``, or ``[c, n]`` for a mixture. A larger logit
+            means earlier.
         weights: Component weights of a mixture, ``[c]``.
         length: Number of items drawn, k; None draws all n.
-        length_probabilities: Probabilities of consecutive lengths that end with `length`. Shorter
-            rankings are padded with -1. None always draws `length` items.
+        length_probabilities: Probabilities of consecutive lengths that end with `length`.
+            Shorter rankings are padded with -1. None always draws `length` items.
         generator: Source of random numbers for `sample`; None uses torch's default.
 
     Raises:
@@ -182,8 +185,8 @@ def log_probabilities(logits: Tensor, rankings: Tensor) -> Tensor:
     orderings = positions.argsort(dim=-1, stable=True)
     shape = torch.broadcast_shapes(orderings.shape, logits.shape)
     placed = logits.expand(shape).gather(-1, orderings.expand(shape))
-    # PLR Eq. 2: factor r normalises over the items not yet placed. These are a suffix of the ordering, so a reversed
-    # logcumsumexp gives all denominators.
+    # PLR Eq. 2: factor r normalises over the items not yet placed. These are a suffix of the
+    # ordering, so a reversed logcumsumexp gives all denominators.
     remaining = placed.flip(-1).logcumsumexp(dim=-1).flip(-1)
     lengths = (positions < num_items).sum(dim=-1, keepdim=True)
     is_shown = torch.arange(num_items, device=rankings.device) < lengths

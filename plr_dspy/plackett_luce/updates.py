@@ -16,7 +16,8 @@ from plr_dspy.plackett_luce.distribution import PlackettLuce, item_positions, lo
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 
-# Adam's defaults (arXiv:1412.6980). `torch.optim.Adam` gives the same result, but its import loads torch's compiler.
+# Adam's defaults (arXiv:1412.6980). `torch.optim.Adam` gives the same result, but its import
+# loads torch's compiler.
 BETA_1 = 0.9
 BETA_2 = 0.999
 EPSILON = 1e-8
@@ -82,8 +83,8 @@ class RankEMA(_Rule):
 class MixtureEM(_Rule):
     """A smoothed expectation-maximisation step of a mixture (the EM update of PLR).
 
-    Deviation from the paper: equal components would stay equal forever, so the first step splits the
-    elites among them.
+    Deviation from the paper: equal components would stay equal forever, so the first step
+    splits the elites among them.
 
     Attributes:
         num_components: Number of Plackett-Luce components, C.
@@ -158,7 +159,8 @@ def _likelihood_gradient(theta: Tensor, positions: Tensor, weights: Tensor) -> T
     last = positions.shape[-1] - 1
     orderings = positions.argsort(dim=-1, stable=True)
     is_shown = positions <= last
-    # Each item contributes 1 if shown, minus its probabilities of being drawn at each position up to its own.
+    # Each item contributes 1 if shown, minus its probabilities of being drawn at each
+    # position up to its own.
     tiny = torch.finfo(theta.dtype).tiny  # keeps all sums above 0
     strengths = (theta - theta.amax(dim=-1, keepdim=True)).exp().clamp_min(tiny)
     remaining = strengths[..., orderings].flip(-1).cumsum(dim=-1).flip(-1)  # [*c, m, n]

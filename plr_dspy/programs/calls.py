@@ -89,7 +89,8 @@ class MetricWork:
         inputs = own_copy(self.examples[example]).inputs()
         original = dict(self.examples[example].inputs().items())
         try:
-            # Unlike other context variables, DSPy's settings reach the threads that DSPy starts.
+            # Unlike other context variables, DSPy's settings reach the threads that DSPy
+            # starts.
             with dspy.context(plr_dspy_scored=original):
                 return program(**inputs)
         except Exception as error:
@@ -100,7 +101,8 @@ class MetricWork:
 
     def _scored(self, example: int, prediction: Any) -> CallRecord:
         if dspy.settings.track_usage and isinstance(prediction, dspy.Prediction):
-            # Metrics may read the usage, which DSPy does not set while another tracker is active.
+            # Metrics may read the usage, which DSPy does not set while another tracker is
+            # active.
             prediction.set_lm_usage(dspy.settings.usage_tracker.get_total_tokens())
         score = as_score(self._metric(own_copy(self.examples[example]), prediction))
         self.sample = self.sample or f"{repr(prediction)[:SHOWN]}, scored {score:g}"
@@ -133,7 +135,8 @@ def _raised_by_metric(error: BaseException) -> bool:
 class ProgramEvaluator:
     """Calls a DSPy program with given orders on given examples; implements `Payer`.
 
-    All failures on one example count as one, so that a single broken example does not end a run.
+    All failures on one example count as one, so that a single broken example does not end a
+    run.
 
     Args:
         slots: Builds a program for each order.
@@ -141,11 +144,12 @@ class ProgramEvaluator:
         names: Names of the examples, for messages.
         log: Stores the records.
         num_threads: Maximum concurrent calls; None uses DSPy's setting.
-        max_errors: Number of failures that ends the run. None uses DSPy's setting or 5 % of the
-            calls made, whichever is larger.
+        max_errors: Number of failures that ends the run. None uses DSPy's setting or 5 % of
+            the calls made, whichever is larger.
         on_cell: Called after each call.
         budget: Decides whether another call may start.
-        interrupted: Set by an interrupt; ends the run even if the program swallows the exception.
+        interrupted: Set by an interrupt; ends the run even if the program swallows the
+            exception.
     """
 
     def __init__(
@@ -193,7 +197,8 @@ class ProgramEvaluator:
 
         Raises:
             KeyboardInterrupt: If the run was interrupted.
-            Exception: The error that reached `max_errors`, or that all further calls would repeat.
+            Exception: The error that reached `max_errors`, or that all further calls would
+                repeat.
             ValueError: If `max_cost` limits the budget, but a call has no price.
         """
         self.log.begin_batch()
@@ -366,8 +371,9 @@ def calls_on(
 ) -> tuple[list[CallRecord], Evaluator]:
     """Call an unmodified program on `number` examples; return the records and the evaluator.
 
-    Start with prefixes of the sizes `first`; `check` gets the records so far after each prefix.
-    Messages name examples by `called` and their number, such as "calibration input 3".
+    Start with prefixes of the sizes `first`; `check` gets the records so far after each
+    prefix. Messages name examples by `called` and their number, such as "calibration input
+    3".
     """
     slots = ProgramSlots(program)
     names = [f"{called} {i}" for i in range(number)]

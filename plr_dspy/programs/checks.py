@@ -110,7 +110,8 @@ def _one_line_errors(checked_class: Any, values: Mapping[str, object]) -> Iterat
     """Turn a pydantic error into one line that names each argument and shows its value.
 
     Args:
-        checked_class: The class of the arguments; descriptions of its fields replace pydantic's texts.
+        checked_class: The class of the arguments; descriptions of its fields replace
+            pydantic's texts.
         values: The values of the arguments.
     """
     try:

@@ -21,9 +21,9 @@ LARGEST_COPIED = 1_000
 class ProgramFactory:
     """Copies a program for each order to score, and never changes the original.
 
-    `Module.deepcopy` would also copy corpora, indexes, and each LM with its history. A factory
-    copies only modules, their small lists, dicts and sets, and objects that refer to a module,
-    such as containers and bound methods. Copies share everything else.
+    `Module.deepcopy` would also copy corpora, indexes, and each LM with its history. A
+    factory copies only modules, their small lists, dicts and sets, and objects that refer to
+    a module, such as containers and bound methods. Copies share everything else.
     """
 
     def __init__(self, program: dspy.Module) -> None:
@@ -68,7 +68,8 @@ def _shared_parts(program: dspy.Module) -> dict[int, Any]:
                 copied[holder] = values[holder]
                 pending.append(holder)
     for module in [value for value in copied.values() if isinstance(value, BaseModule)]:
-        # Optimizers and calls modify some of these in place, such as demos, traces and caches.
+        # Optimizers and calls modify some of these in place, such as demos, traces and
+        # caches.
         for value in vars(module).values():
             if type(value) in (list, dict, set) and len(value) <= LARGEST_COPIED:
                 copied[id(value)] = value
@@ -100,8 +101,8 @@ def _reachable(program: Any) -> tuple[dict[int, Any], dict[int, list[int]]]:
 def _parts(value: Any) -> list[Any]:
     """Return the objects in a value that may need copying with it.
 
-    LMs, examples, threads, and objects with a finalizer (such as files) have none, because they
-    are never copied.
+    LMs, examples, threads, and objects with a finalizer (such as files) have none, because
+    they are never copied.
     """
     kind = type(value)
     is_shared = issubclass(kind, (type, dspy.Example, threading.Thread)) or hasattr(kind, "__del__")

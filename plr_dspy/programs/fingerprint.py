@@ -1,9 +1,10 @@
 """Compute digests of programs, metrics and examples, to detect changes that affect scores.
 
-Digests are equal in every process. They cover a function's source, defaults, closure and global
-variables, and an object's class and public attributes. Code of installed packages is identified
-by name. Settings for connecting to a service, such as keys and addresses, are left out.
-`digest_of_program` also covers private attributes and addresses, which tell programs apart.
+Digests are equal in every process. They cover a function's source, defaults, closure and
+global variables, and an object's class and public attributes. Code of installed packages is
+identified by name. Settings for connecting to a service, such as keys and addresses, are left
+out. `digest_of_program` also covers private attributes and addresses, which tell programs
+apart.
 """
 
 import ast
@@ -45,8 +46,9 @@ def digest(value: object) -> str:
 def digest_of_program(program: dspy.Module, *others: object) -> str:
     """Return the digest of a program and of other parts that affect its answers.
 
-    Unlike `digest`, it covers private attributes that hold plain values, and the addresses of models.
-    The default model's address is left out, so that runs can resume when its server has moved.
+    Unlike `digest`, it covers private attributes that hold plain values, and the addresses of
+    models. The default model's address is left out, so that runs can resume when its server
+    has moved.
     """
     return _ProgramDigests().of([program, *others])
 

@@ -10,7 +10,8 @@ from plr_dspy.dspy_compat import (
     split_message_content_for_custom_types,
 )
 
-# Placeholder for each part that is not text when tokens are counted: litellm does not support audio.
+# Placeholder for each part that is not text when tokens are counted: litellm does not support
+# audio.
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 
 

@@ -46,7 +46,8 @@ class Rival:
         program: A copy of the user's program.
 
     Attributes:
-        predictors: All predictors, including those in modules that another optimizer marked as compiled.
+        predictors: All predictors, including those in modules that another optimizer marked
+            as compiled.
         models: Their language models.
         digest: Fingerprint of everything but the name; equal for identical programs.
     """

@@ -45,7 +45,8 @@ class Slot:
     Attributes:
         predictor: The predictor's name.
         demos: The demos in their original order. In a pool, the student's own come first.
-        blocks: Groups of demo indices that can swap places. Most adapters show incomplete demos first.
+        blocks: Groups of demo indices that can swap places. Most adapters show incomplete
+            demos first.
         space: The orders or arrangements of this slot.
         classes: The classes of each block's demos; demos of one class give the same answer.
         pool: The pooled demos; empty for an order of fixed demos.
@@ -235,7 +236,8 @@ class PoolSlots(PromptSlots):
         max_tokens: Maximum total tokens of all demos.
         rivals: Programs of the user that compete with the arrangements.
         programs: Other programs that compete with them.
-        alternatives: The instructions of predictors that have several, by predictor; the first is the program's own.
+        alternatives: The instructions of predictors that have several, by predictor; the
+            first is the program's own.
 
     Raises:
         ValueError: If no arrangement is within the limits.
@@ -357,8 +359,9 @@ class PoolSlots(PromptSlots):
 def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random) -> list[str]:
     """Add the same labelled examples to all predictors of a program without demos; return the predictors' names.
 
-    A program with any demos stays unchanged: its optimizer left the other predictors without demos on purpose.
-    A predictor whose prompt would not show the examples gets none. At least two examples remain for scoring.
+    A program with any demos stays unchanged: its optimizer left the other predictors without
+    demos on purpose. A predictor whose prompt would not show the examples gets none. At least
+    two examples remain for scoring.
     """
     predictors = dict(program.named_predictors())
     if any(predictor.demos for predictor in predictors.values()):

@@ -31,7 +31,8 @@ class Splits:
     """The examples that guide the search, and those that decide the result.
 
     Attributes:
-        names: Names of the train examples, then of the selection examples, such as "trainset[3]".
+        names: Names of the train examples, then of the selection examples, such as
+            "trainset[3]".
         num_repeated: Number of examples left out as duplicates.
     """
 
@@ -147,17 +148,18 @@ def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, name: str
 def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str] = ()) -> set[int]:
     """Return the indices of examples that demos show; scores on them would be too high.
 
-    A demo shows an example if all inputs that it has under their own names are equal, and there is at
-    least one. It also does if its values include every different input value of the example, under any
-    names, because inner predictors may rename inputs. Values are equal if their `input_key` is. If one
-    of these two rules matches more than a tenth of the examples, and more than one, then only examples
-    count of which the demo has every input under its own name.
+    A demo shows an example if all inputs that it has under their own names are equal, and
+    there is at least one. It also does if its values include every different input value of
+    the example, under any names, because inner predictors may rename inputs. Values are equal
+    if their `input_key` is. If one of these two rules matches more than a tenth of the
+    examples, and more than one, then only examples count of which the demo has every input
+    under its own name.
 
     Args:
         demos: Examples or dicts.
         examples: Examples with inputs.
-        prompted: Names of the inputs that prompts contain, if known. The first rule ignores other
-            inputs, such as an ID, unless the examples have no prompted input.
+        prompted: Names of the inputs that prompts contain, if known. The first rule ignores
+            other inputs, such as an ID, unless the examples have no prompted input.
     """
     inputs: list[dict[str, str]] = []
     by_field: dict[tuple[str, str], set[int]] = defaultdict(set)
@@ -199,8 +201,8 @@ def by_content(examples: Examples) -> list[int]:
 def mixed(indices: Sequence[int], labels: Sequence[Hashable], rng: random.Random, *, balanced: bool) -> list[int]:
     """Shuffle examples; if `balanced`, spread the classes evenly, so that every prefix is stratified.
 
-    A search scores orders on prefixes. If one class were frequent there, an order that favours it
-    would score too high.
+    A search scores orders on prefixes. If one class were frequent there, an order that
+    favours it would score too high.
     """
     shuffled = list(indices)
     rng.shuffle(shuffled)

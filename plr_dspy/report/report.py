@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Report(ReportData):
     """The report of a compile: what it did and what it chose.
 
-    `print(report)` shows a summary, and `print(report.details())` adds the details. `ReportData` in
-    `plr_dspy.report.schema` documents the attributes.
+    `print(report)` shows a summary, and `print(report.details())` adds the details.
+    `ReportData` in `plr_dspy.report.schema` documents the attributes.
     """
 
     def to_dict(self) -> dict[str, Any]:

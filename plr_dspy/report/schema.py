@@ -27,10 +27,11 @@ class Iteration(Part):
 
     Attributes:
         index: Number of the round, from 0.
-        num_samples, num_new: Number of orderings scored, and of those scored for the first time.
+        num_samples, num_new: Number of orderings scored, and of those scored for the first
+            time.
         mean_score, best_score: Mean and maximum of the mean scores of these orderings.
-        best_score_so_far, best_ordering: The estimated best score after this round, and its ordering: a permutation for
-            each block, or the name of a whole program.
+        best_score_so_far, best_ordering: The estimated best score after this round, and its
+            ordering: a permutation for each block, or the name of a whole program.
         program_calls: Program calls so far.
     """
 
@@ -55,13 +56,16 @@ class Candidate(Part):
     """An ordering that reached the final comparison, or a program that stayed in a race until its end.
 
     Attributes:
-        origin: "original", "calibrated" (the original with calibrated answers), "mode", "best seen" or "draw".
+        origin: "original", "calibrated" (the original with calibrated answers), "mode", "best
+            seen" or "draw".
         ordering: Indices of the demos in prompt order, by predictor.
         name: The name of a program that the user passed; empty for others.
-        score: Mean score on the selection split; in a race of programs, on the examples of the race.
-        expected_gain, probability, probability_worse: Expected gain over the original on new examples, and the
-            probabilities of a higher and a lower score there.
-        instructions: Index of each predictor's instruction in the `alternatives` of `ReportData.instructions`.
+        score: Mean score on the selection split; in a race of programs, on the examples of
+            the race.
+        expected_gain, probability, probability_worse: Expected gain over the original on new
+            examples, and the probabilities of a higher and a lower score there.
+        instructions: Index of each predictor's instruction in the `alternatives` of
+            `ReportData.instructions`.
     """
 
     origin: str
@@ -78,11 +82,15 @@ class SlotReport(Part):
     """A predictor's demos and the order chosen for them.
 
     Attributes:
-        ordering, original: Indices of the demos in prompt order, in the returned program and in the student.
-        blocks: Indices of the demos that can change places; one block unless the adapter regroups demos.
-        distributions: State of each block's final distribution, for `PlackettLuce.from_state`. With a pool of demos,
-            the first demo drawn is shown last.
-        demos, origins: All demos as text, and their sources if they are from a pool, such as "trainset[3]".
+        ordering, original: Indices of the demos in prompt order, in the returned program and
+            in the student.
+        blocks: Indices of the demos that can change places; one block unless the adapter
+            regroups demos.
+        distributions: State of each block's final distribution, for
+            `PlackettLuce.from_state`. With a pool of demos, the first demo drawn is shown
+            last.
+        demos, origins: All demos as text, and their sources if they are from a pool, such as
+            "trainset[3]".
     """
 
     predictor: str
@@ -101,9 +109,11 @@ class Alternative(Part):
     Attributes:
         score, interval: Expected score on new examples, and its 95 % interval, if known.
         num_examples: Number of examples that the score is estimated from.
-        tokens: Number of tokens in all its demos, by GPT-4o's tokenizer; 0 in `programs`, whose tokens are not counted.
+        tokens: Number of tokens in all its demos, by GPT-4o's tokenizer; 0 in `programs`,
+            whose tokens are not counted.
         num_demos, ordering: Number of demos, and their indices by predictor; only in `front`.
-        instructions: Index of each predictor's instruction in the `alternatives` of `ReportData.instructions`.
+        instructions: Index of each predictor's instruction in the `alternatives` of
+            `ReportData.instructions`.
     """
 
     name: str
@@ -120,10 +130,13 @@ class FrontEntry(Alternative):
     """The best candidate of a kind with a number of demos and an instruction; if possible, the returned one.
 
     Attributes:
-        kind: "original" (your program), "fixed" or "retrieved" demos, or "program" (one that you passed).
-        prompt_tokens: Number of tokens in its prompts without inputs, by GPT-4o's tokenizer: instructions and demos.
-        cost: US dollars for 1,000 predictions at litellm's list prices, with answers as long as the compile's.
-            Instructions and fixed demos cost the price of cached tokens if there is one. None if unknown.
+        kind: "original" (your program), "fixed" or "retrieved" demos, or "program" (one that
+            you passed).
+        prompt_tokens: Number of tokens in its prompts without inputs, by GPT-4o's tokenizer:
+            instructions and demos.
+        cost: US dollars for 1,000 predictions at litellm's list prices, with answers as long
+            as the compile's. Instructions and fixed demos cost the price of cached tokens if
+            there is one. None if unknown.
         is_as_good: Whether `program_with(within=.01)` accepts it.
         is_returned: Whether it is the returned program.
     """
@@ -139,10 +152,11 @@ class InstructionScore(Part):
     """An instruction, and the best arrangement with it.
 
     Attributes:
-        origin: "student", "instructions[2]" (in the list passed), "instructions['name'][2]" (in the dict passed),
-            "proposed[0]" (by the prompt model), or the name of the program that it is from.
-        score, interval: Expected score on new examples, of the best arrangement that was scored with it, and its
-            95 % interval; None if none was.
+        origin: "student", "instructions[2]" (in the list passed), "instructions['name'][2]"
+            (in the dict passed), "proposed[0]" (by the prompt model), or the name of the
+            program that it is from.
+        score, interval: Expected score on new examples, of the best arrangement that was
+            scored with it, and its 95 % interval; None if none was.
         num_examples: Examples that this arrangement was scored on.
         reason: Why the instruction did not take part; empty if it did.
     """
@@ -161,7 +175,8 @@ class InstructionReport(Part):
     Attributes:
         chosen: Number of the instruction in the returned program; 0 is the student's own.
         dropped: Instructions that did not take part.
-        distribution: State of the final distribution, for `PlackettLuce.from_state`; the first one drawn is shown.
+        distribution: State of the final distribution, for `PlackettLuce.from_state`; the
+            first one drawn is shown.
     """
 
     predictor: str
@@ -190,7 +205,8 @@ class RetrievalReport(Part):
     """The choice between fixed demos and demos retrieved for each input.
 
     Attributes:
-        variation, text: The chosen retrieval variation (None if demos are fixed), and its description.
+        variation, text: The chosen retrieval variation (None if demos are fixed), and its
+            description.
         num_pooled: Number of demos to retrieve from, which are saved with the program.
         alternatives: The scores of fixed demos and of each variation.
     """
@@ -206,13 +222,14 @@ class Comparison(Part):
 
     Attributes:
         original, chosen, gain: Mean scores on these examples, and their difference.
-        interval, confidence: Confidence interval of the gain and its level, corrected for the number of orders
-            or of raced programs (Bonferroni).
-        expected_gain, gain_interval: Expected gain on new examples and its 95 % interval. The gain is shrunk, because
-            the order was selected as the best of many.
-        probability, probability_worse: Probabilities that the chosen order is better or worse on new examples; 0 if
-            the original stays.
-        expected_original, expected_chosen: Expected scores on new examples, with 95 % intervals.
+        interval, confidence: Confidence interval of the gain and its level, corrected for the
+            number of orders or of raced programs (Bonferroni).
+        expected_gain, gain_interval: Expected gain on new examples and its 95 % interval. The
+            gain is shrunk, because the order was selected as the best of many.
+        probability, probability_worse: Probabilities that the chosen order is better or worse
+            on new examples; 0 if the original stays.
+        expected_original, expected_chosen: Expected scores on new examples, with 95 %
+            intervals.
     """
 
     original: float
@@ -243,8 +260,8 @@ class ErrorCount(Part):
 
     Attributes:
         type, message: The exception's class, and the first line of the first message.
-        outcome: "counted as wrong", "not scored" (the call failed), "gave no demo" (a teacher's call), or
-            "gave no instruction" (a task of the prompt model).
+        outcome: "counted as wrong", "not scored" (the call failed), "gave no demo" (a
+            teacher's call), or "gave no instruction" (a task of the prompt model).
         examples: Names of up to five examples, such as "trainset[12]".
     """
 
@@ -267,11 +284,14 @@ class CalibrationEffect(Part):
     """The effect of calibration without a search, estimated from the search's calls.
 
     Attributes:
-        original, original_calibrated, chosen, chosen_calibrated: Expected scores of both orders.
-            Calibrated scores exclude replies without a label if the search was uncalibrated.
-        offsets: Offsets of the labels' log-probabilities that calibrate the chosen order, ``[L]``.
+        original, original_calibrated, chosen, chosen_calibrated: Expected scores of both
+            orders. Calibrated scores exclude replies without a label if the search was
+            uncalibrated.
+        offsets: Offsets of the labels' log-probabilities that calibrate the chosen order,
+            ``[L]``.
         applied: Whether the returned program is calibrated.
-        shares: Label shares that answers are calibrated to, ``[L]``; empty if no calibration scores better.
+        shares: Label shares that answers are calibrated to, ``[L]``; empty if no calibration
+            scores better.
         always: Mean score of each label as the answer to all examples, ``[L]``.
     """
 
@@ -290,9 +310,11 @@ class ProgramState(Part):
     """The demos in a program's prompts, and the outcomes of the calls that scored it.
 
     Attributes:
-        num_demos, demo_tokens: Number of demos in all predictors, and of their tokens if demos were chosen.
+        num_demos, demo_tokens: Number of demos in all predictors, and of their tokens if
+            demos were chosen.
         num_calls: Number of calls that scored the program.
-        num_failed, num_unread: Number of calls without a score, and of those with an unparsable reply.
+        num_failed, num_unread: Number of calls without a score, and of those with an
+            unparsable reply.
         name: The name of a program that the user passed in `programs`; empty for others.
     """
 
@@ -310,22 +332,23 @@ class ReportData(Part):
     Attributes:
         original, returned: The student, and the returned program.
         slots: The demos of each predictor.
-        comparison: The final comparison, or that of a race of programs; None if there was nothing to order or no time
-            left.
-        candidates: The orderings that reached the final comparison, or the programs that stayed in a race until its
-            end; the original is first.
+        comparison: The final comparison, or that of a race of programs; None if there was
+            nothing to order or no time left.
+        candidates: The orderings that reached the final comparison, or the programs that
+            stayed in a race until its end; the original is first.
         evidence, signal: None if the metric did not score orders.
         calibration: None if the calls returned no log-probabilities.
         history: The rounds of the search.
-        program_calls: Calls by phase: "bootstrap" (for demos), "search", "race" (of the best orders), "final" (the
-            comparison), "total", and "resumed" (from `log_dir`).
-        tokens, cost: Billed tokens by model, and their cost in US dollars at litellm's list prices, if known.
+        program_calls: Calls by phase: "bootstrap" (for demos), "search", "race" (of the best
+            orders), "final" (the comparison), "total", and "resumed" (from `log_dir`).
+        tokens, cost: Billed tokens by model, and their cost in US dollars at litellm's list
+            prices, if known.
         seconds: Wall-clock time of the compile; if it was resumed, of its last run.
         errors: Calls that raised exceptions, by type and outcome.
         stopped, stop_reason: Why the search ended, or the exception that ended the compile.
         settings: Everything that determines the run, including the seed.
-        front: The best candidate for each number of demos, instruction and kind, if demos were chosen; the
-            cheapest first.
+        front: The best candidate for each number of demos, instruction and kind, if demos
+            were chosen; the cheapest first.
         retrieval: The choice between fixed and retrieved demos, if there was one.
         programs: Expected scores of the programs that the user passed, best first.
         instructions: The predictors' instructions, if these were chosen.

@@ -84,7 +84,8 @@ class Pool:
     """The demos that a predictor may show, searchable by similarity to a call's inputs.
 
     Args:
-        predictor: Its input fields are compared, and its output fields define the demos' classes.
+        predictor: Its input fields are compared, and its output fields define the demos'
+            classes.
         demos: Examples or dicts.
         sources: Identifiers of the program inputs that each demo was made from, `[n]`.
         embedder: Embeds the texts to compare; None compares their words.
@@ -144,8 +145,8 @@ class Pool:
     def shown(self, inputs: Fields, nearest: NearestDemos, *, without: Fields | None = None) -> list[int]:
         """Return the indices of the demos for a call's inputs, in prompt order.
 
-        If `without` holds the program inputs of an example being scored, skip demos made from it
-        or from its duplicates.
+        If `without` holds the program inputs of an example being scored, skip demos made from
+        it or from its duplicates.
         """
         candidates, similarities = self._nearest(inputs, nearest.num_candidates, without)
         ranked = list(range(len(candidates)))

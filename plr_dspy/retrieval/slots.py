@@ -18,7 +18,8 @@ from plr_dspy.statistics.arrays import Array
 
 NEAREST_LAST = "nearest last"
 FREQUENT_LABELS = "frequent labels"
-# Minimum demos to prefer frequent labels without a search. This helped with 1,000, not with 100.
+# Minimum demos to prefer frequent labels without a search. This helped with 1,000, not with
+# 100.
 LARGE_POOL = 320
 
 
@@ -73,8 +74,8 @@ def make_pools(
 class RetrievalSlots(PoolSlots):
     """Arrangements of demos, and programs that retrieve demos for each input.
 
-    In addition to the arguments of `PoolSlots`, it takes the variations by name (`nearest`), and
-    the pools to retrieve from, by predictor (`found`).
+    In addition to the arguments of `PoolSlots`, it takes the variations by name (`nearest`),
+    and the pools to retrieve from, by predictor (`found`).
     """
 
     def __init__(

@@ -28,16 +28,20 @@ UNCOUNTED = "replies_without_usage"  # key, among the token counts, for the numb
 class Budget:
     """A run's limits and spending. Thread-safe.
 
-    No call starts beyond a limit. A running call is assumed to cost as much as the most expensive call so far. Recalled
-    calls count like new ones, and `max_cost` applies to all runs in the log together.
+    No call starts beyond a limit. A running call is assumed to cost as much as the most
+    expensive call so far. Recalled calls count like new ones, and `max_cost` applies to all
+    runs in the log together.
 
     Attributes:
         started: Start time by `time.monotonic`; None for now.
-        expected_cost: Expected dollars per call, used until the first call has been paid for; None if unknown.
-        varied: Whether calls may use models of different prices, so that a cheap call says little about others.
+        expected_cost: Expected dollars per call, used until the first call has been paid for;
+            None if unknown.
+        varied: Whether calls may use models of different prices, so that a cheap call says
+            little about others.
         share: Share of the money and time limits that the current phase may use.
         refused: The limit that prevented the last call from starting, if any.
-        unpriced: The first missing price or token count, with its model; empty if none is missing.
+        unpriced: The first missing price or token count, with its model; empty if none is
+            missing.
         dearest: Dollars to reserve per call; 0 if unknown.
         needs_one: Whether a call must first run alone, to show what calls cost.
     """
@@ -78,7 +82,8 @@ class Budget:
     def keep(self, calls: int, *, planned: int = 0) -> None:
         """Reserve money and time for this many later calls.
 
-        If the budget cannot pay for all `planned` calls of the run, reserve proportionally fewer.
+        If the budget cannot pay for all `planned` calls of the run, reserve proportionally
+        fewer.
         """
         self._num_reserved = calls
         self._planned = planned
@@ -99,7 +104,8 @@ class Budget:
             if self.refused is not None:
                 return False
             if not self._num_timed and not self._num_under_way:
-                # Measure the pace from here, as recalled calls do not predict that of new ones.
+                # Measure the pace from here, as recalled calls do not predict that of new
+                # ones.
                 self._timed_from = time.monotonic()
             self._num_under_way += 1
             return True
@@ -143,7 +149,8 @@ class Budget:
         if self.max_cost is not None:
             next_calls = (self._num_under_way + 1) * self.dearest
             reserved = self._cost_of_log + next_calls
-            # Earlier runs in the same folder count towards the limit, but not towards the current phase's share of it.
+            # Earlier runs in the same folder count towards the limit, but not towards the
+            # current phase's share of it.
             is_over = reserved > self.max_cost or self.cost + next_calls > self.share * self.max_cost
             if self.unpriced or is_over or self._needs_reserve(self._calls_for_money(reserved)):
                 return StopReason.COST
@@ -202,8 +209,8 @@ class Budget:
 def price_of(model: str) -> dict[str, float] | None:
     """Return a model's price in dollars per token, by kind of token; None if unknown.
 
-    The kinds are "prompt", "completion" (including hidden reasoning), "cached" (prompt tokens read from a cache) and
-    "written" (prompt tokens written to a cache).
+    The kinds are "prompt", "completion" (including hidden reasoning), "cached" (prompt tokens
+    read from a cache) and "written" (prompt tokens written to a cache).
     """
     entry = _entry_of(model)
     prompt = entry.get("input_cost_per_token")

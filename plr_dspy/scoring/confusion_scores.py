@@ -62,16 +62,18 @@ def confusion_matrix(
 class ConfusionScores(EffectiveScores):
     """Scores of answers whose mean equals, to first order, a metric M of the confusion matrix.
 
-    C[i, j] counts the answers j to examples of label i in a reference, such as the answers of the best programs so far.
-    Its rows are weighted to give each label its share among all n examples. An answer j to an example of label i
-    then scores
+    C[i, j] counts the answers j to examples of label i in a reference, such as the answers of
+    the best programs so far. Its rows are weighted to give each label its share among all n
+    examples. An answer j to an example of label i then scores
 
         s(i, j) = M(C) + n (D[i, j] - sum_j C[i, j] D[i, j] / sum_j C[i, j]),    D = dM / dC.
 
-    Over the reference, the mean is M(C) for each label, so a sample in which a label is overrepresented does not score
-    higher for that. `PSEUDO_EXAMPLES` are added to C to calculate D.
+    Over the reference, the mean is M(C) for each label, so a sample in which a label is
+    overrepresented does not score higher for that. `PSEUDO_EXAMPLES` are added to C to
+    calculate D.
 
-    Source: F. R. Hampel, "The influence curve and its role in robust estimation", JASA 69, 1974.
+    Source: F. R. Hampel, "The influence curve and its role in robust estimation", JASA 69,
+        1974.
 
     Args:
         metric: The metric M.
@@ -126,7 +128,8 @@ class ConfusionScores(EffectiveScores):
     def refer_to(self, best_first: Iterable[tuple[Records, Labels]], *, least: int = 1) -> None:
         """Linearize the metric at the answers of the best candidates.
 
-        Candidates are added until there are as many answers as examples, and `ENOUGH_ANSWERS` for each label.
+        Candidates are added until there are as many answers as examples, and `ENOUGH_ANSWERS`
+        for each label.
         """
         reference: list[Answer] = []
         for number, (records, labels) in enumerate(best_first, start=1):
@@ -234,7 +237,8 @@ class ConfusionScores(EffectiveScores):
             pair = (self._columns.get(before, size), self._columns.get(after, size))
             pairs_of[int(self._rows[example])][pair] += 1
         for label, pairs in pairs_of.items():
-            # Add pseudo-pairs of right answers (the label) and unparsable ones (the last column).
+            # Add pseudo-pairs of right answers (the label) and unparsable ones (the last
+            # column).
             extra = list(itertools.product((label, size), repeat=2))
             columns = np.array([*pairs, *extra])
             weights = np.concatenate([[*pairs.values()], np.full(len(extra), PSEUDO_PAIRS / len(extra))])
@@ -261,10 +265,11 @@ class ConfusionScores(EffectiveScores):
     def mean_with_error(self, scores: Sequence[float], value: float) -> tuple[float, float]:
         """Return the centre and standard error of the metric's confidence interval, given the scores of all examples.
 
-        Each of the K labels that affect the metric gets 2 / K extra answers with the highest score and 2 / K with the
-        lowest. So a label that was always answered right leaves some doubt (R. Price and D. Bonett, "An improved
-        confidence interval for a linear function of binomial proportions", Computational Statistics & Data Analysis 45,
-        2004). If a label has a single example, the error is infinite.
+        Each of the K labels that affect the metric gets 2 / K extra answers with the highest
+        score and 2 / K with the lowest. So a label that was always answered right leaves some
+        doubt (R. Price and D. Bonett, "An improved confidence interval for a linear function
+        of binomial proportions", Computational Statistics & Data Analysis 45, 2004). If a
+        label has a single example, the error is infinite.
         """
         deviations = np.array(scores) - value
         lowest = (self._scores - self._value).min(axis=1)

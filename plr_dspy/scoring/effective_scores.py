@@ -24,7 +24,8 @@ class EffectiveScores:
         """Make the answers of the best candidates the reference for all scores.
 
         Args:
-            best_first: Each candidate's records, and the labels that replace some of its answers.
+            best_first: Each candidate's records, and the labels that replace some of its
+                answers.
             least: Minimum number of candidates to use.
         """
 

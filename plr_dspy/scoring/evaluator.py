@@ -34,8 +34,8 @@ class NothingRan(RuntimeError):
 class Evaluator:
     """An evaluator that calls candidates on examples and never repeats an answered call.
 
-    A call counts towards the phase that first requests it. Logged calls count too, so a resumed run makes the same
-    decisions as an uninterrupted one.
+    A call counts towards the phase that first requests it. Logged calls count too, so a
+    resumed run makes the same decisions as an uninterrupted one.
 
     Args:
         payer: Makes the calls.
@@ -84,7 +84,8 @@ class Evaluator:
         """Make the missing calls. Return the calls of all candidates before the first incomplete one.
 
         Raises:
-            RuntimeError: If the calls would exceed the budget. The payer's exceptions pass through.
+            RuntimeError: If the calls would exceed the budget. The payer's exceptions pass
+                through.
         """
         asked: dict[CallKey, Candidate] = {}
         for candidate, examples in wanted.items():

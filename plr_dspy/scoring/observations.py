@@ -19,12 +19,14 @@ CallRecords: TypeAlias = dict[Candidate, dict[int, CallRecord]]  # calls by cand
 class Observations:
     """The calls of candidates by example, and the resulting scores.
 
-    An answer that cannot be parsed gets the worst score, at most 0; for a metric over a set, it has no label. A failed
-    call gets the worst score, but if the example failed for all candidates, it does not count.
+    An answer that cannot be parsed gets the worst score, at most 0; for a metric over a set,
+    it has no label. A failed call gets the worst score, but if the example failed for all
+    candidates, it does not count.
 
     Args:
         effective: Scores of single calls.
-        favoured: A candidate whose failed calls do not count, so that bad luck alone does not make others look better.
+        favoured: A candidate whose failed calls do not count, so that bad luck alone does not
+            make others look better.
     """
 
     def __init__(self, effective: EffectiveScores, *, favoured: Candidate | None = None) -> None:
@@ -110,14 +112,16 @@ def _answered(row: dict[int, CallRecord]) -> set[int]:
 class ExampleSchedule:
     """The schedule of examples, which makes a search use the whole train split.
 
-    Candidates start at different examples. They are scored on a few examples at first, and on more each time they are
-    scheduled again.
+    Candidates start at different examples. They are scored on a few examples at first, and on
+    more each time they are scheduled again.
 
     Attributes:
         strata: Groups of examples that take turns.
-        num_first, num_more: Number of examples for a new candidate, and number to add for a known one.
-        shifted: Whether each pass through the examples starts one example later. Otherwise, the effects of groups of
-            orderings might be confounded with those of groups of examples.
+        num_first, num_more: Number of examples for a new candidate, and number to add for a
+            known one.
+        shifted: Whether each pass through the examples starts one example later. Otherwise,
+            the effects of groups of orderings might be confounded with those of groups of
+            examples.
     """
 
     strata: Sequence[Sequence[int]]
@@ -136,15 +140,16 @@ class ExampleSchedule:
     ) -> dict[Candidate, list[int]]:
         """Return the examples to score each candidate on, including those it was scored on before.
 
-        They are in the order of scoring: the scored ones, then the next ones in the cycle. There are
-        fewer than asked for only if the cycle has no more.
+        They are in the order of scoring: the scored ones, then the next ones in the cycle.
+        There are fewer than asked for only if the cycle has no more.
 
         Args:
-            candidates: The candidates to score. Each new one starts at the next start in the cycle.
+            candidates: The candidates to score. Each new one starts at the next start in the
+                cycle.
             observations: All calls so far.
-            num_examples: Total number per candidate; by default, `num_first`, or `num_more` additional
-                ones. In either case, a new whole program gets at least `MIN_FIRST_OF_PROGRAM`, and a
-                candidate keeps the examples it was scored on.
+            num_examples: Total number per candidate; by default, `num_first`, or `num_more`
+                additional ones. In either case, a new whole program gets at least
+                `MIN_FIRST_OF_PROGRAM`, and a candidate keeps the examples it was scored on.
         """
         num_seen = len(observations.records)
         wanted: dict[Candidate, list[int]] = {}

@@ -1,6 +1,7 @@
 """The run log: the program calls of a run and their results, kept in a file so that no call is paid for twice.
 
-The file has two kinds of JSON lines: headers, which identify what is scored, and records of single calls.
+The file has two kinds of JSON lines: headers, which identify what is scored, and records of
+    single calls.
 """
 
 import logging
@@ -31,7 +32,8 @@ logger = logging.getLogger(__name__)
 FILE = "calls.jsonl"
 SCHEMA_VERSION = 12
 
-# Facts that explain differences in others, but do not affect scores; headers of earlier versions lack them.
+# Facts that explain differences in others, but do not affect scores; headers of earlier
+# versions lack them.
 OPTIMIZER = "optimizer"
 PROGRAMS = "programs"  # names of the user's programs, whose models are among the models
 EXPLANATIONS = (OPTIMIZER, PROGRAMS)
@@ -72,14 +74,15 @@ _RECORD = TypeAdapter(CallRecord)
 class RunLog:
     """The log of a run's calls, with those of earlier runs in its file. Thread-safe.
 
-    A resumed run requests the same calls, and `recall` adds them to its `records`. If the process is killed, only the
-    calls in progress are lost. Failures at the end of a run are repeated: those of its last batch, and those right
-    before it.
+    A resumed run requests the same calls, and `recall` adds them to its `records`. If the
+    process is killed, only the calls in progress are lost. Failures at the end of a run are
+    repeated: those of its last batch, and those right before it.
 
     Attributes:
         records: This run's calls on the examples last passed to `number_examples`.
         tokens_before: Token counts of each call in the file when it was opened.
-        failed_before: Exceptions of the calls to repeat, which failed for reasons outside the program.
+        failed_before: Exceptions of the calls to repeat, which failed for reasons outside the
+            program.
     """
 
     def __init__(self, path: Path | None = None, codec: ValueCodec | None = None) -> None:
@@ -272,8 +275,8 @@ class RunLog:
     def _drop_last_failures(self) -> None:
         """Forget the failures at the end of the run, so that they are repeated.
 
-        Answers of the last batch do not depend on its failures, so they stay. Failures before the last answer of an
-        earlier batch stay, too, because later calls depend on them.
+        Answers of the last batch do not depend on its failures, so they stay. Failures before
+        the last answer of an earlier batch stay, too, because later calls depend on them.
         """
         last_batch = self._batch
         for name, call in reversed(list(self._recallable.items())):
@@ -297,11 +300,12 @@ def open_log(
 ) -> Iterator[RunLog]:
     """Open and lock the run log in a folder; without a folder, keep the log in memory.
 
-    If the facts that `describe` returns have changed, a log without answers is started anew. A log with answers is
-    continued only with `accept_changes`.
+    If the facts that `describe` returns have changed, a log without answers is started anew.
+    A log with answers is continued only with `accept_changes`.
 
     Raises:
-        ValueError: If the folder cannot be used, or its log has other facts or another schema version.
+        ValueError: If the folder cannot be used, or its log has other facts or another schema
+            version.
         RuntimeError: If another run uses the folder.
         OSError: If the disk is full.
     """

@@ -1,6 +1,7 @@
 """Conversion of a program's values to JSON and back.
 
-Tags mark types that JSON lacks. Values of unsupported types are refused, and the next run repeats their calls.
+Tags mark types that JSON lacks. Values of unsupported types are refused, and the next run
+repeats their calls.
 """
 
 import base64
@@ -41,8 +42,9 @@ class Unreadable(LookupError):
 class ValueCodec:
     """A codec that writes values as JSON data and reads them back, so that prompts show them unchanged.
 
-    Subclasses of supported types are refused. Pydantic models, dataclasses, enums and named tuples are supported if
-    their class is in `classes`; files can load no others. Time zones are reduced to their offset.
+    Subclasses of supported types are refused. Pydantic models, dataclasses, enums and named
+    tuples are supported if their class is in `classes`; files can load no others. Time zones
+    are reduced to their offset.
     """
 
     def __init__(self, classes: Iterable[type] = ()) -> None:

@@ -8,7 +8,8 @@ from plr_dspy.search.model.paired import FittedPrograms, ProgramModel
 from plr_dspy.search.search import Search
 from plr_dspy.search.space import Candidate, OrderingSpace, ScoreEstimate, Scores, WholeProgram
 
-# Expected improvements that a race may forgo, in standard errors of a program's final mean score.
+# Expected improvements that a race may forgo, in standard errors of a program's final mean
+# score.
 MAX_LOSS_BY_ENDING = 0.045
 MAX_LOSS_BY_DROPPING = 0.025  # in one round
 

@@ -23,8 +23,8 @@ NUM_CLIMBS = 5  # steps of the hill climb
 NUM_CLIMBERS = 10  # beam width of the hill climb
 NUM_MOVES = 20  # random moves tried from each ordering in the beam
 MIN_ELITES = 5
-# All but one in this many random orderings have the first item of each choice: other instructions may all be worse, and
-# then hardly anything would be learnt about the demos.
+# All but one in this many random orderings have the first item of each choice: other
+# instructions may all be worse, and then hardly anything would be learnt about the demos.
 FIRST_CHOICES_IN = 4
 UNIFORM_SHARE = 0.05  # probability spread evenly over all lengths, so that none dies out
 
@@ -32,13 +32,15 @@ UNIFORM_SHARE = 0.05  # probability spread evenly over all lengths, so that none
 class Search(ABC):
     """A search with an ask-and-tell interface.
 
-    If the space counts positions from the end, the first item that a distribution draws is shown last. Draws that are
-    not allowed lose their first items until they are.
+    If the space counts positions from the end, the first item that a distribution draws is
+    shown last. Draws that are not allowed lose their first items until they are.
 
     Attributes:
-        model: The model of scores on new examples; without features unless a subclass replaces it.
+        model: The model of scores on new examples; without features unless a subclass
+            replaces it.
         distributions: The current distribution of each block.
-        fitted: The model fitted to the latest scores; None before that, or if the search fits none.
+        fitted: The model fitted to the latest scores; None before that, or if the search fits
+            none.
     """
 
     def __init__(
@@ -124,7 +126,8 @@ class Search(ABC):
     def fresh(self, number: int, known: Container[Candidate]) -> list[Candidate]:
         """Return the first candidates of the space, then random orderings, without known ones and repeats.
 
-        Apart from the identity and the whole programs, at least half are random. There are fewer if few are left.
+        Apart from the identity and the whole programs, at least half are random. There are
+        fewer if few are left.
         """
         num_first = max(1 + len(self.space.programs), number // 2)
         first = self.space.first_candidates[:num_first]
@@ -145,7 +148,8 @@ class Search(ABC):
         orderings = [elite.ordering for elite in elites if not isinstance(elite.ordering, WholeProgram)]
         scores = torch.tensor([elite.score for elite in elites], dtype=torch.float64)
         weights = None
-        # Deviation from the paper: scores of 0 or less cannot be weights, so elites weigh the same.
+        # Deviation from the paper: scores of 0 or less cannot be weights, so elites weigh the
+        # same.
         if self._rule.weighted and bool((scores > 0).all()):
             weights = scores / scores.mean()
         updated = []
@@ -211,9 +215,11 @@ class CrossEntropySearch(Search):
 
     Args:
         space: The orderings to search.
-        update: Rule that refits the distributions: "ema", "mle", "mixture" or an update object.
+        update: Rule that refits the distributions: "ema", "mle", "mixture" or an update
+            object.
         num_samples: Orderings per round (B).
-        elite_fraction: Share of a round's orderings that the distributions are refitted to (rho).
+        elite_fraction: Share of a round's orderings that the distributions are refitted to
+            (rho).
         seed: Seed of the search's own generator.
     """
 
@@ -229,22 +235,23 @@ class CrossEntropySearch(Search):
 class ThompsonSearch(Search):
     """Thompson sampling of orderings from a Gaussian process, with Plackett-Luce proposals.
 
-    Each round fits the process to all scores, and the distributions to the orderings with the best estimates.
-    Candidates are known orderings, draws from the distributions, random orderings, good orderings after
-    a random move, and orderings that a hill climb on the posterior mean visits. `ask` returns the best
-    candidate of each joint draw from the posterior. So orderings that look bad after a few examples
-    cost hardly any more calls.
+    Each round fits the process to all scores, and the distributions to the orderings with the
+    best estimates. Candidates are known orderings, draws from the distributions, random
+    orderings, good orderings after a random move, and orderings that a hill climb on the
+    posterior mean visits. `ask` returns the best candidate of each joint draw from the
+    posterior. So orderings that look bad after a few examples cost hardly any more calls.
 
-    Source: W. R. Thompson, Biometrika 25, 1933; O. Chapelle and L. Li, "An empirical evaluation of Thompson
-    sampling", NIPS 2011.
+    Source: W. R. Thompson, Biometrika 25, 1933; O. Chapelle and L. Li, "An empirical
+    evaluation of Thompson sampling", NIPS 2011.
 
     Args:
         space: The orderings to search.
-        num_examples: Number of examples. An ordering is finished once it is scored on all of them, or
-            got no new scores when last asked for.
+        num_examples: Number of examples. An ordering is finished once it is scored on all of
+            them, or got no new scores when last asked for.
         classes: For each block, the class of each item, such as the answer of a demo.
         example_classes: The class of each example, such as its answer.
-        update: As in `CrossEntropySearch`, but each round starts from the uniform distribution.
+        update: As in `CrossEntropySearch`, but each round starts from the uniform
+            distribution.
         num_samples: Maximum number of orderings per round.
         num_initial: Number of random orderings in the first round, including the identity.
         elite_fraction: Share of the known orderings that the distributions are fitted to.
@@ -300,7 +307,8 @@ class ThompsonSearch(Search):
             draws[:, is_done] = -np.inf
             is_program = np.array([isinstance(candidate, WholeProgram) for candidate in pool]) & ~is_done
             if self._has_responses and is_program.any():
-                # Reserve the first draw for programs, whose scores log-probabilities do not predict.
+                # Reserve the first draw for programs, whose scores log-probabilities do not
+                # predict.
                 draws[0, ~is_program] = -np.inf
             batch = []
             for draw in draws[: min(self.num_samples, int((~is_done).sum()))]:

@@ -53,12 +53,16 @@ class OrderingSpace:
 
     Attributes:
         kinds: For each block, the kind of each item. Items of one kind look the same.
-        limits: For each block, the minimum and maximum number of items shown; by default, all items are.
-        identity: The ordering that a search begins with; by default, as many of the first items as possible.
-        allowed: Returns whether an ordering is allowed, for example by a token limit; None allows all.
+        limits: For each block, the minimum and maximum number of items shown; by default, all
+            items are.
+        identity: The ordering that a search begins with; by default, as many of the first
+            items as possible.
+        allowed: Returns whether an ordering is allowed, for example by a token limit; None
+            allows all.
         programs: Whole programs that compete with the orderings.
-        choices: The last blocks, from which exactly one item is chosen, such as an instruction. For each, the number
-            of the block that it belongs to; None if there is no such block.
+        choices: The last blocks, from which exactly one item is chosen, such as an
+            instruction. For each, the number of the block that it belongs to; None if there
+            is no such block.
         from_end: Whether positions are counted from the end; True if limits were given.
 
     Raises:
@@ -137,7 +141,8 @@ class OrderingSpace:
         """Return the representative of all orderings that look the same as this one.
 
         Raises:
-            ValueError: If the ordering does not fit the blocks and limits. It need not be allowed.
+            ValueError: If the ordering does not fit the blocks and limits. It need not be
+                allowed.
         """
         if len(ordering) != len(self.kinds):
             raise ValueError(f"ordering must have a permutation for each of {len(self.kinds)} blocks; got {ordering!r}")
@@ -235,8 +240,8 @@ class OrderingSpace:
     def moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
         """Return the ordering after a random move in one block; unchanged if no allowed move was found.
 
-        Without limits, one item is shifted. With limits, the possible kinds of move are equally likely:
-        to replace, insert, drop or shift an item, or to swap two.
+        Without limits, one item is shifted. With limits, the possible kinds of move are
+        equally likely: to replace, insert, drop or shift an item, or to swap two.
         """
         if not self.from_end:
             positions = [(block, position) for block, size in enumerate(self.sizes) for position in range(size)]

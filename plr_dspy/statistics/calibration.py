@@ -1,8 +1,8 @@
 """Calibration of label probabilities, with or without labelled examples.
 
-Calibrated log-probabilities are ``scales * log p + offsets``, normalised. A label is "unseen" if it was not among the
-likeliest tokens of a reply. "Shares" are relative frequencies of labels.
-Shapes: N inputs, L labels, E examples, S alternative vectors of shares.
+Calibrated log-probabilities are ``scales * log p + offsets``, normalised. A label is "unseen"
+if it was not among the likeliest tokens of a reply. "Shares" are relative frequencies of
+labels. Shapes: N inputs, L labels, E examples, S alternative vectors of shares.
 """
 
 import numpy as np
@@ -49,7 +49,8 @@ def log_mean(log_probabilities: Array, weights: Array) -> Array:
 def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
     """Return the offsets ``[..., L]`` that move mean probabilities to shares ``[L]``, with mean 0.
 
-    A label that is `held` (``[L]``) or has a share of 0 gets the smallest of the others' offsets.
+    A label that is `held` (``[L]``) or has a share of 0 gets the smallest of the others'
+    offsets.
     """
     is_held = np.asarray(held) | (shares <= 0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -77,9 +78,9 @@ def calibrated(
 def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
     """Return the label shares to try as calibration targets, ``[S, L]``, likeliest first.
 
-    The last are even shares. If the label counts ``[L]`` are clearly uneven, the first are the observed
-    shares. With `between`, shares proportional to the square roots of the counts follow, for metrics
-    that depend on rare labels.
+    The last are even shares. If the label counts ``[L]`` are clearly uneven, the first are
+    the observed shares. With `between`, shares proportional to the square roots of the counts
+    follow, for metrics that depend on rare labels.
     """
     counts = np.asarray(counts, dtype=np.float64)
     even = np.full(len(counts), 1.0 / len(counts))

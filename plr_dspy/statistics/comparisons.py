@@ -20,7 +20,8 @@ NUM_DEVIATIONS = 400
 TAIL = 0.025  # probability outside the intervals, at each end
 SIGNIFICANT = 0.05  # maximum p value at which the order of demos counts as relevant
 MANY_ORDERS = 10**9  # cap on the number of orders, which grows factorially
-# Extra examples with the largest difference, so that a few equal scores do not imply certainty.
+# Extra examples with the largest difference, so that a few equal scores do not imply
+# certainty.
 PSEUDO_EXAMPLES = 2
 
 
@@ -29,9 +30,9 @@ def paired_interval(
 ) -> tuple[float, float]:
     """Return the confidence interval of a mean paired difference.
 
-    This is Student's t interval with two pseudo-examples: one at 0, and one split between plus and minus the
-    largest difference (Agresti and Min, Statistics in Medicine 24, 2005). If all differences are 0, the interval is
-    (0, 0) unless `largest` is given.
+    This is Student's t interval with two pseudo-examples: one at 0, and one split between
+    plus and minus the largest difference (Agresti and Min, Statistics in Medicine 24, 2005).
+    If all differences are 0, the interval is (0, 0) unless `largest` is given.
 
     Args:
         differences: Differences of scores, one for each example.
@@ -97,13 +98,14 @@ def spread(
 ) -> Spread:
     """Separate real differences between orders from chance.
 
-    The model: true scores of orders are normal, with a flat prior on their standard deviation s, and mean scores add
-    noise. The program's own order may have been selected, so it is part of the sample only if all orders are scored.
-    Intervals start at 0 if chance alone explains the scores.
+    The model: true scores of orders are normal, with a flat prior on their standard deviation
+    s, and mean scores add noise. The program's own order may have been selected, so it is
+    part of the sample only if all orders are scored. Intervals start at 0 if chance alone
+    explains the scores.
 
     Args:
-        scores: Scores ``[R, E]`` of at least 3 orders (or of both, if only 2 exist): the program's own, then a random
-            sample of the others.
+        scores: Scores ``[R, E]`` of at least 3 orders (or of both, if only 2 exist): the
+            program's own, then a random sample of the others.
         num_distinct: Number of distinct orders.
         num_searched: Number of orders searched, of which the best defines the gain.
         bounds: Bounds of mean scores, if scores of single examples can exceed them.
@@ -142,7 +144,8 @@ def spread(
         gains = best - effects[:, 0]
     else:
         gains = best + _mean_draws(sample.mean(axis=0) - scores[0], disagreement, rng)
-    # Two pseudo-examples at each end of the range (Agresti and Coull) leave doubt about an order that was always right.
+    # Two pseudo-examples at each end of the range (Agresti and Coull) leave doubt about an
+    # order that was always right.
     own_scores = np.append(scores[0], [lowest, lowest, highest, highest])
     own_error = float(own_scores.std()) / math.sqrt(len(own_scores))
     largest_gains = highest - own_scores.mean() - own_error * rng.normal(size=NUM_DRAWS)
@@ -159,8 +162,8 @@ def spread(
 def p_value_of(scores: Array, rng: np.random.Generator) -> float:
     """Return the p value of a test of the variance of mean scores, which flips the signs of whole examples.
 
-    If all orders score the same on new examples, each order's deviations from the examples' means average 0. For two
-    orders and right-or-wrong scores, this is McNemar's test.
+    If all orders score the same on new examples, each order's deviations from the examples'
+    means average 0. For two orders and right-or-wrong scores, this is McNemar's test.
     """
     deviations = scores - scores[0]  # This makes deviations exactly 0 if no order differs.
     deviations = deviations - deviations.mean(axis=0)
@@ -176,8 +179,8 @@ def draw_effects(
 ) -> tuple[Array, Array, float]:
     """Draw the effects of n orders ``[D, n]`` and s ``[D]``; also return the unbiased estimate of s squared.
 
-    An effect is an order's true score minus the mean over all orders. Scores are ``[n, E]``. The prior of s is half
-    normal with the scale `usual`; by default, it is flat.
+    An effect is an order's true score minus the mean over all orders. Scores are ``[n, E]``.
+    The prior of s is half normal with the scale `usual`; by default, it is flat.
     """
     num_orders, num_examples = scores.shape
     size = num_orders - 1
@@ -207,9 +210,9 @@ def draw_effects(
 def _degrees_of_freedom(covariance: Array, num_examples: int) -> float:
     """Return effective degrees of freedom of n means, given the covariance ``[n, n]`` of their noise.
 
-    This is the geometric mean of n - 1 and the noise's degrees of freedom. If examples favour similar
-    orders, the noise has fewer. The sum of squares is estimated without bias (Z. Bai and H. Saranadasa,
-    Statistica Sinica 6, 1996).
+    This is the geometric mean of n - 1 and the noise's degrees of freedom. If examples favour
+    similar orders, the noise has fewer. The sum of squares is estimated without bias (Z. Bai
+    and H. Saranadasa, Statistica Sinica 6, 1996).
     """
     size = len(covariance) - 1
     total = float(np.trace(covariance))

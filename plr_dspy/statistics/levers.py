@@ -22,11 +22,13 @@ class Gain:
     """The expected gain over a program on new examples.
 
     Attributes:
-        value: The estimate, shrunk towards 0. Otherwise, the largest of several gains would be too large.
+        value: The estimate, shrunk towards 0. Otherwise, the largest of several gains would
+            be too large.
         observed: The estimate before it was shrunk.
         draws: Draws of the true gain, ``[D]``.
         least: The same without differences that may be chance, ``[D]``.
-        noise_share: Share of the observed variance between programs that is noise; None for a single program.
+        noise_share: Share of the observed variance between programs that is noise; None for a
+            single program.
     """
 
     value: float
@@ -97,8 +99,8 @@ class PairedExperiment:
     def gain_of_best(self, rows: Sequence[int], average: Gain, num_searched: int) -> Gain:
         """Return the expected gain of the best of `num_searched` programs, given a sample and the average gain.
 
-        The best observed score would be too high. So the standard deviation of true scores is multiplied by the
-        expected maximum of a standard normal sample (G. Blom, 1958).
+        The best observed score would be too high. So the standard deviation of true scores is
+        multiplied by the expected maximum of a standard normal sample (G. Blom, 1958).
         """
         height = float(special.ndtri((num_searched - 0.375) / (num_searched + 0.25)))
         deviations, variance = self._deviations(rows)
@@ -121,8 +123,9 @@ class PairedExperiment:
     def _shrunk(self, gain: float, draws: Array) -> float:
         """Return the posterior mean of a gain, given its observed value and the draws of its error.
 
-        A priori, gains are normal with mean 0 and the standard deviation s. As for the spread between programs, s is
-        half normal with the scale `USUAL_SPREAD`. So large, certain gains hardly shrink.
+        A priori, gains are normal with mean 0 and the standard deviation s. As for the spread
+        between programs, s is half normal with the scale `USUAL_SPREAD`. So large, certain
+        gains hardly shrink.
         """
         usual = USUAL_SPREAD * self._range
         spreads = np.linspace(0.0, MOST_SPREAD * usual, comparisons.NUM_DEVIATIONS)
@@ -135,7 +138,8 @@ class PairedExperiment:
     def _deviations(self, rows: Sequence[int]) -> tuple[Array, float]:
         """Return draws of the standard deviation of true scores, and an unbiased estimate of its square.
 
-        All gains that depend on the same programs share the draws, because they share the parameter.
+        All gains that depend on the same programs share the draws, because they share the
+        parameter.
         """
         key = tuple(rows)
         if key not in self._deviations_of:

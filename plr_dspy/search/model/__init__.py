@@ -1,6 +1,7 @@
 """A model that predicts scores of orderings from known scores and log-probabilities of labels.
 
-Searches use `ordering_model`. Modules begin with their notation; equations are those of docs/method.md.
+Searches use `ordering_model`. Modules begin with their notation; equations are those of
+docs/method.md.
 
 module          what it computes
 ordering_model  estimates, gains and posterior draws of orderings

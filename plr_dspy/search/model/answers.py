@@ -10,8 +10,8 @@
     offsets       [m, L]     log shares - log mean probabilities, less their mean       (5)
     answers       [m, E]     argmax of logs + offsets                                   (6)
 
-`OwnAnswers` and `CalibratedAnswers` share an interface, so the model of scores need not know which
-one it uses. The equation numbers are those of docs/method.md.
+`OwnAnswers` and `CalibratedAnswers` share an interface, so the model of scores need not know
+which one it uses. The equation numbers are those of docs/method.md.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class ExampleWeights:
 
     Attributes:
         all: Weights of all examples, ``[E]``, with the sum 1.
-        columns, of_columns: Examples to average expected scores over, and their weights, ``[n]``.
+        columns, of_columns: Examples to average expected scores over, and their weights,
+            ``[n]``.
     """
 
     def __init__(self, influence: SetMetricWeights | None, examples: Numbers, is_seen: Mask) -> None:
@@ -123,12 +124,15 @@ class OwnAnswers:
         label_scores: Score of each label on each example, ``[E, L]``.
         call_scores: Scores of calls, ``[m, E]``.
         is_program: Whole programs, ``[m]``, which have no effects.
-        shares: Alternatives for the shares of labels, ``[L]`` or ``[S, L]``; None for even ones.
+        shares: Alternatives for the shares of labels, ``[L]`` or ``[S, L]``; None for even
+            ones.
         weights: Weights of the examples.
-        are_drawn: Whether programs sample their answers instead of giving the likeliest label.
+        are_drawn: Whether programs sample their answers instead of giving the likeliest
+            label.
 
     Attributes:
-        keeps_scores: Whether calls keep the metric's scores; False if their answers are calibrated.
+        keeps_scores: Whether calls keep the metric's scores; False if their answers are
+            calibrated.
         adjective: Describes the candidates in reports; empty for own answers.
     """
 
@@ -210,8 +214,9 @@ class OwnAnswers:
         gains = means - means[0]
         mean_gains = gains @ weights
         min_gains = np.zeros(len(options))
-        # With a metric over a set, uncalibrated answers come first, and a few rare examples dominate
-        # both the gain and its error. Requiring a clear gain would rule out calibration.
+        # With a metric over a set, uncalibrated answers come first, and a few rare examples
+        # dominate both the gain and its error. Requiring a clear gain would rule out
+        # calibration.
         if options[0].calibrates:
             min_gains = np.sqrt((gains - mean_gains[:, None]) ** 2 @ weights**2)
         best = int(np.where(mean_gains > min_gains, mean_gains, 0.0).argmax())
@@ -267,8 +272,8 @@ class OwnAnswers:
     def corrected(self, number: int) -> tuple[float, float, Array]:
         """Return an ordering's uncalibrated score, the gain of calibration, and the gain's errors.
 
-        Scores of the ordering's own n calls correct the expected ones, so unread replies count. The
-        errors ``[n]`` are those on these calls.
+        Scores of the ordering's own n calls correct the expected ones, so unread replies
+        count. The errors ``[n]`` are those on these calls.
         """
         weights = self._weights
         call_scores = self._call_scores[number]
@@ -301,7 +306,8 @@ class OwnAnswers:
         unseen = self._table.unseen
         never_seen: Mask = np.asarray(unseen[known].all(axis=0) & known.any())
         log_means, own_shares, shrinkage = self._log_means
-        # Whole programs have no effects, so mix the means over their own cells with the shares.
+        # Whole programs have no effects, so mix the means over their own cells with the
+        # shares.
         of_programs = np.log(np.maximum(shrinkage * own_shares + (1 - shrinkage) * shares, 1e-300))
         log_means = np.where(self._is_program[:, None], of_programs, log_means)
         calibrates = not np.isnan(shares).any()
@@ -315,7 +321,8 @@ class OwnAnswers:
     def _log_means(self) -> tuple[Array, Array, Array]:
         """Return log mean probabilities ``[m, L]``, means over own cells ``[m, L]``, and their shrinkage ``[m, 1]``.
 
-        The mean over all examples is the expected one, corrected by the difference on the own cells.
+        The mean over all examples is the expected one, corrected by the difference on the own
+        cells.
         """
         known = self._table.known
         logs = np.where(known[..., None], self._table.logs, 0.0)

@@ -28,8 +28,8 @@ from plr_dspy.statistics.arrays import Array
 Variances: TypeAlias = Sequence[float] | None  # variances of an earlier fit to start from
 Measure: TypeAlias = Callable[[Array, Array], tuple[Array, float]]  # maps K and (K + E)^-1 to y and s
 
-# Prior mean of the variance between orderings, relative to the noise. At accuracy 0.6, 0.02 is a standard
-# deviation of 0.07.
+# Prior mean of the variance between orderings, relative to the noise. At accuracy 0.6, 0.02
+# is a standard deviation of 0.07.
 PRIOR_VARIANCE = 0.02
 PRIOR_SHAPE = 0.3  # shape of each variance's Gamma prior; a small shape lets components vanish
 NUM_FIRST_STEPS = 15
@@ -96,8 +96,10 @@ def fit_components(
         kernels: Kernels of all components.
         errors: Covariance of the errors of the measured values.
         measure: Returns the measured values and the noise, given the current fit.
-        earlier: Variances to start from; ignored if their number differs from that of the kernels.
-        total: Prior mean of the sum of the variances, and its initial value without `earlier`.
+        earlier: Variances to start from; ignored if their number differs from that of the
+            kernels.
+        total: Prior mean of the sum of the variances, and its initial value without
+            `earlier`.
         noise: Initial noise.
         fixed: Prior covariance that is not estimated.
         extra_variances: Further prior variances in the unit of the values, ``[m]``.

@@ -12,8 +12,9 @@
     g       directions  [E, d]     direction towards the labels with high scores
     w       weights     [m, E]     weights of the cells in the fit of b and q
 
-Two examples determine an ordering's b almost exactly, so a few examples predict its score on all others.
-Expectation-maximisation fits the effects and their variances (N. M. Laird and J. H. Ware, Biometrics 38, 1982).
+Two examples determine an ordering's b almost exactly, so a few examples predict its score on
+all others. Expectation-maximisation fits the effects and their variances (N. M. Laird and J.
+H. Ware, Biometrics 38, 1982).
 """
 
 from typing import NamedTuple
@@ -52,13 +53,14 @@ class ResponseEffects:
     """The effects of examples and orderings, fitted to log-probabilities.
 
     Attributes:
-        examples, example_variances: Posterior means of a, ``[E, d]``, and their variances, ``[E]``.
+        examples, example_variances: Posterior means of a, ``[E, d]``, and their variances,
+            ``[E]``.
         label_bias, slope: Posteriors of b and q.
         noise: Noise variance of a contrast.
         leverage: Influence of each cell on its own fitted value, from 0 to 1, ``[m, E]``.
         residuals: Residuals of the known cells, 0 for unknown ones, ``[m, E, d]``.
-        num_cells: Effective number of known cells of each ordering, ``[m]``. A cell counts less if few other
-            orderings share its example.
+        num_cells: Effective number of known cells of each ordering, ``[m]``. A cell counts
+            less if few other orderings share its example.
     """
 
     def __init__(self, contrasts: Array, directions: Array, *, is_outsider: Mask, num_sweeps: int = NUM_SWEEPS) -> None:
@@ -127,8 +129,9 @@ class ResponseEffects:
         num_contrasts = len(self._contrasts)
         bias_priors = self._label_bias_variance + np.where(self._is_outsider, OUTSIDER_LABEL_BIAS, 0.0)
         slope_priors = self._slope_variance + np.where(self._is_outsider, OUTSIDER_SLOPE, 0.0)
-        # Compare each cell with its example's effect as estimated from the other orderings alone. An estimate from all
-        # cells repeats part of this cell's noise, which would look like an effect of the ordering.
+        # Compare each cell with its example's effect as estimated from the other orderings
+        # alone. An estimate from all cells repeats part of this cell's noise, which would
+        # look like an effect of the ordering.
         own_precision = self._known / noise
         precision = 1.0 / self.example_variances - own_precision
         scaled = (self._examples / self.example_variances)[:, None] - own_precision * self._example_responses
@@ -195,14 +198,16 @@ class EffectProcess:
 
     Attributes:
         fit: The fitted components, with variances relative to `unit`.
-        means, variances: Posterior means and variances given all orderings, ``[m, k]`` and ``[m]``.
+        means, variances: Posterior means and variances given all orderings, ``[m, k]`` and
+            ``[m]``.
     """
 
     def __init__(
         self, features: Families, kernels: Families, measured: Posterior, *, unit: float, earlier: Variances = None
     ) -> None:
         self.level = measured.prior_mean
-        # Remove the prior from each posterior, which leaves the likelihood of the ordering's own cells.
+        # Remove the prior from each posterior, which leaves the likelihood of the ordering's
+        # own cells.
         posterior = 1.0 / measured.variances
         prior = 1.0 / measured.prior_variances
         self._precisions = np.maximum(posterior - prior, 1e-6)
@@ -238,7 +243,8 @@ class EffectProcess:
         """Return the posterior means ``[c, k]`` and variances ``[c]`` of other orderings.
 
         Args:
-            products: Inner products of their features with those of the fitted orderings, ``[c, m]`` for each family.
+            products: Inner products of their features with those of the fitted orderings,
+                ``[c, m]`` for each family.
             squares: Squared norms of their features, ``[c, families]``.
         """
         *family_variances, own_variance = self.fit.variances

@@ -35,8 +35,9 @@ CHOICE_FAMILIES = ("none", "choice", "choice and none", "choice and number")
 REGION = 1.0  # length scale of "region" in log positions: 1 and 2 are as close as 5 and 10
 NUM_REGION = 0.25  # length scale of "number", relative to the maximum number
 NUM_REFERENCES = 300  # random orderings used to centre and scale the features
-# Maximum pairs of items in "adjacency", shared equally by the blocks. Larger blocks have no such family: a search of a
-# few hundred calls sees few of the pairs of 50 items, but would spend half its time on them.
+# Maximum pairs of items in "adjacency", shared equally by the blocks. Larger blocks have no
+# such family: a search of a few hundred calls sees few of the pairs of 50 items, but would
+# spend half its time on them.
 MAX_PAIRS = 1_500
 
 
@@ -103,7 +104,8 @@ class _Block:
         self._has_pairs = self._size**2 <= MAX_PAIRS // num_blocks
         # If almost every item has its own class, classes add hardly any information.
         self._has_classes = 1 < num_classes <= 2 * self._size / 3
-        # Without choices, there is only one ordering of no items, and the model gives it an effect of its own.
+        # Without choices, there is only one ordering of no items, and the model gives it an
+        # effect of its own.
         self._may_be_empty = bool(space.choices)
 
     def __call__(self, orderings: Sequence[Ordering]) -> dict[str, Array]:
@@ -137,7 +139,8 @@ class _Choice:
 
     Args:
         number: Number of the block.
-        partner: Number of the block whose items the choice may interact with; None if there is none.
+        partner: Number of the block whose items the choice may interact with; None if there
+            is none.
     """
 
     def __init__(self, space: OrderingSpace, number: int, partner: int | None) -> None:

@@ -107,10 +107,10 @@ def expected_gains(
 ) -> Gains:
     """Return the gains of orderings over a reference, by Gaussian conditioning.
 
-    If orderings do not differ, their estimated variance mistakes chance for an effect. So the gains
-    average over scales of this variance, weighted by the likelihood of the scores. The covariance of
-    the errors has `num_examples - 1` degrees of freedom. To be cautious, hypotheses may enlarge it,
-    but never reduce it.
+    If orderings do not differ, their estimated variance mistakes chance for an effect. So the
+    gains average over scales of this variance, weighted by the likelihood of the scores. The
+    covariance of the errors has `num_examples - 1` degrees of freedom. To be cautious,
+    hypotheses may enlarge it, but never reduce it.
     """
     hypotheses = []
     for scale, outsider_scale, error_scale in _factors(outsiders, outsider_scales, num_examples):
@@ -119,7 +119,8 @@ def expected_gains(
         precision = inverse.sum()
         centre = inverse.sum(axis=0) @ means / precision  # Eq. 8
         residuals = means - centre
-        # The mean is estimated by generalised least squares, so use the restricted likelihood.
+        # The mean is estimated by generalised least squares, so use the restricted
+        # likelihood.
         log_determinant = np.linalg.slogdet(inverse)[1]
         log_likelihood = 0.5 * (log_determinant - np.log(precision) - residuals @ inverse @ residuals)
         contrasts = prior - prior[reference]
@@ -136,9 +137,9 @@ def expected_gains(
 def independent_gains(means: Array, noise: Array, *, outsiders: Array, reference: int, num_examples: int) -> Gains:
     """Return gains like `expected_gains`, but for errors that span few dimensions.
 
-    Errors on a few shared examples move many orderings together, so many orderings are hardly more
-    evidence than one. The spread of the means therefore has the effective degrees of freedom of the
-    errors' covariance.
+    Errors on a few shared examples move many orderings together, so many orderings are hardly
+    more evidence than one. The spread of the means therefore has the effective degrees of
+    freedom of the errors' covariance.
 
     Args:
         means: As in `expected_gains`.

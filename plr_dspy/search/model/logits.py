@@ -79,8 +79,8 @@ class LabelLogits:
     Attributes:
         noise: Noise variance of a contrast.
         num_cells: Known cells of each ordering, ``[m]``.
-        effects, effect_variances: Effects of orderings, ``[m, d + 1]``, and the variances of label bias and of
-            slope, ``[m, 2]``.
+        effects, effect_variances: Effects of orderings, ``[m, d + 1]``, and the variances of
+            label bias and of slope, ``[m, 2]``.
         state: Fitted variances of the effects, as JSON data.
     """
 

@@ -43,14 +43,14 @@ from plr_dspy.search.model.score_table import InformationWeights, ScoreTable
 from plr_dspy.search.space import Candidate, Ordering, OrderingSpace, ScoreEstimate, Scores, WholeProgram, best_first
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-# Maximum number of orderings to fit the process to, which bounds the time of a fit. Half are the
-# most promising; the others are spread over the rest for contrast.
+# Maximum number of orderings to fit the process to, which bounds the time of a fit. Half are
+# the most promising; the others are spread over the rest for contrast.
 MAX_MODELLED = 176
 MOST_SCORED = 32  # candidates modelled because they have the most scores, as finalists do
 LEAST_SHARE = 0.5  # minimum share of calls with log-probabilities; below it, scores alone say more
 DEVIATIONS = 1.96  # standard errors from a mean to the ends of its 95 % interval
-# Maximum distance of an expected score from the mean of an ordering's own scores, in standard errors
-# (B. Efron and C. Morris, JASA 67, 1972).
+# Maximum distance of an expected score from the mean of an ordering's own scores, in standard
+# errors (B. Efron and C. Morris, JASA 67, 1972).
 MOST_SHRUNK = 0.7
 
 _LIBRARIES = ThreadpoolController()
@@ -106,8 +106,10 @@ class OrderingModel:
         with_features: Whether to use features, so that similar orderings have similar scores.
 
     Attributes:
-        information_weights: Returns the information per score, see `ScoreTable`; None if it does not vary.
-        keeps_scores: Whether calls keep the metric's scores; False if their answers are calibrated.
+        information_weights: Returns the information per score, see `ScoreTable`; None if it
+            does not vary.
+        keeps_scores: Whether calls keep the metric's scores; False if their answers are
+            calibrated.
         varies_in_length: Whether orderings may show different numbers of demos.
     """
 
@@ -267,7 +269,8 @@ class FittedModel:
 
     Attributes:
         keeps_scores: As in `OrderingModel`.
-        adjective: Describes how answers are revised, such as "calibrated"; empty if they are not.
+        adjective: Describes how answers are revised, such as "calibrated"; empty if they are
+            not.
         variances: JSON data for the next fit to start from.
     """
 
@@ -328,7 +331,8 @@ class FittedModel:
     def _error(self, *orderings: Candidate) -> float:
         """Return the standard error of the sum of mean scores, from the orderings' own calls."""
         rows = self._all_scores[:, [self.orderings.index(ordering) for ordering in set(orderings)]]
-        # With a metric over a set, scores vary more in a row whose decisive examples are rare.
+        # With a metric over a set, scores vary more in a row whose decisive examples are
+        # rare.
         deviations = np.maximum(np.nanstd(self._all_scores, axis=(1, 2)).max(), np.nanstd(rows, axis=2).max(axis=0))
         counts = (~np.isnan(rows[0])).sum(axis=1)
         return float(np.sqrt((deviations**2 / counts).sum()))
@@ -340,7 +344,8 @@ class FittedModel:
     def gains(self, reference: Candidate, *, margin: float = 0.0) -> dict[Candidate, Gain]:
         """Return each fitted ordering's gain over the reference, whose answers stay unrevised.
 
-        Its probabilities are those of a gain above and below ``-margin``, and not above and below 0.
+        Its probabilities are those of a gain above and below ``-margin``, and not above and
+        below 0.
         """
         number = self.orderings.index(reference)
         above_alike = np.ones(len(self.orderings))
@@ -349,10 +354,10 @@ class FittedModel:
         with one_thread():
             label_gains = None if self.responses is None else self.responses.gains(number)
             revision_gain = None if self.responses is None else self.responses.answers.gain_of_revision(number)
-            # Log-probabilities may explain an outsider's scores so well that no further difference
-            # seems likely. To avoid false certainty, also assume that outsiders differ, and keep the
-            # less certain result. Without log-probabilities, the reference may be unlike all others,
-            # because somebody made or chose it.
+            # Log-probabilities may explain an outsider's scores so well that no further
+            # difference seems likely. To avoid false certainty, also assume that outsiders
+            # differ, and keep the less certain result. Without log-probabilities, the
+            # reference may be unlike all others, because somebody made or chose it.
             alternatives: tuple[Sequence[float], ...] = ((1.0,), OUTSIDER_SCALES)
             if label_gains is None:
                 alternatives = (OUTSIDER_SCALES,)

@@ -65,7 +65,8 @@ class PairedProcess:
         values = np.where(table.known, (table.scores - level) / self._unit, 0.0)
         counts = np.maximum(1.0, known.sum(axis=0))
         deviations = known * (values - values.sum(axis=0) / counts)
-        # The laplacian is singular, because a common shift is unknown: take its pseudoinverse.
+        # The laplacian is singular, because a common shift is unknown: take its
+        # pseudoinverse.
         inverse = np.linalg.inv(_laplacian(known) + 1.0 / len(known)) - 1.0 / len(known)
         self._effects = inverse @ deviations.sum(axis=1)
         example_effects = (values - self._effects[:, None] * known).sum(axis=0) / counts
@@ -78,12 +79,14 @@ class PairedProcess:
     def _noise_covariance(self, known: Array, residuals: Array, inverse: Array) -> Array:
         """Return N by the sandwich estimator, shrunk towards independent errors.
 
-        Errors on the same example may be correlated (K.-Y. Liang and S. L. Zeger, Biometrika 73, 1986).
+        Errors on the same example may be correlated (K.-Y. Liang and S. L. Zeger, Biometrika
+        73, 1986).
         """
         count = self._num_examples
         degrees = max(1.0, known.sum() - count - len(known) + 1)
         variance = max(float((residuals**2).sum()) / degrees, MIN_VARIANCE)
-        # Programs that dropped out were scored on fewer examples, where the prior counts for more.
+        # Programs that dropped out were scored on fewer examples, where the prior counts for
+        # more.
         num_examples = np.where(known > 0, known.sum(axis=1, keepdims=True), np.inf).min(axis=0)
         prior_weights = PRIOR_EXAMPLES / (num_examples + PRIOR_EXAMPLES)
         products = (1.0 - prior_weights) * residuals @ residuals.T + variance * _laplacian(known, prior_weights)
@@ -109,7 +112,8 @@ class PairedProcess:
         Args:
             reference: Index of the reference among the programs.
             outsider_scales, may_differ: Ignored, because any program may be an outsider here.
-            num_examples: Assumed number of examples, which affects the variances; None for those seen.
+            num_examples: Assumed number of examples, which affects the variances; None for
+                those seen.
         """
         return self._relative_gains(reference, num_examples).times(self._unit)
 
@@ -138,7 +142,8 @@ class PairedProcess:
         inverses = np.asarray(np.linalg.inv(priors + self._noise), dtype=np.float64)
         sums = inverses.sum(axis=1)
         precisions = sums.sum(axis=1)
-        # The mean effect is estimated by generalised least squares, so use the restricted likelihood (REML).
+        # The mean effect is estimated by generalised least squares, so use the restricted
+        # likelihood (REML).
         centred = self._effects - (sums @ self._effects / precisions)[:, None]
         weighted_effects = (inverses @ centred[..., None])[..., 0]
         log_determinants = np.linalg.slogdet(inverses)[1]
@@ -162,8 +167,8 @@ class PairedProcess:
     def improvements(self, reference: int, num_examples: float) -> Array:
         """Return each program's expected improvement on the reference after more examples, ``[n]``.
 
-        This is the knowledge gradient (P. Frazier, W. Powell and S. Dayanik, SIAM J. Control Optim. 47,
-        2008), relative to the standard deviation of scores.
+        This is the knowledge gradient (P. Frazier, W. Powell and S. Dayanik, SIAM J. Control
+        Optim. 47, 2008), relative to the standard deviation of scores.
 
         Args:
             reference: Index of the program that would be chosen now.

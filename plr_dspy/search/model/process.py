@@ -13,8 +13,9 @@
     b       direction        [C]     effect of the label bias on each class
     g       preferences      [m, E]  interactions of orderings and examples
 
-f is the sum of a linear function of each feature family, a smooth function of l, and an independent effect of each
-ordering (its "own effect"). Candidates without features ("outsiders") have only an own effect.
+f is the sum of a linear function of each feature family, a smooth function of l, and an
+independent effect of each ordering (its "own effect"). Candidates without features
+("outsiders") have only an own effect.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ class _BiasMeasurement:
 class LabelBias:
     """A Gaussian process of the label bias of orderings.
 
-    An ordering with a label bias scores higher on some classes of examples and lower on others. The
-    bias is nearly linear in the ordering's features, but accuracy peaks at a moderate bias (T. Zhao et
-    al., "Calibrate before use", ICML 2021).
+    An ordering with a label bias scores higher on some classes of examples and lower on
+    others. The bias is nearly linear in the ordering's features, but accuracy peaks at a
+    moderate bias (T. Zhao et al., "Calibrate before use", ICML 2021).
 
     Attributes:
         explained: Contribution of the label bias to the scores, ``[m, E]``.
@@ -125,9 +126,11 @@ def _class_direction(sums: Array, counts: Array) -> Array:
 def covariance_of_means(kernels: Families, table: ScoreTable) -> Array:
     """Return the covariance ``[m, m]`` of the errors of mean scores, relative to the variance of one score.
 
-    Similar orderings do well on the same examples, so their errors on shared examples are correlated.
+    Similar orderings do well on the same examples, so their errors on shared examples are
+    correlated.
     """
-    # Nearly identical orderings agree more than linear functions of features allow, so add cubes of the correlations.
+    # Nearly identical orderings agree more than linear functions of features allow, so add
+    # cubes of the correlations.
     sharper = []
     for kernel in kernels:
         lengths = np.sqrt(np.diag(kernel)) + 1e-12
@@ -148,8 +151,8 @@ def covariance_of_means(kernels: Families, table: ScoreTable) -> Array:
 def preference_shares(kernels: Families, residuals: Array, known: Mask) -> Array:
     """Return, for each kernel, the share of the residuals' variance that its preferences explain.
 
-    This is non-negative least squares on products of two orderings' residuals ``[m, E]`` on the same
-    example (J. K. Haseman and R. C. Elston, Behavior Genetics 2, 1972).
+    This is non-negative least squares on products of two orderings' residuals ``[m, E]`` on
+    the same example (J. K. Haseman and R. C. Elston, Behavior Genetics 2, 1972).
     """
     total = float(np.vdot(residuals, residuals))
     if total <= 0.0 or not kernels:
@@ -211,14 +214,17 @@ class AdditiveProcess:
         features: Features of the orderings, ``[m, d]`` for each family.
         table: Scores, with at least one for each ordering.
         classes: Classes of the examples.
-        references: Features of random orderings. No label bias is modelled without them or `classes`.
+        references: Features of random orderings. No label bias is modelled without them or
+            `classes`.
         is_outsider: Whether each candidate has only an own effect, ``[m]``.
         extra_variances: Prior variances in addition to the estimated ones, ``[m]``.
         earlier: The `state` of an earlier fit to start from.
 
     Attributes:
-        mean, variances: Posterior means and variances of the scores on an average example, ``[m]``.
-        unshrunk: Scores on an average example, estimated from each ordering's own scores alone, ``[m]``.
+        mean, variances: Posterior means and variances of the scores on an average example,
+            ``[m]``.
+        unshrunk: Scores on an average example, estimated from each ordering's own scores
+            alone, ``[m]``.
         state: Variances of the components of f and of the label bias, as JSON data.
     """
 
@@ -290,7 +296,8 @@ class AdditiveProcess:
         Args:
             reference: Index of the reference among the fitted orderings.
             outsider_scales: As in `expected_gains`.
-            may_differ: Whether the reference may be unlike all other orderings, as outsiders are.
+            may_differ: Whether the reference may be unlike all other orderings, as outsiders
+                are.
         """
         outsiders = self._outsiders.copy()
         if may_differ:
@@ -311,8 +318,9 @@ class AdditiveProcess:
     ) -> Array:
         """Draw from the joint posterior of the fitted orderings and others, ``[draws, m + c]``.
 
-        Matheron's rule draws from the prior, then corrects by the difference from the scores (J. T. Wilson et al.,
-        "Efficiently sampling functions from Gaussian process posteriors", ICML 2020).
+        Matheron's rule draws from the prior, then corrects by the difference from the scores
+        (J. T. Wilson et al., "Efficiently sampling functions from Gaussian process
+        posteriors", ICML 2020).
 
         Args:
             features: Features of the other orderings.

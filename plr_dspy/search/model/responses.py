@@ -16,10 +16,9 @@
 
     s[o, e]  =  sum_l P[o, e, l] M[e, l]          (4)
 
-The effects give the chances of each label on each example, and the metric scores the labels. Whole
-programs have no effects, and are expected to score like an average ordering. "Unread" replies have
-a score, but no readable label.
-The equation numbers are those of docs/method.md.
+The effects give the chances of each label on each example, and the metric scores the labels.
+Whole programs have no effects, and are expected to score like an average ordering. "Unread"
+replies have a score, but no readable label. The equation numbers are those of docs/method.md.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -48,7 +47,8 @@ class LabelResponses:
         scores: Score of each label on each example, ``[E, L]``.
         logprobs_of: Returns a candidate's log-probabilities on an example, and the indices of
             unseen labels; or None.
-        shares: Share of examples that each label is right for, ``[L]`` or ``[S, L]``; None if even.
+        shares: Share of examples that each label is right for, ``[L]`` or ``[S, L]``; None if
+            even.
         answers: The class of the answers to score: own or calibrated.
         influence: The `ConfusionScores` of a metric over a set; None for other metrics.
     """
@@ -86,7 +86,8 @@ class ResponseModel:
 
     Attributes:
         answers: The answers to score.
-        means, mean_variances: Expected mean scores of the orderings, and their variances, ``[m]``.
+        means, mean_variances: Expected mean scores of the orderings, and their variances,
+            ``[m]``.
         expected: Expected scores of the calls, ``[m, E]``.
         state: Fitted variances of effects and of unread replies, as JSON data.
         num_examples: Number of examples that expected scores are averaged over.
@@ -215,7 +216,8 @@ class ResponseModel:
         if self._unread.process is not None:
             share_gains = self._unread.process.gains(reference).condensed()
             share_gains = share_gains.times(float(self._read_means[reference]) - self._unread.mean_score)
-        # Candidates without log-probabilities count as average orderings, so one stands for all.
+        # Candidates without log-probabilities count as average orderings, so one stands for
+        # all.
         is_mute = self._is_program | (self._logits.num_cells <= 0)
         first_mute = int(is_mute.argmax())
         chosen = ~is_mute
@@ -280,7 +282,8 @@ def _are_drawn(call_scores: Array, logs: Array, label_scores: Array) -> bool:
     chances = softmax(np.maximum(logs[known], MIN_LOG))
     likeliest = np.take_along_axis(of_labels, chances.argmax(axis=1)[:, None], axis=1)[:, 0]
     num_agreeing = np.isclose(call_scores[known], likeliest).sum()
-    # Expected numbers of agreeing calls if all answers are the likeliest labels, or are sampled.
+    # Expected numbers of agreeing calls if all answers are the likeliest labels, or are
+    # sampled.
     num_if_likeliest = len(of_labels)
     num_if_drawn = (chances * np.isclose(of_labels, likeliest[:, None])).sum()
     return bool(2 * num_agreeing < num_if_likeliest + num_if_drawn)

@@ -20,7 +20,8 @@ from plr_dspy.statistics.arrays import Array, Mask
 class UnreadReplies:
     """The mean score of unread replies, and each ordering's share of read ones.
 
-    Orderings may differ far more in this share than in their answers, so it has its own process.
+    Orderings may differ far more in this share than in their answers, so it has its own
+    process.
 
     Attributes:
         mean_score: Mean score of unread replies.
