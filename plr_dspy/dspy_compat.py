@@ -109,6 +109,9 @@ def _without_warnings(logger_name: str, beginning: str) -> Iterator[None]:
         logger.removeFilter(is_kept)
 
 
+COMPILED = "_compiled"  # the attribute that marks a compiled program
+
+
 def is_compiled(program: object) -> bool:
     """Return whether an optimizer has compiled a program."""
     return bool(getattr(program, "_compiled", False))

@@ -25,6 +25,7 @@ import dspy
 import joblib
 from pydantic import BaseModel
 
+from plr_dspy.dspy_compat import COMPILED
 from plr_dspy.programs.copying import attributes, is_language_model
 
 logger = logging.getLogger(__name__)
@@ -160,7 +161,7 @@ def _private_parts(value: object) -> dict[str, object]:
     """Return the private attributes that hold plain values, such as texts and numbers."""
     parts = {}
     for name, part in attributes(value).items():
-        is_private = name.startswith("_") and name != "_compiled" and not SECRET.search(name)
+        is_private = name.startswith("_") and name != COMPILED and not SECRET.search(name)
         if is_private and _is_plain(part):
             parts[name] = part
     return parts

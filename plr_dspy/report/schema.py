@@ -152,7 +152,7 @@ class InstructionScore(Part):
     """An instruction, and the best arrangement with it.
 
     Attributes:
-        origin: "student", "instructions[2]" (in the list passed), "instructions['name'][2]"
+        origin: "student", "instructions[2]" (in the list passed), ``instructions['name'][2]``
             (in the dict passed), "proposed[0]" (by the prompt model), or the name of the
             program that it is from.
         score, interval: Expected score on new examples, of the best arrangement that was
