@@ -115,7 +115,7 @@ class TestCost:
         assert {0, 1} <= numbers <= {0, 1, 2}
         for entry in front:
             if entry.kind == "fixed":
-                shown = [EXAMPLES[0]] * entry.num_demos
+                shown = [EXAMPLES[0] for _ in range(entry.num_demos)]
                 number = entry.instructions["self"]
                 assert entry.prompt_tokens == counted(predictors[number], shown)
                 assert entry.name.endswith(f", instruction {number} of self") == (number > 0)
@@ -270,5 +270,5 @@ class TestSimulatedWorlds:
     def test_without_an_effect_demos_are_saved(self):
         """The student's demos do not help, and the search cannot tell that they are better than none."""
         lost, num_shorter = losses(lambda num_demos: 0.75, 0.05, demos=4)
-        assert lost == [0.0] * NUM_COMPILES
+        assert lost == [0.0 for _ in range(NUM_COMPILES)]
         assert num_shorter >= NUM_COMPILES / 2

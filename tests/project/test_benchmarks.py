@@ -226,7 +226,7 @@ def test_prompts_share_a_beginning_and_are_batched_by_length(monkeypatch):
     assert record_chat.shared_length([[1, 2, 3], [1, 2, 4, 5]], num_own=1) == 2
     assert record_chat.shared_length([[1, 2, 3], [1, 2, 3]], num_own=2) == 1
     monkeypatch.setattr(record_chat, "BATCH_TOKENS", 6)
-    rows = [[0] * length for length in (3, 1, 7, 2, 3)]
+    rows = [[0 for _ in range(length)] for length in (3, 1, 7, 2, 3)]
     assert list(record_chat.batches(rows)) == [[1, 3], [0, 4], [2]]
 
 
