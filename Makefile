@@ -3,7 +3,7 @@
 # make test-vllm  the same against a vLLM server, in an environment of its own (3.5 GB)
 # make test-lowest  runs the tests with the lowest version allowed of each dependency, but for torch (2 GB)
 # make compare  all methods on one task with the embedded local model
-# make evidence  repeats the figures of the docs that need no model, and compares them with the docs (9 minutes)
+# make evidence  repeats the figures of the docs that need no model, and compares them with the docs (5 to 9 minutes)
 # make evidence-live  a short form of the live tables, with the embedded local model (10 minutes)
 # make docs   builds the documentation site into site/
 # make notebooks  runs the notebooks again and keeps their outputs
