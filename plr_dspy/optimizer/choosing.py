@@ -166,10 +166,10 @@ def choose_program(
             Examples that an optimizer has used would favour its programs: pass others.
         valset: More examples, treated like those of the trainset.
         max_metric_calls: Maximum number of program calls; None allows all programs on all
-        examples. max_cost, max_seconds, min_probability, num_threads, max_errors, seed,
-        log_dir, accept_changes,
-            display_progress: As in `PLReorder`. A later race with more programs can reuse
-                `log_dir`.
+            examples.
+        max_cost, max_seconds, min_probability, num_threads, max_errors, seed, accept_changes,
+            display_progress: As in `PLReorder`.
+        log_dir: As in `PLReorder`. A later race with more programs can reuse it.
 
     Returns:
         A copy of the chosen program, its name, and the report.

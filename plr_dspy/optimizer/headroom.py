@@ -155,7 +155,7 @@ class LeverSample(PLFewShot):
     max_metric_calls: Count = 300  # type: ignore[assignment]
     demos: Literal["auto"] = "auto"
     candidates: Literal["labeled"] = "labeled"
-    instructions: list[Annotated[str, Field(min_length=1)]] | None = None
+    instructions: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         if self.instructions and len(program.predictors()) != 1:

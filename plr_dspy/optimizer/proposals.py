@@ -160,7 +160,7 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
             work.describe_data(record.value["text"])
         if failure is not None:
             break
-    log.num_recalled = num_recalled  # They are no program calls.
+    log.num_recalled = num_recalled  # Proposals are not program calls.
     budget.share = 1.0
     budget.expect(cost_of_student)
     _check(setup, proposals, failure)

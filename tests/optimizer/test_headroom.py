@@ -204,6 +204,7 @@ class TestPromises:
             ({"max_metric_calls": True}, "max_metric_calls"),
             ({"max_demos": 0}, "max_demos"),
             ({"instructions": [""]}, "instructions"),
+            ({"instructions": []}, "instructions must have at least 1 item"),
             ({"instructions": ["x"], "program": two_predictors()}, "program with one predictor; it has 2"),
             ({"examples": questions(12)}, "at least 10 examples .* of its 12, 9 are left"),
             ({"examples": questions(2)}, "trainset"),

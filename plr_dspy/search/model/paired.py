@@ -206,9 +206,11 @@ class FittedPrograms(FittedModel):
     process: PairedProcess  # type: ignore[assignment]
 
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
-        """Return the 95 % interval of an expected score; its upper end allows for too much shrinkage.
+        """Return the 95 % interval of an expected score.
 
-        Only the program's own error counts: paired gains cancel the reference's.
+        The upper end starts from the unshrunk score if that is larger, in case shrinkage was
+        too strong. Only the program's own error counts, because the error of the reference
+        cancels in paired gains.
         """
         own = float(self.process.unshrunk[self.orderings.index(ordering)])
         low, _ = super().interval(ordering, score, reference=ordering)
