@@ -96,7 +96,7 @@ class Rival:
 
 def _predictors_of(program: dspy.Module) -> list[dspy.Predict]:
     """Return all predictors, including those in compiled modules."""
-    return [part for _, part in program.named_sub_modules() if isinstance(part, dspy.Predict)]
+    return [predictor for _, predictor in program.named_sub_modules(dspy.Predict)]
 
 
 def _fields(predictor: dspy.Predict) -> tuple[set[str], set[str]]:
