@@ -5,7 +5,6 @@ import html
 import json
 import re
 import sys
-from base64 import b64encode
 
 import dspy
 import pytest
@@ -417,16 +416,12 @@ class TestText:
 
 class TestFigure:
     @pytest.mark.parametrize("kind", REPORTS)
-    def test_every_report_can_be_drawn_and_told(self, kind, tmp_path):
+    def test_every_report_can_be_drawn_and_told(self, kind):
         report = REPORTS[kind]()
-        picture = report.plot()._repr_png_()
-        assert picture.startswith(PNG)
+        assert report.plot()._repr_png_().startswith(PNG)
         assert report._repr_html_().startswith(f"<pre>{report.settings['method']}: ")
         assert str(report).splitlines()[0] == report.details().splitlines()[0]
-        report.to_html(tmp_path / "report.html")
-        page = (tmp_path / "report.html").read_text(encoding="utf-8")
-        assert report.details() in html.unescape(page)
-        assert b64encode(picture).decode() in page
+        assert html.unescape(report._repr_html_()) == f"<pre>{report}</pre>"
 
     def test_shows_scores_of_rounds_and_of_both_programs(self, report):
         (scores,) = report.plot().axes
