@@ -1,4 +1,7 @@
-"""The `plr-dspy` commands: arguments and exit codes. This module imports no slow packages, to keep --help fast."""
+"""The `plr-dspy` commands: arguments and exit codes.
+
+This module imports no slow packages, to keep --help fast.
+"""
 
 import argparse
 import io
@@ -15,12 +18,10 @@ from plr_dspy.runtime import Redactor
 
 Options: TypeAlias = dict[str, dict[str, Any]]
 
-USER_ERROR = 2
-"""Exit code: invalid argument or file."""
-FAILED = 1
-"""Exit code: program, metric, model or machine failure."""
-INTERRUPTED = 130
-"""Exit code: the user pressed Ctrl-C."""
+# Exit codes.
+USER_ERROR = 2  # invalid argument or file
+FAILED = 1  # program, metric, model or machine failure
+INTERRUPTED = 130  # the user pressed Ctrl-C
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
