@@ -7,7 +7,7 @@ compile, see "Where to add" in `docs/architecture.md`.
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from plr_dspy.compiling.choice import Decision, Outcome, compare_finalists, count_evidence
 from plr_dspy.compiling.effect import estimate_effect
@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 # budget allows it.
 MIN_COMPARED = 8
 
-NOT_COMPARED = ", nothing compared"  # appended to the reason to stop
 # After these stops, race and comparison get all calls that the limits still allow. After any
 # other, the search ended early by choice, so they are shortened to the fraction of the search
 # calls that was used.
@@ -106,7 +105,7 @@ class CompileRun(SearchRounds):
             logger.warning("%s, so there is nothing to compare", StopReason.ONE_PROMPT.value)
             return Stop(StopReason.ONE_PROMPT)
         if not self.plan.program_calls:
-            return Stop(StopReason.NO_CALLS, addition=NOT_COMPARED)
+            return Stop(StopReason.NO_CALLS)
         return None
 
     def begin_phase(self, phase: str, *, reserved_calls: int = 0) -> None:
@@ -205,7 +204,7 @@ class CompileRun(SearchRounds):
                 1, and not the best expected gain by the calls on both splits.
         """
         if comparison is None:
-            return self.outcome(stop=replace(self.stop, addition=NOT_COMPARED))
+            return self.outcome()
         finalists = comparison.finalists
         records = self.evaluator.known(dict.fromkeys(finalists, comparison.examples))
         observations = self.observations.with_records(records)
@@ -265,7 +264,7 @@ class CompileRun(SearchRounds):
         effect = None
         if not model.keeps_scores:
             scores = self.scores()
-            scored = [scored for scored in (self.original, candidate) if scored in scores]
+            scored = [known for known in (self.original, candidate) if known in scores]
             if scored:
                 fitted = model.fit(scores, kept=scored)
                 effect = estimate_effect(fitted, scored[0], scored[-1], applied=candidate != self.original)
