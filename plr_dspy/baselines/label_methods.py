@@ -16,7 +16,7 @@ from scipy.stats import entropy
 from plr_dspy.compiling.choice import Decision, Outcome
 from plr_dspy.compiling.paper import random_plan
 from plr_dspy.compiling.plan import Plan, ProblemSize
-from plr_dspy.compiling.run import NOT_COMPARED, CompileRun
+from plr_dspy.compiling.run import CompileRun
 from plr_dspy.dspy_compat import AdapterParseError, set_compiled
 from plr_dspy.errors import UserError
 from plr_dspy.labels.outputs import needed_output, prior_shares
@@ -152,7 +152,7 @@ class LabelRun(CompileRun):
         reason = self.evaluator.budget.refused
         if len(rows) == len(orderings):
             reason = StopReason.ALL_ASKED
-        return self.outcome(Decision(self._winner), Stop(reason or StopReason.TIME, addition=NOT_COMPARED))
+        return self.outcome(Decision(self._winner), Stop(reason or StopReason.TIME))
 
     def _probe(self, orderings: Sequence[Candidate]) -> Rows:
         """Return the call records of each order by input; empty if time or budget runs out first."""

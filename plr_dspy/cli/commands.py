@@ -1,4 +1,7 @@
-"""The `plr-dspy` commands: arguments and exit codes. This module imports no slow packages, to keep --help fast."""
+"""The `plr-dspy` commands: arguments and exit codes.
+
+This module imports no slow packages, to keep --help fast.
+"""
 
 import argparse
 import io
@@ -15,12 +18,10 @@ from plr_dspy.runtime import Redactor
 
 Options: TypeAlias = dict[str, dict[str, Any]]
 
-USER_ERROR = 2
-"""Exit code: invalid argument or file."""
-FAILED = 1
-"""Exit code: program, metric, model or machine failure."""
-INTERRUPTED = 130
-"""Exit code: the user pressed Ctrl-C."""
+# Exit codes.
+USER_ERROR = 2  # invalid argument or file
+FAILED = 1  # program, metric, model or machine failure
+INTERRUPTED = 130  # the user pressed Ctrl-C
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,11 +52,7 @@ def _run(args: argparse.Namespace) -> None:
     if args.command == "report":
         from plr_dspy.report.report import Report
 
-        report = Report.load(args.path)
-        if args.html is None:
-            print(report.details())
-        else:
-            report.to_html(args.html)
+        print(Report.load(args.path).details())
         return
     from plr_dspy.cli import compiling
 
@@ -172,10 +169,7 @@ OF_CHOOSE: Options = {
     "--max-calls": {"type": int, "dest": "max_metric_calls", "help": "maximum program calls (default: unlimited)"},
     "--out": {"type": _new_program, "help": "file for the chosen program (JSON)"},
 }
-OF_REPORT: Options = {
-    "path": {"type": _report_file, "help": "report file, or a folder that contains report.json"},
-    "--html": {"type": _new_file, "metavar": "FILE", "help": "write an HTML page with a figure instead"},
-}
+OF_REPORT: Options = {"path": {"type": _report_file, "help": "report file, or a folder that contains report.json"}}
 COMMANDS = {
     "compile": ("find the best order or choice of a program's demos, and save the program", OF_PROGRAM | OF_COMPILE),
     "evaluate": ("compare the scores of a program and of its saved versions", OF_PROGRAM | OF_EVALUATE),

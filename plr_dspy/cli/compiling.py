@@ -1,12 +1,12 @@
 """Runs the commands `compile`, `evaluate` and `choose` with parsed arguments."""
 
 import argparse
-import contextlib
 import importlib
 import inspect
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -33,26 +33,23 @@ SET_METRICS: dict[str, type[SetMetric]] = {"f1": F1, "mcc": MatthewsCorrelation,
 
 
 def run_compile(args: argparse.Namespace) -> None:
-    """Order or choose a program's demos and save it with its report; with --estimate, only print the cost."""
+    """Order or choose demos, and save program and report; with --estimate, only print the cost."""
     if args.max_demos and not args.select:
         raise UserError("--max-demos needs --select: pass both, or neither")
     if args.out is None and not args.estimate:
         raise UserError("--out is missing: pass a file for the program, or pass --estimate")
     program = _named_program(args.program, args.demos)
     metric = _named_metric(args.metric, program)
-    trainset = read_examples(args.train, args.inputs, program)
-    valset = None
-    if args.val is not None:
-        valset = read_examples(args.val, args.inputs, program)
+    examples = _examples(args, program)
     if args.out is not None:
-        _check_saveable(program, trainset, adds_demos=bool(args.select))
+        _check_saveable(program, examples["trainset"], adds_demos=bool(args.select))
     optimizer = _optimizer(args, metric)
     with _language_model(args):
         if args.estimate:
-            print(optimizer.estimate(program, trainset=trainset, valset=valset))
+            print(optimizer.estimate(program, **examples))
             return
         try:
-            optimizer.compile(program, trainset=trainset, valset=valset).save(args.out)
+            optimizer.compile(program, **examples).save(args.out)
         finally:
             if optimizer.report is not None:
                 if args.report is not None:
@@ -88,26 +85,33 @@ def run_choose(args: argparse.Namespace) -> None:
         else:
             programs[reference] = _named_program(reference, None)
     metric = _named_metric(args.metric, first)
-    trainset = read_examples(args.train, args.inputs, first)
-    valset = None if args.val is None else read_examples(args.val, args.inputs, first)
-    names = inspect.signature(choose_program).parameters.keys() - {"programs", "metric", "trainset", "valset"}
-    options = {name: value for name, value in vars(args).items() if name in names and value is not None}
+    examples = _examples(args, first)
+    names = inspect.signature(choose_program).parameters.keys() - {"programs", "metric"}
     with _language_model(args):
-        choice = choose_program(programs, metric, trainset, valset=valset, **options)
+        choice = choose_program(programs, metric, **examples, **_passed(args, names))
     if args.report is not None:
         choice.report.save(args.report)
     print(choice.report.details())
     print(f"chosen: {choice.name}")
     if args.out is not None:
         choice.program.save(args.out)
-        loading = f"plr_dspy.load_program(student, {str(args.out)!r})"
-        print(f"saved in {args.out}; load it: {loading}, with {choice.name!r} as the student")
+        print(f"saved in {args.out}")
+
+
+def _examples(args: argparse.Namespace, program: dspy.Module) -> dict[str, Any]:
+    """Read the examples of --train and, if it is given, of --val."""
+    paths = {"trainset": args.train, "valset": args.val}
+    return {name: read_examples(path, args.inputs, program) for name, path in paths.items() if path is not None}
+
+
+def _passed(args: argparse.Namespace, names: Collection[str]) -> dict[str, Any]:
+    """Return the arguments with these names that the user passed or that have a default."""
+    return {name: value for name, value in vars(args).items() if name in names and value is not None}
 
 
 def _optimizer(args: argparse.Namespace, metric: Metric) -> PLReorder | PLFewShot:
     optimizer_class = PLFewShot if args.select else PLReorder
-    names = {field.name for field in fields(optimizer_class)} - {"metric", "demos"}
-    options = {name: value for name, value in vars(args).items() if name in names and value is not None}
+    options = _passed(args, {field.name for field in fields(optimizer_class)} - {"metric", "demos"})
     if args.select:
         options["demos"] = args.select
     return optimizer_class(metric, **options)
@@ -137,34 +141,34 @@ def _named_metric(reference: str, program: dspy.Module) -> Metric:
     return metric_class(field=field)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _language_model(args: argparse.Namespace) -> Iterator[None]:
     """Configure DSPy with the chosen model and adapter within the context."""
     options: dict[str, Any] = {}
     if args.max_tokens is not None:
         options["max_tokens"] = args.max_tokens
     adapter = args.adapter or ("plain" if args.lm == "local" else "chat")
-    with contextlib.ExitStack() as stack:
-        if args.lm == "local":
-            lm = stack.enter_context(local_lm("completion" if adapter == "plain" else "chat", **options))
-        elif adapter == "plain":
-            if args.api_base is None:
-                raise UserError(
-                    "--api-base is missing: pass the address of a completions endpoint, which plain prompts need"
-                )
-            lm = completion_lm(args.lm, api_base=args.api_base, api_key_env=args.api_key_env, **options)
-        else:
-            if args.api_base is not None:
-                options["api_base"] = args.api_base
-            if args.api_key_env is not None:
-                options["api_key"] = os.environ.get(args.api_key_env)
-            lm = dspy.LM(args.lm, **options)
-        with dspy.context(lm=lm, adapter=ADAPTERS[adapter]()):
-            yield
+    if args.lm == "local":
+        model: AbstractContextManager[dspy.BaseLM] = local_lm("completion" if adapter == "plain" else "chat", **options)
+    elif adapter == "plain":
+        if args.api_base is None:
+            raise UserError(
+                "--api-base is missing: pass the address of a completions endpoint, which plain prompts need"
+            )
+        lm = completion_lm(args.lm, api_base=args.api_base, api_key_env=args.api_key_env, **options)
+        model = nullcontext(lm)
+    else:
+        if args.api_base is not None:
+            options["api_base"] = args.api_base
+        if args.api_key_env is not None:
+            options["api_key"] = os.environ.get(args.api_key_env)
+        model = nullcontext(dspy.LM(args.lm, **options))
+    with model as lm, dspy.context(lm=lm, adapter=ADAPTERS[adapter]()):
+        yield
 
 
 def _named_object(reference: str) -> Any:
-    """Import an object by its reference; a file can import modules in its folder, and runs only once."""
+    """Import an object by its reference. A file can import modules in its folder."""
     place, _, name = reference.rpartition(":")
     folder = Path.cwd()
     module_name = place

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from scipy import special
 
-from plr_dspy.compiling.comparison import ENOUGH_DIFFERING, MIN_ODDS, MeasuredGain, comparison, measure_gain
-from plr_dspy.compiling.effect import effect_on_set_metric, estimate_effect, revision_of
+from plr_dspy.compiling.comparison import ENOUGH_DIFFERING, MIN_ODDS, comparison, measure_gain
+from plr_dspy.compiling.effect import effect_on_set_metric, estimate_effect
 from plr_dspy.plackett_luce.distribution import PlackettLuce
 from plr_dspy.report.schema import CalibrationEffect, Comparison, Evidence, Iteration
 from plr_dspy.report.stop import Stop
@@ -25,24 +25,16 @@ class Result:
     """The score of a finalist and its gain over the original.
 
     Attributes:
-        origin: "original", "best seen", "mode" or "draw"; "calibrated" is the original with
-            calibrated answers.
         ordering: The finalist.
         score: Mean score on the compared examples; for a metric over a set, its value there.
         gain: Gain over the original on new examples, clipped to the range of scores.
         estimate: Expected gain before clipping, which ranks the finalists.
     """
 
-    origin: str
     ordering: Candidate
     score: float
     gain: Gain
     estimate: float = 0.0
-
-    def measured(self, by_metric: MeasuredGain) -> "Result":
-        """Return the result with the score and gain that the set metric itself gives."""
-        gain = by_metric.gain
-        return replace(self, score=by_metric.comparison.chosen, gain=gain, estimate=gain.expected)
 
 
 @dataclass(frozen=True)
@@ -54,8 +46,6 @@ class Decision:
         chosen: Index of its result in `candidates`; None without a comparison.
         effect: Effect of calibration; None without log-probabilities.
         fitted: Model fitted to all scores, including those of the final comparison.
-        answered: For a metric over a set, each example with the original's and the chosen
-            candidate's answer.
     """
 
     ordering: Candidate
@@ -65,22 +55,24 @@ class Decision:
     evidence: Evidence | None = None
     effect: CalibrationEffect | None = None
     fitted: FittedModel | None = None
-    answered: Sequence[tuple[int, str | None, str | None]] = ()
 
     @property
     def revision(self) -> Revision | None:
         """The revision of the chosen candidate's answers; None if they are unchanged."""
-        return revision_of(self.effect)
+        effect = self.effect
+        if effect is None or not effect.applied:
+            return None
+        return Revision(tuple(effect.offsets), tuple(effect.shares))
 
     def scale_of_metric(self, reference: Candidate) -> Callable[[float], float]:
-        """Return a function that converts the model's expected scores to the scale of the comparison.
+        """Return a function that converts expected scores to the scale of the comparison.
 
         The model approximates a metric over a set linearly, so its gains over the reference
         are scaled to the expected gain in the comparison.
         """
         fitted = self.fitted
         comparison = self.comparison
-        if fitted is None or comparison is None or comparison.expected_original is None:
+        if fitted is None or comparison is None:
             return float
         start = comparison.expected_original[0]
         before = fitted.as_it_is(reference)
@@ -103,7 +95,7 @@ class Outcome:
 
 
 def compare_finalists(
-    finalists: Mapping[Candidate, str],
+    finalists: Sequence[Candidate],
     examples: Sequence[int],
     observations: Observations,
     model: OrderingModel,
@@ -115,27 +107,29 @@ def compare_finalists(
     """Choose among finalists, and compare the chosen one with the original.
 
     Args:
-        finalists: Origins by finalist, the original first.
+        finalists: The finalists, the original first.
         examples: Examples that all finalists were scored on.
         observations: The calls to decide by.
         min_probability, by_score: As in `choose`.
         num_dropped: Number of other candidates, which dropped out because of their scores on
             these examples.
     """
-    original, *_ = finalists
+    original = finalists[0]
     scores = observations.counted()
-    fitted = model.fit(scores, kept=list(finalists))
+    fitted = model.fit(scores, kept=finalists)
     results = _results(finalists, examples, scores, fitted)
+    num_candidates = num_dropped + len(results)
     metric = observations.effective
-    measured: list[MeasuredGain] = []
+    by_metric: list[tuple[Gain, Comparison]] = []
     if isinstance(metric, ConfusionScores):
-        measured = _measure(results, observations, metric, fitted, num_dropped)
-        results = [result.measured(by_metric) for result, by_metric in zip(results, measured, strict=True)]
-    promising = max(results[1:], key=lambda result: result.gain.probability).ordering
-    compared: Scores = fitted.counted(scores)
+        by_metric = _measure(results, observations, metric, fitted, num_candidates)
+        for number, (gain, measured) in enumerate(by_metric):
+            results[number] = Result(results[number].ordering, measured.chosen, gain, gain.expected)
+    counted = fitted.counted(scores)
     if fitted.keeps_scores:
-        compared = observations.scores()  # A set metric may weight equal scores differently.
-    evidence = count_evidence(compared, original, promising)
+        counted = observations.scores()  # A set metric may weight equal scores differently.
+    promising = max(results[1:], key=lambda result: result.gain.probability).ordering
+    evidence = count_evidence(counted, original, promising)
     chosen = 0
     if evidence.num_differing or not fitted.keeps_scores:
         chosen = choose(results, min_probability=min_probability, by_score=by_score)
@@ -143,60 +137,92 @@ def compare_finalists(
         results = [replace(result, gain=Gain(0.0, 0.0)) for result in results]
     ordering = results[chosen].ordering
     if chosen:
-        evidence = count_evidence(compared, original, ordering)
-    decision = Decision(
-        ordering,
-        candidates=results,
-        chosen=chosen,
-        evidence=evidence,
-        effect=estimate_effect(fitted, original, ordering, applied=chosen > 0),
-        fitted=fitted,
-    )
+        evidence = count_evidence(counted, original, ordering)
+    effect = estimate_effect(fitted, original, ordering, applied=chosen > 0)
     if isinstance(metric, ConfusionScores):
-        return _with_set_metric(decision, measured, observations, metric)
-    gain = results[chosen].gain
-    before = fitted.as_it_is(original)
-    after = before + gain.expected
-    chosen_scores = fitted.counted(scores) if chosen else scores
-    compared_scores = comparison(
-        [scores[original][example] for example in examples],
-        [chosen_scores[ordering][example] for example in examples],
-        num_candidates=num_dropped + len(results),
-        gain=gain,
-        expected_original=(before, *fitted.interval(original, before, reference=original)),
-        expected_chosen=(after, *fitted.interval(ordering, after, reference=original)),
-    )
-    return replace(decision, comparison=compared_scores)
+        compared = by_metric[chosen][1]
+        results[0] = replace(results[0], score=compared.original)
+        if effect is not None:
+            effect = effect_on_set_metric(effect, metric, observations.records, fitted, original)
+    else:
+        compared = _compare_means(results, chosen, examples, scores, fitted, num_candidates)
+    return Decision(ordering, compared, results, chosen, evidence, effect, fitted)
 
 
 def _results(
-    finalists: Mapping[Candidate, str], examples: Sequence[int], scores: Scores, fitted: FittedModel
+    finalists: Sequence[Candidate], examples: Sequence[int], scores: Scores, fitted: FittedModel
 ) -> list[Result]:
-    """Return the finalists' results by the score model, starting with the unchanged original."""
-    original, *_ = finalists
-    entries = [(origin, ordering) for ordering, origin in finalists.items()]
-    if not fitted.keeps_scores:
-        entries.insert(1, (fitted.adjective, original))
+    """Return the finalists' results by the score model, starting with the unchanged original.
+
+    If answers are calibrated, the second is the calibrated original.
+    """
+    original = finalists[0]
     before = fitted.as_it_is(original)
     counted = fitted.counted(scores)
     gains = fitted.gains(original)
     expected = fitted.expected_scores(original)
     results = []
-    for number, (origin, ordering) in enumerate(entries):
-        row = counted[ordering] if number else scores[original]
-        score = math.fsum(row[example] for example in examples) / len(examples)
-        if number == 0 and not fitted.keeps_scores:
-            results.append(Result(origin, ordering, score, Gain(0.0, 0.0)))
-            continue
+    if not fitted.keeps_scores:
+        results.append(Result(original, _mean(scores[original], examples), Gain(0.0, 0.0)))
+    for ordering in finalists:
         gain = replace(gains[ordering], expected=round(expected[ordering] - before, 9) + 0.0)  # never -0.0
-        if number and fitted.responses is None:
+        if results and fitted.responses is None:
             gain = _limit_certainty(gain, scores[original], scores[ordering])
-        results.append(Result(origin, ordering, score, gain, gains[ordering].expected))
+        results.append(Result(ordering, _mean(counted[ordering], examples), gain, gains[ordering].expected))
     return results
 
 
+def _mean(row: Mapping[int, float], examples: Sequence[int]) -> float:
+    return math.fsum(row[example] for example in examples) / len(examples)
+
+
+def _measure(
+    results: Sequence[Result],
+    observations: Observations,
+    metric: ConfusionScores,
+    fitted: FittedModel,
+    num_candidates: int,
+) -> list[tuple[Gain, Comparison]]:
+    """Measure the gains of all finalists with the set metric itself."""
+    before = metric.answers(observations.records[results[0].ordering], {})
+    measured = []
+    for number, result in enumerate(results):
+        labels = fitted.revised_labels(result.ordering) if number else {}
+        after = metric.answers(observations.records[result.ordering], labels)
+        gain = measure_gain(
+            metric, before, after, result.gain, num_orderings=len(fitted.orderings), num_candidates=num_candidates
+        )
+        measured.append(gain)
+    return measured
+
+
+def _compare_means(
+    results: Sequence[Result],
+    chosen: int,
+    examples: Sequence[int],
+    scores: Scores,
+    fitted: FittedModel,
+    num_candidates: int,
+) -> Comparison:
+    """Compare the chosen result with the unchanged original by their mean scores."""
+    original = results[0].ordering
+    ordering = results[chosen].ordering
+    gain = results[chosen].gain
+    chosen_scores = fitted.counted(scores) if chosen else scores
+    before = fitted.as_it_is(original)
+    after = before + gain.expected
+    return comparison(
+        [scores[original][example] for example in examples],
+        [chosen_scores[ordering][example] for example in examples],
+        num_candidates=num_candidates,
+        gain=gain,
+        expected_original=(before, *fitted.interval(original, before, reference=original)),
+        expected_chosen=(after, *fitted.interval(ordering, after, reference=original)),
+    )
+
+
 def choose(results: Sequence[Result], *, min_probability: float | None = None, by_score: bool = False) -> int:
-    """Return the index of the result with the best estimate; with `by_score`, the best score (PLR Algorithm 1).
+    """Return the index of the result with the best estimate or, with `by_score`, the best score.
 
     The original is first, and a result must be `likely` better to replace it. Ties go to the
     first.
@@ -238,86 +264,8 @@ def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[i
     return replace(gain, probability=min(gain.probability, probability))
 
 
-def _measure(
-    results: Sequence[Result],
-    observations: Observations,
-    metric: ConfusionScores,
-    fitted: FittedModel,
-    num_dropped: int,
-) -> list[MeasuredGain]:
-    """Measure the gains of all finalists with the set metric itself."""
-    original, *others = results
-    before = metric.answers(observations.records[original.ordering], {})
-    answers = [before]
-    for result in others:
-        labels = fitted.revised_labels(result.ordering)
-        answers.append(metric.answers(observations.records[result.ordering], labels))
-    num_candidates = num_dropped + len(results)
-    measured = []
-    for result, after in zip(results, answers, strict=True):
-        gain = measure_gain(
-            metric, before, after, result.gain, num_orderings=len(fitted.orderings), num_candidates=num_candidates
-        )
-        measured.append(gain)
-    return measured
-
-
-def _with_set_metric(
-    decision: Decision, measured: Sequence[MeasuredGain], observations: Observations, metric: ConfusionScores
-) -> Decision:
-    """Return the decision, with its comparison and effect by the set metric."""
-    fitted = decision.fitted
-    assert fitted is not None and decision.chosen is not None
-    by_metric = measured[decision.chosen]
-    original, *others = decision.candidates
-    original = replace(original, score=by_metric.comparison.original)
-    effect = decision.effect
-    if effect is not None:
-        effect = effect_on_set_metric(
-            effect,
-            metric,
-            observations.records,
-            fitted,
-            original=original.ordering,
-            chosen=decision.ordering,
-            compared=by_metric.comparison,
-        )
-    return replace(
-        decision,
-        comparison=by_metric.comparison,
-        candidates=[original, *others],
-        effect=effect,
-        answered=by_metric.answered,
-    )
-
-
-def decide_without_comparison(
-    ordering: Candidate,
-    original: Candidate,
-    scores: Callable[[], Scores],
-    model: OrderingModel,
-    *,
-    evidence: Evidence | None = None,
-) -> Decision:
-    """Return the decision for a candidate that was not compared with the original.
-
-    Args:
-        scores: Returns all scores so far.
-        evidence: Evidence on differences between candidates, if any.
-    """
-    decision = Decision(ordering, evidence=evidence)
-    if model.keeps_scores:
-        return decision
-    known_scores = scores()
-    scored = [candidate for candidate in (original, ordering) if candidate in known_scores]
-    if not scored:
-        return decision
-    fitted = model.fit(known_scores, kept=scored)
-    return replace(decision, effect=estimate_effect(fitted, scored[0], scored[-1], applied=ordering != original))
-
-
 def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:
-    """Count the examples with several scores, those whose scores differ, and those that all of `compared` share."""
+    """Count examples with several scores, with different scores, and with scores of all `compared`."""
     by_example: dict[int, list[float]] = defaultdict(list)
     for row in scores.values():
         for example, score in row.items():

@@ -1,11 +1,11 @@
 """Comparisons of a finalist with the original, by mean scores or by a metric over a set."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from plr_dspy.report.schema import Comparison
+from plr_dspy.report.schema import Comparison, ScoreRange
 from plr_dspy.scoring.confusion_scores import Answers, ConfusionScores
 from plr_dspy.search.model.ordering_model import DEVIATIONS, Gain
 from plr_dspy.statistics.arrays import Array
@@ -13,7 +13,7 @@ from plr_dspy.statistics.comparisons import paired_interval
 
 CONFIDENCE = 0.95
 MIN_ODDS = 3.0  # to replace the original, a gain must be this many times as likely as a loss
-ENOUGH_DIFFERING = 20  # minimum examples with different scores to trust the normal model's probability
+ENOUGH_DIFFERING = 20  # minimum examples with different scores to trust the normal model
 
 
 def comparison(
@@ -22,15 +22,16 @@ def comparison(
     *,
     num_candidates: int,
     gain: Gain,
-    **expected: tuple[float, float, float],
+    expected_original: ScoreRange,
+    expected_chosen: ScoreRange,
 ) -> Comparison:
-    """Compare the original with the best of several candidates by their scores on the same examples.
+    """Compare the original with the best of several candidates by their mean scores.
 
     Args:
-        original, chosen: Scores of the two candidates, in the same order of examples.
+        original, chosen: Scores of the two candidates on the same examples.
         num_candidates: Number of candidates, including the original.
         gain: Gain of the chosen candidate on new examples, by the score model.
-        expected: `expected_original` and `expected_chosen`, as in `Comparison`.
+        expected_original, expected_chosen: As in `Comparison`.
     """
     gains = [after - before for before, after in zip(original, chosen, strict=True)]
     scores = [0.0, 1.0, *original, *chosen]
@@ -42,14 +43,14 @@ def comparison(
         chosen=sum(chosen) / len(chosen),
         gain=mean_gain,
         interval=(max(low, -largest), min(high, largest)),
-        confidence=CONFIDENCE,
         num_examples=len(gains),
         num_candidates=num_candidates,
         expected_gain=gain.expected,
         probability=gain.probability,
         probability_worse=gain.worse,
         gain_interval=_interval_of_expected(gain, mean_gain, largest),
-        **expected,
+        expected_original=expected_original,
+        expected_chosen=expected_chosen,
     )
 
 
@@ -67,25 +68,10 @@ def _interval_of_expected(gain: Gain, observed: float, largest: float) -> tuple[
     return round(least, 6), round(most, 6)
 
 
-@dataclass(frozen=True)
-class MeasuredGain:
-    """The gain of a finalist, measured with a metric over a set.
-
-    Attributes:
-        gain: Gain on new examples.
-        comparison: Comparison with the original on the examples that both answered.
-        answered: Each of these examples with the original's and the finalist's answer.
-    """
-
-    gain: Gain
-    comparison: Comparison
-    answered: Sequence[tuple[int, str | None, str | None]]
-
-
 def measure_gain(
     metric: ConfusionScores, before: Answers, after: Answers, gain: Gain, *, num_orderings: int, num_candidates: int
-) -> MeasuredGain:
-    """Compare a finalist with the original by the set metric itself.
+) -> tuple[Gain, Comparison]:
+    """Return a finalist's gain on new examples, and its comparison, by the set metric itself.
 
     The score model approximates the metric linearly. If the metric gained less than this
     approximation, reduce the model's expected gain. A bootstrap over the examples that both
@@ -141,7 +127,6 @@ def measure_gain(
         chosen=value_after,
         gain=observed,
         interval=(max(min(float(least), observed), -largest), min(max(float(most), observed), largest)),
-        confidence=CONFIDENCE,
         num_examples=len(both),
         num_candidates=num_candidates,
         expected_gain=expected,
@@ -151,7 +136,7 @@ def measure_gain(
         expected_original=(as_it_is, metric.clip(as_it_is + lower[0]), metric.clip(as_it_is + upper[0])),
         expected_chosen=(expected_chosen, metric.clip(expected_chosen + lower[1]), metric.clip(highest + upper[1])),
     )
-    return MeasuredGain(measured, compared, answered)
+    return measured, compared
 
 
 def _expected_by_metric(expected: float, observed: float, linear_gain: float) -> float:

@@ -1,9 +1,7 @@
 """A race of whole programs, from the first examples to the outcome.
 
-All programs are scored on the same examples, so differences in difficulty cancel. Each round
-drops the programs that further examples are unlikely to make the leader. The race ends once
-further examples are unlikely to change the choice. It needs no held-out comparison, because
-the model corrects for selection bias.
+All programs are scored on the same examples, so differences in difficulty cancel. No examples
+are held out, because the model corrects for selection bias.
 """
 
 import math
@@ -12,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from plr_dspy.compiling.choice import Outcome, likely
 from plr_dspy.compiling.futility import FIRST_ANSWERS
-from plr_dspy.compiling.run import NOT_COMPARED, CompileRun, FinalComparison
+from plr_dspy.compiling.run import CompileRun, FinalComparison
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.scoring.evaluator import Wanted
 from plr_dspy.scoring.observations import Observations
@@ -54,13 +52,10 @@ class EliminationRun(CompileRun):
         while stop is None:
             stop = self.play_round(self.search.ask()) or self.check_stoppers()
         self.stop = stop
-        comparison = self._final_comparison()
-        if not comparison.finalists:
-            return self.outcome(stop=replace(stop, addition=NOT_COMPARED))
-        return self.outcome(self.decide(comparison, self.observations))
+        return self.decide(self._final_comparison())
 
     def play_round(self, candidates: Sequence[Candidate]) -> Stop | None:
-        """Score the remaining programs on the same new examples. Return the reason to stop; None to continue."""
+        """Score the remaining programs on the same new examples. Return the reason to stop, if any."""
         if self._num_scored == len(self._examples):
             return Stop(StopReason.ALL_EXAMPLES)
         budget = self.evaluator.budget
@@ -83,13 +78,13 @@ class EliminationRun(CompileRun):
         return None
 
     def _check_first_replies(self, wanted: Wanted) -> None:
-        """Make the first calls of all programs, and raise RuntimeError if almost no reply of any can be parsed."""
+        """Make the first calls, and raise RuntimeError if almost no reply of any program can be parsed."""
         num_examples = math.ceil(FIRST_ANSWERS / len(wanted))
         self.evaluator.evaluate({program: examples[:num_examples] for program, examples in wanted.items()})
         self._futility.check()
 
     def check_stoppers(self) -> Stop | None:
-        """Drop the programs that are unlikely to win. Return the reason to stop; None to continue."""
+        """Drop the programs that are unlikely to win. Return the reason to stop, if any."""
         stop = super().check_stoppers()
         if stop is not None:
             return stop
@@ -112,8 +107,8 @@ class EliminationRun(CompileRun):
         challengers = [program for program in self.search.alive[1:] if likely(gains[program], self.min_probability)]
         return max([self.original, *challengers], key=lambda program: gains[program].expected)
 
-    def _final_comparison(self) -> FinalComparison:
-        """Return the comparison of the programs that were scored in all complete rounds."""
+    def _final_comparison(self) -> FinalComparison | None:
+        """Return the programs that were scored in all complete rounds; None if fewer than two."""
         min_examples = max(1, self._num_scored)
         programs = [self.original, *self.search.space.programs]
         finalists = [program for program in programs if self.observations.count(program) >= min_examples]
@@ -121,8 +116,5 @@ class EliminationRun(CompileRun):
             raise self.evaluator.nothing_ran(self.observations.every_record())
         examples, _ = self.observations.table(finalists, self._examples)
         if len(finalists) < 2 or not examples:
-            return FinalComparison({}, [], {})
-        origins = dict.fromkeys(finalists, "best seen")
-        origins[self.original] = "original"
-        records = self.evaluator.known(dict.fromkeys(finalists, examples))
-        return FinalComparison(origins, examples, records, num_dropped=len(programs) - len(finalists))
+            return None
+        return FinalComparison(finalists, examples, num_dropped=len(programs) - len(finalists))

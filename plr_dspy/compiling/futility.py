@@ -1,5 +1,6 @@
 """The check that ends a search early if it cannot find an improvement."""
 
+import itertools
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -28,15 +29,11 @@ class FutilityCheck:
     sample: Callable[[], str] = str  # returns one of the program's answers
     compares: bool = True  # whether to stop if all scores and answers are equal
     advice: str = "try another adapter"  # advice if replies cannot be parsed
-    by_program: bool = False  # whether prompts are competing programs; one with parsable replies is enough to go on
+    by_program: bool = False  # whether prompts are programs, of which one with parsable replies is enough
     has_warned: bool = False
 
     def check(self) -> str:
-        """Return the reason to stop the search early, or an empty string.
-
-        Raises:
-            RuntimeError: If almost no answers can be parsed.
-        """
+        """Return the reason to stop, if any; raise RuntimeError if almost no answer can be parsed."""
         by_prompt: dict[str, list[CallRecord]] = defaultdict(list)
         by_example: dict[int, list[CallRecord]] = defaultdict(list)
         for (prompt, example), record in self.evaluator.records_asked().items():
@@ -57,14 +54,9 @@ class FutilityCheck:
         return reason
 
     def _check_parsed(self, prompts: Sequence[Sequence[CallRecord]]) -> None:
-        """Warn if many answers cannot be parsed; raise if almost none can. Records are grouped by prompt."""
-        unparsable = []
-        num_calls = 0
-        is_readable = False
-        for records in prompts:
-            num_calls += len(records)
-            unparsable += _unparsable(records)
-            is_readable = is_readable or self._is_readable(records)
+        """Warn if many answers to the prompts cannot be parsed; raise if almost none can."""
+        unparsable = list(itertools.chain.from_iterable(map(_unparsable, prompts)))
+        num_calls = sum(map(len, prompts))
         if num_calls < FIRST_ANSWERS or len(unparsable) < MOSTLY_UNPARSED * num_calls:
             return
         cause = main_cause(record.error for record in unparsable)
@@ -73,7 +65,7 @@ class FutilityCheck:
         message = f"{share} answers could not be parsed. One error: {first.message}. To fix this, {self.advice}"
         if cause is not None:
             message = f"{share} calls failed ({first.error}: {first.message}): {cause.cure}"
-        if len(unparsable) >= UNPARSED * num_calls and not is_readable:
+        if len(unparsable) >= UNPARSED * num_calls and not any(map(self._is_readable, prompts)):
             raise RuntimeError(message)
         if num_calls >= ENOUGH_ANSWERS and not self.has_warned:
             logger.warning("%s", message)
@@ -86,7 +78,7 @@ class FutilityCheck:
         return len(records) > 1 and not any(record.outcome for record in records)
 
     def _find_no_difference(self, examples: Sequence[Sequence[CallRecord]]) -> str:
-        """Return the reason to stop if no score differs, or an empty string. Records are grouped by example."""
+        """Return the reason to stop if no score differs on any example, or an empty string."""
         scores: list[float] = []
         num_differing = 0
         for records in examples:

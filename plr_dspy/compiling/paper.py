@@ -1,14 +1,13 @@
-"""PLR Algorithm 1 and random search, which score each order on all train examples and decide on the selection split."""
+"""PLR Algorithm 1 and random search, which score each order on all train examples."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from plr_dspy.compiling.choice import Outcome
 from plr_dspy.compiling.plan import Plan, ProblemSize
-from plr_dspy.compiling.run import NOT_COMPARED, CompileRun
+from plr_dspy.compiling.run import CompileRun
 from plr_dspy.errors import UserError
 from plr_dspy.report.stop import Stop, StopReason
-from plr_dspy.scoring.observations import Observations
 from plr_dspy.search.space import Candidate
 
 
@@ -40,7 +39,7 @@ NOTHING_TO_DO = PaperPlan(max_metric_calls=0)  # plan of a compile that needs no
 
 
 def paper_plan(size: ProblemSize, max_metric_calls: int | None = None, **shape: float | None) -> PaperPlan:
-    """Return the plan with the paper's values: 15 rounds of 15 orders, an elite fraction of 0.2, and 10 final draws.
+    """Return the plan with the values of the paper.
 
     Args:
         max_metric_calls: Budget in program calls; None for no limit.
@@ -110,7 +109,7 @@ class PaperRun(CompileRun):
             self.min_probability = 0.0
 
     def run(self) -> Outcome:
-        """Sample and score orders, refit the distribution, and choose the best finalist on the selection split."""
+        """Sample and score orders, refit the distribution, and choose the best finalist."""
         nothing_to_do = self.reason_not_to_begin()
         if nothing_to_do is not None:
             return self.outcome(stop=nothing_to_do)
@@ -127,21 +126,14 @@ class PaperRun(CompileRun):
         fraction = 1.0
         if stop.reason is not StopReason.ALL_ROUNDS:
             fraction = self.remaining_calls().fraction
-        comparison = self.compare(self.finalists(), fraction)
-        if not comparison.finalists:
-            return self.outcome(stop=replace(self.stop, addition=NOT_COMPARED))
-        selection = Observations(self.evaluator.effective).with_records(comparison.records)
-        return self.outcome(self.decide(comparison, selection, by_score=True))
+        return self.decide(self.compare(self.finalists(), fraction), by_score=True)
 
-    def finalists(self) -> dict[Candidate, str]:
-        """Return the original, the best orders seen, the mode, and K draws from the final distribution."""
+    def finalists(self) -> list[Candidate]:
+        """Return the original, the best orders, the mode, and K draws from the final distribution."""
         plan = self.plan
         assert isinstance(plan, PaperPlan)
-        finalists: dict[Candidate, str] = {self.original: "original"}
-        for ordering in self.best()[: plan.num_best_seen]:
-            finalists.setdefault(ordering, "best seen")
+        finalists = [self.original, *self.best()[: plan.num_best_seen]]
         if plan.with_mode:
-            finalists.setdefault(self.search.mode(), "mode")
-        for ordering in self.search.draw(plan.num_final_draws):
-            finalists.setdefault(ordering, "draw")
-        return finalists
+            finalists.append(self.search.mode())
+        finalists += self.search.draw(plan.num_final_draws)
+        return list(dict.fromkeys(finalists))

@@ -78,11 +78,11 @@ def run_race(
 
 
 def _calls_up_to(level: int, counts: Sequence[int]) -> int:
-    """Return the number of calls needed to raise each count of scored examples to at least `level`."""
+    """Return the number of calls that raise each count of examples to at least `level`."""
     return sum(max(0, level - count) for count in counts)
 
 
 def first_of_each_kind(ranked: Sequence[Candidate], number: int) -> list[Candidate]:
-    """Return the first `number` candidates, with the best whole program and the best ordering moved to the front."""
+    """Return the first `number`; the best whole program and the best ordering move to the front."""
     best = {isinstance(ordering, WholeProgram): ordering for ordering in reversed(ranked)}.values()
     return sorted(ranked, key=lambda ordering: ordering not in best)[:number]

@@ -1,31 +1,22 @@
 """One compile: search, race, comparison, decision.
 
-Where to add things (paths from `plr_dspy/`):
-
-- A search is a subclass of `Search` in `search/search.py`: `ask` proposes candidates, `tell` learns from their scores.
-- A stopping rule is a branch of `check_stoppers` in `compiling/rounds.py`, with a `StopReason` in `report/stop.py`.
-  The reason may join `STOPS_WITHOUT_CUT` below.
-- A kind of candidate is a type in `search/space.py`. `Ordering` says which demos are shown and in which order;
-  `WholeProgram` competes as it is. The `PromptSlots` in `programs/slots.py` build the program
-  of each, and `first_of_each_kind` in `compiling/race.py` gives every kind an entrant.
-
-Read next: `compiling/rounds.py`, whose `SearchRounds` is the base class here, then `race.py`
-and `choice.py` beside it. `compiling/paper.py` has PLR Algorithm 1, a loop of its own without
-a race.
+Read next: `rounds.py`, whose `SearchRounds` is the base class here, then `race.py` and
+`choice.py`. `paper.py` has PLR Algorithm 1, a loop of its own without a race. To extend a
+compile, see "Where to add" in `docs/architecture.md`.
 """
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from plr_dspy.compiling.choice import Decision, Outcome, compare_finalists, count_evidence, decide_without_comparison
+from plr_dspy.compiling.choice import Decision, Outcome, compare_finalists, count_evidence
+from plr_dspy.compiling.effect import estimate_effect
 from plr_dspy.compiling.plan import MIN_EXAMPLES
 from plr_dspy.compiling.race import first_of_each_kind, run_race
 from plr_dspy.compiling.rounds import SearchRounds
 from plr_dspy.report.schema import Evidence
 from plr_dspy.report.stop import Stop, StopReason
-from plr_dspy.scoring.evaluator import Wanted
-from plr_dspy.scoring.observations import CallRecords, Observations
+from plr_dspy.scoring.observations import Observations
 from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
@@ -34,7 +25,6 @@ logger = logging.getLogger(__name__)
 # budget allows it.
 MIN_COMPARED = 8
 
-NOT_COMPARED = ", nothing compared"  # appended to the reason to stop
 # After these stops, race and comparison get all calls that the limits still allow. After any
 # other, the search ended early by choice, so they are shortened to the fraction of the search
 # calls that was used.
@@ -52,15 +42,11 @@ class RemainingCalls:
 
 @dataclass(frozen=True)
 class FinalComparison:
-    """The finalists and their calls on the same examples, which are from the selection split or those of a race.
+    """Candidates that were scored on the same examples."""
 
-    It is empty if fewer than two finalists could be scored.
-    """
-
-    finalists: dict[Candidate, str]  # the origin of each, as reports name it; the original program is first
+    finalists: list[Candidate]  # at least two; the original program is first
     examples: list[int]
-    records: CallRecords
-    num_dropped: int = 0  # number of candidates that dropped out because of their scores on these examples
+    num_dropped: int = 0  # candidates that dropped out because of their scores on these examples
 
 
 @dataclass(kw_only=True)
@@ -98,7 +84,7 @@ class CompileRun(SearchRounds):
             original=self.original,
             observations=self.observations,
             schedule=self.schedule,
-            score=lambda wanted: self.observe_affordable(wanted, kept=remaining.comparison),
+            score=lambda wanted: self.observe(self.evaluator.affordable(wanted, kept=remaining.comparison)),
             estimate=self.estimated_scores,
             plan=self.plan,
             num_calls=remaining.race,
@@ -107,15 +93,11 @@ class CompileRun(SearchRounds):
 
         # 3. Comparison: score the original and the winners on the selection split, which the
         # search has not seen.
-        finalists = {self.original: "original", **dict.fromkeys(winners, "best seen")}
-        comparison = self.compare(finalists, remaining.fraction)
-        if not comparison.finalists:
-            return self.outcome(stop=replace(self.stop, addition=NOT_COMPARED))
+        comparison = self.compare([self.original, *winners], remaining.fraction)
 
         # 4. Decision: estimate each winner's gain over the original on new examples, from the
         # scores on both splits.
-        observations = self.observations.with_records(comparison.records)
-        return self.outcome(self.decide(comparison, observations))
+        return self.decide(comparison)
 
     def reason_not_to_begin(self) -> Stop | None:
         """Return the reason not to start the search; None to start it."""
@@ -123,7 +105,7 @@ class CompileRun(SearchRounds):
             logger.warning("%s, so there is nothing to compare", StopReason.ONE_PROMPT.value)
             return Stop(StopReason.ONE_PROMPT)
         if not self.plan.program_calls:
-            return Stop(StopReason.NO_CALLS, addition=NOT_COMPARED)
+            return Stop(StopReason.NO_CALLS)
         return None
 
     def begin_phase(self, phase: str, *, reserved_calls: int = 0) -> None:
@@ -137,7 +119,7 @@ class CompileRun(SearchRounds):
         self.evaluator.budget.keep(reserved_calls, planned=planned)
 
     def replace_stop_by_limit(self) -> None:
-        """Make the limit that cut the current phase short, if any, the reason why the compile stopped."""
+        """Make the limit that ended the current phase, if any, the reason to stop."""
         if self.evaluator.budget.refused is not None:
             self.stop = Stop(self.evaluator.budget.refused)
 
@@ -162,7 +144,7 @@ class CompileRun(SearchRounds):
         return RemainingCalls(fraction, race=max(0, race_calls), comparison=comparison_calls)
 
     def entrants(self) -> list[Candidate]:
-        """Return the candidates that race: the best of the search, and the mode and draws of its distribution."""
+        """Return the best candidates of the search, and the mode and draws of its distribution."""
         others = [candidate for candidate in self.best() if candidate != self.original]
         best = first_of_each_kind(others, self.plan.num_entrants)
         if not best:  # The distribution has learnt nothing, so its mode and draws are random.
@@ -170,35 +152,28 @@ class CompileRun(SearchRounds):
         entrants = [*best, self.search.mode(), *self.search.draw(self.plan.num_final_draws)]
         return [candidate for candidate in dict.fromkeys(entrants) if candidate != self.original]
 
-    def observe_affordable(self, wanted: Wanted, *, kept: int) -> list[Candidate]:
-        """Score the first candidates that the budget of calls pays for, if `kept` calls remain for later."""
-        return self.observe(self.evaluator.affordable(wanted, kept=kept))
-
     def estimated_scores(self) -> Mapping[Candidate, float]:
         """Return the model's estimates of the candidates' scores, given all calls so far."""
         return dict(self.search.model.fit(self.scores()).estimates())
 
-    def compare(self, finalists: dict[Candidate, str], fraction: float = 1.0) -> FinalComparison:
-        """Score the finalists on a fraction of the selection split, within the limits on calls, time and money."""
-        not_compared = FinalComparison({}, [], {})
+    def compare(self, finalists: list[Candidate], fraction: float = 1.0) -> FinalComparison | None:
+        """Score the finalists on a fraction of the selection split; return None if limits prevent it."""
         min_examples = max(1, min(MIN_EXAMPLES, self.plan.num_selection_examples))
         num_examples = self._num_compared(len(finalists), fraction, min_examples)
         if len(finalists) < 2 or num_examples < min_examples:
-            return not_compared
+            return None
         examples = list(range(self.num_train, self.num_train + num_examples))  # Train examples have lower numbers.
         self.begin_phase("final")
-        complete = list(self.evaluator.evaluate(dict.fromkeys(finalists, examples)))
-        # If a limit leaves fewer than two, compare the first two on the examples that both
-        # have.
-        compared = complete if len(complete) >= 2 else list(finalists)[:2]
-        if len(complete) < len(finalists):
+        compared = list(self.evaluator.evaluate(dict.fromkeys(finalists, examples)))
+        if len(compared) < len(finalists):
+            # If a limit leaves fewer than two, compare the first two on the examples that both
+            # have.
+            if len(compared) < 2:
+                compared = finalists[:2]
             logger.warning("only %d of %d finalists were compared before the limit", len(compared), len(finalists))
             self.replace_stop_by_limit()
         common = self._examples_in_common(compared, examples)
-        if len(common) < min_examples:
-            return not_compared
-        origins = {candidate: finalists[candidate] for candidate in compared}
-        return FinalComparison(origins, common, self.evaluator.known(dict.fromkeys(compared, common)))
+        return FinalComparison(compared, common) if len(common) >= min_examples else None
 
     def _num_compared(self, num_finalists: int, fraction: float, min_examples: int) -> int:
         """Return how many examples of the selection split all finalists can be scored on."""
@@ -212,7 +187,7 @@ class CompileRun(SearchRounds):
         return min(num_examples, calls_within_budget // num_finalists)
 
     def _examples_in_common(self, candidates: list[Candidate], examples: list[int]) -> list[int]:
-        """Return the examples that all candidates have scores on; raise an error if every call failed."""
+        """Return the examples that all have scores on; raise an error if every call failed."""
         selection = Observations(self.evaluator.effective)
         selection.add(self.evaluator.known(dict.fromkeys(candidates, examples)))
         records = selection.every_record()
@@ -221,24 +196,26 @@ class CompileRun(SearchRounds):
         common, _ = self.observations.with_records(selection.records).table(candidates, examples)
         return common
 
-    def decide(self, comparison: FinalComparison, observations: Observations, *, by_score: bool = False) -> Decision:
-        """Choose one of the finalists.
+    def decide(self, comparison: FinalComparison | None, *, by_score: bool = False) -> Outcome:
+        """Choose one of the finalists; keep the original if nothing was compared.
 
         Args:
-            comparison: The finalists, and the examples that they were compared on.
-            observations: The calls to decide by: those of both splits, or of the selection
-                split only.
-            by_score: Whether the best mean score wins, as in PLR Algorithm 1, and not the
-                best expected gain.
+            by_score: Whether the best mean score in the comparison wins, as in PLR Algorithm
+                1, and not the best expected gain by the calls on both splits.
         """
+        if comparison is None:
+            return self.outcome()
+        finalists = comparison.finalists
+        records = self.evaluator.known(dict.fromkeys(finalists, comparison.examples))
+        observations = self.observations.with_records(records)
         # With a metric over a set, the score of an answer depends on the other answers,
-        # called the reference. Make the finalists' answers the reference. `refer_to` sets it
-        # for all observations of the run, those below included.
-        every_call = self.observations.with_records(comparison.records)
-        best_first = [*comparison.finalists, *self.best()]
-        every_call.refer_to(best_first, self.search.fitted, least=len(comparison.finalists))
-        return compare_finalists(
-            comparison.finalists,
+        # called the reference. Make the finalists' answers the reference, in all observations
+        # of the run.
+        observations.refer_to([*finalists, *self.best()], self.search.fitted, least=len(finalists))
+        if by_score:
+            observations = Observations(self.evaluator.effective).with_records(records)
+        decision = compare_finalists(
+            finalists,
             comparison.examples,
             observations,
             self.search.model,
@@ -246,6 +223,7 @@ class CompileRun(SearchRounds):
             by_score=by_score,
             num_dropped=comparison.num_dropped,
         )
+        return self.outcome(decision)
 
     def outcome(self, decision: Decision | None = None, stop: Stop | None = None) -> Outcome:
         """Return the outcome of a decision. Without a decision, the original is kept."""
@@ -272,7 +250,7 @@ class CompileRun(SearchRounds):
         return self.outcome(self.choose_uncompared(self.original, evidence))
 
     def unfinished(self, error: BaseException) -> Outcome:
-        """Return the outcome after an error or interrupt: the best candidate so far, without a comparison."""
+        """Return the outcome after an error or interrupt: the best candidate so far."""
         stop = Stop(StopReason.ERROR, f"ended by {type(error).__name__}")
         if isinstance(error, KeyboardInterrupt):
             stop = Stop(StopReason.INTERRUPTED)
@@ -282,4 +260,12 @@ class CompileRun(SearchRounds):
 
     def choose_uncompared(self, candidate: Candidate, evidence: Evidence | None = None) -> Decision:
         """Return the decision for a candidate that was not compared with the original."""
-        return decide_without_comparison(candidate, self.original, self.scores, self.search.model, evidence=evidence)
+        model = self.search.model
+        effect = None
+        if not model.keeps_scores:
+            scores = self.scores()
+            scored = [known for known in (self.original, candidate) if known in scores]
+            if scored:
+                fitted = model.fit(scores, kept=scored)
+                effect = estimate_effect(fitted, scored[0], scored[-1], applied=candidate != self.original)
+        return Decision(candidate, evidence=evidence, effect=effect)

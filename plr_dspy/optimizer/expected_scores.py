@@ -110,12 +110,9 @@ def expected_scores(
 def _compared(outcome: Outcome, original: Candidate) -> dict[Candidate, ScoreRange]:
     """Return the expected scores in the final comparison, so that a report shows one score for each program."""
     comparison = outcome.decision.comparison
-    scores: dict[Candidate, ScoreRange] = {}
-    if comparison is not None and comparison.expected_chosen is not None:
-        scores[outcome.decision.ordering] = comparison.expected_chosen
-    if comparison is not None and comparison.expected_original is not None:
-        scores[original] = comparison.expected_original
-    return scores
+    if comparison is None:
+        return {}
+    return {outcome.decision.ordering: comparison.expected_chosen, original: comparison.expected_original}
 
 
 def _kind_of(slots: PromptSlots, original: Candidate, candidate: Candidate) -> PromptKind:

@@ -114,7 +114,6 @@ def _candidates(setup: CompileSetup, decision: Decision) -> list[Candidate]:
     """List the candidates of the final comparison."""
     return [
         Candidate(
-            origin=result.origin,
             name=_name(setup, result.ordering),
             ordering=setup.slots.shown(result.ordering),
             instructions=setup.slots.instructions(result.ordering),
@@ -159,7 +158,6 @@ def _slot_reports(setup: CompileSetup, outcome: Outcome, original: Ordering | Wh
         predictor = predictors[slot.predictor]
         report = SlotReport(
             predictor=slot.predictor,
-            num_demos=len(slot.demos),
             ordering=ordering[slot.predictor],
             blocks=[list(block) for block in slot.blocks],
             distributions=[next(distributions).state_dict() for _ in slot.blocks],

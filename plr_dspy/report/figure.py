@@ -24,7 +24,7 @@ class Picture(Figure):
 
 
 def figure(report: ReportData) -> Picture:
-    """Plot the scores of each round against program calls, then the scores of both programs with intervals.
+    """Plot the scores of rounds and of both programs against program calls.
 
     If there is a front of prompts, a second plot shows their scores against their tokens.
     """
@@ -38,10 +38,7 @@ def figure(report: ReportData) -> Picture:
     axis.plot(calls, best_scores, "s-", label="best so far, estimated")
     comparison = report.comparison
     if comparison is not None:
-        programs = {
-            "your program": comparison.expected_original or (comparison.original,) * 3,
-            "returned program": comparison.expected_chosen or (comparison.chosen,) * 3,
-        }
+        programs = {"your program": comparison.expected_original, "returned program": comparison.expected_chosen}
         position = 1.0 * report.program_calls["total"]
         for name, scores in programs.items():
             position *= 1.03

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from base64 import b64encode
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,16 +57,6 @@ class Report(ReportData):
         from plr_dspy.report.figure import figure
 
         return figure(self)
-
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the details and the figure as an HTML page."""
-        picture = b64encode(self.plot()._repr_png_()).decode()
-        page = (
-            '<!doctype html><html lang="en"><meta charset="utf-8"><title>plr_dspy report</title>\n'
-            f'<pre style="white-space: pre-wrap">{escape(self.details())}</pre>\n'
-            f'<img alt="scores" style="max-width: 100%" src="data:image/png;base64,{picture}"></html>\n'
-        )
-        write_atomically(Path(path), page.encode())
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"

@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, PlainSerializer
 
 from plr_dspy.report.stop import StopReason
 
-SCHEMA_VERSION: Literal[21] = 21  # version of the JSON format
+SCHEMA_VERSION: Literal[22] = 22  # version of the JSON format
 
-AS_GOOD = 0.01  # maximum loss of expected score, compared with the returned program, of a prompt that is as good
+AS_GOOD = 0.01  # maximum loss of expected score of a prompt that is as good as the returned one
 
 PromptKind = Literal["original", "fixed", "retrieved", "program"]
 ScoreRange = tuple[float, float, float]  # a score, and the ends of its 95 % interval
@@ -53,28 +53,24 @@ class Iteration(Part):
 
 
 class Candidate(Part):
-    """An ordering that reached the final comparison, or a program that stayed in a race until its end.
+    """An ordering in the final comparison, or a program that stayed in a race until its end.
 
     Attributes:
-        origin: "original", "calibrated" (the original with calibrated answers), "mode", "best
-            seen" or "draw".
         ordering: Indices of the demos in prompt order, by predictor.
-        name: The name of a program that the user passed; empty for others.
-        score: Mean score on the selection split; in a race of programs, on the examples of
-            the race.
-        expected_gain, probability, probability_worse: Expected gain over the original on new
-            examples, and the probabilities of a higher and a lower score there.
         instructions: Index of each predictor's instruction in the `alternatives` of
             `ReportData.instructions`.
+        score: Mean score on the selection split, or on the examples of the race.
+        expected_gain, probability, probability_worse: Expected gain over the original on new
+            examples, and the probabilities of a higher and a lower score there.
+        name: The name of a program that the user passed; empty for others.
     """
 
-    origin: str
     ordering: dict[str, list[int]]
     instructions: dict[str, int] = {}
     score: float
     expected_gain: float
     probability: float
-    probability_worse: float = 0.0
+    probability_worse: float
     name: str = ""
 
 
@@ -86,15 +82,13 @@ class SlotReport(Part):
             in the student.
         blocks: Indices of the demos that can change places; one block unless the adapter
             regroups demos.
-        distributions: State of each block's final distribution, for
-            `PlackettLuce.from_state`. With a pool of demos, the first demo drawn is shown
-            last.
-        demos, origins: All demos as text, and their sources if they are from a pool, such as
+        distributions: Each block's final distribution, for `PlackettLuce.from_state`. With a
+            pool of demos, the first demo drawn is shown last.
+        demos, origins: All demos as text; the sources of those from a pool, such as
             "trainset[3]".
     """
 
     predictor: str
-    num_demos: int
     ordering: list[int]
     blocks: list[list[int]]
     distributions: list[dict[str, Any]]
@@ -109,11 +103,9 @@ class Alternative(Part):
     Attributes:
         score, interval: Expected score on new examples, and its 95 % interval, if known.
         num_examples: Number of examples that the score is estimated from.
-        tokens: Number of tokens in all its demos, by GPT-4o's tokenizer; 0 in `programs`,
-            whose tokens are not counted.
-        num_demos, ordering: Number of demos, and their indices by predictor; only in `front`.
-        instructions: Index of each predictor's instruction in the `alternatives` of
-            `ReportData.instructions`.
+        tokens: Number of tokens in all its demos, by GPT-4o's tokenizer; 0 in `programs`.
+        num_demos, ordering, instructions: Number of demos; in `front`, also the indices of
+            demos and instructions, as in `Candidate`.
     """
 
     name: str
@@ -127,16 +119,16 @@ class Alternative(Part):
 
 
 class FrontEntry(Alternative):
-    """The best candidate of a kind with a number of demos and an instruction; if possible, the returned one.
+    """The best candidate, or the returned one, of a kind with a number of demos and an instruction.
 
     Attributes:
         kind: "original" (your program), "fixed" or "retrieved" demos, or "program" (one that
             you passed).
         prompt_tokens: Number of tokens in its prompts without inputs, by GPT-4o's tokenizer:
             instructions and demos.
-        cost: US dollars for 1,000 predictions at litellm's list prices, with answers as long
-            as the compile's. Instructions and fixed demos cost the price of cached tokens if
-            there is one. None if unknown.
+        cost: US dollars for 1,000 predictions at litellm's list prices, if known. Answers are
+            as long as the compile's. Instructions and fixed demos are cached, if that is
+            cheaper.
         is_as_good: Whether `program_with(within=.01)` accepts it.
         is_returned: Whether it is the returned program.
     """
@@ -152,13 +144,11 @@ class InstructionScore(Part):
     """An instruction, and the best arrangement with it.
 
     Attributes:
-        origin: "student", "instructions[2]" (in the list passed), ``instructions['name'][2]``
-            (in the dict passed), "proposed[0]" (by the prompt model), or the name of the
-            program that it is from.
-        score, interval: Expected score on new examples, of the best arrangement that was
-            scored with it, and its 95 % interval; None if none was.
-        num_examples: Examples that this arrangement was scored on.
+        origin: "student", "instructions[2]" or ``instructions['name'][2]`` (passed by the
+            user), "proposed[0]" (by the prompt model), or the name of its program.
         reason: Why the instruction did not take part; empty if it did.
+        score, interval, num_examples: As in `Alternative`, of the best arrangement that was
+            scored with it; None if none was.
     """
 
     text: str
@@ -173,10 +163,10 @@ class InstructionReport(Part):
     """A predictor's instructions.
 
     Attributes:
-        chosen: Number of the instruction in the returned program; 0 is the student's own.
+        chosen: Index of the returned program's instruction; 0 is the student's own.
         dropped: Instructions that did not take part.
-        distribution: State of the final distribution, for `PlackettLuce.from_state`; the
-            first one drawn is shown.
+        distribution: The final distribution, for `PlackettLuce.from_state`; the first one
+            drawn is shown.
     """
 
     predictor: str
@@ -187,7 +177,7 @@ class InstructionReport(Part):
 
 
 class ProposalReport(Part):
-    """The calls that proposed instructions; `ReportData.tokens` and `cost` include them, `program_calls` does not.
+    """The calls that proposed instructions, which `tokens` and `cost` of the report include.
 
     Attributes:
         num_calls: Calls of the prompt model that led to a text.
@@ -205,10 +195,10 @@ class RetrievalReport(Part):
     """The choice between fixed demos and demos retrieved for each input.
 
     Attributes:
-        variation, text: The chosen retrieval variation (None if demos are fixed), and its
-            description.
-        num_pooled: Number of demos to retrieve from, which are saved with the program.
-        alternatives: The scores of fixed demos and of each variation.
+        variation, text: The chosen variation of retrieval, and its description; None and
+            empty if demos are fixed.
+        num_pooled: Number of demos to retrieve from.
+        alternatives: The best of each way to show demos.
     """
 
     variation: str | None
@@ -218,12 +208,12 @@ class RetrievalReport(Part):
 
 
 class Comparison(Part):
-    """The chosen and the original order on the selection split; in a race of programs, on the examples of the race.
+    """The chosen and the original order on the selection split, or on the examples of a race.
 
     Attributes:
         original, chosen, gain: Mean scores on these examples, and their difference.
-        interval, confidence: Confidence interval of the gain and its level, corrected for the
-            number of orders or of raced programs (Bonferroni).
+        interval: 95 % interval of this gain, corrected for the number of orders or of raced
+            programs (Bonferroni).
         expected_gain, gain_interval: Expected gain on new examples and its 95 % interval. The
             gain is shrunk, because the order was selected as the best of many.
         probability, probability_worse: Probabilities that the chosen order is better or worse
@@ -236,15 +226,14 @@ class Comparison(Part):
     chosen: float
     gain: float
     interval: tuple[float, float]
-    confidence: float
     num_examples: int
     num_candidates: int
     expected_gain: float
+    gain_interval: tuple[float, float]
     probability: float
-    probability_worse: float = 0.0
-    gain_interval: tuple[float, float] = (0.0, 0.0)
-    expected_original: ScoreRange | None = None
-    expected_chosen: ScoreRange | None = None
+    probability_worse: float
+    expected_original: ScoreRange
+    expected_chosen: ScoreRange
 
 
 class Evidence(Part):
@@ -252,7 +241,7 @@ class Evidence(Part):
 
     num_met: int  # examples on which at least two orders were scored
     num_differing: int  # examples on which scores differed
-    num_compared: int  # examples on which both the original and the most promising order were scored
+    num_compared: int  # examples that the original and the most promising order share
 
 
 class ErrorCount(Part):
@@ -260,8 +249,8 @@ class ErrorCount(Part):
 
     Attributes:
         type, message: The exception's class, and the first line of the first message.
-        outcome: "counted as wrong", "not scored" (the call failed), "gave no demo" (a
-            teacher's call), or "gave no instruction" (a task of the prompt model).
+        outcome: "counted as wrong", "not scored" (the call failed), "gave no demo", or "gave
+            no instruction".
         examples: Names of up to five examples, such as "trainset[12]".
     """
 
@@ -281,29 +270,23 @@ class Signal(Part):
 
 
 class CalibrationEffect(Part):
-    """The effect of calibration without a search, estimated from the search's calls.
+    """The effect of calibration, estimated from the search's calls.
 
     Attributes:
-        original, original_calibrated, chosen, chosen_calibrated: Expected scores of both
-            orders. Calibrated scores exclude replies without a label if the search was
-            uncalibrated.
+        original, original_calibrated: Expected score of the original, and its score if it
+            were calibrated without a search.
         offsets: Offsets of the labels' log-probabilities that calibrate the chosen order,
             ``[L]``.
         applied: Whether the returned program is calibrated.
         shares: Label shares that answers are calibrated to, ``[L]``; empty if no calibration
             scores better.
-        always: Mean score of each label as the answer to all examples, ``[L]``.
     """
 
-    num_examples: int
     original: float
     original_calibrated: float
-    chosen: float
-    chosen_calibrated: float
     offsets: list[float]
     applied: bool = False
     shares: list[float] = []
-    always: list[float] = []
 
 
 class ProgramState(Part):
@@ -331,28 +314,24 @@ class ReportData(Part):
 
     Attributes:
         original, returned: The student, and the returned program.
-        slots: The demos of each predictor.
-        comparison: The final comparison, or that of a race of programs; None if there was
-            nothing to order or no time left.
+        comparison: The final comparison, or that of a race of programs; None if nothing was
+            compared.
         candidates: The orderings that reached the final comparison, or the programs that
-            stayed in a race until its end; the original is first.
+            stayed in a race until its end. The original is first. If answers are calibrated,
+            all others are, and the second is the original.
         evidence, signal: None if the metric did not score orders.
         calibration: None if the calls returned no log-probabilities.
-        history: The rounds of the search.
         program_calls: Calls by phase: "bootstrap" (for demos), "search", "race" (of the best
             orders), "final" (the comparison), "total", and "resumed" (from `log_dir`).
         tokens, cost: Billed tokens by model, and their cost in US dollars at litellm's list
             prices, if known.
         seconds: Wall-clock time of the compile; if it was resumed, of its last run.
-        errors: Calls that raised exceptions, by type and outcome.
         stopped, stop_reason: Why the search ended, or the exception that ended the compile.
         settings: Everything that determines the run, including the seed.
-        front: The best candidate for each number of demos, instruction and kind, if demos
-            were chosen; the cheapest first.
-        retrieval: The choice between fixed and retrieved demos, if there was one.
-        programs: Expected scores of the programs that the user passed, best first.
-        instructions: The predictors' instructions, if these were chosen.
-        proposals: The calls that proposed instructions, if there were any.
+        front: If demos were chosen, the best candidate for each number of demos, instruction
+            and kind; the cheapest first.
+        programs: The programs that the user passed, best first.
+        instructions, proposals, retrieval: None or empty if these were not chosen.
         random: Expected score of random demos, or of the same demos in a random order.
         constant: Score of always giving the most frequent answer; for a metric over a
             set, the best of the frequent answers.
@@ -378,7 +357,7 @@ class ReportData(Part):
     settings: dict[str, Any]
     plr_dspy_version: str
     dspy_version: str
-    schema_version: Literal[21] = SCHEMA_VERSION
+    schema_version: Literal[22] = SCHEMA_VERSION
     front: list[FrontEntry] = []
     programs: list[Alternative] = []
     instructions: list[InstructionReport] = []
@@ -406,17 +385,15 @@ class ReportData(Part):
     @property
     def original_stays(self) -> bool:
         """Whether the returned program is the unchanged student."""
-        if self.other_instructions:
+        if self.other_instructions or self.is_calibrated or self.retrieves:
             return False
-        if self.is_calibrated or self.retrieves or self.returned.num_demos != self.original.num_demos:
-            return False
-        if self.returned.name != self.original.name:
+        if (self.returned.num_demos, self.returned.name) != (self.original.num_demos, self.original.name):
             return False
         return all(slot.ordering == slot.original for slot in self.slots)
 
     @property
     def best_by_number(self) -> list[FrontEntry]:
-        """The best arrangement of fixed demos for each number of demos; the returned one takes precedence."""
+        """The best, or the returned, arrangement of fixed demos for each number of demos."""
         best: dict[int, FrontEntry] = {}
         for entry in sorted(self.front, key=lambda entry: (not entry.is_returned, -entry.score)):
             if entry.kind in ("original", "fixed"):

@@ -26,17 +26,10 @@ class StopReason(str, Enum):
 
 @dataclass(frozen=True)
 class Stop:
-    """A reason to stop, with details.
-
-    Attributes:
-        reason: The reason.
-        detail: Message that replaces the reason's own.
-        addition: Text to append to the message.
-    """
+    """A reason to stop, with a message that replaces the reason's own."""
 
     reason: StopReason
     detail: str = ""
-    addition: str = ""
 
     def __str__(self) -> str:
-        return f"{self.detail or self.reason.value}{self.addition}"
+        return self.detail or self.reason.value

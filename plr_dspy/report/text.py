@@ -19,7 +19,7 @@ from plr_dspy.report.schema import (
 from plr_dspy.report.stop import StopReason
 
 MIN_WIN_PROBABILITY = 0.9  # below this probability of a gain, it "may be chance"
-ENOUGH_COMPARED = 0.8  # If the original and its rival share this part of the examples, more calls would not help.
+ENOUGH_COMPARED = 0.8  # If two programs share this part of the examples, more calls would not help.
 TOO_LONG = "ContextWindowExceededError"  # exception type if a prompt exceeds the context length
 MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
 FEW_EXAMPLES = 30  # With fewer examples, chance decides which order looks best.
@@ -29,7 +29,6 @@ PROPOSED = "proposed["  # first part of the origins of proposed instructions
 # Outcomes of calls without a score.
 WRONG = "counted as wrong"
 FAILED = "not scored"
-KEEP = 'save it: program.save("program.json"); load it: plr_dspy.load_program(student, "program.json")'
 
 
 def count(number: int, noun: str) -> str:
@@ -62,10 +61,8 @@ def shares_by_label(labels: Sequence[str], shares: Iterable[float]) -> str:
 def score_text(score: float, *interval: float, sign: str = "") -> str:
     """Format a score and its interval, if any; pass `sign="+"` for a difference."""
     # The sum with 0.0 is never -0.0.
-    text = f"{round(score, 3) + 0.0:{sign}.3f}"
-    if interval:
-        text += f" [{', '.join(f'{round(end, 3) + 0.0:{sign}.3f}' for end in interval)}]"
-    return text
+    text, *ends = (f"{round(number, 3) + 0.0:{sign}.3f}" for number in (score, *interval))
+    return f"{text} [{', '.join(ends)}]" if ends else text
 
 
 def method(report: ReportData) -> str:
@@ -98,20 +95,14 @@ def summary(report: ReportData) -> Iterator[str]:
     yield from _cheaper_prompt(report)
     retrieval = report.retrieval
     if retrieval is not None and report.retrieves:
-        yield f"demos are retrieved for each input: {retrieval.text}; all {retrieval.num_pooled:,} are saved with it"
+        yield f"retrieved demos: {retrieval.text}; all {retrieval.num_pooled:,} are saved with the program"
     if not report.original_stays and (report.comparison is not None or report.retrieves):
-        yield _how_to_keep(report)
-
-
-def _how_to_keep(report: ReportData) -> str:
-    """Say how to save and load the returned program; a program of the user is loaded into one of its class."""
-    if report.returned.name:
-        return f"{KEEP}, with {report.returned.name!r} as the student"
-    return KEEP
+        student = f", with {report.returned.name!r} as the student" if report.returned.name else ""
+        yield f"save it with program.save, and load it with plr_dspy.load_program{student}"
 
 
 def _unread_replies(report: ReportData) -> Iterator[str]:
-    """Warn if many replies cannot be parsed, which scores alone do not show."""
+    """Warn if many replies cannot be parsed."""
     programs = {"your program": report.original}
     if not report.original_stays:
         programs["the returned program"] = report.returned
@@ -125,48 +116,38 @@ def _unread_replies(report: ReportData) -> Iterator[str]:
 
 
 def _long_prompts(report: ReportData) -> Iterator[str]:
-    """Warn if many prompts exceed the context length, because they count as wrong answers."""
+    """Warn if many prompts exceed the context length."""
     number = sum(error.count for error in report.errors if error.type == TOO_LONG)
     if number and number >= MANY_UNREAD * report.program_calls["total"]:
         yield (
             f"{number} of {report.program_calls['total']} prompts exceeded the model's context length and count as "
-            "wrong: use fewer demos; or raise the server's context length, and repeat these calls by compiling with "
-            "the same log_dir and accept_changes=True"
+            "wrong: use fewer demos; or raise the server's context length, and compile again with the same log_dir "
+            "and accept_changes=True"
         )
 
 
 def _unusable_proposals(report: ReportData) -> Iterator[str]:
-    """Warn if no proposed instruction took part, because the compile then chose among demos alone."""
+    """Warn if no proposed instruction took part."""
     if report.proposals is None:
         return
-    used = [instruction for part in report.instructions for instruction in part.alternatives]
-    if any(instruction.origin.startswith(PROPOSED) for instruction in used):
-        return
-    dropped = [instruction for part in report.instructions for instruction in part.dropped]
-    numbers = Counter(instruction.reason for instruction in dropped if instruction.origin.startswith(PROPOSED))
-    reasons = "; ".join(f"{count(number, 'text')}: {reason}" for reason, number in numbers.items())
-    yield (
-        f"no proposed instruction could be used ({reasons or 'none was made'}): try another prompt_model, or pass "
-        "instructions as a list"
-    )
+    texts = [text for part in report.instructions for text in (*part.alternatives, *part.dropped)]
+    reasons = dict.fromkeys(text.reason for text in texts if text.origin.startswith(PROPOSED))
+    if "" not in reasons:
+        yield (
+            f"no proposed instruction could be used ({'; '.join(reasons) or 'none was made'}): try another "
+            "prompt_model, or pass instructions as a list"
+        )
 
 
 def _header(report: ReportData) -> str:
     """Describe the calls, the cost, the time and the reason to stop."""
-    notes = {
-        "of them from log_dir": report.program_calls.get("resumed", 0),
-        "failed": 0,
-        "too long": 0,
-        "unreadable": 0,
-    }
+    numbers = Counter({"of them from log_dir": report.program_calls.get("resumed", 0)})
+    notes = {FAILED: "failed", WRONG: "unreadable"}
     for error in report.errors:
-        if error.type == TOO_LONG:
-            notes["too long"] += error.count
-        elif error.outcome == FAILED:
-            notes["failed"] += error.count
-        elif error.outcome == WRONG:
-            notes["unreadable"] += error.count
-    note_text = ", ".join(f"{number:,} {note}" for note, number in notes.items() if number)
+        note = "too long" if error.type == TOO_LONG else notes.get(error.outcome)
+        if note is not None:
+            numbers[note] += error.count
+    note_text = ", ".join(f"{number:,} {note}" for note, number in numbers.items() if number)
     calls = count(report.program_calls["total"], "program call")
     if note_text:
         calls += f" ({note_text})"
@@ -174,9 +155,7 @@ def _header(report: ReportData) -> str:
 
 
 def _cost(report: ReportData) -> str:
-    if report.cost is None:
-        return ""
-    return f", {dollars(report.cost)}"
+    return f", {dollars(report.cost)}" if report.cost else ""
 
 
 def _scores(report: ReportData) -> Iterator[str]:
@@ -185,40 +164,45 @@ def _scores(report: ReportData) -> Iterator[str]:
     rows = {}
     title = "for comparison:"
     if comparison is not None:
-        title = f"scores on {count(comparison.num_examples, 'example')}:"
-        if comparison.expected_chosen is not None:
-            title = "scores expected on new examples, with 95 % intervals:"
-        original = comparison.expected_original or (comparison.original,)
-        rows[f"{_named('your program', report.original)}, {_demos_of(report.original)}"] = score_text(*original)
+        title = "scores expected on new examples, with 95 % intervals:"
+        rows[_described("your program", report.original)] = score_text(*comparison.expected_original)
         if not report.original_stays:
-            name = f"{_named('returned program', report.returned)}, {_demos_of(report.returned)}"
+            name = _described("returned program", report.returned)
             if report.other_instructions:
                 name += ", another instruction"
             if report.is_calibrated:
                 name += ", calibrated"
-            rows[name] = score_text(*(comparison.expected_chosen or (comparison.chosen,)))
-            if comparison.expected_chosen is not None:
-                rows["gain"] = _gain(comparison)
+            rows[name] = score_text(*comparison.expected_chosen)
+            rows["gain"] = _gain(comparison)
     for rival in _simpler_methods(report):
-        rows[rival.name] = score_text(rival.score, *(rival.interval or ()))
+        rows[rival.name] = _score_of(rival)
     if rows:
         yield title
         yield from _table(rows)
 
 
-def _named(text: str, state: ProgramState) -> str:
-    """Add the name of a program that the user passed, if it is one."""
-    return f"{text} {state.name!r}" if state.name else text
+def _described(text: str, state: ProgramState) -> str:
+    """Add the name of a program that the user passed, if it is one, and the number of its demos."""
+    name = f" {state.name!r}" if state.name else ""
+    tokens = f" ({state.demo_tokens:,} tokens)" if state.demo_tokens else ""
+    return f"{text}{name}, {count(state.num_demos, 'demo')}{tokens}"
+
+
+def _score_of(scored: Alternative) -> str:
+    return score_text(scored.score, *(scored.interval or ()))
+
+
+def _score_on(scored: Alternative) -> str:
+    return f"{_score_of(scored)} on {count(scored.num_examples, 'example')}"
 
 
 def _programs(report: ReportData) -> Iterator[str]:
     """List the programs that the user passed."""
-    if report.programs:
+    rows = {}
+    for program in report.programs:
+        rows[f"{program.name}, {count(program.num_demos, 'demo')}"] = _score_on(program)
+    if rows:
         yield "programs, best first:"
-        rows = {}
-        for way in report.programs:
-            score = score_text(way.score, *(way.interval or ()))
-            rows[f"{way.name}, {count(way.num_demos, 'demo')}"] = f"{score} by {count(way.num_examples, 'example')}"
         yield from _table(rows)
 
 
@@ -227,13 +211,6 @@ def _table(rows: dict[str, str]) -> Iterator[str]:
     width = max(map(len, names))
     for name, text in zip(names, rows.values(), strict=True):
         yield f"  {name:<{width}}  {text}"
-
-
-def _demos_of(state: ProgramState) -> str:
-    text = count(state.num_demos, "demo")
-    if state.demo_tokens:
-        text += f" ({state.demo_tokens:,} tokens)"
-    return text
 
 
 def _gain(comparison: Comparison) -> str:
@@ -252,97 +229,75 @@ def _verdict(report: ReportData) -> Iterator[str]:
     """Explain why the original stays, and how to reduce the uncertainty."""
     comparison = report.comparison
     if report.settings.get("scored_on", "train examples") != "train examples":
-        yield "the order was chosen by its label probabilities, not by these scores"
-    elif comparison is None:
-        if report.original_stays:
-            yield "your program stays: nothing was compared with it"
-        else:
-            yield "nothing was compared with your program, so the gain is not known"
-        yield from _advice(report)
+        yield "the order was chosen by label probabilities, so its score is not known"
     elif report.original_stays:
         yield f"your program stays: {_why_original_stays(report)}"
+        yield from _advice(report)
+    elif comparison is None:
+        yield "nothing was compared with your program, so the gain is not known"
         yield from _advice(report)
     elif comparison.probability < MIN_WIN_PROBABILITY:
         yield from _advice(report)
     if report.stop_reason in (StopReason.INTERRUPTED, StopReason.ERROR):
-        yield "with log_dir, the same compile resumes from here; without it, the next one starts anew"
+        yield "with log_dir, the same compile resumes from here"
 
 
 def _why_original_stays(report: ReportData) -> str:
-    noun = "order" if report.slots else "program"
-    if any(instruction.alternatives for instruction in report.instructions):
-        noun = "prompt"
-    elif any(slot.origins for slot in report.slots):
-        noun = "choice of demos"
+    if report.comparison is None:
+        return "nothing was compared with it"
     best = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
     if best is None or best.expected_gain <= 0 or not report.settings.get("racing", True):
-        return f"no other {noun} is expected to do better"
+        return "no other program is expected to do better"
     probability = math.floor(100 * best.probability) / 100  # Round down, or it might seem to reach `min_probability`.
     return (
-        f"the best other {noun} is expected to gain {best.expected_gain:+.3f}, but that is too uncertain (better "
+        f"the best other program is expected to gain {best.expected_gain:+.3f}, but that is too uncertain (better "
         f"with probability {probability:.2f}, worse with {best.probability_worse:.2f})"
     )
 
 
 def _advice(report: ReportData) -> Iterator[str]:
-    """Advise how to reduce the uncertainty: with more calls or examples, or with demos that matter."""
+    """Advise how to reduce the uncertainty."""
     evidence = report.evidence
     settings = report.settings
-    if report.stop_reason is StopReason.DECIDED:
+    # Without `num_met`, no two orders were scored on the same example.
+    if report.stop_reason is StopReason.DECIDED or evidence is None or not evidence.num_met:
         return
-    if evidence is None or not evidence.num_met:  # No two orders were scored on the same example.
+    num_selection = settings.get("num_selection", 0)
+    racing = settings.get("racing")
+    if not evidence.num_differing and (racing or report.comparison is None):
+        text = f"no score differed on {count(evidence.num_met, 'example')}"
+        if num_selection:  # A race of programs has no selection split.
+            text += (
+                ": check that replies can be parsed, and with dspy.inspect_history() that the demos reach the model; "
+                "if so, the demos may not matter"
+            )
+        yield text
         return
-    is_race = not settings.get("num_selection")
-    if not evidence.num_differing and is_race:
-        yield f"no score differed on {evidence.num_met} examples, so the programs are equally good there"
-        return
-    if not evidence.num_differing:
-        yield (
-            f"no score differed on {count(evidence.num_met, 'example')}, whatever the demos: check that the replies "
-            "can be parsed and that the demos reach the model (dspy.inspect_history()); if so, the demos may not "
-            "matter here"
-        )
-        return
-    num_usable = settings.get("num_train", 0) + settings.get("num_selection", 0)
+    num_usable = settings.get("num_train", 0) + num_selection
     budget = settings.get("max_metric_calls") or 0
     is_enough = evidence.num_compared >= ENOUGH_COMPARED * num_usable
-    if is_enough or not settings.get("racing") or budget >= settings.get("most_useful_calls", math.inf):
+    if is_enough or not racing or budget >= settings.get("most_useful_calls", math.inf):
         yield "only more examples, in trainset or valset, would reduce the uncertainty"
     else:
         yield "a larger budget (max_metric_calls) would reduce the uncertainty"
 
 
 def _rivals(report: ReportData) -> Iterator[str]:
-    """Name the simpler methods that score, or may score, at least as well as the program."""
-    comparison = report.comparison
-    if comparison is None:
+    """Name the simpler methods that are expected to score as high as the program, within 1 %."""
+    if report.comparison is None:
         return
-    name = "the returned program"
-    own_score = comparison.chosen
-    expected = comparison.expected_chosen
-    if report.original_stays:
-        name = "your program"
-        own_score = comparison.original
-        expected = comparison.expected_original
-    if expected is not None:
-        own_score = expected[0]
-    names_by_verb: dict[str, list[str]] = {"is": [], "may be": []}
+    own_score = report.comparison.expected_chosen[0]
+    names = []
     for rival in _simpler_methods(report):
-        lowest = rival.score
-        if rival.interval is not None:
-            lowest = rival.interval[0]
-        margin = 0.01 * max(abs(own_score), abs(rival.score))
-        if own_score <= lowest + margin:
-            names_by_verb["is"].append(rival.name)
-        elif own_score <= rival.score + margin:
-            names_by_verb["may be"].append(rival.name)
-    for verb, names in names_by_verb.items():
-        if names:
-            yield f"{name} {verb} no better than {' or '.join(names)}"
+        if own_score <= rival.score + 0.01 * max(abs(own_score), abs(rival.score)):
+            names.append(rival.name)
+    if names:
+        program = "your program" if report.original_stays else "the returned program"
+        yield f"{program} is not expected to do better than {' or '.join(names)}"
 
 
 def _calibration(report: ReportData) -> Iterator[str]:
-    """State what a calibrated program assumes, or advise calibration if it is expected to score higher."""
+    """State what a calibrated program assumes, or advise calibration."""
     effect = report.calibration
     if effect is None:
         return
@@ -354,19 +309,20 @@ def _calibration(report: ReportData) -> Iterator[str]:
         return
     share_answered = 1.0 - report.original.num_failed / max(1, report.original.num_calls)
     calibrated_score = share_answered * effect.original_calibrated
-    if calibrated_score > max(effect.original, effect.chosen) and not report.settings.get("calibrate"):
+    own_score = effect.original
+    if report.comparison is not None:
+        own_score = max(own_score, report.comparison.expected_chosen[0])
+    if calibrated_score > own_score and not report.settings.get("calibrate"):
         optimizer = "BatchCalibration"
         metric = str(report.settings.get("metric"))
         if "(" in metric:  # Only metrics over a set have arguments, and `BatchCalibration` accepts them.
             optimizer += f"(metric={metric})"
-        yield (
-            f"your program, calibrated without a search, is expected to score {calibrated_score:.3f}: use {optimizer}, "
-            "or calibrate=True to search with calibrated answers"
-        )
+        score = f"if calibrated, your program is expected to score {calibrated_score:.3f}"
+        yield f"{score}: use {optimizer}, or calibrate=True"
 
 
 def _cheaper_prompt(report: ReportData) -> Iterator[str]:
-    """Name the cheapest prompt that is as good as the returned program's, if it is another one."""
+    """Name the cheapest prompt that is as good as the returned one, if it is another one."""
     cheapest = next((entry for entry in report.front if entry.is_as_good), None)
     returned = next((entry for entry in report.front if entry.is_returned), None)
     if cheapest is None or returned is None or cheapest.is_returned:
@@ -378,48 +334,25 @@ def _cheaper_prompt(report: ReportData) -> Iterator[str]:
 
 
 def _price(entry: FrontEntry) -> str:
-    cost = "" if not entry.cost else f", {dollars(entry.cost)} per 1,000 predictions"
+    cost = f", {dollars(entry.cost)} per 1,000 predictions" if entry.cost else ""
     return f"{entry.prompt_tokens:,} tokens{cost}"
 
 
 def details(report: ReportData) -> Iterator[str]:
     """Yield the lines of `report.details()`: the summary, then the details."""
     yield from summary(report)
-    settings = report.settings
-    names = [*settings.get("models", []), settings.get("adapter"), settings.get("metric")]
-    yield f"{', '.join(str(name) for name in names if name)}, seed {settings.get('seed')}"
-    examples = f"examples: {settings.get('num_train')}"
-    has_final = bool(settings.get("num_selection"))  # A race of programs has no final comparison.
-    if has_final:
-        examples += f" to search, {settings.get('num_selection')} for the final comparison"
-    if settings.get("num_repeated"):
-        examples += f"; {settings['num_repeated']} duplicates left out"
-    yield examples
-    yield f"calls: {', '.join(f'{phase} {number:,}' for phase, number in report.program_calls.items() if number)}"
+    yield from _settings(report)
     comparison = report.comparison
     if comparison is not None:
         gain = score_text(comparison.gain, *comparison.interval, sign="+")
-        title = "final comparison alone" if has_final else "mean scores"
+        # A race of programs has no final comparison.
+        title = "final comparison alone" if report.settings.get("num_selection") else "mean scores"
         yield (
             f"{title}: {comparison.original:.3f} -> {comparison.chosen:.3f} on "
             f"{count(comparison.num_examples, 'example')}, gain {gain} for the best of {comparison.num_candidates}"
         )
-    signal = report.signal
-    if signal is not None and signal.used != "score":
-        yield "learnt from scores and label probabilities"
-    elif signal is not None and signal.reason:
-        yield f"learnt from scores alone: {signal.reason}"
     for slot in report.slots:
         yield from _demos(slot)
-    if report.best_by_number:
-        yield "best score for each number of demos:"
-        yield from _table({count(best.num_demos, "demo"): _describe(best) for best in report.best_by_number})
-    cheap = [entry for entry in report.undominated if entry.is_as_good]
-    if cheap:
-        yield f"cheapest prompts that are as good, within {AS_GOOD}:"
-        yield from _table(
-            {entry.name: f"{score_text(entry.score, *(entry.interval or ()))}, {_price(entry)}" for entry in cheap}
-        )
     for instruction in report.instructions:
         yield from _instructions(instruction)
     proposals = report.proposals
@@ -429,40 +362,55 @@ def details(report: ReportData) -> Iterator[str]:
         yield f"{count(proposals.num_texts, 'instruction')} proposed by {calls} of {proposals.model}{cost}"
     if report.retrieval is not None and report.retrieval.alternatives:
         yield "ways to show demos:"
-        yield from _table({other.name: _describe(other) for other in report.retrieval.alternatives})
+        ways = report.retrieval.alternatives
+        yield from _table({way.name: f"{_score_on(way)}, {way.tokens:,} tokens" for way in ways})
     for model, tokens in report.tokens.items():
-        yield f"tokens of {model}: {', '.join(f'{number:,} {kind}' for kind, number in tokens.items())}"
+        counts = [f"{number:,} {kind}" for kind, number in tokens.items()]
+        yield f"tokens of {model}: {', '.join(counts)}"
     for error in report.errors:
-        calls = f"{count(error.count, 'call')} {error.outcome}"
-        yield f"{calls}: {error.type}: {error.message} ({', '.join(error.examples)})"
+        calls = count(error.count, "call")
+        yield f"{calls} {error.outcome}: {error.type}: {error.message} ({', '.join(error.examples)})"
+
+
+def _settings(report: ReportData) -> Iterator[str]:
+    """Describe the model, the examples, the calls and the signal."""
+    settings = report.settings
+    names = [*settings.get("models", []), settings.get("adapter"), settings.get("metric")]
+    known_names = [str(name) for name in names if name]
+    yield f"{', '.join(known_names)}, seed {settings.get('seed')}"
+    examples = f"examples: {settings.get('num_train')}"
+    if settings.get("num_selection"):
+        examples += f" to search, {settings['num_selection']} for the final comparison"
+    if settings.get("num_repeated"):
+        examples += f"; {settings['num_repeated']} duplicates left out"
+    yield examples
+    calls = [f"{phase} {number:,}" for phase, number in report.program_calls.items() if number]
+    if calls:
+        yield f"calls: {', '.join(calls)}"
+    signal = report.signal
+    if signal is not None and signal.used != "score":
+        yield "learnt from scores and label probabilities"
+    elif signal is not None and signal.reason:
+        yield f"learnt from scores alone: {signal.reason}"
 
 
 def _demos(slot: SlotReport) -> Iterator[str]:
     """Yield the demos in a predictor's prompts, in order."""
     if not slot.ordering:
-        yield f"{slot.predictor}: shows none of {count(slot.num_demos, 'demo')}"
+        yield f"{slot.predictor}: shows none of {count(len(slot.demos), 'demo')}"
         return
-    num_shown = f"{len(slot.ordering)} of {count(slot.num_demos, 'demo')}"
+    num_shown = f"{len(slot.ordering)} of {count(len(slot.demos), 'demo')}"
     yield f"{slot.predictor}: {num_shown} in the order {slot.ordering}, the last next to the question"
     for number in slot.ordering:
-        origin = ""
-        if slot.origins:
-            origin = f" ({slot.origins[number]})"
-        fields = [
-            f"{name}: {shorten(' '.join(value.split()), FIELD_WIDTH)}" for name, value in slot.demos[number].items()
-        ]
+        origin = f" ({slot.origins[number]})" if slot.origins else ""
+        fields = [f"{name}: {_one_line(value, FIELD_WIDTH)}" for name, value in slot.demos[number].items()]
         yield f"  demo {number}{origin}: {' | '.join(fields)}"
-
-
-def _describe(alternative: Alternative) -> str:
-    score = score_text(alternative.score, *(alternative.interval or ()))
-    return f"{score} on {count(alternative.num_examples, 'example')}, {alternative.tokens:,} tokens"
 
 
 def _instructions(report: InstructionReport) -> Iterator[str]:
     """List a predictor's instructions, with the score of the best prompt with each."""
     if report.alternatives:
-        yield f"{report.predictor}: instruction {report.chosen} of {len(report.alternatives)}, best prompt with each:"
+        yield f"{report.predictor}: instruction {report.chosen} was chosen; the best prompt with each:"
     for number, instruction in enumerate(report.alternatives):
         score = "not scored"
         if instruction.score is not None:
@@ -473,5 +421,5 @@ def _instructions(report: InstructionReport) -> Iterator[str]:
         yield f"  not used ({unused.origin}): {unused.reason}: {_one_line(unused.text)}"
 
 
-def _one_line(text: str) -> str:
-    return shorten(" ".join(text.split()), TEXT_WIDTH)
+def _one_line(text: str, width: int = TEXT_WIDTH) -> str:
+    return shorten(" ".join(text.split()), width)

@@ -91,8 +91,6 @@ def test_compile_and_report(folder, server, monkeypatch, capsys):
         capsys.readouterr()
         assert cli.main(["report", path]) == 0
         assert f"{first.program_calls['total']:,} program calls" in capsys.readouterr().out
-    assert cli.main(["report", "log", "--html", "page.html"]) == 0
-    assert f"{first.program_calls['total']:,} program calls" in (folder / "page.html").read_text(encoding="utf-8")
 
 
 def test_choose(folder, capsys):
