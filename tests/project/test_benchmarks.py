@@ -64,7 +64,7 @@ def run(tmp_path, monkeypatch, capsys):
         before = requests()
         live.main()
         table = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-        return [[*cells[:3], *cells[4:]] for cells in table], requests() - before
+        return [[*cells[:3], *cells[6:]] for cells in table], requests() - before
 
     return of
 
