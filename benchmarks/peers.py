@@ -1,6 +1,6 @@
 """DSPy's own optimizers, each set to about a given number of program calls, for `live.py`.
 
-Each takes one half of the labelled examples for demos or reflection, and the other half as valset.
+Each takes one half of the labelled examples for demos or reflection, and the other half, if it takes one, as valset.
 """
 
 import random
@@ -16,8 +16,8 @@ import dspy
 NUM_BASE_PROGRAMS = 3  # that DSPy's random search always scores: no demos, labelled demos, and unshuffled ones
 MINIBATCH = 25  # examples of a trial of MIPROv2
 FULL_EVALUATION_STEPS = 5  # trials of MIPROv2 between two scores on the whole valset
-BATCH = 16  # examples of a step of SIMBA
-CANDIDATES = 3  # of a step of SIMBA
+BATCH = 12  # examples of a step of SIMBA
+CANDIDATES = 3  # of a step of SIMBA, and of its last scores on all examples
 METRICS = {  # signs of the counters of tokens that servers read
     "llamacpp:prompt_tokens_total": 1,  # llama.cpp does not count tokens of its prefix cache.
     "vllm:prompt_tokens_total": 1,
@@ -108,24 +108,29 @@ def mipro(peer: Peer) -> dspy.Module:
         trainset=peer.trainset,
         valset=peer.valset,
         num_trials=num_trials,
-        minibatch_size=MINIBATCH,
+        minibatch_size=min(MINIBATCH, len(peer.valset)),
         minibatch_full_eval_steps=FULL_EVALUATION_STEPS,
     )
 
 
 def simba(peer: Peer) -> dspy.Module:
-    """Return the program of SIMBA, which samples a batch and scores new candidates on it in each step."""
+    """Return the program of SIMBA, after as many steps as the calls pay for.
+
+    Each step samples answers to a batch, and scores new candidates on it. It gets one half of the examples, because it
+    scores its best programs on all of them in the end.
+    """
     per_step = 2 * BATCH * CANDIDATES
+    num_steps = (peer.calls - CANDIDATES * len(peer.trainset)) // per_step
     optimizer = dspy.SIMBA(
         metric=peer.metric,
-        bsize=BATCH,
+        bsize=min(BATCH, len(peer.labelled)),
         num_candidates=CANDIDATES,
-        max_steps=max(1, peer.calls // per_step),
+        max_steps=max(1, num_steps),
         max_demos=peer.demos,
         prompt_model=peer.prompt_model(),
         num_threads=peer.threads,
     )
-    return optimizer.compile(peer.student, trainset=list(peer.labelled), seed=peer.seed)
+    return optimizer.compile(peer.student, trainset=peer.trainset, seed=peer.seed)
 
 
 def gepa(peer: Peer) -> dspy.Module:
