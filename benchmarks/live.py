@@ -14,10 +14,15 @@ TopKOrder, LocalE, GlobalE, PDO few-shot, PDO unlabelled, DEmO
                   the original in the order of these methods
 calibrated        the original after BatchCalibration
 TopK calibrated   the best of 10 random orders, each calibrated
-random search     BootstrapFewShotWithRandomSearch with 16 candidates
+random search     BootstrapFewShotWithRandomSearch with 16 candidates, or as many as its number of calls pays for
 half of it        the same with 6 candidates, which takes about half of the calls
 half of it, PLReorder
                   the demos of "half of it" in another order
+BootstrapFewShot, MIPROv2, SIMBA, GEPA
+                  these optimizers of DSPy (`peers.py`); the model itself writes instructions
+random search, then PLFewShot; MIPROv2, then PLFewShot; GEPA, then PLFewShot
+                  PLFewShot with the program that the other makes with half of the calls
+PLFewShot propose PLFewShot(instructions="propose")
 PLFewShot, PLFewShot calibrated, PLFewShot auto, PLFewShot auto calibrated
                   "calibrated" with calibrate=True, "auto" with demos="auto"
 ..., then calibrated
@@ -35,20 +40,24 @@ before PLReorder, scores, calibrate or calibrated, these also optimize its F1.
 A number after a side's name limits its program calls, as in "PLFewShot@300". Without one, the limit is the number of
 calls of the random search if that is one of the sides, and else the side's own default.
 
+With `--format chat`, prompts are those of `dspy.ChatAdapter`, and replies have at most 64 tokens. PLR_DSPY_GGUF=FILE
+makes the local model that of another file.
+
 Tables have the difference of each side from each of `--against` (by default the first side), with intervals over draws
-and over all held-out examples. The last columns check the reports: how many held-out scores and gains lie in their
-intervals, how many reports say "better", and how many of these are right. Gains are over the student, if that is one
-of the sides. With --cache, DSPy caches all calls, so an interrupted command resumes, and seconds mean nothing.
+and over all held-out examples. "LM calls" include those that write instructions. "Tokens read" are the prompt tokens
+that the server read for them, without those in its prefix cache. The last columns check the reports: how many held-out
+scores and gains lie in their intervals, how many reports say "better", and how many of these are right. Gains are over
+the student, if that is one of the sides. With --cache, DSPy caches all calls, so an interrupted command resumes, but
+seconds and tokens read mean nothing.
 """
 
 import argparse
 import itertools
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, redirect_stdout
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import itemgetter
@@ -59,6 +68,7 @@ import dspy
 import numpy as np
 from command import SERVED, options, print_table, with_interval
 from dspy.utils.callback import BaseCallback
+from peers import NUM_BASE_PROGRAMS, PEERS, Peer, compile_with, tokens_read
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from paper.held_out import HeldOut
@@ -85,11 +95,12 @@ PUBLISHED = ["LocalE", "GlobalE", "PDO few-shot", "DEmO"]
 USUAL = [ORIGINAL, "TopKOrder@1000", *PUBLISHED, "PDO unlabelled@1000", "PLReorder@1000"]
 NUM_ORDERS = 10  # of "TopK calibrated"
 CALIBRATION_CALLS = 64
+USUAL_CALLS = 300  # of an optimizer of DSPy
 
 
 @dataclass(frozen=True)
 class SideProgram:
-    """The program of a side, the calls it took, and the comparison of its report."""
+    """The program of a side, the program calls it took, and the comparison of its report."""
 
     program: dspy.Module
     calls: int = 0
@@ -98,16 +109,23 @@ class SideProgram:
 
 @dataclass(frozen=True)
 class Result:
-    """The program of a side, its seconds, and its scores by held-out example, or its F1."""
+    """The program of a side, what it took to make, and its scores by held-out example, or its F1.
+
+    Attributes:
+        lm_calls: LM calls, including those that DSPy's cache answered.
+        tokens_read: Prompt tokens that the server read; None if it does not say.
+    """
 
     program: SideProgram
     seconds: float
+    lm_calls: int
+    tokens_read: float | None
     scores: list[float]
 
 
 def open_model(args: argparse.Namespace) -> AbstractContextManager[MakeLM]:
     """Return a context with a function that builds LMs of the model in the options."""
-    return ServedModel(args.model, tuple(args.api_base), cache=args.cache).open(format="plain")
+    return ServedModel(args.model, tuple(args.api_base), cache=args.cache).open(format=args.format)
 
 
 class Draw:
@@ -123,7 +141,7 @@ class Draw:
         self.task = data.task
         self.seed = seed
         self.args = args
-        self._make_lm = make_lm
+        self.make_lm = make_lm
         self.rare: str | None = None
         if args.share:
             counts = Counter(example[self.task.output_field] for example in data.test)
@@ -150,8 +168,8 @@ class Draw:
 
     def answering(self) -> AbstractContextManager[None]:
         """Return a context in which the model answers in the prompt format of this task."""
-        lm = self._make_lm(self.task.max_tokens("plain"))
-        return dspy.context(lm=lm, adapter=self.task.adapter("plain"))
+        lm = self.make_lm(self.task.max_tokens(self.args.format))
+        return dspy.context(lm=lm, adapter=self.task.adapter(self.args.format))
 
     def result(self, side: str) -> Result:
         """Return the result of a side, which is computed once."""
@@ -160,11 +178,18 @@ class Draw:
             budget = int(calls) if calls else None
             if budget is None and SEARCH in self.args.sides and name not in OWN_CALLS:
                 budget = self.result(SEARCH).program.calls
+            api_base = dspy.settings.lm.kwargs.get("api_base", "")
+            counter = CallCounter()
+            read_before = tokens_read(api_base)
             began = time.perf_counter()
-            side_program = SIDES[name](self, budget)
+            with dspy.context(callbacks=[counter]):
+                side_program = SIDES[name](self, budget)
             seconds = time.perf_counter() - began
+            read = None
+            if read_before is not None:
+                read = tokens_read(api_base) - read_before
             scores = self._scores(side_program.program)
-            self._results[side] = Result(side_program, seconds, scores)
+            self._results[side] = Result(side_program, seconds, len(counter.ids), read, scores)
             text = f"{side} {mean(scores):.3f}, {side_program.calls:,} calls, {seconds:.0f} s"
             print(f"{self.task.name}, seed {self.seed}: {text}", flush=True)
         return self._results[side]
@@ -312,21 +337,42 @@ class Vote(dspy.Module):
         return dspy.Prediction(**self.pool.vote(inputs, self.number))
 
 
-def random_search(draw: Draw, _: int | None, *, candidates: int) -> SideProgram:
-    """Return the program of DSPy's random search, with one half of the examples as demos, the other as valset."""
-    middle = len(draw.labelled) // 2
+def by_peer(draw: Draw, calls: int | None, *, peer: str, candidates: int = 0) -> SideProgram:
+    """Return the program of an optimizer of DSPy, with its number of LM calls.
+
+    Args:
+        candidates: Number of candidates of the random search, if no number of calls is given.
+    """
+    if calls is None:
+        calls = USUAL_CALLS
+        if candidates:
+            calls = (candidates + NUM_BASE_PROGRAMS) * (len(draw.labelled) - len(draw.labelled) // 2)
     counter = CallCounter()
-    with redirect_stdout(sys.stderr), dspy.context(callbacks=[counter]):  # DSPy prints each score.
-        optimizer = dspy.BootstrapFewShotWithRandomSearch(
-            metric=draw.metric,
-            max_bootstrapped_demos=draw.args.demos // 2,
-            max_labeled_demos=draw.args.demos,
-            num_candidate_programs=candidates,
-            num_threads=draw.args.threads,
-            max_errors=10 * len(draw.labelled),  # Count answers that cannot be parsed as wrong.
-        )
-        program = optimizer.compile(draw.program(EMPTY), trainset=draw.labelled[:middle], valset=draw.labelled[middle:])
+    of_draw = Peer(
+        student=draw.program(EMPTY),
+        labelled=draw.labelled,
+        metric=draw.metric,
+        output_field=draw.task.output_field,
+        make_lm=draw.make_lm,
+        demos=draw.args.demos,
+        calls=calls,
+        threads=draw.args.threads,
+        seed=draw.seed,
+    )
+    with dspy.context(callbacks=[counter]):
+        program = compile_with(peer, of_draw)
     return SideProgram(program, len(counter.ids))
+
+
+def after_peer(draw: Draw, calls: int | None, *, peer: str) -> SideProgram:
+    """Return the result of PLFewShot with a program that an optimizer of DSPy made with half of the calls."""
+    calls = calls or 2 * USUAL_CALLS
+    name = f"{peer}@{calls // 2}"
+    spent = draw.result(name).program.calls
+    optimizer = PLFewShot(draw.metric, max_demos=draw.args.demos, max_metric_calls=calls - spent, **draw.common)
+    program = optimizer.compile(draw.program(EMPTY), trainset=draw.labelled, programs={peer: draw.program(name)})
+    report = optimizer.report
+    return SideProgram(program, spent + report.program_calls["total"], report.comparison)
 
 
 def unchanged(draw: Draw, _: int | None, *, side: str) -> SideProgram:
@@ -363,9 +409,8 @@ SIDES: dict[str, Callable[[Draw, int | None], SideProgram]] = {
     "PDO few-shot": partial(optimized, kind=PDO),
     "PDO unlabelled": partial(optimized, kind=PDO, setting="unlabelled"),
     "TopK calibrated": top_k_calibrated,
-    SEARCH: partial(random_search, candidates=16),
-    # DSPy always scores three more: without demos, with labelled demos, and with unshuffled ones.
-    HALF: partial(random_search, candidates=6),
+    SEARCH: partial(by_peer, peer=SEARCH, candidates=16),
+    HALF: partial(by_peer, peer=SEARCH, candidates=6),
     f"{HALF}, PLReorder": partial(optimized, kind=PLReorder, base=HALF),
     "PLFewShot": partial(optimized, kind=PLFewShot),
     "PLFewShot calibrated": partial(optimized, kind=PLFewShot, calibrate=True),
@@ -375,8 +420,11 @@ SIDES: dict[str, Callable[[Draw, int | None], SideProgram]] = {
     "PLFewShot, then calibrated": partial(batch_calibrated, base="PLFewShot"),
     "PLFewShot auto, then calibrated": partial(batch_calibrated, base="PLFewShot auto"),
     **OF_INPUT,
+    **{name: partial(by_peer, peer=name) for name in PEERS if name != SEARCH},
+    **{f"{name}, then PLFewShot": partial(after_peer, peer=name) for name in PEERS},
+    "PLFewShot propose": partial(optimized, kind=PLFewShot, instructions="propose"),
 }
-OWN_CALLS = [ORIGINAL, EMPTY, SEARCH, HALF, *PUBLISHED, *OF_INPUT, "calibrated", "F1 calibrated"]
+OWN_CALLS = [ORIGINAL, EMPTY, SEARCH, HALF, *PUBLISHED, *OF_INPUT, *PEERS, "calibrated", "F1 calibrated"]
 """Sides whose number of calls does not follow that of the random search."""
 
 Results = dict[str, Result]
@@ -434,6 +482,12 @@ def differences(draws: Sequence[Results], side: str, other: str) -> tuple[str, s
     return with_interval(by_draw), f"[{low:+.3f}, {high:+.3f}]"
 
 
+def mean_tokens(results: Sequence[Result]) -> str:
+    """Return the mean number of prompt tokens that the server read; an empty string if it is unknown."""
+    tokens = [result.tokens_read for result in results if result.tokens_read is not None]
+    return f"{mean(tokens):,.0f}" if tokens else ""
+
+
 def print_sides(title: str, draws: Sequence[Results], against: Sequence[str]) -> None:
     """Print the score of each side, and its differences from others."""
     rows = []
@@ -443,6 +497,8 @@ def print_sides(title: str, draws: Sequence[Results], against: Sequence[str]) ->
             "": side,
             "score": f"{mean([mean(result.scores) for result in of_side]):.3f}",
             "calls": f"{mean([result.program.calls for result in of_side]):,.0f}",
+            "LM calls": f"{mean([result.lm_calls for result in of_side]):,.0f}",
+            "tokens read": mean_tokens(of_side),
             "s": f"{mean([result.seconds for result in of_side]):.0f}",
         }
         for other in against:
@@ -457,7 +513,7 @@ def print_sides(title: str, draws: Sequence[Results], against: Sequence[str]) ->
 def main() -> None:
     args = options(
         __doc__,
-        among={"tasks": [BUNDLED, *CLASSIFICATION]},
+        among={"tasks": [BUNDLED, *CLASSIFICATION], "format": ["plain", "chat"]},
         tasks=[BUNDLED],
         data_dir=Path,
         seeds=[0],
@@ -467,6 +523,7 @@ def main() -> None:
         sides=USUAL,
         against=[str],
         demos=8,
+        format="plain",
         **SERVED,
     )
     unknown = [side for side in args.sides if side.partition("@")[0] not in SIDES]

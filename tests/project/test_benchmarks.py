@@ -14,10 +14,11 @@ import evidence
 import levers
 import live
 import numpy as np
+import peers
 import pytest
 import record
 import record_chat
-from fakes import PlainLabels, ScriptedEngine, digest, lm_of
+from fakes import PlainLabels, ScriptedEngine, chat_response, digest, lm_of
 from landscapes import RecordedLandscape
 from offline import World, measure
 
@@ -64,7 +65,7 @@ def run(tmp_path, monkeypatch, capsys):
         before = requests()
         live.main()
         table = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-        return [[*cells[:3], *cells[4:]] for cells in table], requests() - before
+        return [[*cells[:3], *cells[6:]] for cells in table], requests() - before
 
     return of
 
@@ -92,6 +93,51 @@ def test_sides_that_find_demos_for_each_input_take_no_calls_but_those_of_the_ans
     table, _ = run("nearest last", "random order", "frequent labels", "vote", "KNNFewShot")
     assert [cells[2] for cells in table[1:]] == ["0"] * 5
     assert all(0 <= float(cells[1]) <= 1 for cells in table[1:])
+
+
+class Writer:
+    """A chat model that writes each field it is asked for: labels that depend on the prompt, and new instructions."""
+
+    def __init__(self):
+        self.requests = 0
+
+    def complete(self, request):
+        self.requests += 1
+        text = "\n".join([request.system or "", *(message.text or "" for message in request.messages)])
+        outputs = text.partition("Your output fields are:")[2].partition("All interactions")[0]
+        values = dict.fromkeys(re.findall(r"\d\. `(\w+)`", outputs), f"instruction {self.requests}")
+        if "module_advice" in values:
+            values["module_advice"] = json.dumps({"self": f"advice {self.requests}"})
+        if "sentiment" in values:
+            values["sentiment"] = ("negative", "positive")[digest(text) < 0.5]
+        if "Outputs will be a JSON object" in text:
+            return chat_response(json.dumps(values))
+        reply = "".join(f"[[ ## {name} ## ]]\n{value}\n\n" for name, value in values.items())
+        return chat_response(reply + "[[ ## completed ## ]]")
+
+
+@pytest.mark.parametrize("peer", sorted(peers.PEERS))
+def test_optimizers_of_dspy_keep_to_about_the_calls_that_they_are_given(peer):
+    engine = Writer()
+    task = TASKS["mr"]
+    labels = ("negative", "positive")
+    rows = [dspy.Example(review=f"review {i}", sentiment=labels[i % 2]).with_inputs("review") for i in range(60)]
+    of_reviews = peers.Peer(
+        student=dspy.Predict(task.signature),
+        labelled=rows,
+        metric=task.metric(),
+        output_field="sentiment",
+        make_lm=lambda max_tokens: lm_of(engine),
+        demos=4,
+        calls=200,
+        threads=2,
+        seed=0,
+    )
+    with dspy.context(lm=lm_of(engine), adapter=dspy.ChatAdapter()):
+        program = peers.compile_with(peer, of_reviews)
+        num_requests = engine.requests
+        assert program(review="new").sentiment in labels
+    assert num_requests <= 260
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in Path(live.__file__).parent.glob("*.py")))

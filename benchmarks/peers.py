@@ -1,0 +1,193 @@
+"""DSPy's own optimizers, each set to about a given number of program calls, for `live.py`.
+
+Each takes one half of the labelled examples for demos or reflection, and the other half, if it takes one, as valset.
+"""
+
+import random
+import sys
+import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from typing import Any
+
+import dspy
+
+NUM_BASE_PROGRAMS = 3  # that DSPy's random search always scores: no demos, labelled demos, and unshuffled ones
+MINIBATCH = 25  # examples of a trial of MIPROv2
+FULL_EVALUATION_STEPS = 5  # trials of MIPROv2 between two scores on the whole valset
+BATCH = 12  # examples of a step of SIMBA
+CANDIDATES = 3  # of a step of SIMBA, and of its last scores on all examples
+METRICS = {  # signs of the counters of tokens that servers read
+    "llamacpp:prompt_tokens_total": 1,  # llama.cpp does not count tokens of its prefix cache.
+    "vllm:prompt_tokens_total": 1,
+    "vllm:prefix_cache_hits_total": -1,
+}
+PROPOSAL_TOKENS = 1_024  # at most, in the reply of a model that writes instructions
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What an optimizer of DSPy needs to compile a program.
+
+    Attributes:
+        student: The program without demos.
+        labelled: Labelled examples.
+        metric: DSPy metric.
+        output_field: Name of the field that the metric compares.
+        make_lm: Builds an LM whose replies have at most this number of tokens.
+        demos: Maximum number of demos.
+        calls: Number of program calls to aim at.
+    """
+
+    student: dspy.Module
+    labelled: Sequence[dspy.Example]
+    metric: Callable[..., bool]
+    output_field: str
+    make_lm: Callable[[int], dspy.LM]
+    demos: int
+    calls: int
+    threads: int
+    seed: int
+
+    @property
+    def trainset(self) -> list[dspy.Example]:
+        return list(self.labelled[: len(self.labelled) // 2])
+
+    @property
+    def valset(self) -> list[dspy.Example]:
+        return list(self.labelled[len(self.labelled) // 2 :])
+
+    @property
+    def max_errors(self) -> int:
+        """A number of errors that no compile reaches: answers that cannot be parsed are wrong."""
+        return 10 * len(self.labelled)
+
+    @property
+    def bootstrap(self) -> dict[str, Any]:
+        """Arguments of all optimizers that bootstrap demos."""
+        return {
+            "metric": self.metric,
+            "max_bootstrapped_demos": self.demos // 2,
+            "max_labeled_demos": self.demos,
+            "max_errors": self.max_errors,
+        }
+
+    def prompt_model(self) -> dspy.LM:
+        """Return the same model with long and varied replies, to write instructions."""
+        return self.make_lm(PROPOSAL_TOKENS).copy(temperature=1.0)
+
+
+def bootstrap(peer: Peer) -> dspy.Module:
+    return dspy.BootstrapFewShot(**peer.bootstrap).compile(peer.student, trainset=list(peer.labelled))
+
+
+def random_search(peer: Peer) -> dspy.Module:
+    """Return the best of as many random sets of demos as the calls pay for."""
+    num_candidates = max(1, peer.calls // len(peer.valset) - NUM_BASE_PROGRAMS)
+    optimizer = dspy.BootstrapFewShotWithRandomSearch(
+        num_candidate_programs=num_candidates, num_threads=peer.threads, **peer.bootstrap
+    )
+    return optimizer.compile(peer.student, trainset=peer.trainset, valset=peer.valset)
+
+
+def mipro(peer: Peer) -> dspy.Module:
+    """Return the program of MIPROv2 after as many trials as the calls pay for."""
+    per_trial = MINIBATCH + len(peer.valset) / FULL_EVALUATION_STEPS
+    num_trials = max(1, int((peer.calls - len(peer.valset)) / per_trial))
+    optimizer = dspy.MIPROv2(
+        prompt_model=peer.prompt_model(),
+        auto=None,
+        num_candidates=max(3, num_trials // 2),
+        num_threads=peer.threads,
+        seed=peer.seed,
+        **peer.bootstrap,
+    )
+    return optimizer.compile(
+        peer.student,
+        trainset=peer.trainset,
+        valset=peer.valset,
+        num_trials=num_trials,
+        minibatch_size=min(MINIBATCH, len(peer.valset)),
+        minibatch_full_eval_steps=FULL_EVALUATION_STEPS,
+    )
+
+
+def simba(peer: Peer) -> dspy.Module:
+    """Return the program of SIMBA, after as many steps as the calls pay for.
+
+    Each step samples answers to a batch, and scores new candidates on it. It gets one half of the examples, because it
+    scores its best programs on all of them in the end.
+    """
+    per_step = 2 * BATCH * CANDIDATES
+    num_steps = (peer.calls - CANDIDATES * len(peer.trainset)) // per_step
+    optimizer = dspy.SIMBA(
+        metric=peer.metric,
+        bsize=min(BATCH, len(peer.labelled)),
+        num_candidates=CANDIDATES,
+        max_steps=max(1, num_steps),
+        max_demos=peer.demos,
+        prompt_model=peer.prompt_model(),
+        num_threads=peer.threads,
+    )
+    return optimizer.compile(peer.student, trainset=peer.trainset, seed=peer.seed)
+
+
+def gepa(peer: Peer) -> dspy.Module:
+    """Return the program of GEPA, whose feedback is the right answer."""
+
+    def with_feedback(
+        gold: dspy.Example, pred: dspy.Prediction, trace: Any = None, pred_name: Any = None, pred_trace: Any = None
+    ) -> dspy.Prediction:
+        is_right = peer.metric(gold, pred)
+        feedback = "Right."
+        if not is_right:
+            feedback = f"Wrong: the right {peer.output_field} is {gold[peer.output_field]!r}."
+        return dspy.Prediction(score=float(is_right), feedback=feedback)
+
+    optimizer = dspy.GEPA(
+        metric=with_feedback,
+        max_metric_calls=peer.calls,
+        reflection_lm=peer.prompt_model(),
+        num_threads=peer.threads,
+        seed=peer.seed,
+    )
+    return optimizer.compile(peer.student, trainset=peer.trainset, valset=peer.valset)
+
+
+PEERS: dict[str, Callable[[Peer], dspy.Module]] = {
+    "BootstrapFewShot": bootstrap,
+    "random search": random_search,
+    "MIPROv2": mipro,
+    "SIMBA": simba,
+    "GEPA": gepa,
+}
+
+
+def compile_with(name: str, peer: Peer) -> dspy.Module:
+    """Return the program that an optimizer of DSPy makes, and print its progress to stderr."""
+    # Some of DSPy's optimizers draw from the global generator.
+    random.seed(peer.seed)
+    with redirect_stdout(sys.stderr):
+        return PEERS[name](peer)
+
+
+def tokens_read(api_base: str) -> float | None:
+    """Return the number of prompt tokens that a server has read, without those in its prefix cache; None if unknown.
+
+    Args:
+        api_base: Address of the server, ending in /v1.
+    """
+    if not api_base:
+        return None
+    try:
+        with urllib.request.urlopen(f"{api_base.removesuffix('/v1')}/metrics", timeout=10) as reply:
+            lines = reply.read().decode().splitlines()
+    except OSError:
+        return None
+    values = dict.fromkeys(METRICS, 0.0)
+    for line in lines:
+        name = line.partition("{")[0].partition(" ")[0]
+        if name in values:
+            values[name] += float(line.rpartition(" ")[2])
+    return sum(sign * values[name] for name, sign in METRICS.items())
