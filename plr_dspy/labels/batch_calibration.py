@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated
 
 import dspy
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
-from scipy.optimize import minimize
-from scipy.special import log_softmax
 
 from plr_dspy.dspy_compat import Teleprompter
 from plr_dspy.errors import UserError
@@ -40,43 +38,34 @@ from plr_dspy.statistics.comparisons import paired_interval
 logger = logging.getLogger(__name__)
 
 NUM_FIRST = 6  # stop after this many calls if no reply has label probabilities
-MAX_FOLDS = 10  # maximum folds to cross-validate a linear calibration
-
-# Weight of the L2 penalty that pulls scales to 1 and offsets to 0. A weaker penalty
-# loses more with 10 or 20 examples than it gains with 100.
-PENALTY = 2.0
 
 Numbers = NDArray[np.int64]
 
 
 @arguments
 class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
-    """Optimizer that calibrates the label probabilities of a classifier.
+    """Optimizer that divides label probabilities by their means over trainset inputs.
 
     The student needs an output that is a Literal, an enum or a bool, and an LM that
     returns log-probabilities (OpenAI's chat models, vLLM, llama.cpp).
 
+    Source: H. Zhou et al., arXiv:2309.17249.
+
     Args:
-        method: "batch" divides label probabilities by their means over trainset inputs
-            (H. Zhou et al., arXiv:2309.17249). "linear" fits a scale and an offset per
-            label to labelled examples, and keeps them if cross-validation finds a gain
-            (M. Abbas et al., AISTATS 2024).
         num_inputs: Maximum number of examples to call the program on, stratified by
             label. With a metric, labels alternate, and weights restore their shares.
-        prior: Expected share of each label among the right answers. With None, "batch"
-            chooses the shares by cross-validation if examples have labels, and assumes
-            equal shares otherwise. Must be None for "linear".
+        prior: Expected share of each label among the right answers. With None, the shares
+            are chosen by cross-validation if examples have labels, and equal otherwise.
         metric: Metric over a set, such as ``F1("positive")``, to maximise instead of
-            accuracy; requires "batch", prior=None and labelled examples.
+            accuracy; requires prior=None and labelled examples.
         predictor: Name of the predictor to calibrate, if several have such an output.
-        seed: Seed for sampling examples and for cross-validation folds.
+        seed: Seed for sampling examples.
         num_threads, max_errors, display_progress: As in `PLReorder`.
 
     Attributes:
         report: `CalibrationReport` of the last compile; None before the first.
     """
 
-    method: Literal["batch", "linear"] = field(default="batch", kw_only=False)
     num_inputs: Annotated[WholeNumber, Field(ge=2)] = 64
     prior: Mapping[Value, Number] | None = None
     metric: SetMetric | None = None
@@ -87,13 +76,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         self.check_together()
 
     def check_together(self) -> None:
-        if self.prior is not None and self.method == "linear":
-            raise UserError(f"prior must be None with method='linear'; got {dict(self.prior)}. Leave it out.")
-        if self.metric is not None and (self.method == "linear" or self.prior is not None):
-            raise UserError(
-                f"metric requires method='batch' and prior=None; got method={self.method!r} and prior={self.prior}. "
-                "Leave metric out, or the other two."
-            )
+        if self.metric is not None and self.prior is not None:
+            raise UserError(f"metric requires prior=None; got prior={self.prior}. Leave one of them out.")
 
     def compile(
         self,
@@ -131,28 +115,22 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         output = calibrated_output(student, predictor)
         prior = None if self.prior is None else prior_shares(self.prior, output.labels)
         usable, uses_labels = self._usable(student, output, trainset)
-        chooses_by_labels = uses_labels and self.method == "batch"
         examples, weights = self._draw(usable, output, seed=seed)
         replies = read_replies(
             student,
             examples,
             output,
-            as_it_is=chooses_by_labels,
+            as_it_is=uses_labels,
             display_progress=self.display_progress,
             num_threads=self.num_threads,
             max_errors=self.max_errors,
         )
         metric = "accuracy" if self.metric is None else repr(self.metric)
         report = replies.report(weights, metric=metric, num_examples=len(trainset))
-        if chooses_by_labels:
+        if uses_labels:
             report = self._with_best_strategy(
                 report, replies, examples, weights, output, label_counts=output.counts(usable)
             )
-        elif self.method == "linear":
-            fit = fit_linear(replies.log_probabilities, output.numbers(examples)[replies.inputs], seed=seed)
-            if fit is not None:
-                scales, offsets = fit
-                report = replace(report, calibration=replies.calibration("linear", offsets, scales=scales))
         else:
             report = replace(report, calibration=replies.calibrated_to(prior))
         self.report = report
@@ -167,11 +145,6 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         distinct = _distinct(student, trainset)
         labelled = [distinct[i] for i in np.flatnonzero(output.numbers(distinct) >= 0)]
         uses_labels = self.prior is None and len(labelled) > 1
-        if self.method == "linear" and np.count_nonzero(output.counts(labelled)) < 2:
-            raise UserError(
-                f"method='linear' needs at least 2 of the labels {list(output.labels)} in field {output.name!r} of the "
-                f"examples; got {len(set(output.numbers(labelled)))}. Label more examples, or pass method='batch'."
-            )
         if self.metric is not None:
             if not uses_labels:
                 raise UserError(
@@ -302,15 +275,7 @@ class LabelReplies:
         if shares is None:
             shares = np.full(len(self.labels), 1.0 / len(self.labels))
         offsets = batch_offsets(self.log_probabilities, prior=shares, unseen=self.unseen, weights=weights)
-        return self.calibration("batch", offsets, shares=np.round(shares, 6))
-
-    def calibration(
-        self, method: str, offsets: Array, *, scales: ArrayLike = (), shares: ArrayLike = ()
-    ) -> Calibration:
-        numbers = [tuple(np.asarray(values).tolist()) for values in (offsets, scales, shares)]
-        return Calibration(
-            method, tuple(self.labels), numbers[0], numbers[1], num_inputs=len(self.inputs), shares=numbers[2]
-        )
+        return Calibration(tuple(self.labels), tuple(offsets.tolist()), tuple(np.round(shares, 6).tolist()))
 
 
 def read_replies(
@@ -382,56 +347,6 @@ def _no_probabilities(num_read: int, num_replies: int) -> NoProbabilities:
         f"{PURPOSE} needs at least 2 replies with a label among the likeliest tokens; got {num_read} of {num_replies}. "
         "Add demos, or use another model or adapter (PlainTextAdapter for small and base models)."
     )
-
-
-def fit_linear(log_probabilities: Array, answers: Numbers, *, seed: int = 0) -> tuple[Array, Array] | None:
-    """Fit a scale and an offset per label by penalised logistic regression.
-
-    Source: M. Abbas et al., "Enhancing in-context learning via linear probe
-    calibration", AISTATS 2024.
-
-    Deviation: The paper fits a full matrix to probabilities. Scaling log-probabilities by
-    label needs fewer examples; batch calibration is the case with all scales 1.
-
-    Args:
-        log_probabilities: Log-probabilities of labels, ``[N, L]``.
-        answers: Indices of the right labels, ``[N]``.
-        seed: Seed for the cross-validation folds.
-
-    Returns:
-        Scales ``[L]`` and offsets ``[L]``; None if the cross-validated gain in
-        log-likelihood is at most one standard error.
-    """
-    num_examples = len(answers)
-    shuffled = np.random.default_rng(seed).permutation(num_examples)
-    by_label = shuffled[np.argsort(answers[shuffled], kind="stable")]
-    gains = np.zeros(num_examples)
-    num_folds = min(MAX_FOLDS, num_examples)
-    for fold in range(num_folds):
-        # Folds are stratified by label.
-        is_held_out = np.isin(np.arange(num_examples), by_label[fold::num_folds])
-        scales, offsets = _fit(log_probabilities[~is_held_out], answers[~is_held_out])
-        before = log_probabilities[is_held_out]
-        after = log_softmax(before * scales + offsets, axis=1)
-        gains[is_held_out] = (after - before)[np.arange(len(before)), answers[is_held_out]]
-    if gains.mean() <= gains.std(ddof=1) / np.sqrt(num_examples):
-        return None
-    return _fit(log_probabilities, answers)
-
-
-def _fit(log_probabilities: Array, answers: Numbers) -> tuple[Array, Array]:
-    num_examples, num_labels = log_probabilities.shape
-    rows = np.arange(num_examples)
-    unchanged = np.repeat([1.0, 0.0], num_labels)
-
-    def loss(parameters: Array) -> float:
-        scales, offsets = np.split(parameters, 2)
-        logs = log_softmax(log_probabilities * scales + offsets, axis=1)
-        penalty = ((parameters - unchanged) ** 2).sum()
-        return float(PENALTY / num_examples * penalty - logs[rows, answers].mean())
-
-    best = minimize(loss, unchanged, method="L-BFGS-B").x
-    return best[:num_labels], best[num_labels:]
 
 
 def _distinct(student: dspy.Module, trainset: Examples) -> list[dspy.Example]:

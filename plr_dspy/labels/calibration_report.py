@@ -56,10 +56,8 @@ class CalibrationReport:
     def result(self) -> str:
         if self.calibration is None:
             return "answers stay as they are"
-        if self.calibration.method == "none":
-            return "the likeliest label is the answer, as it is"
         if self.shares is None:
-            return "calibrated"
+            return "the likeliest label is the answer, as it is"
         return f"calibrated to {_by_label(self.shares)}"
 
     def __str__(self) -> str:

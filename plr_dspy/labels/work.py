@@ -181,13 +181,7 @@ class LabelWork(MetricWork):
         """Return the program whose answers were scored: calibrated if a revision is given."""
         if revision is None:
             return program
-        calibration = Calibration(
-            "batch" if revision.shares else "none",
-            tuple(self.output.labels),
-            revision.offsets,
-            num_inputs=len(self.examples),
-            shares=revision.shares,
-        )
+        calibration = Calibration(tuple(self.output.labels), revision.offsets, revision.shares)
         return CalibratedProgram(program, calibration, predictor=self.output.predictor)
 
 

@@ -44,10 +44,9 @@ MIXED = labelled(60, num_negative=20)
         (MIXED, {}),
         (MIXED, {"metric": F1("negative")}),
         (MIXED, {"prior": {"negative": 0.2, "positive": 0.8}}),
-        (MIXED, {"method": "linear"}),
         (unlabelled(30), {}),
     ],
-    ids=["labels", "metric", "prior", "linear", "no labels"],
+    ids=["labels", "metric", "prior", "no labels"],
 )
 def test_says_which_shares_answers_were_calibrated_to(trainset, options):
     optimizer, program = reported(trainset, **options)
