@@ -30,7 +30,7 @@ from plr_dspy.scoring.values import Unreadable, Unwritable, ValueCodec
 logger = logging.getLogger(__name__)
 
 FILE = "calls.jsonl"
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 
 # Facts that explain differences in others, but do not affect scores; headers of earlier
 # versions lack them.
