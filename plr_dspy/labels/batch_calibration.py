@@ -185,55 +185,43 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         label_counts: Array,
     ) -> CalibrationReport:
         """Compare strategies on labelled examples, and report the best; the first wins ties."""
+        labels = replies.labels
         logs = replies.log_probabilities
         input_weights = weights[replies.inputs]
         answers = {AS_IT_IS: replies.answers, LIKELIEST: logs.argmax(axis=1)}
-        calibrations = {AS_IT_IS: None, LIKELIEST: Calibration.none(replies.labels)}
+        calibrations = {AS_IT_IS: None, LIKELIEST: Calibration.none(labels)}
         for shares in likely_shares(label_counts, between=self.metric is not None):
-            strategy = f"calibrated to {shares_by_label(replies.labels, shares)}"
+            strategy = f"calibrated to {shares_by_label(labels, shares)}"
             answers[strategy] = cross_validated(logs, shares, unseen=replies.unseen, weights=input_weights)
             calibrations[strategy] = replies.calibrated_to(shares, weights=input_weights)
 
-        completed_examples = [examples[i] for i in replies.completed]
-        num_completed = len(completed_examples)
-
-        def score(numbers: Numbers) -> float:
-            return self._score(numbers, completed_examples, output, weights[replies.completed])
-
-        all_answers = {strategy: replies.pad_answers(numbers) for strategy, numbers in answers.items()}
-        scores = {strategy: score(numbers) for strategy, numbers in all_answers.items()}
+        right = output.numbers(examples)[replies.completed]
+        weights = weights[replies.completed]
+        answers = {strategy: replies.pad_answers(numbers) for strategy, numbers in answers.items()}
+        scores = {strategy: self._score(numbers, right, labels, weights) for strategy, numbers in answers.items()}
         chosen = max(scores, key=scores.__getitem__)
-        constant_scores = {label: score(np.full(num_completed, i)) for i, label in enumerate(replies.labels)}
-        best_label = max(constant_scores, key=constant_scores.__getitem__)
+        constant_scores = {}
+        for number, label in enumerate(labels):
+            constant_scores[f"always {label!r}"] = self._score(np.full(len(right), number), right, labels, weights)
+        always = max(constant_scores, key=constant_scores.__getitem__)
         interval = None
         if self.metric is None:
-            best_label = replies.labels[int(label_counts.argmax())]
-            right_numbers = output.numbers(completed_examples)
-            is_right = all_answers[chosen] == right_numbers
-            was_right = all_answers[AS_IT_IS] == right_numbers
-            interval = paired_interval(is_right.astype(float) - was_right)
-        if scores[chosen] <= constant_scores[best_label]:
+            interval = paired_interval((answers[chosen] == right).astype(float) - (answers[AS_IT_IS] == right))
+        if scores[chosen] <= constant_scores[always]:
             logger.warning(
-                f"the best strategy ({chosen}) scores {scores[chosen]:.3f} on {num_completed} inputs, no more than "
-                f"always answering {best_label!r} ({constant_scores[best_label]:.3f}). Let PLFewShot choose the demos, "
-                "or use another model."
+                f"the best strategy ({chosen}) scores {scores[chosen]:.3f} on {len(right)} inputs, no more than "
+                f"{always} ({constant_scores[always]:.3f}). Let PLFewShot choose the demos, or use another model."
             )
-        scores[f"always {best_label!r}"] = constant_scores[best_label]
+        scores[always] = constant_scores[always]
         return replace(report, calibration=calibrations[chosen], scores=scores, chosen=chosen, gain_interval=interval)
 
-    def _score(self, answers: Numbers, examples: Examples, output: LabelOutput, weights: Array) -> float:
-        """Return the accuracy or metric of predicted label indices ``[n]``; -1 counts as wrong."""
+    def _score(self, answers: Numbers, right: Numbers, labels: list[str], weights: Array) -> float:
+        """Return the accuracy or metric of label indices ``[n]``; -1 counts as wrong."""
         if self.metric is None:
-            return float((answers == output.numbers(examples)).mean())
-        predictions = [dspy.Prediction({output.name: label}) for label in output.labels.values()]
-        labels: list[str | None] = []
-        for example, number in zip(examples, answers.tolist(), strict=True):
-            label = None
-            if number >= 0:
-                label = self.metric.answer(example, predictions[number])
-            labels.append(label)
-        right_labels = self.metric.right_labels(examples)
-        return self.metric.score(right_labels, labels, labels=list(output.labels), weights=weights)
+            return float((answers == right).mean())
+        texts = [*labels, None]
+        answer_texts = [texts[number] for number in answers]
+        return self.metric.score([labels[number] for number in right], answer_texts, labels=labels, weights=weights)
 
 
 @dataclass(frozen=True)
@@ -313,12 +301,9 @@ def read_replies(
             num_threads=num_threads,
             max_errors=max_errors,
         )
-    failed = [record for record in records if record.outcome == FAILED]
-    if failed:
-        if len(failed) == len(records):
-            raise scorer.nothing_ran(failed)
-        first_error = f"{failed[0].error}: {failed[0].message}"
-        logger.warning("%d of %d calls failed; the first error was %s", len(failed), len(records), first_error)
+    completed = [number for number, record in enumerate(records) if record.outcome != FAILED]
+    if not completed:
+        raise scorer.nothing_ran(records)
     labels = list(output.labels)
     inputs = [number for number, record in enumerate(records) if record.label_logprobs]
     if len(inputs) < 2:
@@ -336,8 +321,8 @@ def read_replies(
         np.array([records[number].label_logprobs for number in inputs]),
         is_unseen,
         answers,
-        np.array([number for number, record in enumerate(records) if record.outcome != FAILED]),
-        num_failed=len(failed),
+        np.array(completed),
+        num_failed=len(records) - len(completed),
         num_unread=sum(record.outcome == WRONG for record in records),
     )
 

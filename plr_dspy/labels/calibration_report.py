@@ -25,8 +25,8 @@ class CalibrationReport:
         num_failed, num_unread, num_silent: Numbers of failed calls, of replies that
             could not be parsed, and of replies without label probabilities.
         scores: Accuracy or metric of each strategy: "as it is", "likeliest label",
-            "calibrated to" given shares, and "always" the most frequent label or, with a
-            metric, the best one. Empty if the examples' labels were not used.
+            "calibrated to" given shares, and the best of "always" one label. Empty if the
+            examples' labels were not used.
         chosen: The best strategy; None if none were compared.
         gain_interval: 95 % confidence interval of the gain in accuracy of the chosen
             strategy over "as it is"; None with a metric over a set.

@@ -244,7 +244,7 @@ class TestLabelsDecide:
         assert LABELS[0] == "negative"
         assert optimizer.report.scores["as it is"] == 0.25
 
-    def test_calls_that_fail_are_left_out(self, caplog):
+    def test_calls_that_fail_are_left_out(self):
         """A broken line must not make a program look worse than to answer always the same."""
 
         def flaky(text):
@@ -255,7 +255,7 @@ class TestLabelsDecide:
         optimizer = BatchCalibration(max_errors=20, num_threads=1, display_progress=False)
         with dspy.context(lm=Classifier(flaky).lm()):
             optimizer.compile(program, trainset=trainset)
-        assert "8 of 40 calls failed" in caplog.text
+        assert optimizer.report.num_failed == 8
         scores = optimizer.report.scores
         assert scores["as it is"] == scores["always 'positive'"] == 24 / 32
 
@@ -287,7 +287,7 @@ class TestLabelsDecide:
 
     def test_warns_of_a_program_that_scores_no_more_than_the_most_frequent_label(self, caplog):
         calibrate(fixed(0.9), trainset=examples(30))
-        assert "no more than always answering 'negative'" in caplog.text
+        assert "no more than always 'negative'" in caplog.text
 
 
 class TestRequests:
