@@ -1,7 +1,6 @@
-"""The run log: the program calls of a run and their results, kept in a file so that no call is paid for twice.
+"""The run log: the calls of a run and their results, kept in a file so that no call is paid for twice.
 
-The file has two kinds of JSON lines: headers, which identify what is scored, and records of
-    single calls.
+The file has two kinds of JSON lines: headers, which identify what is scored, and calls.
 """
 
 import logging
@@ -9,7 +8,7 @@ import os
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,13 +30,6 @@ logger = logging.getLogger(__name__)
 
 FILE = "calls.jsonl"
 SCHEMA_VERSION = 13
-
-# Facts that explain differences in others, but do not affect scores; headers of earlier
-# versions lack them.
-OPTIMIZER = "optimizer"
-PROGRAMS = "programs"  # names of the user's programs, whose models are among the models
-EXPLANATIONS = (OPTIMIZER, PROGRAMS)
-OF_MODELS = ("models", "the models")
 
 CallKey: TypeAlias = tuple[str, int]  # prompt fingerprint and example index
 CallName: TypeAlias = tuple[str, str]  # prompt fingerprint and key of the example's content, as in the file
@@ -178,11 +170,6 @@ class RunLog:
         self.identity = identity
         self._write({"schema_version": SCHEMA_VERSION, "identity": identity})
 
-    def stop(self) -> None:
-        """Accept no more calls."""
-        with self._lock:
-            self._closed = True
-
     def close(self) -> None:
         """Close the file and accept no more calls."""
         with self._lock:
@@ -234,7 +221,7 @@ class RunLog:
         for number, line in enumerate(content[:num_whole].splitlines(), start=1):
             try:
                 self._read_line(orjson.loads(line))
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise UserError(
                     f"line {number} of {path} cannot be read ({error}). Pass another log_dir. If the line records a "
                     "call, you can also remove it: that call will be repeated."
@@ -243,28 +230,24 @@ class RunLog:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.ftruncate(self._file, num_whole)
 
-    def _read_line(self, content: object) -> None:
-        if not isinstance(content, dict) or not content.keys() & {"call", "schema_version"}:
-            raise UserError("it is neither a header nor a call record")
-        if "call" in content:
-            self._read_call(content)
+    def _read_line(self, content: dict[str, Any]) -> None:
+        if "call" not in content:
+            version = content.get("schema_version")
+            if version != SCHEMA_VERSION:
+                raise UserError(f"it has schema version {version!r}, but must have {SCHEMA_VERSION}")
+            self.identity = content["identity"]
             return
-        if content["schema_version"] != SCHEMA_VERSION:
-            raise UserError(f"it has schema version {content['schema_version']!r}, but must have {SCHEMA_VERSION}")
-        self.identity = dict(content["identity"])
-
-    def _read_call(self, content: dict[str, Any]) -> None:
         prompt, example = content.pop("call")
         name = (str(prompt), str(example))
         tokens = content.pop("tokens", {})
         self._batch = int(content.pop("batch", 0))
         self._batches[name] = self._batch
         self._recallable.pop(name, None)  # A later line for the same call replaces it.
-        if content.pop("again", False):
-            if tokens:
-                self.tokens_before.append(tokens)
+        is_lost = content.pop("again", False)
+        if tokens or not is_lost:
+            self.tokens_before.append(tokens)
+        if is_lost:
             return
-        self.tokens_before.append(tokens)
         try:
             content["value"] = self._codec.decode(content.get("value"))
         except Unreadable as error:
@@ -292,11 +275,7 @@ class RunLog:
 
 @contextmanager
 def open_log(
-    folder: Path | None,
-    describe: Callable[[], Facts],
-    *,
-    accept_changes: bool = False,
-    codec: Callable[[], ValueCodec] = ValueCodec,
+    folder: Path | None, describe: Callable[[], Facts], *, accept_changes: bool = False, codec: ValueCodec | None = None
 ) -> Iterator[RunLog]:
     """Open and lock the run log in a folder; without a folder, keep the log in memory.
 
@@ -312,39 +291,36 @@ def open_log(
     if folder is None:
         yield RunLog()
         return
-    with ExitStack() as stack:
-        stack.enter_context(_locked(folder))
+    with _locked(folder):
+        path = folder / FILE
         identity = orjson.loads(orjson.dumps(describe()))
-        log = RunLog(folder / FILE, codec())
-        stack.callback(lambda: log.close())
-        changes = _changes(log.identity, identity)
-        if changes and log.tokens_before and not log.holds_answers:
-            logger.info("%s has no answers yet and is started anew, because %s", folder, changes)
-            log.close()
-            (folder / FILE).unlink()
-            log = RunLog(folder / FILE, codec())
-        elif changes and log.tokens_before and not accept_changes:
-            if log.identity.get(OPTIMIZER, identity.get(OPTIMIZER)) != identity.get(OPTIMIZER):
+        log = RunLog(path, codec)
+        try:
+            changes = _changes(log.identity, identity) if log.tokens_before else ""
+            if changes and not log.holds_answers:
+                logger.info("%s has no answers yet and is started anew, because %s", folder, changes)
+                log.close()
+                path.unlink()
+                log = RunLog(path, codec)
+            elif changes and not accept_changes:
                 raise UserError(
-                    f"log_dir {folder} holds calls of {log.identity[OPTIMIZER]}; this is {identity.get(OPTIMIZER)}: "
-                    "pass another log_dir"
+                    f"log_dir {folder} belongs to another compile: {changes}. Pass another log_dir; or, if the scores "
+                    "there are still valid, pass accept_changes=True."
                 )
-            raise UserError(
-                f"log_dir {folder} belongs to another compile: {changes}. Pass another log_dir; or, if the scores "
-                "there are still valid, pass accept_changes=True."
-            )
-        elif changes and log.tokens_before:
-            logger.warning("%s: continuing with the calls made there, although %s", folder, changes)
-        if accept_changes:
-            log.repeat_outside_failures()
-        if log.identity != identity:
-            log.write_header(identity)
-        if log.tokens_before:
-            # Proposals of instructions count, too; each takes several calls.
-            logger.info("%s holds %s of earlier runs", folder, count(len(log.tokens_before), "result"))
-        if log.failed_before:
-            logger.warning("%s: %s", folder, describe_repeats(log.failed_before.values()))
-        yield log
+            elif changes:
+                logger.warning("%s: continuing with the calls made there, although %s", folder, changes)
+            if accept_changes:
+                log.repeat_outside_failures()
+            if log.identity != identity:
+                log.write_header(identity)
+            if log.tokens_before:
+                # Proposals of instructions count, too; each takes several calls.
+                logger.info("%s holds %s of earlier runs", folder, count(len(log.tokens_before), "result"))
+            if log.failed_before:
+                logger.warning("%s: %s", folder, describe_repeats(log.failed_before.values()))
+            yield log
+        finally:
+            log.close()
 
 
 @contextmanager
@@ -366,19 +342,18 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _changes(previous: Facts, current: Facts) -> str:
-    """Describe the differences between two identities that affect scores, without the values of digests."""
+    """Describe the differences between two identities, without the values of digests."""
     phrases = []
     for name in {**previous, **current}:
-        values = [previous.get(name), current.get(name)]
-        if values[0] == values[1] or name in EXPLANATIONS:
+        before = previous.get(name)
+        after = current.get(name)
+        if before == after:
             continue
-        if name in OF_MODELS and previous.get(PROGRAMS, current.get(PROGRAMS)) != current.get(PROGRAMS):
-            phrases.append(f"{PROGRAMS} was {previous[PROGRAMS]!r}, is {current.get(PROGRAMS)!r}")
-        elif any(isinstance(value, str) and value.startswith("#") for value in values):
+        if str(before).startswith("#") or str(after).startswith("#"):
             phrases.append(f"{name} changed")
         else:
-            phrases.append("{} was {!r}, is {!r}".format(name, *values))
-    return "; ".join(dict.fromkeys(phrases))
+            phrases.append(f"{name} was {before!r}, is {after!r}")
+    return "; ".join(phrases)
 
 
 def error_counts(
@@ -396,10 +371,8 @@ def error_counts(
             groups[record.error, record.outcome].append((example, prompt, record.message))
     errors = []
     for (error, outcome), group in groups.items():
-        examples = sorted({example for example, *_ in group})[:5]
-        _, _, message = min(group)
-        example_names = [names[example] for example in examples]
-        errors.append(
-            ErrorCount(type=error, outcome=outcome, count=len(group), message=message, examples=example_names)
-        )
+        group.sort()
+        examples = list(dict.fromkeys(names[example] for example, *_ in group))
+        *_, message = group[0]
+        errors.append(ErrorCount(type=error, outcome=outcome, count=len(group), message=message, examples=examples[:5]))
     return sorted(errors, key=lambda error: (-error.count, error.type, error.outcome))
