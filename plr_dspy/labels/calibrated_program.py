@@ -8,7 +8,6 @@ from dataclasses import asdict
 
 import dspy
 import numpy as np
-from pydantic import ValidationError
 
 from plr_dspy.dspy_compat import Parameter, set_compiled
 from plr_dspy.errors import UserError, UserTypeError
@@ -154,10 +153,5 @@ class _SavedCalibration(Parameter):  # type: ignore[misc]
 
     def load_state(self, state: Mapping[str, Value]) -> None:
         fields = state["found"]
-        try:
-            calibration = None if fields is None else Calibration(**fields)
-        except ValidationError as error:
-            raise UserError(
-                f"the saved calibration cannot be read ({error}): update plr_dspy, or calibrate the program again."
-            ) from error
+        calibration = None if fields is None else Calibration(**fields)
         self._program._set(calibration, state["predictor"])

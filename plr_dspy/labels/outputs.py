@@ -7,13 +7,12 @@ import dspy
 import numpy as np
 from numpy.typing import NDArray
 
-from plr_dspy.dspy_compat import Choice, Noul, decision_adapter
+from plr_dspy.dspy_compat import decision_adapter
 from plr_dspy.errors import UserError
 from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, without_none
 from plr_dspy.statistics.arrays import Array
 
 LABEL_TYPES = "a Literal, an enum or a bool"  # for messages
-REANCHOR = "dspy.experimental.ReAnchor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +48,6 @@ class LabelOutput:
             label_numbers.append(number)
         return np.array(label_numbers, dtype=np.int64)
 
-    def num_none(self, examples: Sequence[Value]) -> int:
-        """Count the examples or demos whose answer is None; 0 if the output may not be None."""
-        return sum(self.optional and self.name in example and example[self.name] is None for example in examples)
-
     def counts(self, examples: Sequence[Value]) -> Array:
         """Count the examples with each label, ``[L]``."""
         label_numbers = self.numbers(examples)
@@ -65,8 +60,6 @@ def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOut
     outputs = []
     for name, field in predictor.signature.output_fields.items():
         annotation = without_none(field.annotation)
-        if isinstance(annotation, type) and issubclass(annotation, (Choice, Noul)):
-            annotation = annotation.model_fields["value"].annotation  # type: ignore[attr-defined]
         labels = labels_of(annotation)
         if labels is not None:
             optional = annotation != field.annotation
@@ -85,7 +78,7 @@ def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutpu
     outputs: list[LabelOutput] = []
     for name, predictor in predictors.items():
         if decision_adapter(predictor) is not None:
-            return f"the replies of {name!r} state probabilities themselves, which {REANCHOR} can calibrate"
+            return f"replies of {name!r} state probabilities themselves, which dspy.experimental.ReAnchor calibrates"
         outputs += label_outputs(name, predictor)
     num_predictors = len({output.predictor for output in outputs})
     if num_predictors > 1:
@@ -105,8 +98,6 @@ def needed_output(program: dspy.Module, purpose: str, *, only: str | None = None
     output = label_output(program, only=only)
     if isinstance(output, LabelOutput):
         return output
-    if REANCHOR in output:
-        raise UserError(f"{purpose} is not possible: {output}.")
     raise UserError(
         f"{purpose} needs exactly one output with few possible values, but {output}. Change the signature{cure}."
     )

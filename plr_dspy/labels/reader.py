@@ -54,9 +54,7 @@ class LogprobRequests:
         # Exception types of refusals vary, so search the message, but not the reply in a
         # parse error.
         refuses = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
-        # `dspy.TwoStepAdapter` parses replies with another LM, whose errors are not refusals.
-        is_own = str(lm.model).endswith(getattr(error, "model", None) or "")
-        if self.given or not refuses or not is_own or isinstance(error, AdapterParseError):
+        if self.given or not refuses or isinstance(error, AdapterParseError):
             return False
         self._stop(f"{lm.model} refuses requests for log-probabilities")
         return not self.purpose

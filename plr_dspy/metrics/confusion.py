@@ -10,7 +10,6 @@ import dspy
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from plr_dspy.dspy_compat import Choice, Noul
 from plr_dspy.errors import MetricError, UserError, UserTypeError
 from plr_dspy.lm.plain_text_adapter import labels_of, name_of_label, without_none
 from plr_dspy.metrics.by_example import SHOWN, as_score, takes
@@ -22,9 +21,8 @@ STEP = 1e-6  # step of finite differences, as a share of all examples
 class SetMetric(ABC):
     """A metric over a set of examples that compares a program's labels with the true ones.
 
-    This package's optimizers accept it in place of a per-example metric. For DSPy's
-    optimizers and for bootstrapping, ``metric(example, prediction)`` is 1 if the label is
-    correct, and 0 otherwise.
+    For DSPy's optimizers and for bootstrapping, ``metric(example, prediction)`` is 1 if the
+    label is correct, and 0 otherwise.
 
     Args:
         field: Name of the label's field in outputs and examples; None uses the examples' only
@@ -110,12 +108,9 @@ class SetMetric(ABC):
             if field is None:
                 continue
             annotation = without_none(field.annotation)
-            allows_none = annotation is not field.annotation
-            if isinstance(annotation, type) and issubclass(annotation, (Choice, Noul)):
-                annotation = annotation.model_fields["value"].annotation  # type: ignore[attr-defined]
             type_labels = labels_of(annotation) or {}
             labels |= dict.fromkeys(type_labels)
-            if type_labels and allows_none:
+            if type_labels and annotation is not field.annotation:
                 labels[name_of_label(None)] = None
         return list(labels)
 
@@ -154,12 +149,9 @@ class ConfusionMetric(SetMetric):
     """Any metric of a confusion matrix.
 
     Args:
-        function: ``function(counts, labels)`` returns a number. ``counts`` is an array ``[k,
-            k + 1]``: true labels in rows, predicted labels in columns. The last column counts
-            unparsable replies and answers that are not labels. Counts may be fractional, and
-            rows all 0. ``labels`` has the ``k`` names: those of the output's type (a Literal,
-            an enum or a bool), then others in the examples. The value may depend only on the
-            counts' ratios.
+        function: ``function(counts, labels)`` returns a number, as `SetMetric.value` does.
+            ``labels`` are those of the output's type (a Literal, an enum or a bool), then
+            others in the examples.
         output: Name of the label's field in outputs and examples; None as in `SetMetric`.
         name: Name in messages and reports; None derives one from the arguments.
         bounds: Lowest and highest possible value, if known; intervals are clipped to them.

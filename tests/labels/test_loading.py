@@ -129,7 +129,7 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("change", "match"),
         [
-            ({"of_tomorrow": [1.0]}, "(?s)of_tomorrow.*update plr_dspy"),
+            ({"of_tomorrow": [1.0]}, "of_tomorrow"),
             ({"offsets": [0.7]}, "finite offset for each label"),
             ({"offsets": ["a", "b"]}, r"(?s)offsets\.0.*valid number"),
         ],

@@ -226,16 +226,6 @@ class TestEndpointsThatGiveNone:
             asked(engine, requests=requests)
         assert requests.wanted
 
-    def test_the_refusal_of_the_model_that_reads_replies_is_not_the_programs(self):
-        engine = chat(CONFIDENT)
-        other = chat(CONFIDENT)
-        requests = LogprobRequests()
-        other.refusal = REFUSAL
-        reads = dspy.LM("fake/reads", engine=other, cache=False, num_retries=0, logprobs=True)
-        with pytest.raises(LMInvalidRequestError):
-            asked(engine, dspy.TwoStepAdapter(extraction_model=reads), requests=requests)
-        assert (requests.wanted, engine.asked) == (True, [20])
-
 
 def tokens(probabilities):
     return {token: math.log(p) for token, p in probabilities.items()}
