@@ -101,7 +101,6 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             ``calibration_report``. Its `calibration` is None if answers stay unchanged.
 
         Raises:
-            ValueError: If these arguments cannot calibrate this student on this trainset.
             NoProbabilities: If the LM returns no label probabilities.
         """
         self.report = None

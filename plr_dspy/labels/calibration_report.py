@@ -26,10 +26,9 @@ class CalibrationReport:
             could not be parsed, and of replies without label probabilities.
         scores: Accuracy or metric of each strategy: "as it is", "likeliest label",
             "calibrated to" given shares, and the best of "always" one label. Empty if the
-            examples' labels were not used.
-        chosen: The best strategy; None if none were compared.
-        gain_interval: 95 % confidence interval of the gain in accuracy of the chosen
-            strategy over "as it is"; None with a metric over a set.
+            examples' labels were not used; `chosen` is then None.
+        chosen: The best strategy.
+        gain_interval: 95 % confidence interval of its gain in accuracy over "as it is".
     """
 
     calibration: Calibration | None

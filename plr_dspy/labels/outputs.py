@@ -26,7 +26,7 @@ class LabelOutput:
     optional: bool = False  # whether the answer may be None
 
     def label_of(self, fields: Value) -> str | None:
-        """Return the label of an answer, example or demo as text; None if there is none."""
+        """Return the label of an answer, example or demo as text, if it has one."""
         if not isinstance(fields, (Mapping, dspy.Example)):
             return None
         value = fields.get(self.name)
@@ -68,10 +68,7 @@ def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOut
 
 
 def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutput | str:
-    """Return the only output with few possible values, or the reason why there is no such output.
-
-    If `only` is given, consider only the predictor of that name.
-    """
+    """Return the only output of a program, or of one predictor, with few possible values; else the reason."""
     predictors = dict(program.named_predictors())
     if only is not None:
         predictors = {only: predictors[only]}

@@ -112,7 +112,7 @@ class LabelWork(MetricWork):
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         # A program with other signatures may answer with other labels.
-        if not self.requests.wanted or _signatures(program) != self._signatures:
+        if self.requests.reason or _signatures(program) != self._signatures:
             return super().__call__(program, example)
         stays_original = self._likeliest is not None and self._original == _demos(program)
         decision = None if stays_original else self._likeliest
@@ -144,7 +144,7 @@ class LabelWork(MetricWork):
         return replace(record, **_label_fields(reading))
 
     def _lacking(self, reading: Reading | None, label: str | None, record: CallRecord, example: int) -> str:
-        """Return the reason why a reading does not explain the score, or an empty string."""
+        """Return the reason why a reading does not explain the score, if any."""
         if reading is None or reading.label is None:
             adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
             return f"no label is among the likeliest tokens of the replies that {adapter} reads"
@@ -155,7 +155,6 @@ class LabelWork(MetricWork):
         return ""
 
     def responses(self, scorer: Evaluator, shares: Array | None) -> LabelResponses:
-        """Return the label scores, with access to the logged log-probabilities."""
         scores = self.scores
         if self.influence is not None:  # A view of the table sees its later in-place updates.
             scores = self.influence.table[:, : len(self.output.labels)]
@@ -170,7 +169,6 @@ class LabelWork(MetricWork):
         return LabelResponses(scores, read, shares, answers, self.influence)
 
     def answering(self, program: dspy.Module, revision: Revision | None) -> dspy.Module:
-        """Return the program whose answers were scored: calibrated if a revision is given."""
         if revision is None:
             return program
         calibration = Calibration(tuple(self.output.labels), revision.offsets, revision.shares)

@@ -100,7 +100,7 @@ class SetMetric(ABC):
         return name_of_label(prediction[name])
 
     def output_labels(self, program: dspy.Module, examples: Sequence[dspy.Example]) -> list[str]:
-        """Return the labels that the program's output type allows; empty if it allows any text."""
+        """Return the labels that the program's output type allows; none if it allows any text."""
         name = self._label_field(examples[0])
         labels: dict[str, None] = {}
         for predictor in program.predictors():
@@ -126,7 +126,6 @@ class SetMetric(ABC):
             )
 
     def _label_field(self, example: dspy.Example) -> str:
-        """Return the name of the label's field: `field`, or the only one that is not an input."""
         names = [self.field] if self.field is not None else list(example.labels().keys())
         if len(names) != 1 or names[0] not in example:
             requirement = "exactly one non-input field" if self.field is None else f"the field {self.field!r}"
@@ -152,34 +151,28 @@ class ConfusionMetric(SetMetric):
         function: ``function(counts, labels)`` returns a number, as `SetMetric.value` does.
             ``labels`` are those of the output's type (a Literal, an enum or a bool), then
             others in the examples.
-        output: Name of the label's field in outputs and examples; None as in `SetMetric`.
-        name: Name in messages and reports; None derives one from the arguments.
+        field: As in `SetMetric`.
         bounds: Lowest and highest possible value, if known; intervals are clipped to them.
     """
 
     def __init__(
         self,
         function: Callable[[Array, list[str]], float],
-        output: str | None = None,
-        name: str | None = None,
         *,
+        field: str | None = None,
         bounds: tuple[float, float] = (-math.inf, math.inf),
     ) -> None:
-        super().__init__(field=output)
+        super().__init__(field=field)
         if not callable(function) or isinstance(function, SetMetric) or takes(function, 2) is False:
             raise UserTypeError(f"function must be callable as function(counts, labels); got {function!r}")
         low, high = map(float, bounds)
         if not low < high:
             raise UserError(f"bounds must be the lowest and the highest value, such as (0.0, 1.0); got {bounds!r}")
         self.function = function
-        self.name = name
         self.bounds = (low, high)
 
     def value(self, counts: Array, labels: Sequence[str]) -> float:
         return as_score(self.function(counts.copy(), list(labels)))
-
-    def __repr__(self) -> str:
-        return self.name or super().__repr__()
 
 
 def _has_examples(counts: Array) -> NDArray[np.bool_]:
@@ -200,8 +193,8 @@ class F1(SetMetric):
     Args:
         label: The positive label, for "binary".
         average: "binary" for one label against all others; "macro" for the mean over the
-            examples' labels; "micro" for the counts of all labels pooled. None means "binary"
-            if a label is passed, and "macro" otherwise.
+            examples' labels; "micro" for their pooled counts. None means "binary" with a label,
+            and "macro" without.
         field: As in `SetMetric`.
     """
 
@@ -237,8 +230,7 @@ class MatthewsCorrelation(SetMetric):
     """Matthews' correlation coefficient of answers and labels.
 
     It equals `sklearn.metrics.matthews_corrcoef` if all answers are labels. An unparsable
-    reply counts as one answer, divided equally among the wrong labels that occur in the
-    examples.
+    reply is divided equally among the wrong labels that occur in the examples.
     """
 
     bounds = (-1.0, 1.0)

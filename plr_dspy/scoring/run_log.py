@@ -23,7 +23,7 @@ from plr_dspy.report.text import FAILED as FAILED
 from plr_dspy.report.text import WRONG as WRONG
 from plr_dspy.report.text import count
 from plr_dspy.runtime import as_json
-from plr_dspy.scoring.causes import cause_of, describe_repeats
+from plr_dspy.scoring.causes import cause_of
 from plr_dspy.scoring.values import Unreadable, Unwritable, ValueCodec
 
 logger = logging.getLogger(__name__)
@@ -67,14 +67,12 @@ class RunLog:
     """The log of a run's calls, with those of earlier runs in its file. Thread-safe.
 
     A resumed run requests the same calls, and `recall` adds them to its `records`. If the
-    process is killed, only the calls in progress are lost. Failures at the end of a run are
-    repeated: those of its last batch, and those right before it.
+    process is killed, only the calls in progress are lost.
 
     Attributes:
         records: This run's calls on the examples last passed to `number_examples`.
         tokens_before: Token counts of each call in the file when it was opened.
-        failed_before: Exceptions of the calls to repeat, which failed for reasons outside the
-            program.
+        failed_before: Exceptions of the calls to repeat, which failed outside the program.
     """
 
     def __init__(self, path: Path | None = None, codec: ValueCodec | None = None) -> None:
@@ -109,7 +107,7 @@ class RunLog:
         return [call.tokens for call in list(self._calls.values())]
 
     def tokens_of(self, key: CallKey) -> Tokens:
-        """Return the token counts of a call in this run."""
+        """Return the token counts of one of these calls."""
         return self._calls[self._name(key)].tokens
 
     @property
@@ -133,7 +131,7 @@ class RunLog:
                 self.records[prompt, numbers[key]] = call.record
 
     def recall(self, key: CallKey) -> LoggedCall | None:
-        """Add an earlier run's call to this run and return it; None if there is no such call left to add."""
+        """Add an earlier run's call to this run and return it; None if there is none to add."""
         name = self._name(key)
         call = self._recallable.get(name)
         if call is None or name in self._calls:
@@ -159,7 +157,7 @@ class RunLog:
         self._batch += 1
 
     def repeat_outside_failures(self) -> None:
-        """Forget all calls that failed for a reason outside the program, so that this run repeats them."""
+        """Forget the calls that failed outside the program, so that this run repeats them."""
         for name, call in list(self._recallable.items()):
             if cause_of(call.record.error) is not None:
                 del self._recallable[name]
@@ -208,7 +206,6 @@ class RunLog:
                 raise OSError(f"no space left on the disk of {self.path}")
 
     def _warn_of_loss(self, reason: str) -> None:
-        """Warn once per reason that the next run must repeat calls."""
         if self.path is not None and reason not in self._warnings:
             self._warnings.add(reason)
             logger.warning("%s: the next run will repeat the calls that return such values", reason)
@@ -317,7 +314,11 @@ def open_log(
                 # Proposals of instructions count, too; each takes several calls.
                 logger.info("%s holds %s of earlier runs", folder, count(len(log.tokens_before), "result"))
             if log.failed_before:
-                logger.warning("%s: %s", folder, describe_repeats(log.failed_before.values()))
+                calls = count(len(log.failed_before), "call")
+                errors = ", ".join(sorted(set(log.failed_before.values())))
+                logger.warning(
+                    "%s: %s that failed for a reason outside the program (%s) will be repeated", folder, calls, errors
+                )
             yield log
         finally:
             log.close()

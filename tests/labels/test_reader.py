@@ -193,7 +193,7 @@ class TestTheProgramStaysAsItIs:
         with pytest.raises(AdapterParseError):
             asked(engine, dspy.ChatAdapter(use_json_adapter_fallback=False), requests=requests)
         assert engine.asked == [20]
-        assert requests.wanted
+        assert not requests.reason
 
 
 class TestEndpointsThatGiveNone:
@@ -214,7 +214,6 @@ class TestEndpointsThatGiveNone:
         for _ in range(3):
             assert asked(engine, requests=requests)[0].label == "positive"
         assert engine.asked == asked_for
-        assert not requests.wanted
         assert requests.reason.startswith(f"fake/x {reason}")
 
     def test_once_given_errors_are_errors(self):
@@ -224,7 +223,7 @@ class TestEndpointsThatGiveNone:
         engine.refusal = REFUSAL
         with pytest.raises(LMInvalidRequestError):
             asked(engine, requests=requests)
-        assert requests.wanted
+        assert not requests.reason
 
 
 def tokens(probabilities):
