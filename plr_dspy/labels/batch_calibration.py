@@ -30,7 +30,7 @@ from plr_dspy.programs.splits import Examples, mixed, shown_by, value_key
 from plr_dspy.report.text import shares_by_label
 from plr_dspy.runtime import progress_bar
 from plr_dspy.scoring.confusion_scores import ConfusionScores
-from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
+from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.statistics.arrays import Array
 from plr_dspy.statistics.calibration import batch_offsets, cross_validated, likely_shares
 from plr_dspy.statistics.comparisons import paired_interval
@@ -234,7 +234,6 @@ class LabelReplies:
     answers: Numbers  # label indices of the program's answers, -1 for none, [n]
     completed: Numbers  # indices of inputs whose calls did not fail
     num_failed: int
-    num_unread: int  # replies that the adapter could not parse
 
     def report(self, weights: Array, *, metric: str, num_examples: int) -> CalibrationReport:
         """Return the report before a calibration is chosen."""
@@ -247,8 +246,6 @@ class LabelReplies:
             num_inputs=len(self.inputs),
             program_calls=len(self.completed) + self.num_failed,
             num_failed=self.num_failed,
-            num_unread=self.num_unread,
-            num_silent=len(self.completed) - len(self.inputs),
         )
 
     def pad_answers(self, answers: Numbers) -> Numbers:
@@ -307,22 +304,18 @@ def read_replies(
     inputs = [number for number, record in enumerate(records) if record.label_logprobs]
     if len(inputs) < 2:
         raise _no_probabilities(len(inputs), len(records))
+    readings = [records[number] for number in inputs]
     is_unseen = np.zeros((len(inputs), len(labels)), dtype=bool)
-    answers = np.full(len(inputs), -1)
-    for row, number in enumerate(inputs):
-        record = records[number]
-        is_unseen[row, list(record.unseen_labels)] = True
-        if record.value:
-            answers[row] = labels.index(record.value)
+    for row, reading in enumerate(readings):
+        is_unseen[row, list(reading.unseen_labels)] = True
     return LabelReplies(
         labels,
         np.array(inputs),
-        np.array([records[number].label_logprobs for number in inputs]),
+        np.array([reading.label_logprobs for reading in readings]),
         is_unseen,
-        answers,
+        np.array([labels.index(reading.value) if reading.value else -1 for reading in readings]),
         np.array(completed),
         num_failed=len(records) - len(completed),
-        num_unread=sum(record.outcome == WRONG for record in records),
     )
 
 

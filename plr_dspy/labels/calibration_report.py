@@ -21,9 +21,7 @@ class CalibrationReport:
         mean_probabilities: Mean probability of each label before calibration.
         num_examples: Number of examples in the trainset.
         num_inputs: Number of inputs whose replies gave label probabilities.
-        program_calls: Number of program calls.
-        num_failed, num_unread, num_silent: Numbers of failed calls, of replies that
-            could not be parsed, and of replies without label probabilities.
+        program_calls, num_failed: Numbers of program calls, and of those that failed.
         scores: Accuracy or metric of each strategy: "as it is", "likeliest label",
             "calibrated to" given shares, and the best of "always" one label. Empty if the
             examples' labels were not used; `chosen` is then None.
@@ -38,8 +36,6 @@ class CalibrationReport:
     num_inputs: int
     program_calls: int
     num_failed: int
-    num_unread: int
-    num_silent: int
     scores: dict[str, float] = field(default_factory=dict)
     chosen: str | None = None
     gain_interval: tuple[float, float] | None = None
@@ -61,8 +57,11 @@ class CalibrationReport:
 
     def __str__(self) -> str:
         means = _by_label(self.mean_probabilities)
+        calls = count(self.program_calls, "program call")
+        if self.num_inputs < self.program_calls:
+            calls += f" ({self.num_failed} failed, {self.num_inputs} with label probabilities)"
         lines = [
-            f"BatchCalibration: {self.result}; {self._calls()}",
+            f"BatchCalibration: {self.result}; {calls}",
             f"mean probabilities before, over {self.num_inputs} of {self.num_examples} examples: {means}",
         ]
         if self.scores:
@@ -76,16 +75,6 @@ class CalibrationReport:
             low, high = self.gain_interval
             lines.append(f"  gain over the program as it is: between {low:+.3f} and {high:+.3f}")
         return "\n  ".join(lines)
-
-    def _calls(self) -> str:
-        notes = {
-            "failed": self.num_failed,
-            "with a reply that could not be read": self.num_unread,
-            "with a reply without label probabilities": self.num_silent,
-        }
-        text = count(self.program_calls, "program call")
-        details = ", ".join(f"{number:,} {note}" for note, number in notes.items() if number)
-        return f"{text} ({details})" if details else text
 
 
 def _by_label(shares: Mapping[str, float]) -> str:

@@ -12,8 +12,6 @@ from plr_dspy.errors import UserError
 from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, without_none
 from plr_dspy.statistics.arrays import Array
 
-LABEL_TYPES = "a Literal, an enum or a bool"  # for messages
-
 
 @dataclass(frozen=True, slots=True)
 class LabelOutput:
@@ -77,13 +75,8 @@ def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutpu
         if decision_adapter(predictor) is not None:
             return f"replies of {name!r} state probabilities themselves, which dspy.experimental.ReAnchor calibrates"
         outputs += label_outputs(name, predictor)
-    num_predictors = len({output.predictor for output in outputs})
-    if num_predictors > 1:
-        return f"{num_predictors} predictors have an output that is {LABEL_TYPES}"
-    if len(outputs) > 1:
-        return f"{len(outputs)} outputs are of type Literal, enum or bool"
-    if not outputs:
-        return f"no output is {LABEL_TYPES}"
+    if len(outputs) != 1:
+        return f"{len(outputs)} outputs are a Literal, an enum or a bool"
     output = outputs[0]
     if len(output.labels) < 2 or "" in output.labels:
         return f"the output {output.name!r} has an empty label, or fewer than two labels"

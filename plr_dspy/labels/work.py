@@ -104,7 +104,7 @@ class LabelWork(MetricWork):
         self.output = output
         self.requests = LogprobRequests()
         self.scores = scores
-        self._original = _demos(original)
+        self._original = _demos(original) if calibrating else None
         self._signatures = _signatures(original)
         self._likeliest: Decision | None = None
         if calibrating:
@@ -114,7 +114,7 @@ class LabelWork(MetricWork):
         # A program with other signatures may answer with other labels.
         if self.requests.reason or _signatures(program) != self._signatures:
             return super().__call__(program, example)
-        stays_original = self._likeliest is not None and self._original == _demos(program)
+        stays_original = self._original == _demos(program)
         decision = None if stays_original else self._likeliest
         try:
             with labels_read(program, self.output, self.requests, decision=decision) as reader:

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from plr_dspy.errors import MetricError, UserError, UserTypeError
 from plr_dspy.lm.plain_text_adapter import labels_of, name_of_label, without_none
 from plr_dspy.metrics.by_example import SHOWN, as_score, takes
-from plr_dspy.scoring.confusion_scores import Array, confusion_matrix, possible_labels
+from plr_dspy.scoring.confusion_scores import Array, confusion_matrix, possible_labels, ratio
 
 STEP = 1e-6  # step of finite differences, as a share of all examples
 
@@ -179,11 +179,6 @@ def _has_examples(counts: Array) -> NDArray[np.bool_]:
     return np.asarray(counts.sum(axis=1) > 0)
 
 
-def _ratio(numerator: Array, denominator: Array) -> Array:
-    """Divide, giving 0 where the denominator is 0."""
-    return np.divide(numerator, denominator, out=np.zeros_like(denominator), where=denominator > 0)
-
-
 class F1(SetMetric):
     """The F1 score, equal to `sklearn.metrics.f1_score` if all answers are labels.
 
@@ -220,7 +215,7 @@ class F1(SetMetric):
             return float(2.0 * np.trace(counts) / (answers[has_examples].sum() + unread.sum() + counts.sum()))
         # Unparsable replies to examples of other labels are false positives.
         predicted = answers + unread.sum() - unread
-        scores = _ratio(2.0 * np.diag(counts), counts.sum(axis=1) + predicted)
+        scores = ratio(2.0 * np.diag(counts), counts.sum(axis=1) + predicted)
         if self.label is None:
             return float(scores[has_examples].mean())
         return float(sum(score for label, score in zip(labels, scores, strict=True) if label == self.label))
@@ -253,5 +248,5 @@ class BalancedAccuracy(SetMetric):
     """The mean recall over labels that have examples, as `sklearn.metrics.balanced_accuracy_score`."""
 
     def value(self, counts: Array, labels: Sequence[str]) -> float:
-        recalls = _ratio(np.diag(counts), counts.sum(axis=1))
+        recalls = ratio(np.diag(counts), counts.sum(axis=1))
         return float(recalls[_has_examples(counts)].mean())

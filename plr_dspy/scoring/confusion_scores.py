@@ -54,6 +54,11 @@ def confusion_matrix(
     return counts
 
 
+def ratio(numerator: Array, denominator: Array) -> Array:
+    """Divide, giving 0 where the denominator is 0."""
+    return np.divide(numerator, denominator, out=np.zeros_like(denominator), where=denominator > 0)
+
+
 class ConfusionScores(EffectiveScores):
     """Scores of answers whose mean equals, to first order, a metric M of the confusion matrix.
 
@@ -233,29 +238,24 @@ class ConfusionScores(EffectiveScores):
                 counts[program, :, label] = pair_counts @ np.eye(size + 1)[columns[:, program]]
         totals = np.maximum(1, rng.multinomial(self.num_examples, self._shares, size=NUM_DRAWS))
         sums = counts.sum(axis=-1)
-        counts *= np.divide(totals, sums, out=np.zeros_like(sums), where=sums > 0)[..., None]
+        counts *= ratio(totals, sums)[..., None]
         values = [self._value_of(draw) for draw in counts.reshape(2 * NUM_DRAWS, size, size + 1)]
         return np.array(values).reshape(2, NUM_DRAWS).T
 
     def largest_influence(self) -> float:
-        """Return the largest absolute deviation of a right answer's score from the metric.
-
-        If all of these are 0, return the largest deviation of any answer's score.
-        """
-        deviations = np.abs(self._scores - self._value)[self._num_of_label > 0]
-        of_right_answers = np.abs(np.diag(self._scores) - self._value)[self._num_of_label > 0]
-        if of_right_answers.max() > 1e-9:
-            return float(of_right_answers.max())
-        return float(deviations.max())
+        """Return the largest deviation of a right answer's score from the metric; if it is 0, of any answer's."""
+        has_examples = self._num_of_label > 0
+        deviations = np.abs(self._scores - self._value)
+        of_right_answers = float(np.diag(deviations)[has_examples].max())
+        return of_right_answers if of_right_answers > 1e-9 else float(deviations[has_examples].max())
 
     def mean_with_error(self, scores: Sequence[float], value: float) -> tuple[float, float]:
         """Return the centre and standard error of the metric's confidence interval, given the scores of all examples.
 
         Each of the K labels that affect the metric gets 2 / K extra answers with the highest
-        score and 2 / K with the lowest. So a label that was always answered right leaves some
-        doubt (R. Price and D. Bonett, "An improved confidence interval for a linear function
-        of binomial proportions", Computational Statistics & Data Analysis 45, 2004). If a
-        label has a single example, the error is infinite.
+        score and 2 / K with the lowest, so that right answers alone leave some doubt (R. Price
+        and D. Bonett, Computational Statistics & Data Analysis 45, 2004). If a label has a
+        single example, the error is infinite.
         """
         deviations = np.array(scores) - value
         lowest = (self._scores - self._value).min(axis=1)
@@ -287,9 +287,7 @@ class ConfusionScores(EffectiveScores):
 
     def _weighted(self, counts: Array) -> Array:
         """Scale each row to its label's number of examples; empty rows stay empty."""
-        totals = counts.sum(axis=1)
-        factors = np.divide(self._num_of_label, totals, out=np.zeros_like(totals), where=totals > 0)
-        return np.asarray(counts * factors[:, None])
+        return np.asarray(counts * ratio(self._num_of_label, counts.sum(axis=1))[:, None])
 
     def _value_of(self, counts: Array) -> float:
         """Return the metric of these counts; widen the bounds if the metric exceeds them."""
@@ -300,6 +298,4 @@ class ConfusionScores(EffectiveScores):
 
 def _mean_by_row(values: Array, weights: Array) -> Array:
     """Return the weighted mean of each row; 0 if the row has no weight."""
-    totals = weights.sum(axis=1)
-    sums = (values * weights).sum(axis=1)
-    return np.asarray(np.divide(sums, totals, out=np.zeros_like(totals), where=totals > 0))
+    return ratio((values * weights).sum(axis=1), weights.sum(axis=1))

@@ -54,10 +54,11 @@ class CallRecord:
 
 @dataclass(frozen=True)
 class LoggedCall:
-    """A call record with its token counts."""
+    """A call record with its token counts, and the number of its batch."""
 
     record: CallRecord
     tokens: Tokens
+    batch: int
 
 
 _RECORD = TypeAdapter(CallRecord)
@@ -82,15 +83,14 @@ class RunLog:
         self.records: dict[CallKey, CallRecord] = {}
         self.num_recalled = 0
         self.tokens_before: list[Tokens] = []
-        self.failed_before: dict[CallName, str] = {}
+        self.failed_before: list[str] = []
         self._codec = codec or ValueCodec()
         self._recallable: dict[CallName, LoggedCall] = {}  # calls in the file, which this run can recall
         self._calls: dict[CallName, LoggedCall] = {}  # calls of this run
         self._example_keys: list[str] | None = None
-        self._batches: dict[CallName, int] = {}  # batch of each call in the file
         self._batch = 0
         self._warnings: set[str] = set()
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._closed = False
         self._file: int | None = None
         if path is not None:
@@ -147,9 +147,10 @@ class RunLog:
             if self._closed:
                 return False
             name = self._name(key)
-            self._calls[name] = LoggedCall(record, tokens)
+            self._calls[name] = LoggedCall(record, tokens, self._batch)
             self.records[key] = record
-            self._write_call(name, record, tokens)
+            if self._file is not None:
+                self._write_call(name, record, tokens)
             return True
 
     def begin_batch(self) -> None:
@@ -161,7 +162,7 @@ class RunLog:
         for name, call in list(self._recallable.items()):
             if cause_of(call.record.error) is not None:
                 del self._recallable[name]
-                self.failed_before[name] = call.record.error
+                self.failed_before.append(call.record.error)
 
     def write_header(self, identity: Facts) -> None:
         """Write the facts that determine the scores."""
@@ -196,17 +197,15 @@ class RunLog:
         self._write(line)
 
     def _write(self, line: dict[str, object]) -> None:
-        with self._lock:
-            if self._file is None:
-                return
-            content = as_json(line) + b"\n"
-            num_written = os.write(self._file, content)
-            if num_written < len(content):  # Cut off the partial line, as later lines may follow it.
-                os.ftruncate(self._file, os.fstat(self._file).st_size - num_written)
-                raise OSError(f"no space left on the disk of {self.path}")
+        assert self._file is not None
+        content = as_json(line) + b"\n"
+        num_written = os.write(self._file, content)
+        if num_written < len(content):  # Cut off the partial line, as later lines may follow it.
+            os.ftruncate(self._file, os.fstat(self._file).st_size - num_written)
+            raise OSError(f"no space left on the disk of {self.path}")
 
     def _warn_of_loss(self, reason: str) -> None:
-        if self.path is not None and reason not in self._warnings:
+        if reason not in self._warnings:
             self._warnings.add(reason)
             logger.warning("%s: the next run will repeat the calls that return such values", reason)
 
@@ -238,7 +237,6 @@ class RunLog:
         name = (str(prompt), str(example))
         tokens = content.pop("tokens", {})
         self._batch = int(content.pop("batch", 0))
-        self._batches[name] = self._batch
         self._recallable.pop(name, None)  # A later line for the same call replaces it.
         is_lost = content.pop("again", False)
         if tokens or not is_lost:
@@ -250,7 +248,7 @@ class RunLog:
         except Unreadable as error:
             self._warn_of_loss(f"{self.path}: {error}")
             return
-        self._recallable[name] = LoggedCall(_RECORD.validate_python(content), tokens)
+        self._recallable[name] = LoggedCall(_RECORD.validate_python(content), tokens, self._batch)
 
     def _drop_last_failures(self) -> None:
         """Forget the failures at the end of the run, so that they are repeated.
@@ -258,16 +256,15 @@ class RunLog:
         Answers of the last batch do not depend on its failures, so they stay. Failures before
         the last answer of an earlier batch stay, too, because later calls depend on them.
         """
-        last_batch = self._batch
         for name, call in reversed(list(self._recallable.items())):
             cause = cause_of(call.record.error)
             if call.record.outcome != FAILED and cause is None:
-                if self._batches[name] == last_batch:
+                if call.batch == self._batch:
                     continue
                 return
             del self._recallable[name]
             if cause is not None:
-                self.failed_before[name] = call.record.error
+                self.failed_before.append(call.record.error)
 
 
 @contextmanager
@@ -315,7 +312,7 @@ def open_log(
                 logger.info("%s holds %s of earlier runs", folder, count(len(log.tokens_before), "result"))
             if log.failed_before:
                 calls = count(len(log.failed_before), "call")
-                errors = ", ".join(sorted(set(log.failed_before.values())))
+                errors = ", ".join(sorted(set(log.failed_before)))
                 logger.warning(
                     "%s: %s that failed for a reason outside the program (%s) will be repeated", folder, calls, errors
                 )

@@ -299,7 +299,7 @@ class TestRequests:
 
         adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
         calibrate(Classifier(probabilities), adapter=adapter)
-        assert "2 with a reply without label probabilities" in caplog.text
+        assert "30 program calls (0 failed, 28 with label probabilities)" in caplog.text
         with pytest.raises(NoProbabilities, match="got 0 of 6"):
             calibrate(Classifier(lambda text: {"neither": 1.0}), adapter=adapter)
 
@@ -365,12 +365,12 @@ BAD_ARGUMENTS = [
     ({"predictor": "other"}, r"predictor must be one of \['self'\]; got 'other'"),
     ({"trainset": []}, "trainset must contain at least 2 distinct inputs"),
     ({"trainset": examples(1) * 20}, "2 distinct inputs.*got 1 in 20 examples"),
-    (predicting("label"), "no output is a Literal, an enum or a"),
-    (predicting("a: bool, b: bool"), "2 outputs are of type Literal"),
+    (predicting("label"), "0 outputs are a Literal, an enum or a"),
+    (predicting("a: bool, b: bool"), "2 outputs are a Literal"),
     (predicting("a: Literal['x', '']"), "has an empty label, or fewer than two labels"),
     (predicting("a: Literal['x']"), "has an empty label, or fewer than two labels"),
     (predicting("a: bool, probabilities"), "'probabil.*rename"),
-    ({"program": TWO}, r"2 predictors.*predictor= with one of \['first', 'second'\]"),
+    ({"program": TWO}, r"2 outputs.*predictor= with one of \['first', 'second'\]"),
 ]
 
 
