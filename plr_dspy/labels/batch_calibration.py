@@ -17,7 +17,7 @@ from plr_dspy.dspy_compat import Teleprompter
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import PURPOSE, CalibratedProgram, calibrated_output
 from plr_dspy.labels.calibration import Calibration
-from plr_dspy.labels.calibration_report import AS_IT_IS, LIKELIEST, CalibrationReport
+from plr_dspy.labels.calibration_report import AS_IT_IS, CalibrationReport
 from plr_dspy.labels.outputs import LabelOutput, prior_shares
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelReadingWork
@@ -187,8 +187,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         labels = replies.labels
         logs = replies.log_probabilities
         input_weights = weights[replies.inputs]
-        answers = {AS_IT_IS: replies.answers, LIKELIEST: logs.argmax(axis=1)}
-        calibrations = {AS_IT_IS: None, LIKELIEST: Calibration.none(labels)}
+        answers = {AS_IT_IS: replies.answers}
+        calibrations: dict[str, Calibration | None] = {AS_IT_IS: None}
         for shares in likely_shares(label_counts, between=self.metric is not None):
             strategy = f"calibrated to {shares_by_label(labels, shares)}"
             answers[strategy] = cross_validated(logs, shares, unseen=replies.unseen, weights=input_weights)

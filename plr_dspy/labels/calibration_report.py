@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from plr_dspy.labels.calibration import Calibration
 from plr_dspy.report.text import count, shares_by_label
 
-# Names of the strategies without calibration, as printed in reports.
-AS_IT_IS = "as it is"
-LIKELIEST = "likeliest label"
+AS_IT_IS = "as it is"  # name of the strategy without calibration
 
 
 @dataclass(frozen=True)
@@ -22,9 +20,9 @@ class CalibrationReport:
         num_examples: Number of examples in the trainset.
         num_inputs: Number of inputs whose replies gave label probabilities.
         program_calls, num_failed: Numbers of program calls, and of those that failed.
-        scores: Accuracy or metric of each strategy: "as it is", "likeliest label",
-            "calibrated to" given shares, and the best of "always" one label. Empty if the
-            examples' labels were not used; `chosen` is then None.
+        scores: Accuracy or metric of each strategy: "as it is", "calibrated to" given shares,
+            and the best of "always" one label. Empty if the examples' labels were not used;
+            `chosen` is then None.
         chosen: The best strategy.
         gain_interval: 95 % confidence interval of its gain in accuracy over "as it is".
     """
@@ -47,21 +45,16 @@ class CalibrationReport:
             return None
         return dict(zip(self.calibration.labels, self.calibration.shares, strict=True))
 
-    @property
-    def result(self) -> str:
-        if self.calibration is None:
-            return "answers stay as they are"
-        if self.shares is None:
-            return "the likeliest label is the answer, as it is"
-        return f"calibrated to {_by_label(self.shares)}"
-
     def __str__(self) -> str:
         means = _by_label(self.mean_probabilities)
+        result = "answers stay as they are"
+        if self.shares is not None:
+            result = f"calibrated to {_by_label(self.shares)}"
         calls = count(self.program_calls, "program call")
         if self.num_inputs < self.program_calls:
             calls += f" ({self.num_failed} failed, {self.num_inputs} with label probabilities)"
         lines = [
-            f"BatchCalibration: {self.result}; {calls}",
+            f"BatchCalibration: {result}; {calls}",
             f"mean probabilities before, over {self.num_inputs} of {self.num_examples} examples: {means}",
         ]
         if self.scores:

@@ -154,7 +154,7 @@ class LabelWork(MetricWork):
             return "the metric gives the same answer another score when called again"
         return ""
 
-    def responses(self, scorer: Evaluator, shares: Array | None) -> LabelResponses:
+    def responses(self, scorer: Evaluator) -> LabelResponses:
         scores = self.scores
         if self.influence is not None:  # A view of the table sees its later in-place updates.
             scores = self.influence.table[:, : len(self.output.labels)]
@@ -166,7 +166,7 @@ class LabelWork(MetricWork):
             return record.label_logprobs, record.unseen_labels
 
         answers = OwnAnswers if self._likeliest is None else CalibratedAnswers
-        return LabelResponses(scores, read, shares, answers, self.influence)
+        return LabelResponses(scores, read, self.shares, answers, self.influence)
 
     def answering(self, program: dspy.Module, revision: Revision | None) -> dspy.Module:
         if revision is None:

@@ -15,8 +15,6 @@ from plr_dspy.lm.plain_text_adapter import labels_of, name_of_label, without_non
 from plr_dspy.metrics.by_example import SHOWN, as_score, takes
 from plr_dspy.scoring.confusion_scores import Array, confusion_matrix, possible_labels, ratio
 
-STEP = 1e-6  # step of finite differences, as a share of all examples
-
 
 class SetMetric(ABC):
     """A metric over a set of examples that compares a program's labels with the true ones.
@@ -45,19 +43,6 @@ class SetMetric(ABC):
                 be fractional, and rows all 0.
             labels: The label names, ``[k]``.
         """
-
-    def derivative(self, counts: Array, labels: Sequence[str]) -> Array:
-        """Differentiate `value` with respect to each nonzero count, by central differences."""
-        derivative = np.zeros_like(counts)
-        for cell in zip(*np.nonzero(counts), strict=True):
-            step = min(STEP * counts.sum(), counts[cell])
-            values = []
-            for change in (step, -step):
-                changed_counts = counts.copy()
-                changed_counts[cell] += change
-                values.append(self.value(changed_counts, labels))
-            derivative[cell] = (values[0] - values[1]) / (2.0 * step)
-        return derivative
 
     def score(
         self,

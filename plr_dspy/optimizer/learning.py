@@ -173,7 +173,7 @@ class LearningOptimizer(DemoOptimizer):
             if example + 1 >= FIRST_CALLS and not may_come:
                 break
         if record is None or record.label_logprobs is not None:
-            return work.responses(scorer, work.shares)
+            return work.responses(scorer)
         reason = record.refused or record.lacking or "the first answers came without any"
         if record.outcome == FAILED:
             reason = "the first calls failed"

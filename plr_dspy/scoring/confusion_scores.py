@@ -22,6 +22,7 @@ Pair: TypeAlias = tuple[int, str | None, str | None]  # an example's index and t
 ENOUGH_ANSWERS = 10  # minimum answers per label in a reference, so that rare labels are not too noisy
 PSEUDO_EXAMPLES = 0.5  # added per label, so that no cell of a reference is empty
 PSEUDO_PAIRS = 1.0  # added per label, so that a few pairs of answers leave doubt
+STEP = 1e-6  # step of finite differences, as a share of all examples
 NUM_DRAWS = 1_000  # bootstrap samples
 
 
@@ -32,8 +33,6 @@ class MetricOfCounts(Protocol):
     label: str | None
 
     def value(self, counts: Array, labels: Sequence[str]) -> float: ...
-
-    def derivative(self, counts: Array, labels: Sequence[str]) -> Array: ...
 
 
 def possible_labels(right_labels: Iterable[str], labels: Iterable[str] = ()) -> list[str]:
@@ -116,7 +115,7 @@ class ConfusionScores(EffectiveScores):
         reference = smoothed
         if counts[has_examples].any(axis=1).all():
             reference = self._weighted(counts)
-        influences = self._metric.derivative(smoothed, self.labels) * self.num_examples
+        influences = self._derivative(smoothed) * self.num_examples
         self._value = self._value_of(reference)
         self._means = _mean_by_row(influences, reference)
         self._scores = self._value + influences - self._means[:, None]
@@ -288,6 +287,19 @@ class ConfusionScores(EffectiveScores):
     def _weighted(self, counts: Array) -> Array:
         """Scale each row to its label's number of examples; empty rows stay empty."""
         return np.asarray(counts * ratio(self._num_of_label, counts.sum(axis=1))[:, None])
+
+    def _derivative(self, counts: Array) -> Array:
+        """Differentiate the metric with respect to each nonzero count, by central differences."""
+        derivative = np.zeros_like(counts)
+        for cell in zip(*np.nonzero(counts), strict=True):
+            step = min(STEP * counts.sum(), counts[cell])
+            values = []
+            for change in (step, -step):
+                changed_counts = counts.copy()
+                changed_counts[cell] += change
+                values.append(self._metric.value(changed_counts, self.labels))
+            derivative[cell] = (values[0] - values[1]) / (2.0 * step)
+        return derivative
 
     def _value_of(self, counts: Array) -> float:
         """Return the metric of these counts; widen the bounds if the metric exceeds them."""

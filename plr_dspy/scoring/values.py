@@ -4,6 +4,7 @@ Tags mark types that JSON lacks. Values of unsupported types are refused, and th
 repeats their calls.
 """
 
+import dataclasses
 import json
 from collections.abc import Iterable
 from datetime import date, datetime, time, timedelta
@@ -72,7 +73,11 @@ class ValueCodec:
         name = _name(kind)
         if self._kinds.get(name) is not kind:
             raise Unwritable(f"a {name}")
-        return _tagged(name, self._encode(_contents(value)))
+        try:
+            contents = _contents(value)
+        except Exception:  # The class's own code may raise any exception.
+            raise Unwritable(f"a {name}") from None
+        return _tagged(name, self._encode(contents))
 
     def decode(self, data: Any) -> Any:
         """Decode a value from JSON data.
@@ -96,7 +101,7 @@ class ValueCodec:
             raise Unreadable(f"the program has no class {tag}")
         try:
             return _rebuild(self._kinds[tag], contents)
-        except Exception as error:  # The class's own code may raise any exception.
+        except Exception as error:
             raise Unreadable(f"the class {tag} has changed ({error})") from error
 
 
@@ -126,7 +131,8 @@ def _contents(value: Any) -> Any:
         return list(value)
     if isinstance(value, BaseModel):
         return value.__getstate__()
-    return vars(value)
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return fields | getattr(value, "__dict__", {})
 
 
 def _rebuild(kind: Any, contents: Any) -> Any:
@@ -140,6 +146,9 @@ def _rebuild(kind: Any, contents: Any) -> Any:
     value = kind.__new__(kind)
     if issubclass(kind, BaseModel):
         value.__setstate__(contents)
-    else:
-        vars(value).update(contents)
+        return value
+    if not {field.name for field in dataclasses.fields(kind)} <= contents.keys():
+        raise ValueError("it has other fields")
+    for name, content in contents.items():
+        object.__setattr__(value, name, content)  # also if it is frozen
     return value

@@ -28,6 +28,27 @@ def test_a_file_makes_objects_of_supplied_classes():
     assert codec.decode(POINT) == Point(1)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slotted:
+    x: int
+    more: list[int] = dataclasses.field(init=False)
+
+
+def test_dataclasses_with_slots_are_kept_unless_a_field_is_not_set():
+    codec = ValueCodec([Slotted])
+    value = Slotted(1)
+    with pytest.raises(Unwritable):
+        codec.encode(value)
+    object.__setattr__(value, "more", [2])
+    assert codec.decode(codec.encode(value)) == value
+
+
+def test_a_class_with_another_field_is_refused():
+    data = {**POINT, "of": {"y": 1}}
+    with pytest.raises(Unreadable, match="has changed"):
+        ValueCodec([Point]).decode(data)
+
+
 def test_a_value_that_contains_itself_is_refused():
     value = []
     value.append(value)
