@@ -63,10 +63,8 @@ class LabelReadingWork(MetricWork):
             raise
         label = self._output.label_of(prediction)
         reading = reader.unread or reader.reading_for(prediction)
-        has_output = isinstance(prediction, dspy.Prediction) and self._output.name in prediction
-        if reading is not None and not has_output:
-            # The answer is plain text, or has the label in another field.
-            label = reading.label
+        if label is None and reading is not None:
+            label = reading.label  # The program answers in another form.
         return CallRecord(None, value=label, **_label_fields(reading))
 
 

@@ -182,15 +182,11 @@ class F1(SetMetric):
         self, label: Any = None, *, average: Literal["binary", "macro", "micro"] | None = None, field: str | None = None
     ) -> None:
         super().__init__(field=field)
-        average = average or ("macro" if label is None else "binary")
-        if average not in ("binary", "macro", "micro"):
-            raise UserError(f"average must be 'binary', 'macro' or 'micro'; got {average!r}")
-        if (average == "binary") != (label is not None):
-            raise UserError(
-                f"label must be passed if average='binary', and only then; got label={label!r}, average={average!r}"
-            )
+        allowed = ("macro", "micro") if label is None else ("binary",)
         self.label = None if label is None else name_of_label(label)
-        self.average = average
+        self.average = average or allowed[0]
+        if self.average not in allowed:
+            raise UserError(f"with label={label!r}, average must be one of {allowed}; got {average!r}: change either")
 
     def value(self, counts: Array, labels: Sequence[str]) -> float:
         has_examples = _has_examples(counts)
