@@ -27,7 +27,6 @@ from dspy.experimental import Choice
 from dspy.teleprompt.reanchor import calibrate as reanchor
 from scipy.special import log_softmax, logsumexp
 
-from plr_dspy.labels.batch_calibration import fit_linear
 from plr_dspy.statistics.calibration import batch_offsets, calibrated, cross_validated, likely_shares
 
 NUM_HELD_OUT = 500
@@ -119,12 +118,10 @@ def simulated(num_labels: int, share: float, lean: float, num_inputs: int, seed:
     table = log_softmax(truth + lean * is_last, axis=1)
     known, held_out = np.split(table, [num_inputs])
     known_labels, held_out_labels = np.split(right_labels, [num_inputs])
-    scales, offsets = fit_linear(known, known_labels, seed=seed) or (1.0, 0.0)
     tables = {
         "as it is": held_out,
         "labels decide": held_out + by_labels(known, known_labels),
         "batch": held_out + batch_offsets(known),
-        "linear": held_out * scales + offsets,
         "ReAnchor": held_out + reanchored(known, known_labels),
     }
     accuracies = {}

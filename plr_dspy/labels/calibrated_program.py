@@ -8,7 +8,6 @@ from dataclasses import asdict
 
 import dspy
 import numpy as np
-from pydantic import ValidationError
 
 from plr_dspy.dspy_compat import Parameter, set_compiled
 from plr_dspy.errors import UserError, UserTypeError
@@ -58,11 +57,6 @@ class CalibratedProgram(dspy.Module):
         calibration: A calibration from `BatchCalibration`. If None, predictions have
             probabilities, but the program keeps its own answers.
         predictor: Name of the predictor with that output; needed only if there are several.
-
-    Raises:
-        TypeError: If an argument has the wrong type, or the program is calibrated already.
-        ValueError: If there is not exactly one such output, or the calibration is for other
-            labels.
     """
 
     calibration: Calibration | None
@@ -83,13 +77,11 @@ class CalibratedProgram(dspy.Module):
         self._set(calibration, predictor)
 
     def forward(self, *args: Value, **inputs: Value) -> Value:
-        """Return the program's prediction with a calibrated label."""
         with self._reading() as reader:
             prediction = self.program(*args, **inputs)
         return _with_probabilities(prediction, reader)
 
     async def aforward(self, *args: Value, **inputs: Value) -> Value:
-        """Do the same as `forward`, asynchronously."""
         with self._reading() as reader:
             call = dspy.asyncify(self.program)
             if hasattr(self.program, "aforward"):
@@ -103,7 +95,6 @@ class CalibratedProgram(dspy.Module):
         return labels_read(self.program, output, LogprobRequests(PURPOSE), decision=decision)
 
     def _set(self, calibration: Calibration | None, predictor: str | None) -> None:
-        """Set a predictor's calibration; raise a ValueError if it is for other labels."""
         output = calibrated_output(self.program, predictor)
         if calibration is not None and list(output.labels) != list(calibration.labels):
             raise UserError(
@@ -114,7 +105,7 @@ class CalibratedProgram(dspy.Module):
         self.calibration = calibration
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
-        """Return the parameters that DSPy saves and loads, including the calibration."""
+        # DSPy saves and loads these.
         return [("calibration", _SavedCalibration(self)), *super().named_parameters()]
 
     # DSPy does not save parts that an optimizer has frozen, so this program cannot be frozen.
@@ -154,10 +145,5 @@ class _SavedCalibration(Parameter):  # type: ignore[misc]
 
     def load_state(self, state: Mapping[str, Value]) -> None:
         fields = state["found"]
-        try:
-            calibration = None if fields is None else Calibration(**fields)
-        except ValidationError as error:
-            raise UserError(
-                f"the saved calibration cannot be read ({error}): update plr_dspy, or calibrate the program again."
-            ) from error
+        calibration = None if fields is None else Calibration(**fields)
         self._program._set(calibration, state["predictor"])

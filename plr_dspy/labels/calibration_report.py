@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from plr_dspy.labels.calibration import Calibration
 from plr_dspy.report.text import count, shares_by_label
 
-# Names of the strategies without calibration, as printed in reports.
-AS_IT_IS = "as it is"
-LIKELIEST = "likeliest label"
+AS_IT_IS = "as it is"  # name of the strategy without calibration
 
 
 @dataclass(frozen=True)
@@ -21,15 +19,12 @@ class CalibrationReport:
         mean_probabilities: Mean probability of each label before calibration.
         num_examples: Number of examples in the trainset.
         num_inputs: Number of inputs whose replies gave label probabilities.
-        program_calls: Number of program calls.
-        num_failed, num_unread, num_silent: Numbers of failed calls, of replies that
-            could not be parsed, and of replies without label probabilities.
-        scores: Accuracy or metric of each strategy: "as it is", "likeliest label",
-            "calibrated to" given shares, and "always" the most frequent label or, with a
-            metric, the best one. Empty if the examples' labels were not used.
-        chosen: The best strategy; None if none were compared.
-        gain_interval: 95 % confidence interval of the gain in accuracy of the chosen
-            strategy over "as it is"; None with a metric over a set.
+        program_calls, num_failed: Numbers of program calls, and of those that failed.
+        scores: Accuracy or metric of each strategy: "as it is", "calibrated to" given shares,
+            and the best of "always" one label. Empty if the examples' labels were not used;
+            `chosen` is then None.
+        chosen: The best strategy.
+        gain_interval: 95 % confidence interval of its gain in accuracy over "as it is".
     """
 
     calibration: Calibration | None
@@ -39,8 +34,6 @@ class CalibrationReport:
     num_inputs: int
     program_calls: int
     num_failed: int
-    num_unread: int
-    num_silent: int
     scores: dict[str, float] = field(default_factory=dict)
     chosen: str | None = None
     gain_interval: tuple[float, float] | None = None
@@ -52,20 +45,16 @@ class CalibrationReport:
             return None
         return dict(zip(self.calibration.labels, self.calibration.shares, strict=True))
 
-    @property
-    def result(self) -> str:
-        if self.calibration is None:
-            return "answers stay as they are"
-        if self.calibration.method == "none":
-            return "the likeliest label is the answer, as it is"
-        if self.shares is None:
-            return "calibrated"
-        return f"calibrated to {_by_label(self.shares)}"
-
     def __str__(self) -> str:
         means = _by_label(self.mean_probabilities)
+        result = "answers stay as they are"
+        if self.shares is not None:
+            result = f"calibrated to {_by_label(self.shares)}"
+        calls = count(self.program_calls, "program call")
+        if self.num_inputs < self.program_calls:
+            calls += f" ({self.num_failed} failed, {self.num_inputs} with label probabilities)"
         lines = [
-            f"BatchCalibration: {self.result}; {self._calls()}",
+            f"BatchCalibration: {result}; {calls}",
             f"mean probabilities before, over {self.num_inputs} of {self.num_examples} examples: {means}",
         ]
         if self.scores:
@@ -79,16 +68,6 @@ class CalibrationReport:
             low, high = self.gain_interval
             lines.append(f"  gain over the program as it is: between {low:+.3f} and {high:+.3f}")
         return "\n  ".join(lines)
-
-    def _calls(self) -> str:
-        notes = {
-            "failed": self.num_failed,
-            "with a reply that could not be read": self.num_unread,
-            "with a reply without label probabilities": self.num_silent,
-        }
-        text = count(self.program_calls, "program call")
-        details = ", ".join(f"{number:,} {note}" for note, number in notes.items() if number)
-        return f"{text} ({details})" if details else text
 
 
 def _by_label(shares: Mapping[str, float]) -> str:

@@ -7,13 +7,10 @@ import dspy
 import numpy as np
 from numpy.typing import NDArray
 
-from plr_dspy.dspy_compat import Choice, Noul, decision_adapter
+from plr_dspy.dspy_compat import decision_adapter
 from plr_dspy.errors import UserError
 from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, without_none
 from plr_dspy.statistics.arrays import Array
-
-LABEL_TYPES = "a Literal, an enum or a bool"  # for messages
-REANCHOR = "dspy.experimental.ReAnchor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +24,7 @@ class LabelOutput:
     optional: bool = False  # whether the answer may be None
 
     def label_of(self, fields: Value) -> str | None:
-        """Return the label of an answer, example or demo as text; None if there is none."""
+        """Return the label of an answer, example or demo as text, if it has one."""
         if not isinstance(fields, (Mapping, dspy.Example)):
             return None
         value = fields.get(self.name)
@@ -49,10 +46,6 @@ class LabelOutput:
             label_numbers.append(number)
         return np.array(label_numbers, dtype=np.int64)
 
-    def num_none(self, examples: Sequence[Value]) -> int:
-        """Count the examples or demos whose answer is None; 0 if the output may not be None."""
-        return sum(self.optional and self.name in example and example[self.name] is None for example in examples)
-
     def counts(self, examples: Sequence[Value]) -> Array:
         """Count the examples with each label, ``[L]``."""
         label_numbers = self.numbers(examples)
@@ -65,8 +58,6 @@ def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOut
     outputs = []
     for name, field in predictor.signature.output_fields.items():
         annotation = without_none(field.annotation)
-        if isinstance(annotation, type) and issubclass(annotation, (Choice, Noul)):
-            annotation = annotation.model_fields["value"].annotation  # type: ignore[attr-defined]
         labels = labels_of(annotation)
         if labels is not None:
             optional = annotation != field.annotation
@@ -75,25 +66,17 @@ def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOut
 
 
 def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutput | str:
-    """Return the only output with few possible values, or the reason why there is no such output.
-
-    If `only` is given, consider only the predictor of that name.
-    """
+    """Return the only output of a program, or of one predictor, with few possible values; else the reason."""
     predictors = dict(program.named_predictors())
     if only is not None:
         predictors = {only: predictors[only]}
     outputs: list[LabelOutput] = []
     for name, predictor in predictors.items():
         if decision_adapter(predictor) is not None:
-            return f"the replies of {name!r} state probabilities themselves, which {REANCHOR} can calibrate"
+            return f"replies of {name!r} state probabilities themselves, which dspy.experimental.ReAnchor calibrates"
         outputs += label_outputs(name, predictor)
-    num_predictors = len({output.predictor for output in outputs})
-    if num_predictors > 1:
-        return f"{num_predictors} predictors have an output that is {LABEL_TYPES}"
-    if len(outputs) > 1:
-        return f"{len(outputs)} outputs are of type Literal, enum or bool"
-    if not outputs:
-        return f"no output is {LABEL_TYPES}"
+    if len(outputs) != 1:
+        return f"{len(outputs)} outputs are a Literal, an enum or a bool"
     output = outputs[0]
     if len(output.labels) < 2 or "" in output.labels:
         return f"the output {output.name!r} has an empty label, or fewer than two labels"
@@ -105,8 +88,6 @@ def needed_output(program: dspy.Module, purpose: str, *, only: str | None = None
     output = label_output(program, only=only)
     if isinstance(output, LabelOutput):
         return output
-    if REANCHOR in output:
-        raise UserError(f"{purpose} is not possible: {output}.")
     raise UserError(
         f"{purpose} needs exactly one output with few possible values, but {output}. Change the signature{cure}."
     )

@@ -40,7 +40,6 @@ class PerInputOrder(dspy.Module):
         self.orders = tuple(orders)
 
     def forward(self, *args: Value, **inputs: Value) -> Value:
-        """Return the answer of the order in which the input has the most influence."""
         requests = LogprobRequests("DEmO")
         answers = []
         for order in self.orders:

@@ -34,31 +34,24 @@ class NoProbabilities(FatalLMError):
 
 @dataclass
 class LogprobRequests:
-    """State of the requests for log-probabilities.
-
-    Requests stop after a refusal, or if the first reply has no log-probabilities.
-    """
+    """State of the requests for log-probabilities; a refusal, or a first reply without any, ends them."""
 
     purpose: str = ""  # what needs log-probabilities; empty if they are optional
-    wanted: bool = True  # whether calls request log-probabilities
     given: bool = False  # whether a reply had log-probabilities
-    reason: str = ""  # why requests stopped
+    reason: str = ""  # why requests stopped, if they did
 
     def note_reply(self, lm: dspy.BaseLM, *, given: bool) -> None:
         self.given = self.given or given
         if not self.given:
-            self._stop(f"{lm.model} gives no log-probabilities")
+            self.reason = f"{lm.model} gives no log-probabilities"
 
     def note_error(self, lm: dspy.BaseLM, error: Exception) -> bool:
-        """Record the error of a call that requested log-probabilities; return whether to retry without them."""
-        # Exception types of refusals vary, so search the message, but not the reply in a
-        # parse error.
+        """Record the error of a request for log-probabilities; return whether to retry without them."""
+        # Types of refusals vary, so search the message, but not the reply in a parse error.
         refuses = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
-        # `dspy.TwoStepAdapter` parses replies with another LM, whose errors are not refusals.
-        is_own = str(lm.model).endswith(getattr(error, "model", None) or "")
-        if self.given or not refuses or not is_own or isinstance(error, AdapterParseError):
+        if self.given or not refuses or isinstance(error, AdapterParseError):
             return False
-        self._stop(f"{lm.model} refuses requests for log-probabilities")
+        self.reason = f"{lm.model} refuses requests for log-probabilities"
         return not self.purpose
 
     def check(self, cause: Exception | None = None) -> None:
@@ -68,10 +61,6 @@ class LogprobRequests:
                 f"{self.purpose} needs the log-probabilities of tokens, but {self.reason}. Use a model and provider "
                 "that return them (OpenAI's chat models, vLLM, llama.cpp)."
             ) from cause
-
-    def _stop(self, reason: str) -> None:
-        self.wanted = False
-        self.reason = self.reason or reason
 
 
 @dataclass(eq=False)
@@ -122,7 +111,6 @@ class LabelReader:
     _other_ids: set[int]  # ids of the program's other predictors
 
     def __call__(self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value, *rest: Value, **named: Value) -> Value:
-        """Call the adapter, and read the reply if the signature has the label output."""
         make_call: Value = super().__call__  # type: ignore[misc]
         with self._request_logprobs(lm, lm_kwargs, signature) as extended_kwargs:
             if extended_kwargs is not None:
@@ -130,7 +118,6 @@ class LabelReader:
         return make_call(lm, lm_kwargs, signature, *rest, **named)
 
     async def acall(self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value, *rest: Value, **named: Value) -> Value:
-        """Do the same as `__call__`, asynchronously."""
         make_call: Value = super().acall  # type: ignore[misc]
         with self._request_logprobs(lm, lm_kwargs, signature) as extended_kwargs:
             if extended_kwargs is not None:
@@ -139,11 +126,11 @@ class LabelReader:
 
     @contextmanager
     def _request_logprobs(self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value) -> Iterator[Fields | None]:
-        """Yield arguments that request log-probabilities, or None; suppress refusals if these are optional."""
+        """Yield arguments that request log-probabilities, or None if there is nothing to read."""
         if not self._reads(signature):
             yield None
             return
-        if not self._requests.wanted:
+        if self._requests.reason:
             self._requests.check()
             yield None
             return
@@ -176,7 +163,6 @@ class LabelReader:
         return getattr(caller, "stage", None) == self._predictor.stage and id(caller) not in self._other_ids
 
     def _call_postprocess(self, processed: Value, original: Value, outputs: list[Value], *rest: Value) -> Value:
-        """Parse replies as the adapter does; if it cannot, read their label probabilities."""
         try:
             return super()._call_postprocess(processed, original, outputs, *rest)  # type: ignore[misc]
         except AdapterParseError:
@@ -195,7 +181,6 @@ class LabelReader:
             raise
 
     def _read(self, lm: dspy.BaseLM, lm_kwargs: Fields, completions: list[Fields]) -> list[Fields]:
-        """Read completions and decide answers; remove log-probabilities unless the caller requested them."""
         readings = [self._read_and_decide(fields) for fields in completions or [{}]]
         self.readings.append(readings[0])
         logprobs = completions[0].get("logprobs") if completions else None
@@ -234,9 +219,8 @@ def labels_read(
 ) -> Iterator[Value]:
     """Read labels in a program's replies within the context, and yield the `LabelReader`.
 
-    The reader is a copy of the current adapter. If log-probabilities are optional and
-    refused, it repeats the call without them. A `decision` replaces answers; if the
-    label is the only output, it also supplies those of unparsable replies.
+    If log-probabilities are optional and refused, the call is repeated without them. A
+    `decision` replaces answers; if the label is the only output, also unparsable ones.
     """
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     reader: Value = copy.copy(adapter)
@@ -270,17 +254,15 @@ def _reading_type(kind: type) -> type:
 
 
 def _places(logprobs: Value) -> Sequence[Value]:
-    """Return the tokens of a reply with their alternatives."""
     return getattr(logprobs, "content", None) or ()
 
 
 def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Reading | None:
-    """Return the reading of a reply's "logprobs"; None if no label is among the likeliest tokens."""
+    """Return the reading of a reply's "logprobs", if a label is among the likeliest tokens."""
     places = _places(logprobs)
     labels = list(output.labels)
     tokens = [place.token for place in places]
-    # The reply may spell the label differently, such as "yes" for True. Its tokens then match
-    # no label.
+    # The reply may spell the label differently, such as "yes" for True.
     if not tokens or (label is not None and label.casefold() not in "".join(tokens).casefold()):
         return None
     start = label_position(tokens, labels, label, name=output.name)

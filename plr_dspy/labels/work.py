@@ -41,11 +41,7 @@ UNASKED = "the program answered without calling its classifier"
 class LabelReadingWork(MetricWork):
     """Program calls whose records hold the label and its log-probabilities, but no score.
 
-    Args:
-        examples: Examples to call programs on.
-        output: Output that holds the label.
-        purpose: What needs log-probabilities, for error messages.
-        as_it_is: Whether to keep the program's answers, instead of the likeliest labels.
+    With `as_it_is`, programs keep their answers; otherwise, the likeliest labels replace them.
     """
 
     def __init__(
@@ -63,23 +59,20 @@ class LabelReadingWork(MetricWork):
             with labels_read(program, self._output, self._requests, decision=self._decision) as reader:
                 prediction = self._answered(program, example)
         except WrongAnswer as wrong:
-            wrong.record_fields = _fields(reader.unread)
+            wrong.record_fields = _label_fields(reader.unread)
             raise
         label = self._output.label_of(prediction)
         reading = reader.unread or reader.reading_for(prediction)
-        has_output = isinstance(prediction, dspy.Prediction) and self._output.name in prediction
-        if reading is not None and not has_output:
-            # The answer is plain text, or has the label in another field.
-            label = reading.label
-        return CallRecord(None, value=label, **_fields(reading))
+        if label is None and reading is not None:
+            label = reading.label  # The program answers in another form.
+        return CallRecord(None, value=label, **_label_fields(reading))
 
 
 class LabelWork(MetricWork):
     """A `MetricWork` that records label log-probabilities if their label explains the score.
 
     Args:
-        metric: The metric that scores the answers.
-        examples: Examples to call programs on.
+        metric, examples: As in `MetricWork`.
         output: The output with the labels.
         scores: Each label's score on each example, ``[E, L]``.
         calibrating: Whether programs answer with the likeliest label, to be calibrated later.
@@ -109,18 +102,17 @@ class LabelWork(MetricWork):
         self.output = output
         self.requests = LogprobRequests()
         self.scores = scores
-        self._original = _demos(original)
+        self._original = _demos(original) if calibrating else None
         self._signatures = _signatures(original)
         self._likeliest: Decision | None = None
         if calibrating:
             self._likeliest = Calibration.none(output.labels).applied
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Return a record with a score, and with log-probabilities if their label explains it."""
         # A program with other signatures may answer with other labels.
-        if not self.requests.wanted or _signatures(program) != self._signatures:
+        if self.requests.reason or _signatures(program) != self._signatures:
             return super().__call__(program, example)
-        stays_original = self._likeliest is not None and self._original == _demos(program)
+        stays_original = self._original == _demos(program)
         decision = None if stays_original else self._likeliest
         try:
             with labels_read(program, self.output, self.requests, decision=decision) as reader:
@@ -128,31 +120,29 @@ class LabelWork(MetricWork):
         except WrongAnswer as wrong:
             wrong.record_fields = {"refused": self.requests.reason}
             if stays_original:
-                wrong.record_fields |= _rounded_fields(reader.unread)
+                wrong.record_fields |= _label_fields(reader.unread)
             raise
         label = self.output.label_of(prediction)  # before scoring, as metrics may modify the prediction
         record = self._scored(example, prediction)
         if len(reader.readings) > 1:
-            self.requests.reason = SEVERAL
             if self._likeliest is not None:
                 raise NoProbabilities(
                     f"calibrate needs exactly one call of the classifier per answer, but {SEVERAL}. Leave calibrate "
                     "out, or use BatchCalibration(predictor=...) instead."
                 )
-        only_reading = reader.readings[0] if len(reader.readings) == 1 else None
-        if stays_original and (only_reading or reader.unread):
+            return replace(record, refused=SEVERAL)
+        reading = reader.readings[0] if reader.readings else None
+        if stays_original and (reading or reader.unread):
             # Score the original's own answer, but log its first reply, which calibration
             # would use.
-            return replace(record, **_rounded_fields(reader.unread or only_reading))
-        lacking = UNASKED
-        if reader.readings:
-            lacking = self._lacking(only_reading, label, record, example)
+            return replace(record, **_label_fields(reader.unread or reading))
+        lacking = self._lacking(reading, label, record, example) if reader.readings else UNASKED
         if lacking:
             return replace(record, refused=self.requests.reason, lacking=lacking)
-        return replace(record, **_rounded_fields(only_reading))
+        return replace(record, **_label_fields(reading))
 
     def _lacking(self, reading: Reading | None, label: str | None, record: CallRecord, example: int) -> str:
-        """Return the reason why a reading does not explain the score, or an empty string."""
+        """Return the reason why a reading does not explain the score, if any."""
         if reading is None or reading.label is None:
             adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
             return f"no label is among the likeliest tokens of the replies that {adapter} reads"
@@ -162,8 +152,7 @@ class LabelWork(MetricWork):
             return "the metric gives the same answer another score when called again"
         return ""
 
-    def responses(self, scorer: Evaluator, shares: Array | None) -> LabelResponses:
-        """Return the label scores, with access to the logged log-probabilities."""
+    def responses(self, scorer: Evaluator) -> LabelResponses:
         scores = self.scores
         if self.influence is not None:  # A view of the table sees its later in-place updates.
             scores = self.influence.table[:, : len(self.output.labels)]
@@ -175,34 +164,21 @@ class LabelWork(MetricWork):
             return record.label_logprobs, record.unseen_labels
 
         answers = OwnAnswers if self._likeliest is None else CalibratedAnswers
-        return LabelResponses(scores, read, shares, answers, self.influence)
+        return LabelResponses(scores, read, self.shares, answers, self.influence)
 
     def answering(self, program: dspy.Module, revision: Revision | None) -> dspy.Module:
-        """Return the program whose answers were scored: calibrated if a revision is given."""
         if revision is None:
             return program
-        calibration = Calibration(
-            "batch" if revision.shares else "none",
-            tuple(self.output.labels),
-            revision.offsets,
-            num_inputs=len(self.examples),
-            shares=revision.shares,
-        )
+        calibration = Calibration(tuple(self.output.labels), revision.offsets, revision.shares)
         return CalibratedProgram(program, calibration, predictor=self.output.predictor)
 
 
-def _fields(reading: Reading | None) -> dict[str, Value]:
+def _label_fields(reading: Reading | None) -> dict[str, Value]:
+    """Return the fields of a call record, rounded so that a resumed compile gets the same values."""
     if reading is None:
         return {}
-    return {"label_logprobs": reading.log_probabilities, "unseen_labels": reading.unseen}
-
-
-def _rounded_fields(reading: Reading | None) -> dict[str, Value]:
-    """Round a reading for its call record, so that a resumed compile gets the same values."""
-    if reading is not None:
-        logs = tuple(round(log_probability, DECIMALS) for log_probability in reading.log_probabilities)
-        reading = reading._replace(log_probabilities=logs)
-    return _fields(reading)
+    logs = tuple(round(log_probability, DECIMALS) for log_probability in reading.log_probabilities)
+    return {"label_logprobs": logs, "unseen_labels": reading.unseen}
 
 
 def _signatures(program: dspy.Module) -> dict[str, list[str]]:
@@ -224,11 +200,7 @@ def label_scores(
 ) -> Array | str:
     """Return each label's score on each example, ``[E, L]``, or the reason why it is unknown.
 
-    Args:
-        metric: The metric.
-        examples: The examples.
-        output: The output with the labels.
-        max_seconds: Time limit of the compile; a tenth of it may be used here.
+    `max_seconds` is the time limit of the compile.
     """
     values = list(output.labels.values())
     calls = NoCalls()
@@ -278,30 +250,14 @@ def check_answers_itself(program: dspy.Module, *, name: str) -> None:
         )
 
 
-def _warn_of_texts_for_numbers(program: dspy.Module, examples: Sequence[dspy.Example], name: str) -> None:
-    """Warn if an output is a number, but all examples hold text in its field."""
-    for predictor in program.predictors():
-        for field_name, field in predictor.signature.output_fields.items():
-            values = [example[field_name] for example in examples if field_name in example]
-            are_texts = bool(values) and all(isinstance(value, str) for value in values)
-            if are_texts and field.annotation in (int, float):
-                logger.warning(
-                    "%s: output %r is a number, but the examples hold text in this field, such as %r. A metric that "
-                    "compares by == scores 0. Convert the text to numbers.",
-                    name,
-                    field_name,
-                    values[0],
-                )
-
-
 def check_answers(program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], *, name: str) -> None:
     """Raise a ValueError if no example has one of the labels and the metric scores all labels alike."""
-    _warn_of_texts_for_numbers(program, examples, name)
     output = label_output(program)
-    if not isinstance(output, LabelOutput) or output.num_none(examples):
+    if not isinstance(output, LabelOutput):
         return
     values = [example[output.name] for example in examples if output.name in example]
-    if not values or any(output.label_of(example) for example in examples):
+    has_answer = any(output.label_of(example) for example in examples) or (output.optional and None in values)
+    if not values or has_answer:
         return
     scores = label_scores(metric, examples, output)
     if isinstance(scores, str) and scores == ALL_ALIKE:

@@ -214,7 +214,9 @@ def without_none(annotation: Annotation) -> Annotation:
 
 
 def labels_of(annotation: Annotation) -> dict[str, Value] | None:
-    """Return the values of a bool, Literal or enum by their text in demos; None for any other type."""
+    """Return the values of a bool, Literal, enum or decision by their text in demos; None for any other type."""
+    if isinstance(annotation, type) and issubclass(annotation, (Choice, Noul)):
+        annotation = annotation.model_fields["value"].annotation  # type: ignore[attr-defined]
     if annotation is bool:
         return {"True": True, "False": False}
     origin: Annotation = get_origin(annotation)

@@ -47,22 +47,16 @@ def takes(function: Callable[..., object] | None, number: int) -> bool | None:
     return True
 
 
-def function_of(metric: Metric) -> Callable[..., object] | None:
-    """Return the function that a call of the metric runs; for a DSPy module, its forward method."""
-    if isinstance(metric, dspy.Module):
-        return forward_of(metric)
-    return metric
-
-
-def forward_of(module: dspy.Module) -> Callable[..., object] | None:
-    """Return a module's forward method without DSPy's warning about reading it as an attribute."""
-    own: Callable[..., object] | None = vars(module).get("forward")  # dspy.syncify sets it
-    if own is not None:
+def function_of(called: Callable[..., object]) -> Callable[..., object] | None:
+    """Return the function that a call runs; for a DSPy module, its forward method, if any."""
+    if not isinstance(called, dspy.Module):
+        return called
+    # DSPy warns if `forward` is read as a module's attribute.
+    own: Callable[..., object] | None = vars(called).get("forward")  # dspy.syncify sets it
+    method = getattr(type(called), "forward", None)
+    if own is not None or method is None:
         return own
-    method = getattr(type(module), "forward", None)
-    if method is None:
-        return None
-    return partial(method, module)
+    return partial(method, called)
 
 
 def as_score(value: object) -> float:

@@ -10,21 +10,17 @@ import dspy
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from plr_dspy.dspy_compat import Choice, Noul
 from plr_dspy.errors import MetricError, UserError, UserTypeError
 from plr_dspy.lm.plain_text_adapter import labels_of, name_of_label, without_none
 from plr_dspy.metrics.by_example import SHOWN, as_score, takes
-from plr_dspy.scoring.confusion_scores import Array, confusion_matrix, possible_labels
-
-STEP = 1e-6  # step of finite differences, as a share of all examples
+from plr_dspy.scoring.confusion_scores import Array, confusion_matrix, possible_labels, ratio
 
 
 class SetMetric(ABC):
     """A metric over a set of examples that compares a program's labels with the true ones.
 
-    This package's optimizers accept it in place of a per-example metric. For DSPy's
-    optimizers and for bootstrapping, ``metric(example, prediction)`` is 1 if the label is
-    correct, and 0 otherwise.
+    For DSPy's optimizers and for bootstrapping, ``metric(example, prediction)`` is 1 if the
+    label is correct, and 0 otherwise.
 
     Args:
         field: Name of the label's field in outputs and examples; None uses the examples' only
@@ -47,19 +43,6 @@ class SetMetric(ABC):
                 be fractional, and rows all 0.
             labels: The label names, ``[k]``.
         """
-
-    def derivative(self, counts: Array, labels: Sequence[str]) -> Array:
-        """Differentiate `value` with respect to each nonzero count, by central differences."""
-        derivative = np.zeros_like(counts)
-        for cell in zip(*np.nonzero(counts), strict=True):
-            step = min(STEP * counts.sum(), counts[cell])
-            values = []
-            for change in (step, -step):
-                changed_counts = counts.copy()
-                changed_counts[cell] += change
-                values.append(self.value(changed_counts, labels))
-            derivative[cell] = (values[0] - values[1]) / (2.0 * step)
-        return derivative
 
     def score(
         self,
@@ -102,7 +85,7 @@ class SetMetric(ABC):
         return name_of_label(prediction[name])
 
     def output_labels(self, program: dspy.Module, examples: Sequence[dspy.Example]) -> list[str]:
-        """Return the labels that the program's output type allows; empty if it allows any text."""
+        """Return the labels that the program's output type allows; none if it allows any text."""
         name = self._label_field(examples[0])
         labels: dict[str, None] = {}
         for predictor in program.predictors():
@@ -110,12 +93,9 @@ class SetMetric(ABC):
             if field is None:
                 continue
             annotation = without_none(field.annotation)
-            allows_none = annotation is not field.annotation
-            if isinstance(annotation, type) and issubclass(annotation, (Choice, Noul)):
-                annotation = annotation.model_fields["value"].annotation  # type: ignore[attr-defined]
             type_labels = labels_of(annotation) or {}
             labels |= dict.fromkeys(type_labels)
-            if type_labels and allows_none:
+            if type_labels and annotation is not field.annotation:
                 labels[name_of_label(None)] = None
         return list(labels)
 
@@ -131,7 +111,6 @@ class SetMetric(ABC):
             )
 
     def _label_field(self, example: dspy.Example) -> str:
-        """Return the name of the label's field: `field`, or the only one that is not an input."""
         names = [self.field] if self.field is not None else list(example.labels().keys())
         if len(names) != 1 or names[0] not in example:
             requirement = "exactly one non-input field" if self.field is None else f"the field {self.field!r}"
@@ -154,49 +133,35 @@ class ConfusionMetric(SetMetric):
     """Any metric of a confusion matrix.
 
     Args:
-        function: ``function(counts, labels)`` returns a number. ``counts`` is an array ``[k,
-            k + 1]``: true labels in rows, predicted labels in columns. The last column counts
-            unparsable replies and answers that are not labels. Counts may be fractional, and
-            rows all 0. ``labels`` has the ``k`` names: those of the output's type (a Literal,
-            an enum or a bool), then others in the examples. The value may depend only on the
-            counts' ratios.
-        output: Name of the label's field in outputs and examples; None as in `SetMetric`.
-        name: Name in messages and reports; None derives one from the arguments.
+        function: ``function(counts, labels)`` returns a number, as `SetMetric.value` does.
+            ``labels`` are those of the output's type (a Literal, an enum or a bool), then
+            others in the examples.
+        field: As in `SetMetric`.
         bounds: Lowest and highest possible value, if known; intervals are clipped to them.
     """
 
     def __init__(
         self,
         function: Callable[[Array, list[str]], float],
-        output: str | None = None,
-        name: str | None = None,
         *,
+        field: str | None = None,
         bounds: tuple[float, float] = (-math.inf, math.inf),
     ) -> None:
-        super().__init__(field=output)
+        super().__init__(field=field)
         if not callable(function) or isinstance(function, SetMetric) or takes(function, 2) is False:
             raise UserTypeError(f"function must be callable as function(counts, labels); got {function!r}")
         low, high = map(float, bounds)
         if not low < high:
             raise UserError(f"bounds must be the lowest and the highest value, such as (0.0, 1.0); got {bounds!r}")
         self.function = function
-        self.name = name
         self.bounds = (low, high)
 
     def value(self, counts: Array, labels: Sequence[str]) -> float:
         return as_score(self.function(counts.copy(), list(labels)))
 
-    def __repr__(self) -> str:
-        return self.name or super().__repr__()
-
 
 def _has_examples(counts: Array) -> NDArray[np.bool_]:
     return np.asarray(counts.sum(axis=1) > 0)
-
-
-def _ratio(numerator: Array, denominator: Array) -> Array:
-    """Divide, giving 0 where the denominator is 0."""
-    return np.divide(numerator, denominator, out=np.zeros_like(denominator), where=denominator > 0)
 
 
 class F1(SetMetric):
@@ -208,8 +173,8 @@ class F1(SetMetric):
     Args:
         label: The positive label, for "binary".
         average: "binary" for one label against all others; "macro" for the mean over the
-            examples' labels; "micro" for the counts of all labels pooled. None means "binary"
-            if a label is passed, and "macro" otherwise.
+            examples' labels; "micro" for their pooled counts. None means "binary" with a label,
+            and "macro" without.
         field: As in `SetMetric`.
     """
 
@@ -217,15 +182,11 @@ class F1(SetMetric):
         self, label: Any = None, *, average: Literal["binary", "macro", "micro"] | None = None, field: str | None = None
     ) -> None:
         super().__init__(field=field)
-        average = average or ("macro" if label is None else "binary")
-        if average not in ("binary", "macro", "micro"):
-            raise UserError(f"average must be 'binary', 'macro' or 'micro'; got {average!r}")
-        if (average == "binary") != (label is not None):
-            raise UserError(
-                f"label must be passed if average='binary', and only then; got label={label!r}, average={average!r}"
-            )
+        allowed = ("macro", "micro") if label is None else ("binary",)
         self.label = None if label is None else name_of_label(label)
-        self.average = average
+        self.average = average or allowed[0]
+        if self.average not in allowed:
+            raise UserError(f"with label={label!r}, average must be one of {allowed}; got {average!r}: change either")
 
     def value(self, counts: Array, labels: Sequence[str]) -> float:
         has_examples = _has_examples(counts)
@@ -235,7 +196,7 @@ class F1(SetMetric):
             return float(2.0 * np.trace(counts) / (answers[has_examples].sum() + unread.sum() + counts.sum()))
         # Unparsable replies to examples of other labels are false positives.
         predicted = answers + unread.sum() - unread
-        scores = _ratio(2.0 * np.diag(counts), counts.sum(axis=1) + predicted)
+        scores = ratio(2.0 * np.diag(counts), counts.sum(axis=1) + predicted)
         if self.label is None:
             return float(scores[has_examples].mean())
         return float(sum(score for label, score in zip(labels, scores, strict=True) if label == self.label))
@@ -245,8 +206,7 @@ class MatthewsCorrelation(SetMetric):
     """Matthews' correlation coefficient of answers and labels.
 
     It equals `sklearn.metrics.matthews_corrcoef` if all answers are labels. An unparsable
-    reply counts as one answer, divided equally among the wrong labels that occur in the
-    examples.
+    reply is divided equally among the wrong labels that occur in the examples.
     """
 
     bounds = (-1.0, 1.0)
@@ -269,5 +229,5 @@ class BalancedAccuracy(SetMetric):
     """The mean recall over labels that have examples, as `sklearn.metrics.balanced_accuracy_score`."""
 
     def value(self, counts: Array, labels: Sequence[str]) -> float:
-        recalls = _ratio(np.diag(counts), counts.sum(axis=1))
+        recalls = ratio(np.diag(counts), counts.sum(axis=1))
         return float(recalls[_has_examples(counts)].mean())

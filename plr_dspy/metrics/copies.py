@@ -8,24 +8,14 @@ import dspy
 
 from plr_dspy.errors import UserTypeError
 
-IMMUTABLE = frozenset({type(None), bool, int, float, complex, str, bytes})
-FLAT = (list, set)  # containers for which a shallow copy is enough if all items are immutable
-
 
 def own_copy(example: dspy.Example) -> dspy.Example:
     """Return a copy of an example that shares nothing mutable with it."""
-    if type(example) is dspy.Example and IMMUTABLE.issuperset(map(type, example.values(include_dspy=True))):
-        return example.copy()
     return copy.deepcopy(example)
 
 
 def own_value(value: Any) -> Any:
     """Return a copy of a field's value, or the value itself if it cannot be copied."""
-    kind = type(value)
-    if kind in IMMUTABLE:
-        return value
-    if kind in FLAT and IMMUTABLE.issuperset(map(type, value)):
-        return kind(value)
     try:
         return copy.deepcopy(value)
     except Exception:  # The value's own code may raise anything.
@@ -34,20 +24,20 @@ def own_value(value: Any) -> Any:
 
 def check_copies(name: str, examples: Sequence[dspy.Example]) -> None:
     """Raise a TypeError for the first example that cannot be copied; `name` is the argument's."""
-    copied: dict[int, Any] = {}  # Keyed by id, because examples may share large values.
+    checked: set[int] = set()  # ids of values, because examples may share large ones
     for number, example in enumerate(examples):
         for field, value in example.items(include_dspy=True):
-            if type(value) not in IMMUTABLE and id(value) not in copied:
-                _check_copy(value, f"{name}[{number}] must hold values that can be copied; its field {field!r}", {})
-                copied[id(value)] = value
+            if id(value) not in checked:
+                _check_copy(value, f"{name}[{number}] must hold values that can be copied; its field {field!r}")
+                checked.add(id(value))
         if type(example) is not dspy.Example:
-            _check_copy(example, f"{name}[{number}] must be an example that can be copied; it", dict(copied))
+            _check_copy(example, f"{name}[{number}] must be an example that can be copied; it")
 
 
-def _check_copy(value: Any, what: str, memo: dict[int, Any]) -> None:
+def _check_copy(value: Any, what: str) -> None:
     """Raise a TypeError unless a value can be copied."""
     try:
-        copy.deepcopy(value, memo)
+        copy.deepcopy(value)
     except Exception as error:
         raise UserTypeError(
             f"{what} is a {type(value).__name__} ({type(error).__name__}: {error}). Each call gets its own copy: pass "

@@ -51,7 +51,7 @@ from plr_dspy.report.report import Report
 from plr_dspy.report.text import result
 from plr_dspy.runtime import interrupts, progress_bar
 from plr_dspy.scoring.evaluator import Evaluator
-from plr_dspy.scoring.run_log import OPTIMIZER, PROGRAMS, open_log
+from plr_dspy.scoring.run_log import open_log
 from plr_dspy.scoring.values import ValueCodec
 from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.responses import LabelResponses
@@ -279,9 +279,9 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             _new_tensors_on_cpu(),
             open_log(
                 folder,
-                lambda: {OPTIMIZER: self.name, **self._identity(setup)},
+                lambda: self._identity(setup),
                 accept_changes=self.accept_changes,
-                codec=lambda: ValueCodec(value_classes(setup.program)),
+                codec=ValueCodec(value_classes(setup.program)),
             ) as log,
             progress_bar(
                 setup.plan.program_calls,
@@ -321,7 +321,6 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             **self._answers(),
             **describe(setup.program, self.metric, setup.models, adapter),
             "the examples": digest(sorted(map(digest, setup.examples))),
-            PROGRAMS: sorted(rival.name for rival in setup.rivals),
         }
 
     def _answers(self) -> dict[str, bool | str]:
@@ -345,7 +344,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             outcome = run.run()
             return self._conclude(opened, run, outcome, started)
         except BaseException as error:  # including interrupts while the report is built
-            opened.scorer.log.stop()  # Discard the results of calls in progress.
+            opened.scorer.log.close()  # Discard the results of calls in progress.
             run = run or self._make_run(replace(opened, responses=None))
             self._conclude(opened, run, outcome or run.unfinished(error), started)
             raise

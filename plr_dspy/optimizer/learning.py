@@ -173,8 +173,7 @@ class LearningOptimizer(DemoOptimizer):
             if example + 1 >= FIRST_CALLS and not may_come:
                 break
         if record is None or record.label_logprobs is not None:
-            return work.responses(scorer, work.shares)
-        work.requests.wanted = False
+            return work.responses(scorer)
         reason = record.refused or record.lacking or "the first answers came without any"
         if record.outcome == FAILED:
             reason = "the first calls failed"
@@ -182,6 +181,7 @@ class LearningOptimizer(DemoOptimizer):
                 raise scorer.nothing_ran(list(scorer.records_asked().values()))
         if required:
             raise NoProbabilities(self._no_logprobs(reason))
+        work.requests.reason = reason  # Later calls request none.
         work.signal = Signal(used="score", reason=reason, labels=[])
         return None
 

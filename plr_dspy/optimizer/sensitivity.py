@@ -178,7 +178,7 @@ def score_table(opened: OpenCompile, candidates: Sequence[Candidate]) -> tuple[l
     table = np.where(failed, np.nan, rows)
     if metric is not None:
         for number, candidate in enumerate(candidates):
-            answers = metric.answers(scorer.records_of(candidate), {})
+            answers = metric.answers(records[candidate], {})
             table[number] = linearized(metric, answers, examples, failed[number])
     table = np.where(failed, np.nanmean(table, axis=0), table)
     return examples, table, int((outcomes == WRONG).sum())

@@ -20,7 +20,7 @@ from typing_extensions import dataclass_transform
 
 from plr_dspy.dspy_compat import annotation_allows_none, has_inputs, serialize_object
 from plr_dspy.errors import UserError, UserTypeError
-from plr_dspy.metrics.by_example import SHOWN, Metric, forward_of, metric_caller
+from plr_dspy.metrics.by_example import SHOWN, Metric, function_of, metric_caller
 from plr_dspy.metrics.copies import check_copies
 from plr_dspy.programs.copying import is_language_model, language_models
 
@@ -195,7 +195,7 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
     """
     if not isinstance(student, dspy.Module):
         raise UserTypeError(f"{name} must be a dspy.Module; got {type(student).__name__}: pass an instance of one")
-    forward = forward_of(student)
+    forward = function_of(student)
     if inspect.iscoroutinefunction(forward) or (forward is None and hasattr(student, "aforward")):
         raise UserTypeError(
             f"{name} is an async program, which cannot run in worker threads: define aforward, not an async forward, "
@@ -279,7 +279,7 @@ def _needed_inputs(program: dspy.Module) -> dict[str, Any]:
         types = {name: field.annotation for name, field in fields_by_name if field.is_required()}
         return {name: kind for name, kind in types.items() if not annotation_allows_none(kind)}
     required = {}
-    for parameter in inspect.signature(forward_of(program) or program).parameters.values():
+    for parameter in inspect.signature(function_of(program) or program).parameters.values():
         is_named = parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
         if is_named and parameter.default is Parameter.empty:
             required[parameter.name] = parameter.annotation

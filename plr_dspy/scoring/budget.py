@@ -17,7 +17,6 @@ from plr_dspy.report.stop import StopReason
 from plr_dspy.scoring.run_log import CallKey, RunLog, Tokens
 
 MARGIN = 1.15  # safety factor on the cost and time of future calls, since examples differ
-MAX_RESERVED = 0.6  # maximum share of the affordable calls that a search reserves for later phases
 
 # Providers whose names have suffixes in the price table, as in "vertex_ai-anthropic_models".
 SUFFIXED_PROVIDERS = ("bedrock", "cohere", "fireworks_ai", "vertex_ai")
@@ -34,14 +33,11 @@ class Budget:
 
     Attributes:
         started: Start time by `time.monotonic`; None for now.
-        expected_cost: Expected dollars per call, used until the first call has been paid for;
-            None if unknown.
-        varied: Whether calls may use models of different prices, so that a cheap call says
-            little about others.
+        expected_cost: Expected dollars per call until one has been paid for, if known.
+        varied: Whether calls may use models of different prices.
         share: Share of the money and time limits that the current phase may use.
         refused: The limit that prevented the last call from starting, if any.
-        unpriced: The first missing price or token count, with its model; empty if none is
-            missing.
+        unpriced: The first missing price or token count, with its model.
         dearest: Dollars to reserve per call; 0 if unknown.
         needs_one: Whether a call must first run alone, to show what calls cost.
     """
@@ -80,11 +76,7 @@ class Budget:
         self._timed_from = time.monotonic()
 
     def keep(self, calls: int, *, planned: int = 0) -> None:
-        """Reserve money and time for this many later calls.
-
-        If the budget cannot pay for all `planned` calls of the run, reserve proportionally
-        fewer.
-        """
+        """Reserve money and time for later calls; fewer if the budget cannot pay for all `planned` calls."""
         self._num_reserved = calls
         self._planned = planned
         self.refused = None
@@ -104,8 +96,7 @@ class Budget:
             if self.refused is not None:
                 return False
             if not self._num_timed and not self._num_under_way:
-                # Measure the pace from here, as recalled calls do not predict that of new
-                # ones.
+                # Recalled calls do not predict the pace of new ones.
                 self._timed_from = time.monotonic()
             self._num_under_way += 1
             return True
@@ -143,7 +134,7 @@ class Budget:
         }
 
     def _exceeded_limit(self) -> StopReason | None:
-        """Return the limit that the next call and the reserved calls would exceed; None if they fit."""
+        """Return the limit that the next call and the reserved calls would exceed, if any."""
         if self.log.num_calls + self._num_under_way >= self.max_calls:
             return StopReason.BUDGET
         if self.max_cost is not None:
@@ -161,24 +152,20 @@ class Budget:
         return None
 
     def _needs_reserve(self, calls_left: float) -> bool:
-        """Return whether another call would use up one of the reserved calls."""
         if not self._num_reserved or math.isinf(calls_left):
             return False
-        affordable = calls_left + self.log.num_calls
-        reserved = min(float(self._num_reserved), MAX_RESERVED * affordable)
+        reserved = float(self._num_reserved)
         if self._planned:
-            reserved = min(reserved, self._num_reserved * affordable / self._planned)
+            reserved *= min(1.0, (calls_left + self.log.num_calls) / self._planned)
         return calls_left < 1.0 + reserved
 
     def _calls_for_money(self, spent: float) -> float:
-        """Return the number of calls that the remaining money pays for."""
         mean = self._cost_of_paid / self._num_paid if self._num_paid else self.expected_cost
         if self.max_cost is None or not mean:
             return math.inf
         return (self.max_cost - spent) / (MARGIN * mean)
 
     def _calls_for_time(self) -> float:
-        """Return the number of calls that the remaining time allows."""
         if self.max_seconds is None or not self._num_timed:
             return math.inf
         now = time.monotonic()
@@ -186,7 +173,6 @@ class Budget:
         return (self._started + self.max_seconds - now) / (MARGIN * mean)
 
     def _count(self, cost: float) -> None:
-        """Add a call's cost to the estimates."""
         self.cost += cost
         if cost > 0:
             is_first = not self._num_paid and not self.varied  # The first cost replaces the expected one.
@@ -209,8 +195,7 @@ class Budget:
 def price_of(model: str) -> dict[str, float] | None:
     """Return a model's price in dollars per token, by kind of token; None if unknown.
 
-    The kinds are "prompt", "completion" (including hidden reasoning), "cached" (prompt tokens
-    read from a cache) and "written" (prompt tokens written to a cache).
+    Prompt tokens read from a cache are "cached"; those written to it are "written".
     """
     entry = _entry_of(model)
     prompt = entry.get("input_cost_per_token")
@@ -249,7 +234,7 @@ def _entry_of(model: str) -> Mapping[str, Any]:
 
 
 def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:
-    """Return the cost in dollars of token counts by model and kind, as in usage records; None if unknown."""
+    """Return the cost in dollars of token counts by model and kind; None if unknown."""
     cost = 0.0
     for model, counts in tokens.items():
         price = price_of(model)

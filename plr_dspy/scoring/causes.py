@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from plr_dspy.report.text import count
-
 
 @dataclass(frozen=True)
 class Cause:
@@ -69,7 +67,6 @@ CAUSES = (
     ),
     Cause(("LMLockTimeoutError",), "stop the other process that has locked the credentials of the LM"),
 )
-"""All known causes. Errors in the program, the metric or an adapter have no such cause."""
 
 _BY_ERROR: dict[str, Cause] = {}
 for _cause in CAUSES:
@@ -77,24 +74,17 @@ for _cause in CAUSES:
 
 
 def cause_of(error: str) -> Cause | None:
-    """Return the cause of an exception by its class name; None if the program or the metric may be the cause."""
+    """Return the cause of an exception by its class name; None if the program or the metric may be it."""
     return _BY_ERROR.get(error)
 
 
 def main_cause(errors: Iterable[str]) -> Cause | None:
-    """Return the most frequent cause of these exceptions; None if that cause is unknown."""
+    """Return the most frequent cause of these exceptions, if known."""
     causes = Counter(map(cause_of, errors))
     return causes.most_common(1)[0][0] if causes else None
 
 
 def cure_of(errors: Iterable[str], *, otherwise: str) -> str:
-    """Return the cure for the most frequent cause of these exceptions; `otherwise` if the cause is unknown."""
+    """Return the cure for the `main_cause` of these exceptions, or `otherwise`."""
     cause = main_cause(errors)
     return otherwise if cause is None else cause.cure
-
-
-def describe_repeats(errors: Iterable[str]) -> str:
-    """Describe the calls to repeat, given the exceptions they raised before."""
-    counts = Counter(errors)
-    names = ", ".join(sorted(counts))
-    return f"{count(counts.total(), 'call')} that failed for a reason outside the program ({names}) will be repeated"

@@ -20,8 +20,9 @@ Answers: TypeAlias = Mapping[int, str | None]  # answered labels by example
 Pair: TypeAlias = tuple[int, str | None, str | None]  # an example's index and two programs' answers
 
 ENOUGH_ANSWERS = 10  # minimum answers per label in a reference, so that rare labels are not too noisy
-PSEUDO_EXAMPLES = 0.5  # added per label and spread over all answers, so that no cell of a reference is empty
-PSEUDO_PAIRS = 1.0  # per label, spread over right and unparsable answers, so that a few pairs leave doubt
+PSEUDO_EXAMPLES = 0.5  # added per label, so that no cell of a reference is empty
+PSEUDO_PAIRS = 1.0  # added per label, so that a few pairs of answers leave doubt
+STEP = 1e-6  # step of finite differences, as a share of all examples
 NUM_DRAWS = 1_000  # bootstrap samples
 
 
@@ -31,11 +32,7 @@ class MetricOfCounts(Protocol):
     bounds: tuple[float, float]
     label: str | None
 
-    def value(self, counts: Array, labels: Sequence[str]) -> float:
-        """Return the metric of a confusion matrix."""
-
-    def derivative(self, counts: Array, labels: Sequence[str]) -> Array:
-        """Return the metric's derivative with respect to each count."""
+    def value(self, counts: Array, labels: Sequence[str]) -> float: ...
 
 
 def possible_labels(right_labels: Iterable[str], labels: Iterable[str] = ()) -> list[str]:
@@ -47,16 +44,18 @@ def possible_labels(right_labels: Iterable[str], labels: Iterable[str] = ()) -> 
 def confusion_matrix(
     right_labels: Sequence[str], answers: Sequence[str | None], labels: Sequence[str], weights: ArrayLike = 1.0
 ) -> Array:
-    """Return the weighted counts of answers by right label (rows) and answered label (columns), ``[k, k + 1]``.
-
-    The last column counts unparsable replies and answers that are not labels.
-    """
+    """Return the weighted counts of answers, as in `SetMetric.value`."""
     numbers: dict[str | None, int] = {label: number for number, label in enumerate(labels)}
     rows = [numbers[label] for label in right_labels]
     columns = [numbers.get(answer, len(labels)) for answer in answers]
     counts = np.zeros((len(labels), len(labels) + 1))
     np.add.at(counts, (rows, columns), weights)
     return counts
+
+
+def ratio(numerator: Array, denominator: Array) -> Array:
+    """Divide, giving 0 where the denominator is 0."""
+    return np.divide(numerator, denominator, out=np.zeros_like(denominator), where=denominator > 0)
 
 
 class ConfusionScores(EffectiveScores):
@@ -116,7 +115,7 @@ class ConfusionScores(EffectiveScores):
         reference = smoothed
         if counts[has_examples].any(axis=1).all():
             reference = self._weighted(counts)
-        influences = self._metric.derivative(smoothed, self.labels) * self.num_examples
+        influences = self._derivative(smoothed) * self.num_examples
         self._value = self._value_of(reference)
         self._means = _mean_by_row(influences, reference)
         self._scores = self._value + influences - self._means[:, None]
@@ -128,8 +127,7 @@ class ConfusionScores(EffectiveScores):
     def refer_to(self, best_first: Iterable[tuple[Records, Labels]], *, least: int = 1) -> None:
         """Linearize the metric at the answers of the best candidates.
 
-        Candidates are added until there are as many answers as examples, and `ENOUGH_ANSWERS`
-        for each label.
+        There are as many answers as examples, and `ENOUGH_ANSWERS` per label, if possible.
         """
         reference: list[Answer] = []
         for number, (records, labels) in enumerate(best_first, start=1):
@@ -141,14 +139,13 @@ class ConfusionScores(EffectiveScores):
         self.linearize_at(reference)
 
     def answers(self, records: Records, labels: Labels) -> dict[int, str | None]:
-        """Return a candidate's answers by example. Label indices in `labels` replace the answers of their examples."""
+        """Return a candidate's answers by example; `labels` replace the answers of their examples."""
         answers = {example: record.value for example, record in records.items() if record.outcome != FAILED}
         for example in answers.keys() & labels.keys():
             answers[example] = self.labels[labels[example]]
         return answers
 
     def score_of(self, example: int, record: CallRecord) -> float | None:
-        """Return the score of a call that did not fail."""
         if not (record.outcome or isinstance(record.value, str)):
             raise UserError(
                 "log_dir has calls for another metric, which lack the answered labels. Pass another log_dir."
@@ -164,18 +161,16 @@ class ConfusionScores(EffectiveScores):
         return self._value_of(self._weighted(self._count(answers)))
 
     def clip(self, value: float) -> float:
-        """Clip a value to the metric's bounds."""
         return min(max(self.bounds[0], value), self.bounds[1])
 
     def strata(self, num_examples: int) -> list[list[int]]:
-        """Return the first `num_examples` examples, grouped by label."""
         examples: dict[str, list[int]] = {}
         for example, label in enumerate(self._right_labels[:num_examples]):
             examples.setdefault(label, []).append(example)
         return list(examples.values())
 
     def alternate_labels(self, num_examples: int) -> list[int]:
-        """Return the first `num_examples` examples so that labels take turns, starting with the metric's own label."""
+        """Order the first `num_examples` examples so that labels take turns, the metric's own label first."""
         groups = self.strata(num_examples)
         groups.sort(key=lambda group: self._right_labels[group[0]] != self._metric.label)
         turns = itertools.zip_longest(*groups)
@@ -197,7 +192,6 @@ class ConfusionScores(EffectiveScores):
         return np.asarray(self._value + weights * (table - self._value))
 
     def counted(self, scores: Scores) -> Scores:
-        """Return the scores, rescaled so that their mean gives each label its share among all examples."""
         counted = {}
         for candidate, row in scores.items():
             (values,) = self.reweighted(np.array([[*row.values()]]), np.array([*row])).tolist()
@@ -205,10 +199,7 @@ class ConfusionScores(EffectiveScores):
         return counted
 
     def information_weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
-        """Return the information per score of each row, ``[m]``, relative to scores on random examples.
-
-        It exceeds 1 for scores on decisive examples, such as those of a rare label.
-        """
+        # It exceeds 1 for scores on decisive examples, such as those of a rare label.
         counts = known @ self._is_of_label[examples]
         shares = self._shares * (counts > 0)
         shares /= shares.sum(axis=1, keepdims=True)
@@ -237,8 +228,7 @@ class ConfusionScores(EffectiveScores):
             pair = (self._columns.get(before, size), self._columns.get(after, size))
             pairs_of[int(self._rows[example])][pair] += 1
         for label, pairs in pairs_of.items():
-            # Add pseudo-pairs of right answers (the label) and unparsable ones (the last
-            # column).
+            # Pseudo-pairs are right (the label) or unparsable (the last column).
             extra = list(itertools.product((label, size), repeat=2))
             columns = np.array([*pairs, *extra])
             weights = np.concatenate([[*pairs.values()], np.full(len(extra), PSEUDO_PAIRS / len(extra))])
@@ -247,29 +237,24 @@ class ConfusionScores(EffectiveScores):
                 counts[program, :, label] = pair_counts @ np.eye(size + 1)[columns[:, program]]
         totals = np.maximum(1, rng.multinomial(self.num_examples, self._shares, size=NUM_DRAWS))
         sums = counts.sum(axis=-1)
-        counts *= np.divide(totals, sums, out=np.zeros_like(sums), where=sums > 0)[..., None]
+        counts *= ratio(totals, sums)[..., None]
         values = [self._value_of(draw) for draw in counts.reshape(2 * NUM_DRAWS, size, size + 1)]
         return np.array(values).reshape(2, NUM_DRAWS).T
 
     def largest_influence(self) -> float:
-        """Return the largest absolute deviation of a right answer's score from the metric.
-
-        If all of these are 0, return the largest deviation of any answer's score.
-        """
-        deviations = np.abs(self._scores - self._value)[self._num_of_label > 0]
-        of_right_answers = np.abs(np.diag(self._scores) - self._value)[self._num_of_label > 0]
-        if of_right_answers.max() > 1e-9:
-            return float(of_right_answers.max())
-        return float(deviations.max())
+        """Return the largest deviation of a right answer's score from the metric; if it is 0, of any answer's."""
+        has_examples = self._num_of_label > 0
+        deviations = np.abs(self._scores - self._value)
+        of_right_answers = float(np.diag(deviations)[has_examples].max())
+        return of_right_answers if of_right_answers > 1e-9 else float(deviations[has_examples].max())
 
     def mean_with_error(self, scores: Sequence[float], value: float) -> tuple[float, float]:
         """Return the centre and standard error of the metric's confidence interval, given the scores of all examples.
 
         Each of the K labels that affect the metric gets 2 / K extra answers with the highest
-        score and 2 / K with the lowest. So a label that was always answered right leaves some
-        doubt (R. Price and D. Bonett, "An improved confidence interval for a linear function
-        of binomial proportions", Computational Statistics & Data Analysis 45, 2004). If a
-        label has a single example, the error is infinite.
+        score and 2 / K with the lowest, so that right answers alone leave some doubt (R. Price
+        and D. Bonett, Computational Statistics & Data Analysis 45, 2004). If a label has a
+        single example, the error is infinite.
         """
         deviations = np.array(scores) - value
         lowest = (self._scores - self._value).min(axis=1)
@@ -294,17 +279,27 @@ class ConfusionScores(EffectiveScores):
         return value + shift, math.hypot(math.sqrt(variance), error_of_shares)
 
     def _count(self, answers: Iterable[Answer]) -> Array:
-        """Return the number of answers by right and answered label, ``[k, k + 1]``."""
         counts = np.zeros_like(self._scores)
         for example, answer in answers:
             counts[self._rows[example], self._columns.get(answer, -1)] += 1.0
         return counts
 
     def _weighted(self, counts: Array) -> Array:
-        """Return the counts with each row scaled to its label's number of examples; empty rows stay empty."""
-        totals = counts.sum(axis=1)
-        factors = np.divide(self._num_of_label, totals, out=np.zeros_like(totals), where=totals > 0)
-        return np.asarray(counts * factors[:, None])
+        """Scale each row to its label's number of examples; empty rows stay empty."""
+        return np.asarray(counts * ratio(self._num_of_label, counts.sum(axis=1))[:, None])
+
+    def _derivative(self, counts: Array) -> Array:
+        """Differentiate the metric with respect to each nonzero count, by central differences."""
+        derivative = np.zeros_like(counts)
+        for cell in zip(*np.nonzero(counts), strict=True):
+            step = min(STEP * counts.sum(), counts[cell])
+            values = []
+            for change in (step, -step):
+                changed_counts = counts.copy()
+                changed_counts[cell] += change
+                values.append(self._metric.value(changed_counts, self.labels))
+            derivative[cell] = (values[0] - values[1]) / (2.0 * step)
+        return derivative
 
     def _value_of(self, counts: Array) -> float:
         """Return the metric of these counts; widen the bounds if the metric exceeds them."""
@@ -315,6 +310,4 @@ class ConfusionScores(EffectiveScores):
 
 def _mean_by_row(values: Array, weights: Array) -> Array:
     """Return the weighted mean of each row; 0 if the row has no weight."""
-    totals = weights.sum(axis=1)
-    sums = (values * weights).sum(axis=1)
-    return np.asarray(np.divide(sums, totals, out=np.zeros_like(totals), where=totals > 0))
+    return ratio((values * weights).sum(axis=1), weights.sum(axis=1))

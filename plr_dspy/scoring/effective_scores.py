@@ -21,12 +21,9 @@ class EffectiveScores:
         return record.score
 
     def refer_to(self, best_first: Iterable[tuple[Records, Labels]], *, least: int = 1) -> None:
-        """Make the answers of the best candidates the reference for all scores.
+        """Make the answers of at least `least` of the best candidates the reference for all scores.
 
-        Args:
-            best_first: Each candidate's records, and the labels that replace some of its
-                answers.
-            least: Minimum number of candidates to use.
+        Labels replace the answers of their examples.
         """
 
     def counted(self, scores: Scores) -> Scores:
@@ -36,9 +33,7 @@ class EffectiveScores:
     def information_weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the information per score of each row, ``[m]``, relative to scores on random examples.
 
-        Args:
-            known: Whether each score is known, ``[m, e]``.
-            examples: Indices of the examples, ``[e]``.
+        `known` tells whether each score is known, ``[m, e]``; `examples` are their indices, ``[e]``.
         """
         return np.ones(len(known))
 

@@ -40,7 +40,7 @@ class Evaluator:
     Args:
         payer: Makes the calls.
         bootstrapped: Keys of the calls that bootstrapped demos.
-        influence: The scores of answers for a metric over a set; None for other metrics.
+        influence: The scores of answers for a metric over a set, if it is one.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class Evaluator:
         self._examples: dict[Candidate, dict[int, None]] = {}  # ordered sets
 
     def key(self, candidate: Candidate, example: int) -> CallKey:
-        """Return the key of a candidate's call on an example. Candidates with the same prompt have the same key."""
+        """Return the key of a call, which depends on the prompt, but not on the candidate."""
         prompt = candidate, example if isinstance(candidate, WholeProgram) else None
         if prompt not in self._fingerprints:
             self._fingerprints[prompt] = self.payer.fingerprint(*prompt)
         return self._fingerprints[prompt], example
 
     def num_calls(self, phase: str = "") -> int:
-        """Count the calls that a phase was the first to request; without a phase, all calls."""
+        """Count the calls that a phase requested first; without a phase, all calls."""
         if not phase:
             return len(self._phases)
         return list(self._phases.values()).count(phase)
@@ -81,23 +81,13 @@ class Evaluator:
         return affordable
 
     def evaluate(self, wanted: Mapping[Candidate, Sequence[int]]) -> CallRecords:
-        """Make the missing calls. Return the calls of all candidates before the first incomplete one.
-
-        Raises:
-            RuntimeError: If the calls would exceed the budget. The payer's exceptions pass
-                through.
-        """
+        """Make the missing calls. Return the calls of all candidates before the first incomplete one."""
         asked: dict[CallKey, Candidate] = {}
         for candidate, examples in wanted.items():
             self._examples.setdefault(candidate, {}).update(dict.fromkeys(examples))
             for example in examples:
                 asked.setdefault(self.key(candidate, example), candidate)
         new = {key: candidate for key, candidate in asked.items() if key not in self.log.records}
-        if new and self.log.num_calls + len(new) > self.budget.max_calls:
-            raise RuntimeError(
-                f"{len(new)} more program calls after {self.log.num_calls} would exceed "
-                f"max_metric_calls={self.budget.max_calls}"
-            )
         unpaid = {key: candidate for key, candidate in new.items() if not self.budget.recall(key)}
         try:
             if unpaid:
@@ -131,11 +121,7 @@ class Evaluator:
         return {key: self.log.records[key] for key in self._phases if key in self.log.records}
 
     def table(self, candidates: Sequence[Candidate], examples: Sequence[int]) -> tuple[list[int], list[list[float]]]:
-        """Return the examples that all candidates have scores on, and each candidate's scores there.
-
-        Raises:
-            NothingRan: If all calls failed.
-        """
+        """Evaluate candidates; see `Observations.table`. Raise `NothingRan` if all calls failed."""
         observations = Observations(self.effective)
         observations.add(self.evaluate(dict.fromkeys(candidates, examples)))
         if observations.records and not observations.answered():

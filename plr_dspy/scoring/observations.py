@@ -35,23 +35,20 @@ class Observations:
         self._favoured = favoured
 
     def add(self, records: CallRecords) -> None:
-        """Add calls."""
         for candidate, row in records.items():
             self.records.setdefault(candidate, {}).update(row)
 
     def with_records(self, records: CallRecords) -> "Observations":
-        """Return a copy with more calls added."""
         joined = Observations(self.effective, favoured=self._favoured)
         joined.add(self.records)
         joined.add(records)
         return joined
 
     def count(self, candidate: Candidate) -> int:
-        """Return the number of examples that a candidate was called on."""
+        """Count the examples that a candidate was called on."""
         return len(self.records.get(candidate, ()))
 
     def every_record(self) -> list[CallRecord]:
-        """Return all calls."""
         return list(itertools.chain.from_iterable(row.values() for row in self.records.values()))
 
     def answered(self) -> set[int]:
@@ -98,30 +95,24 @@ class Observations:
         self.effective.refer_to(zip(records, labels, strict=True), least=least)
 
     def _score(self, example: int, record: CallRecord) -> float:
-        """Return the score of a call; NaN if it has none."""
         score = None if record.outcome == FAILED else self.effective.score_of(example, record)
         return math.nan if score is None else score
 
 
 def _answered(row: dict[int, CallRecord]) -> set[int]:
-    """Return the examples that a candidate answered."""
     return {example for example, record in row.items() if record.outcome != FAILED}
 
 
 @dataclass
 class ExampleSchedule:
-    """The schedule of examples, which makes a search use the whole train split.
-
-    Candidates start at different examples. They are scored on a few examples at first, and on
-    more each time they are scheduled again.
+    """The schedule of examples, in which candidates start at different examples.
 
     Attributes:
         strata: Groups of examples that take turns.
         num_first, num_more: Number of examples for a new candidate, and number to add for a
             known one.
-        shifted: Whether each pass through the examples starts one example later. Otherwise,
-            the effects of groups of orderings might be confounded with those of groups of
-            examples.
+        shifted: Whether each pass through the examples starts one example later, so that
+            groups of orderings do not meet groups of examples of their own.
     """
 
     strata: Sequence[Sequence[int]]
@@ -138,18 +129,13 @@ class ExampleSchedule:
     def examples_for(
         self, candidates: Sequence[Candidate], observations: Observations, num_examples: int | None = None
     ) -> dict[Candidate, list[int]]:
-        """Return the examples to score each candidate on, including those it was scored on before.
-
-        They are in the order of scoring: the scored ones, then the next ones in the cycle.
-        There are fewer than asked for only if the cycle has no more.
+        """Return the examples to score each candidate on: those it was scored on before, then the next in the cycle.
 
         Args:
-            candidates: The candidates to score. Each new one starts at the next start in the
-                cycle.
+            candidates: The candidates to score.
             observations: All calls so far.
             num_examples: Total number per candidate; by default, `num_first`, or `num_more`
-                additional ones. In either case, a new whole program gets at least
-                `MIN_FIRST_OF_PROGRAM`, and a candidate keeps the examples it was scored on.
+                additional ones. A new whole program gets at least `MIN_FIRST_OF_PROGRAM`.
         """
         num_seen = len(observations.records)
         wanted: dict[Candidate, list[int]] = {}
@@ -171,7 +157,7 @@ class ExampleSchedule:
         return wanted
 
     def _start(self, num_seen: int) -> int:
-        """Return the position in the cycle where a new candidate starts after `num_seen` others."""
+        """Return where in the cycle a new candidate starts after `num_seen` others."""
         start = num_seen * self.num_first
         if self.shifted and len(self._cycle) % self.num_first == 0:
             start += start // len(self._cycle)

@@ -1,7 +1,6 @@
-"""The run log: the program calls of a run and their results, kept in a file so that no call is paid for twice.
+"""The run log: the calls of a run and their results, kept in a file so that no call is paid for twice.
 
-The file has two kinds of JSON lines: headers, which identify what is scored, and records of
-    single calls.
+The file has two kinds of JSON lines: headers, which identify what is scored, and calls.
 """
 
 import logging
@@ -9,7 +8,7 @@ import os
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,20 +23,13 @@ from plr_dspy.report.text import FAILED as FAILED
 from plr_dspy.report.text import WRONG as WRONG
 from plr_dspy.report.text import count
 from plr_dspy.runtime import as_json
-from plr_dspy.scoring.causes import cause_of, describe_repeats
+from plr_dspy.scoring.causes import cause_of
 from plr_dspy.scoring.values import Unreadable, Unwritable, ValueCodec
 
 logger = logging.getLogger(__name__)
 
 FILE = "calls.jsonl"
-SCHEMA_VERSION = 12
-
-# Facts that explain differences in others, but do not affect scores; headers of earlier
-# versions lack them.
-OPTIMIZER = "optimizer"
-PROGRAMS = "programs"  # names of the user's programs, whose models are among the models
-EXPLANATIONS = (OPTIMIZER, PROGRAMS)
-OF_MODELS = ("models", "the models")
+SCHEMA_VERSION = 13
 
 CallKey: TypeAlias = tuple[str, int]  # prompt fingerprint and example index
 CallName: TypeAlias = tuple[str, str]  # prompt fingerprint and key of the example's content, as in the file
@@ -62,10 +54,11 @@ class CallRecord:
 
 @dataclass(frozen=True)
 class LoggedCall:
-    """A call record with its token counts."""
+    """A call record with its token counts, and the number of its batch."""
 
     record: CallRecord
     tokens: Tokens
+    batch: int
 
 
 _RECORD = TypeAdapter(CallRecord)
@@ -75,14 +68,12 @@ class RunLog:
     """The log of a run's calls, with those of earlier runs in its file. Thread-safe.
 
     A resumed run requests the same calls, and `recall` adds them to its `records`. If the
-    process is killed, only the calls in progress are lost. Failures at the end of a run are
-    repeated: those of its last batch, and those right before it.
+    process is killed, only the calls in progress are lost.
 
     Attributes:
         records: This run's calls on the examples last passed to `number_examples`.
         tokens_before: Token counts of each call in the file when it was opened.
-        failed_before: Exceptions of the calls to repeat, which failed for reasons outside the
-            program.
+        failed_before: Exceptions of the calls to repeat, which failed outside the program.
     """
 
     def __init__(self, path: Path | None = None, codec: ValueCodec | None = None) -> None:
@@ -92,15 +83,14 @@ class RunLog:
         self.records: dict[CallKey, CallRecord] = {}
         self.num_recalled = 0
         self.tokens_before: list[Tokens] = []
-        self.failed_before: dict[CallName, str] = {}
+        self.failed_before: list[str] = []
         self._codec = codec or ValueCodec()
         self._recallable: dict[CallName, LoggedCall] = {}  # calls in the file, which this run can recall
         self._calls: dict[CallName, LoggedCall] = {}  # calls of this run
         self._example_keys: list[str] | None = None
-        self._batches: dict[CallName, int] = {}  # batch of each call in the file
         self._batch = 0
         self._warnings: set[str] = set()
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._closed = False
         self._file: int | None = None
         if path is not None:
@@ -117,7 +107,7 @@ class RunLog:
         return [call.tokens for call in list(self._calls.values())]
 
     def tokens_of(self, key: CallKey) -> Tokens:
-        """Return the token counts of a call in this run."""
+        """Return the token counts of one of these calls."""
         return self._calls[self._name(key)].tokens
 
     @property
@@ -141,7 +131,7 @@ class RunLog:
                 self.records[prompt, numbers[key]] = call.record
 
     def recall(self, key: CallKey) -> LoggedCall | None:
-        """Add an earlier run's call to this run and return it; None if there is no such call left to add."""
+        """Add an earlier run's call to this run and return it; None if there is none to add."""
         name = self._name(key)
         call = self._recallable.get(name)
         if call is None or name in self._calls:
@@ -157,9 +147,10 @@ class RunLog:
             if self._closed:
                 return False
             name = self._name(key)
-            self._calls[name] = LoggedCall(record, tokens)
+            self._calls[name] = LoggedCall(record, tokens, self._batch)
             self.records[key] = record
-            self._write_call(name, record, tokens)
+            if self._file is not None:
+                self._write_call(name, record, tokens)
             return True
 
     def begin_batch(self) -> None:
@@ -167,21 +158,16 @@ class RunLog:
         self._batch += 1
 
     def repeat_outside_failures(self) -> None:
-        """Forget all calls that failed for a reason outside the program, so that this run repeats them."""
+        """Forget the calls that failed outside the program, so that this run repeats them."""
         for name, call in list(self._recallable.items()):
             if cause_of(call.record.error) is not None:
                 del self._recallable[name]
-                self.failed_before[name] = call.record.error
+                self.failed_before.append(call.record.error)
 
     def write_header(self, identity: Facts) -> None:
         """Write the facts that determine the scores."""
         self.identity = identity
         self._write({"schema_version": SCHEMA_VERSION, "identity": identity})
-
-    def stop(self) -> None:
-        """Accept no more calls."""
-        with self._lock:
-            self._closed = True
 
     def close(self) -> None:
         """Close the file and accept no more calls."""
@@ -211,18 +197,15 @@ class RunLog:
         self._write(line)
 
     def _write(self, line: dict[str, object]) -> None:
-        with self._lock:
-            if self._file is None:
-                return
-            content = as_json(line) + b"\n"
-            num_written = os.write(self._file, content)
-            if num_written < len(content):  # Cut off the partial line, as later lines may follow it.
-                os.ftruncate(self._file, os.fstat(self._file).st_size - num_written)
-                raise OSError(f"no space left on the disk of {self.path}")
+        assert self._file is not None
+        content = as_json(line) + b"\n"
+        num_written = os.write(self._file, content)
+        if num_written < len(content):  # Cut off the partial line, as later lines may follow it.
+            os.ftruncate(self._file, os.fstat(self._file).st_size - num_written)
+            raise OSError(f"no space left on the disk of {self.path}")
 
     def _warn_of_loss(self, reason: str) -> None:
-        """Warn once per reason that the next run must repeat calls."""
-        if self.path is not None and reason not in self._warnings:
+        if reason not in self._warnings:
             self._warnings.add(reason)
             logger.warning("%s: the next run will repeat the calls that return such values", reason)
 
@@ -234,7 +217,7 @@ class RunLog:
         for number, line in enumerate(content[:num_whole].splitlines(), start=1):
             try:
                 self._read_line(orjson.loads(line))
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise UserError(
                     f"line {number} of {path} cannot be read ({error}). Pass another log_dir. If the line records a "
                     "call, you can also remove it: that call will be repeated."
@@ -243,34 +226,29 @@ class RunLog:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.ftruncate(self._file, num_whole)
 
-    def _read_line(self, content: object) -> None:
-        if not isinstance(content, dict) or not content.keys() & {"call", "schema_version"}:
-            raise UserError("it is neither a header nor a call record")
-        if "call" in content:
-            self._read_call(content)
+    def _read_line(self, content: dict[str, Any]) -> None:
+        if "call" not in content:
+            version = content.get("schema_version")
+            if version != SCHEMA_VERSION:
+                raise UserError(f"it has schema version {version!r}, but must have {SCHEMA_VERSION}")
+            self.identity = content["identity"]
             return
-        if content["schema_version"] != SCHEMA_VERSION:
-            raise UserError(f"it has schema version {content['schema_version']!r}, but must have {SCHEMA_VERSION}")
-        self.identity = dict(content["identity"])
-
-    def _read_call(self, content: dict[str, Any]) -> None:
         prompt, example = content.pop("call")
         name = (str(prompt), str(example))
         tokens = content.pop("tokens", {})
         self._batch = int(content.pop("batch", 0))
-        self._batches[name] = self._batch
         self._recallable.pop(name, None)  # A later line for the same call replaces it.
-        if content.pop("again", False):
-            if tokens:
-                self.tokens_before.append(tokens)
+        is_lost = content.pop("again", False)
+        if tokens or not is_lost:
+            self.tokens_before.append(tokens)
+        if is_lost:
             return
-        self.tokens_before.append(tokens)
         try:
             content["value"] = self._codec.decode(content.get("value"))
         except Unreadable as error:
             self._warn_of_loss(f"{self.path}: {error}")
             return
-        self._recallable[name] = LoggedCall(_RECORD.validate_python(content), tokens)
+        self._recallable[name] = LoggedCall(_RECORD.validate_python(content), tokens, self._batch)
 
     def _drop_last_failures(self) -> None:
         """Forget the failures at the end of the run, so that they are repeated.
@@ -278,25 +256,20 @@ class RunLog:
         Answers of the last batch do not depend on its failures, so they stay. Failures before
         the last answer of an earlier batch stay, too, because later calls depend on them.
         """
-        last_batch = self._batch
         for name, call in reversed(list(self._recallable.items())):
             cause = cause_of(call.record.error)
             if call.record.outcome != FAILED and cause is None:
-                if self._batches[name] == last_batch:
+                if call.batch == self._batch:
                     continue
                 return
             del self._recallable[name]
             if cause is not None:
-                self.failed_before[name] = call.record.error
+                self.failed_before.append(call.record.error)
 
 
 @contextmanager
 def open_log(
-    folder: Path | None,
-    describe: Callable[[], Facts],
-    *,
-    accept_changes: bool = False,
-    codec: Callable[[], ValueCodec] = ValueCodec,
+    folder: Path | None, describe: Callable[[], Facts], *, accept_changes: bool = False, codec: ValueCodec | None = None
 ) -> Iterator[RunLog]:
     """Open and lock the run log in a folder; without a folder, keep the log in memory.
 
@@ -312,39 +285,40 @@ def open_log(
     if folder is None:
         yield RunLog()
         return
-    with ExitStack() as stack:
-        stack.enter_context(_locked(folder))
+    with _locked(folder):
+        path = folder / FILE
         identity = orjson.loads(orjson.dumps(describe()))
-        log = RunLog(folder / FILE, codec())
-        stack.callback(lambda: log.close())
-        changes = _changes(log.identity, identity)
-        if changes and log.tokens_before and not log.holds_answers:
-            logger.info("%s has no answers yet and is started anew, because %s", folder, changes)
-            log.close()
-            (folder / FILE).unlink()
-            log = RunLog(folder / FILE, codec())
-        elif changes and log.tokens_before and not accept_changes:
-            if log.identity.get(OPTIMIZER, identity.get(OPTIMIZER)) != identity.get(OPTIMIZER):
+        log = RunLog(path, codec)
+        try:
+            changes = _changes(log.identity, identity) if log.tokens_before else ""
+            if changes and not log.holds_answers:
+                logger.info("%s has no answers yet and is started anew, because %s", folder, changes)
+                log.close()
+                path.unlink()
+                log = RunLog(path, codec)
+            elif changes and not accept_changes:
                 raise UserError(
-                    f"log_dir {folder} holds calls of {log.identity[OPTIMIZER]}; this is {identity.get(OPTIMIZER)}: "
-                    "pass another log_dir"
+                    f"log_dir {folder} belongs to another compile: {changes}. Pass another log_dir; or, if the scores "
+                    "there are still valid, pass accept_changes=True."
                 )
-            raise UserError(
-                f"log_dir {folder} belongs to another compile: {changes}. Pass another log_dir; or, if the scores "
-                "there are still valid, pass accept_changes=True."
-            )
-        elif changes and log.tokens_before:
-            logger.warning("%s: continuing with the calls made there, although %s", folder, changes)
-        if accept_changes:
-            log.repeat_outside_failures()
-        if log.identity != identity:
-            log.write_header(identity)
-        if log.tokens_before:
-            # Proposals of instructions count, too; each takes several calls.
-            logger.info("%s holds %s of earlier runs", folder, count(len(log.tokens_before), "result"))
-        if log.failed_before:
-            logger.warning("%s: %s", folder, describe_repeats(log.failed_before.values()))
-        yield log
+            elif changes:
+                logger.warning("%s: continuing with the calls made there, although %s", folder, changes)
+            if accept_changes:
+                log.repeat_outside_failures()
+            if log.identity != identity:
+                log.write_header(identity)
+            if log.tokens_before:
+                # Proposals of instructions count, too; each takes several calls.
+                logger.info("%s holds %s of earlier runs", folder, count(len(log.tokens_before), "result"))
+            if log.failed_before:
+                calls = count(len(log.failed_before), "call")
+                errors = ", ".join(sorted(set(log.failed_before)))
+                logger.warning(
+                    "%s: %s that failed for a reason outside the program (%s) will be repeated", folder, calls, errors
+                )
+            yield log
+        finally:
+            log.close()
 
 
 @contextmanager
@@ -366,19 +340,18 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _changes(previous: Facts, current: Facts) -> str:
-    """Describe the differences between two identities that affect scores, without the values of digests."""
+    """Describe the differences between two identities, without the values of digests."""
     phrases = []
     for name in {**previous, **current}:
-        values = [previous.get(name), current.get(name)]
-        if values[0] == values[1] or name in EXPLANATIONS:
+        before = previous.get(name)
+        after = current.get(name)
+        if before == after:
             continue
-        if name in OF_MODELS and previous.get(PROGRAMS, current.get(PROGRAMS)) != current.get(PROGRAMS):
-            phrases.append(f"{PROGRAMS} was {previous[PROGRAMS]!r}, is {current.get(PROGRAMS)!r}")
-        elif any(isinstance(value, str) and value.startswith("#") for value in values):
+        if str(before).startswith("#") or str(after).startswith("#"):
             phrases.append(f"{name} changed")
         else:
-            phrases.append("{} was {!r}, is {!r}".format(name, *values))
-    return "; ".join(dict.fromkeys(phrases))
+            phrases.append(f"{name} was {before!r}, is {after!r}")
+    return "; ".join(phrases)
 
 
 def error_counts(
@@ -396,10 +369,8 @@ def error_counts(
             groups[record.error, record.outcome].append((example, prompt, record.message))
     errors = []
     for (error, outcome), group in groups.items():
-        examples = sorted({example for example, *_ in group})[:5]
-        _, _, message = min(group)
-        example_names = [names[example] for example in examples]
-        errors.append(
-            ErrorCount(type=error, outcome=outcome, count=len(group), message=message, examples=example_names)
-        )
+        group.sort()
+        examples = list(dict.fromkeys(names[example] for example, *_ in group))
+        *_, message = group[0]
+        errors.append(ErrorCount(type=error, outcome=outcome, count=len(group), message=message, examples=examples[:5]))
     return sorted(errors, key=lambda error: (-error.count, error.type, error.outcome))

@@ -1,8 +1,8 @@
 """Calibration of label probabilities, with or without labelled examples.
 
-Calibrated log-probabilities are ``scales * log p + offsets``, normalised. A label is "unseen"
-if it was not among the likeliest tokens of a reply. "Shares" are relative frequencies of
-labels. Shapes: N inputs, L labels, E examples, S alternative vectors of shares.
+Calibrated log-probabilities are ``log p + offsets``, normalised. A label is "unseen" if it was
+not among the likeliest tokens of a reply. "Shares" are relative frequencies of labels. Shapes:
+N inputs, L labels, E examples, S alternative vectors of shares.
 """
 
 import numpy as np
@@ -63,13 +63,10 @@ def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
     return np.asarray(offsets - offsets.mean(axis=-1, keepdims=True))
 
 
-def calibrated(
-    log_probabilities: ArrayLike, offsets: ArrayLike, *, scales: ArrayLike = 1.0, unseen: ArrayLike = False
-) -> Array:
+def calibrated(log_probabilities: ArrayLike, offsets: ArrayLike, *, unseen: ArrayLike = False) -> Array:
     """Return calibrated log-probabilities ``[..., L]``; an unseen label cannot become the likeliest."""
     is_unseen = np.asarray(unseen)
-    scaled = np.asarray(log_probabilities) * scales
-    logs = log_softmax(scaled + np.asarray(offsets), axis=-1)
+    logs = log_softmax(np.asarray(log_probabilities) + np.asarray(offsets), axis=-1)
     least_seen = np.where(is_unseen, np.inf, logs).min(axis=-1, keepdims=True)
     capped = np.minimum(logs, least_seen - MIN_GAP)
     return np.asarray(log_softmax(np.where(is_unseen, capped, logs), axis=-1))

@@ -14,7 +14,7 @@ from label_engines import classifier as student
 from plr_dspy import CalibratedProgram, Calibration, PlainTextAdapter
 from plr_dspy.labels.reader import NoProbabilities
 
-TOWARDS_NEGATIVE = Calibration("batch", tuple(LABELS), (5.0, -5.0), (1.0, 1.0), 30)
+TOWARDS_NEGATIVE = Calibration(tuple(LABELS), (5.0, -5.0))
 """Strong enough to turn every answer."""
 TURNED = Literal["positive", "negative"]
 
@@ -132,7 +132,7 @@ class TestAnswers:
 
 
 def with_offsets(*offsets):
-    return Calibration("batch", tuple(LABELS), offsets)
+    return Calibration(tuple(LABELS), offsets)
 
 
 def of_turned_labels():
@@ -144,7 +144,7 @@ BAD_INPUT = [
     (lambda: CalibratedProgram(CalibratedProgram(student())), TypeError, "calibrated already"),
     (lambda: CalibratedProgram(student(), {}), TypeError, "calibration must be a Calibration"),
     (of_turned_labels, ValueError, "the calibration is for the labels"),
-    (lambda: with_offsets(1.0), ValueError, "finite offset and scale"),
+    (lambda: with_offsets(1.0), ValueError, "finite offset"),
     (lambda: with_offsets(1.0, float("nan")), ValueError, "finite offset"),
 ]
 

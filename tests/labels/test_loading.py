@@ -14,7 +14,7 @@ from label_world import EXAMPLES, student
 from plr_dspy import BatchCalibration, CalibratedProgram, Calibration, PlainTextAdapter, load_program
 
 LABELS = ("negative", "positive")
-FOUND = Calibration("batch", LABELS, (0.7, -0.7), (1.0, 0.9), 30)
+FOUND = Calibration(LABELS, (0.7, -0.7))
 
 
 def outer():
@@ -31,8 +31,7 @@ STUDENTS = {"module": partial(classifier, module=dspy.ChainOfThought), "predicto
 
 
 def calibrated(program=None, **options):
-    prior = None if "method" in options else dict.fromkeys(LABELS, 0.5)
-    options = {"prior": prior, "display_progress": False, **options}
+    options = {"prior": dict.fromkeys(LABELS, 0.5), "display_progress": False, **options}
     return BatchCalibration(**options).compile(program or student(), trainset=EXAMPLES[:30])
 
 
@@ -130,8 +129,8 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("change", "match"),
         [
-            ({"of_tomorrow": [1.0]}, "(?s)of_tomorrow.*update plr_dspy"),
-            ({"offsets": [0.7]}, "finite offset and scale for each label"),
+            ({"of_tomorrow": [1.0]}, "of_tomorrow"),
+            ({"offsets": [0.7]}, "finite offset for each label"),
             ({"offsets": ["a", "b"]}, r"(?s)offsets\.0.*valid number"),
         ],
     )

@@ -273,10 +273,9 @@ class TestOwnFunction:
         assert scores.clip(-1.0) == 0.0
         assert scores.clip(70.0) == 50.0
 
-    def test_is_called_by_its_name(self):
-        assert repr(ConfusionMetric(share_of_right, name="accuracy")) == "accuracy"
-        unnamed = ConfusionMetric(share_of_right, "mood")
-        assert repr(unnamed) == "ConfusionMetric(field='mood', function=share_of_right)"
+    def test_is_called_by_its_function(self):
+        metric = ConfusionMetric(share_of_right, field="mood")
+        assert repr(metric) == "ConfusionMetric(field='mood', function=share_of_right)"
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, None, "high"])
     def test_that_returns_no_number_is_an_error(self, value):
@@ -289,9 +288,9 @@ REVERSED = {"bounds": (1, 0)}
 TWO_FIELDS = example("a").copy(other="b")
 OTHER_NAME = dspy.Prediction(answer="a")
 BAD_INPUT = [
-    (lambda: F1(average="binary"), "label must be passed if"),
-    (lambda: F1("a", average="macro"), "label must be passed if"),
-    (lambda: F1(average="weighted"), "average must be"),
+    (lambda: F1(average="binary"), "average must be one of"),
+    (lambda: F1("a", average="macro"), "average must be one of"),
+    (lambda: F1(average="weighted"), "average must be one of"),
     (lambda: ConfusionMetric(3), "function must be callable"),
     (lambda: ConfusionMetric(lambda counts: 1.0), "function must be callable"),
     (lambda: ConfusionMetric(F1("a")), "function must be callable"),

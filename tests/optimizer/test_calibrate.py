@@ -95,7 +95,6 @@ class TestOrdersUnderCalibration:
         means = np.mean([leaning_and_sharp(shown, text) for text in FRESH], axis=0)
         true = -np.log(means) - np.mean(-np.log(means))
         assert program.calibration.offsets == pytest.approx(true, abs=0.5)
-        assert program.calibration.method == "batch"
 
     def test_replies_that_cannot_be_read_count_by_their_probabilities(self):
         """Calibration gives a label to replies that have none."""

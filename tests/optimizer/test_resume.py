@@ -19,7 +19,7 @@ from dspy import lm15
 from fakes import OrderSensitiveEngine, engine_for, exact_match, failure, interrupt, lm_of, questions, student
 from label_world import found
 
-from plr_dspy import F1, PLFewShot, PLReorder, Report, choose_program
+from plr_dspy import F1, PLFewShot, PLReorder, Report
 from plr_dspy.baselines import TopKOrder
 from plr_dspy.scoring.run_log import WRONG, CallRecord, open_log
 
@@ -202,36 +202,6 @@ class TestIdentity:
         go()
         assert engine.num_calls == before
 
-    def test_the_optimizer_and_its_programs_are_named(self, tmp_path, engine):
-        programs = {"with one": student(1), "with two": student(2)}
-        options = {"max_metric_calls": 60, "num_threads": NUM_THREADS, "display_progress": False}
-
-        def reordered(**extra):
-            PLReorder(exact_match, log_dir=tmp_path / "one", **options).compile(student(5), trainset=EXAMPLES, **extra)
-
-        reordered()
-        with pytest.raises(ValueError, match="holds calls of PLReorder; this is choose_program: pass another log_dir"):
-            choose_program(programs, exact_match, EXAMPLES, log_dir=tmp_path / "one", **options)
-        choose_program(programs, exact_match, EXAMPLES, log_dir=tmp_path / "two", **options)
-        with pytest.raises(ValueError, match="holds calls of choose_program; this is PLFewShot: pass another log_dir"):
-            selected(tmp_path / "two")
-        with pytest.raises(ValueError, match=r"compile: programs was \[\], is \['with one', 'with two'\]\. Pass"):
-            reordered(programs=programs)
-        reordered()
-
-    def test_headers_without_the_optimizer_are_those_of_the_same_compile(self, tmp_path, engine):
-        compiled(tmp_path)
-        before = engine.num_calls
-        path = tmp_path / "calls.jsonl"
-        header, *calls = path.read_bytes().splitlines(keepends=True)
-        content = orjson.loads(header)
-        del content["identity"]["optimizer"], content["identity"]["programs"]
-        path.write_bytes(b"".join([orjson.dumps(content) + b"\n", *calls]))
-        compiled(tmp_path)
-        assert engine.num_calls == before
-        with pytest.raises(ValueError, match=r"belongs to another compile: .*program changed"):
-            compiled(tmp_path, student(4))
-
     def test_how_a_model_is_reached_and_how_it_runs_may_differ(self, tmp_path, engine):
         def go(options, **access):
             program = fakes.Wrapped()
@@ -259,7 +229,7 @@ class TestFolders:
             (b'{"call": ["x", "y"], "score": "high"}', "line 1 of .*calls.jsonl"),
             (b'{"call": ["x", "y"], "score": 1}', "belongs to another compile: models was None, is "),
             (b'{"schema_version": 99, "identity": {}}', "schema version 99"),
-            (b'{"something": 1}', "neither a header nor a call record"),
+            (b'{"something": 1}', "schema version None"),
             *((TOLD % values, "line 1 of") for values in (b"1", b"[null]", b"{}")),
         ],
     )

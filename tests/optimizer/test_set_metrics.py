@@ -64,9 +64,9 @@ def calibrated(engine, trainset=RARE, *, num_inputs=100):
         (F1(), "score"),
         (plr_dspy.MatthewsCorrelation(), "auto"),
         (plr_dspy.BalancedAccuracy(), "score"),
-        (ConfusionMetric(cost, "label", bounds=(-9.0, 0.0)), "score"),
-        (ConfusionMetric(cost, "label", bounds=(-9.0, 0.0)), "auto"),
-        (ConfusionMetric(F1("positive").value, name="own F1"), "auto"),
+        (ConfusionMetric(cost, field="label", bounds=(-9.0, 0.0)), "score"),
+        (ConfusionMetric(cost, field="label", bounds=(-9.0, 0.0)), "auto"),
+        (ConfusionMetric(F1("positive").value), "auto"),
     ],
     ids=repr,
 )

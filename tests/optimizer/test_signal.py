@@ -28,7 +28,7 @@ class TestScoresWhereThereIsNothingElse:
             ("auto='paper' scores orders as the paper does", {}, PAPER),
             (ALONE, {}, {"metric": label_world.whole_prediction}),
             ("the metric calls a language model", {}, {"metric": label_world.judged}),
-            ("no output is a Literal, an enum or a bool", {}, {"program": student(str)}),
+            ("0 outputs are a Literal, an enum or a bool", {}, {"program": student(str)}),
             ("the first calls failed", {}, {"failing": (0, 1), "max_errors": 5}),
             (SEVERAL, {}, {"program": label_world.twice()}),
         ],
@@ -74,7 +74,7 @@ class TestScoresWhereThereIsNothingElse:
 
     def test_signals_that_are_not_possible_are_refused_before_any_call(self):
         for options, reason in [
-            ({"program": student(str)}, "no output is a Literal, an enum or a bool"),
+            ({"program": student(str)}, "0 outputs are a Literal, an enum or a bool"),
             ({"metric": label_world.whole_prediction}, "the metric raises TypeError for a prediction"),
             ({"metric": label_world.judged}, "calls a language model"),
         ]:

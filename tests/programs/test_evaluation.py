@@ -133,7 +133,7 @@ def test_a_metric_over_a_set_and_a_calibrated_program():
     assert some.score == pytest.approx(2 * 2 / (5 + 5))
     assert some.difference == pytest.approx(0.4)
     devset = [dspy.Example(text=text, label="yes").with_inputs("text") for text in "0123"]
-    calibration = Calibration("batch", ("no", "yes"), (0.0, float(np.log(3.0))))
+    calibration = Calibration(("no", "yes"), (0.0, float(np.log(3.0))))
     classifier = dspy.Predict("text -> label: Literal['no', 'yes']")
     program = CalibratedProgram(classifier, calibration)
     assert evaluated_alone(program, exact, devset).score == 1.0

@@ -128,14 +128,3 @@ def test_demos_that_json_cannot_hold_are_named_with_the_returned_program(caplog)
     assert program.demos
     assert "holds a complex in field 'note'" in caplog.text
     assert "save_program=True" in caplog.text
-
-
-@pytest.mark.parametrize("kind", ["int", "float"])
-@pytest.mark.parametrize("run", RUNS)
-def test_texts_for_a_number_are_named_before_any_call(kind, run, caplog):
-    message = "output 'answer' is a number, but the examples hold text in this field, such as '7'"
-    for answer, is_expected in [(7, False), ("7", True)]:
-        caplog.clear()
-        examples = [example.copy(answer=answer) for example in EXAMPLES]
-        lines = warned(caplog, run, dspy.Predict(f"question -> answer: {kind}"), examples)
-        assert any(message in line for line in lines) == is_expected

@@ -145,7 +145,6 @@ class TestTimeAndCalls:
         [
             (100, 0, 1000 - int(100 * MARGIN)),
             (250, 2_000, 859),  # an eighth of those that the time pays for
-            (5_000, 0, 366),  # three fifths of all at most
         ],
     )
     def test_a_search_leaves_time_to_the_calls_that_follow(self, clock, kept, planned, num_made):

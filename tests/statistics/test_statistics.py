@@ -89,10 +89,6 @@ class TestCalibrated:
         for answer, hidden in zip(moved.argmax(axis=1), unseen, strict=True):
             assert hidden.all() or not hidden[answer]
 
-    def test_scales(self):
-        moved = calibrated(np.log([0.2, 0.8]), [0, 0], scales=[2, 2])
-        assert np.exp(moved) == pytest.approx([0.04 / 0.68, 0.64 / 0.68])
-
 
 def test_a_metric_that_rare_labels_decide_leaves_answers_as_they_are_at_first():
     scores = np.concatenate([np.repeat(np.eye(2), [90, 10], axis=0), np.zeros((200, 2))])
