@@ -95,7 +95,6 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
     name: ClassVar[str]
     student_name: ClassVar[str] = "student"
-    trainset_name: ClassVar[str] = "trainset"
     scored_on: ClassVar[str] = "train examples"
     chooses_by_score: ClassVar[bool] = True
     orders_demos: ClassVar[bool] = True

@@ -70,7 +70,6 @@ class CompileOptions:
     metric: AnyMetric
     name: str
     student_name: str
-    trainset_name: str
     scored_on: str
     chooses_by_score: bool
     orders_demos: bool
@@ -200,7 +199,6 @@ def make_setup(
     rng: random.Random,
 ) -> CompileSetup:
     """Split the examples, and return a setup without a plan."""
-    name = options.trainset_name
     predictors = choices.program.predictors()
     demos = list(choices.others)
     models = [predictor.lm or dspy.settings.lm for predictor in predictors]
@@ -211,7 +209,7 @@ def make_setup(
     for predictor in predictors:
         demos += predictor.demos
         prompted.update(predictor.signature.input_fields)
-    splits = make_splits(trainset, valset, demos, rng, balanced=options.balances_splits, name=name, prompted=prompted)
+    splits = make_splits(trainset, valset, demos, rng, balanced=options.balances_splits, prompted=prompted)
     setup = CompileSetup(
         **vars(choices),
         options=options,
@@ -222,7 +220,7 @@ def make_setup(
     )
     if setup.needs_calls and not (splits.train and splits.selection):
         cure = "pass more examples, or fewer demos"
-        raise UserError(empty_split(splits, len(trainset), len(valset), name=name, cure=cure))
+        raise UserError(empty_split(splits, len(trainset), len(valset), cure=cure))
     if setup.needs_calls and options.chooses_by_score and len(setup.scored_examples) < FEW_EXAMPLES:
         logger.warning(
             "only %d of %d examples can be used for scoring (demos and duplicates cannot), which is too few to find "
@@ -237,8 +235,7 @@ def checked_copy(options: CompileOptions, student: dspy.Module, trainset: Exampl
     """Check the user's arguments, and return a copy of the student."""
     if options.orders_demos:
         check_answers_itself(student, name=options.student_name)
-    datasets: dict[str, Any] = {options.trainset_name: trainset, "valset": valset}
-    check_given(student, name=options.student_name, to_order=options.orders_demos, **datasets)
+    check_given(student, name=options.student_name, to_order=options.orders_demos, trainset=trainset, valset=valset)
     if options.orders_demos and retrievals_of(student):
         raise UserError(
             f"{options.student_name} must have fixed demos; it retrieves demos for each input: pass the program that "
@@ -246,7 +243,7 @@ def checked_copy(options: CompileOptions, student: dspy.Module, trainset: Exampl
         )
     program = ProgramFactory(student).build({})
     _remove_earlier_results(program)
-    check_answers(program, options.metric, [*trainset, *valset], name=options.trainset_name)
+    check_answers(program, options.metric, [*trainset, *valset], name="trainset")
     return program
 
 
@@ -254,11 +251,10 @@ def checked_rivals(
     options: CompileOptions, first: Rival, programs: Programs, trainset: Examples, valset: Examples
 ) -> list[Rival]:
     """Check the user's programs, and return copies of those that differ from the first and from each other."""
-    datasets: dict[str, Any] = {options.trainset_name: trainset, "valset": valset}
     distinct = {first.digest: first}
     for name, program in named_programs(programs).items():
-        check_given(program, name=f"programs[{name!r}]", to_order=False, **datasets)
-        check_answers(program, options.metric, [*trainset, *valset], name=options.trainset_name)
+        check_given(program, name=f"programs[{name!r}]", to_order=False, trainset=trainset, valset=valset)
+        check_answers(program, options.metric, [*trainset, *valset], name="trainset")
         own = ProgramFactory(program).build({})
         _remove_earlier_results(own)
         rival = Rival(name, own)
