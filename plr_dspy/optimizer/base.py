@@ -26,7 +26,7 @@ from plr_dspy.errors import UserError
 from plr_dspy.labels.work import describe_answers
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.estimate import Estimate, estimate_cost, make_budget
-from plr_dspy.optimizer.expected_scores import program_scores
+from plr_dspy.optimizer.expected_scores import expected_scores, fitted_model, program_scores
 from plr_dspy.optimizer.report_builder import FinishedProgram, build_report
 from plr_dspy.optimizer.setup import (
     CompileOptions,
@@ -48,6 +48,7 @@ from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.programs.splits import Examples
 from plr_dspy.programs.value_classes import value_classes
 from plr_dspy.report.report import Report
+from plr_dspy.report.schema import Alternative
 from plr_dspy.report.text import result
 from plr_dspy.runtime import interrupts, progress_bar
 from plr_dspy.scoring.evaluator import Evaluator
@@ -390,7 +391,6 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             finished,
             yardsticks(setup, run, decision),
             names=names,
-            programs=program_scores(setup.slots, run, outcome),
             signal=work.signal,
             seconds=time.monotonic() - started,
         )
@@ -407,7 +407,14 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         self, setup: CompileSetup, run: CompileRun, outcome: Outcome, build_program: Callable[..., dspy.Module]
     ) -> FinishedProgram:
         """Build the compile's result; `build_program` builds a program as scored."""
-        return FinishedProgram(build_program(outcome.decision.ordering, outcome.decision.revision))
+        program = build_program(outcome.decision.ordering, outcome.decision.revision)
+        return FinishedProgram(program, programs=self._program_scores(setup, run, outcome))
+
+    def _program_scores(self, setup: CompileSetup, run: CompileRun, outcome: Outcome) -> list[Alternative]:
+        """Return the expected scores of the user's programs, best first."""
+        if not setup.rivals:
+            return []
+        return program_scores(setup.slots, expected_scores(setup.slots, run, outcome, fitted_model(run, outcome)))
 
 
 def scorer_of(setup: CompileSetup, work: MetricWork, payer: ProgramEvaluator) -> Evaluator:

@@ -125,7 +125,8 @@ class ProgramRace(DemoOptimizer):
     def _finish(
         self, setup: CompileSetup, run: CompileRun, outcome: Outcome, build_program: Callable[..., dspy.Module]
     ) -> FinishedProgram:
-        return FinishedProgram(setup.slots.build(outcome.decision.ordering))
+        program = setup.slots.build(outcome.decision.ordering)
+        return FinishedProgram(program, programs=self._program_scores(setup, run, outcome))
 
 
 def _hash_of(seed: int, named_example: tuple[dspy.Example, str]) -> str:

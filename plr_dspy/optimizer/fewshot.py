@@ -18,9 +18,14 @@ from plr_dspy.compiling.plan import Plan, ProblemSize, make_plan
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.optimizer.demos import TeacherWork, demo_examples, make_attempts, plan_attempts, pools_of, why_none
-from plr_dspy.optimizer.expected_scores import best_of_each, compare_ways, expected_scores, fitted_model
-from plr_dspy.optimizer.front import Front, PromptPrices, priced_prompts
-from plr_dspy.optimizer.instruction_scores import compare_instructions
+from plr_dspy.optimizer.expected_scores import (
+    compare_instructions,
+    compare_ways,
+    expected_scores,
+    fitted_model,
+    program_scores,
+)
+from plr_dspy.optimizer.front import Front, PromptPrices
 from plr_dspy.optimizer.learning import LearningOptimizer
 from plr_dspy.optimizer.proposals import ProposalWork, make_proposals, planned_proposals, proposed_instructions
 from plr_dspy.optimizer.report_builder import FinishedProgram
@@ -401,13 +406,18 @@ class PLFewShot(LearningOptimizer):
         chosen = outcome.decision.ordering
         fitted = fitted_model(run, outcome)
         expected = expected_scores(slots, run, outcome, fitted)
-        best = best_of_each(slots, expected, chosen)
         self._front = None
         # After an error, some scores may come from failed calls.
         if fitted is not None and outcome.stop.reason is not StopReason.ERROR:
-            prices = PromptPrices(setup.scored_examples, run.evaluator.log.tokens)
-            prompts = priced_prompts(best, slots, prices)
-            self._front = Front(prompts, best[0], fitted, self.min_probability, build_program)
+            self._front = Front(
+                slots,
+                expected,
+                chosen,
+                prices=PromptPrices(setup.scored_examples, run.evaluator.log.tokens),
+                fitted=fitted,
+                min_probability=self.min_probability,
+                build_program=build_program,
+            )
         retrieval = None
         if isinstance(slots, RetrievalSlots):
             retrieval = compare_ways(slots, expected, chosen)
@@ -417,7 +427,8 @@ class PLFewShot(LearningOptimizer):
             logger.warning("%s", obstacle)
         return FinishedProgram(
             program,
-            front=[] if self._front is None else self._front.entries(slots, chosen),
+            front=[] if self._front is None else self._front.entries(),
+            programs=program_scores(slots, expected),
             instructions=compare_instructions(setup, slots, expected, outcome),
             retrieval=retrieval,
         )

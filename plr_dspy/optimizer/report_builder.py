@@ -44,6 +44,7 @@ class FinishedProgram:
     """The program that a compile returns, and the report's entries on its demos."""
 
     program: dspy.Module
+    programs: list[Alternative] = field(default_factory=list)
     front: list[FrontEntry] = field(default_factory=list)
     instructions: list[InstructionReport] = field(default_factory=list)
     retrieval: RetrievalReport | None = None
@@ -57,16 +58,10 @@ def build_report(
     yardsticks: Yardsticks,
     *,
     names: Sequence[str],
-    programs: list[Alternative],
     signal: Signal | None,
     seconds: float,
 ) -> Report:
-    """Build the report of a finished compile.
-
-    Args:
-        names: The names of the scored examples.
-        programs: The scores of the programs that the user passed.
-    """
+    """Build the report of a finished compile; `names` are those of the scored examples."""
     decision = outcome.decision
     tokens: dict[str, Any] = defaultdict(Counter)
     for tokens_of_call in scorer.log.tokens:
@@ -102,7 +97,7 @@ def build_report(
         plr_dspy_version=__version__,
         dspy_version=dspy.__version__,
         front=finished.front,
-        programs=programs,
+        programs=finished.programs,
         instructions=finished.instructions,
         proposals=proposal_report(setup),
         retrieval=finished.retrieval,
