@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from plr_dspy.compiling.plan import Plan, ProblemSize
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.dspy_compat import Teleprompter, set_compiled
 from plr_dspy.errors import UserError
-from plr_dspy.labels.work import describe_answers
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.estimate import Estimate, estimate_cost, make_budget
 from plr_dspy.optimizer.expected_scores import expected_scores, fitted_model, program_scores
@@ -101,6 +100,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     orders_demos: ClassVar[bool] = True
     takes_programs: ClassVar[bool] = False
     signal: ClassVar[str] = "auto"
+    calibrate: ClassVar[bool | Mapping[Any, float]] = False
     min_probability: ClassVar[float | None] = None
 
     @property
@@ -305,7 +305,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             names, keys = self._examples(setup, work)
             log.number_examples(keys)
             payer = evaluator(setup.slots, work, names=names, num_threads=self.num_threads)
-            yield OpenCompile(setup, work, scorer_of(setup, work, payer))
+            bootstrapped = [attempt.key for attempt in setup.attempts]
+            yield OpenCompile(setup, work, Evaluator(payer, bootstrapped=bootstrapped, influence=work.influence))
 
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
         """Bootstrap demos and propose instructions before the search, and return the setup with them."""
@@ -318,15 +319,12 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return {
             "models": settings["models"],
             "adapter": settings["adapter"],
-            **self._answers(),
+            "calibrate": self.calibrate is not False,
+            "signal": "score" if self.signal == "score" else "auto",  # "logprobs" makes the same calls
             **describe(setup.program, self.metric, setup.models, adapter),
             "the examples": digest(sorted(map(digest, setup.examples))),
             PROGRAMS: sorted(rival.name for rival in setup.rivals),
         }
-
-    def _answers(self) -> dict[str, bool | str]:
-        """Describe how programs answer calls."""
-        return describe_answers(self.signal, False)
 
     def _examples(self, setup: CompileSetup, work: MetricWork) -> tuple[list[str], list[str]]:
         """Return the names of the scored examples for messages, and their keys for the log."""
@@ -415,12 +413,6 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         if not setup.rivals:
             return []
         return program_scores(setup.slots, expected_scores(setup.slots, run, outcome, fitted_model(run, outcome)))
-
-
-def scorer_of(setup: CompileSetup, work: MetricWork, payer: ProgramEvaluator) -> Evaluator:
-    """Create the scorer of a compile; `payer` makes its calls."""
-    bootstrapped = [attempt.key for attempt in setup.attempts]
-    return Evaluator(payer, bootstrapped=bootstrapped, influence=work.influence)
 
 
 def _build_as_scored(

@@ -11,14 +11,7 @@ from plr_dspy.compiling.run import CompileRun
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.instructions import Instruction
 from plr_dspy.programs.slots import PoolSlots, PromptSlots
-from plr_dspy.report.schema import (
-    Alternative,
-    InstructionReport,
-    InstructionScore,
-    PromptKind,
-    RetrievalReport,
-    ScoreRange,
-)
+from plr_dspy.report.schema import Alternative, InstructionReport, InstructionScore, PromptKind, ScoreRange
 from plr_dspy.report.text import count
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.search.model.answers import Revision
@@ -140,25 +133,6 @@ def _name(slots: PromptSlots, candidate: Candidate, kind: PromptKind, revision: 
 def program_scores(slots: PromptSlots, expected: Sequence[ExpectedScore]) -> list[Alternative]:
     """Return the entries of the user's programs, best first."""
     return [score.entry for score in expected if score.candidate in slots.rivals]
-
-
-def compare_ways(slots: RetrievalSlots, expected: Sequence[ExpectedScore], chosen: Candidate) -> RetrievalReport:
-    """Compare fixed, retrieved and no demos by the best candidate of each kind."""
-    best: dict[Any, Alternative] = {}
-    for score in expected:
-        if score.kind != "program":
-            best.setdefault((score.kind, score.entry.num_demos > 0), score.entry)
-    variation = None
-    text = ""
-    if isinstance(chosen, WholeProgram) and slots.variation(chosen) is not None:
-        variation = chosen.name
-        text = str(slots.variation(chosen))
-    return RetrievalReport(
-        variation=variation,
-        text=text,
-        num_pooled=sum(len(pool.demos) for pool in slots.found.values()),
-        alternatives=list(best.values()),
-    )
 
 
 def compare_instructions(

@@ -151,8 +151,6 @@ class LeverSample(PLFewShot):
 
     name = "headroom"
     student_name = "program"
-    cure_if_too_few = "pass at least 20, if possible 100"
-    cure_if_none_shown = "Pass a trainset with values for all of the signature's fields"
 
     max_metric_calls: Count = 300  # type: ignore[assignment]
     demos: Literal["auto"] = "auto"

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, PlainSerializer
 
 from plr_dspy.report.stop import StopReason
 
-SCHEMA_VERSION: Literal[21] = 21  # version of the JSON format
+SCHEMA_VERSION: Literal[22] = 22  # version of the JSON format
 
 AS_GOOD = 0.01  # maximum loss of expected score, compared with the returned program, of a prompt that is as good
 
@@ -208,13 +208,11 @@ class RetrievalReport(Part):
         variation, text: The chosen retrieval variation (None if demos are fixed), and its
             description.
         num_pooled: Number of demos to retrieve from, which are saved with the program.
-        alternatives: The scores of fixed demos and of each variation.
     """
 
     variation: str | None
     text: str
     num_pooled: int
-    alternatives: list[Alternative]
 
 
 class Comparison(Part):
@@ -378,7 +376,7 @@ class ReportData(Part):
     settings: dict[str, Any]
     plr_dspy_version: str
     dspy_version: str
-    schema_version: Literal[21] = SCHEMA_VERSION
+    schema_version: Literal[22] = SCHEMA_VERSION
     front: list[FrontEntry] = []
     programs: list[Alternative] = []
     instructions: list[InstructionReport] = []

@@ -414,6 +414,10 @@ def details(report: ReportData) -> Iterator[str]:
     if report.best_by_number:
         yield "best score for each number of demos:"
         yield from _table({count(best.num_demos, "demo"): _describe(best) for best in report.best_by_number})
+    retrieved = [entry for entry in report.front if entry.kind == "retrieved"]
+    if retrieved:
+        yield "best score for each number of retrieved demos:"
+        yield from _table({count(best.num_demos, "demo"): _describe(best) for best in retrieved})
     cheap = [entry for entry in report.undominated if entry.is_as_good]
     if cheap:
         yield f"cheapest prompts that are as good, within {AS_GOOD}:"
@@ -427,9 +431,6 @@ def details(report: ReportData) -> Iterator[str]:
         cost = "" if proposals.cost is None else f", {dollars(proposals.cost)}"
         calls = count(proposals.num_calls, "call")
         yield f"{count(proposals.num_texts, 'instruction')} proposed by {calls} of {proposals.model}{cost}"
-    if report.retrieval is not None and report.retrieval.alternatives:
-        yield "ways to show demos:"
-        yield from _table({other.name: _describe(other) for other in report.retrieval.alternatives})
     for model, tokens in report.tokens.items():
         yield f"tokens of {model}: {', '.join(f'{number:,} {kind}' for kind, number in tokens.items())}"
     for error in report.errors:

@@ -129,7 +129,7 @@ class TestData:
             data = json.loads(json.dumps(saved.to_dict()))
             assert Report.model_validate(data) == saved
         path = tmp_path / "odd.json"
-        version = '"schema_version":21'
+        version = '"schema_version":22'
         older = chosen.model_dump_json().replace(version, '"schema_version":20')
         for text in ("[1]", "{}", "not JSON", '{"schema_version": 21}', older):
             path.write_text(text)

@@ -247,7 +247,7 @@ class TestChoice:
         report = optimizer.report
         assert report.signal.used == "logprobs"
         assert len(engine.prompts) == report.program_calls["total"] <= 120
-        scores = {way.name: way.score for way in report.retrieval.alternatives}
+        scores = {entry.name: entry.score for entry in report.front}
         assert any(name.endswith(" retrieved demos") for name in scores)
         assert scores.keys() & {"your program", "your program, calibrated"}
         assert all(0.2 < score < 1 for score in scores.values())
@@ -357,7 +357,7 @@ class TestChoice:
             report.save(tmp_path / "report.json")
             assert type(report).load(tmp_path / "report.json") == report
             pyplot.close(report.plot())
-            assert ("ways to show demos:" in report.details()) == (limit > 0)
+            assert ("best score for each number of retrieved demos:" in report.details()) == (limit > 0)
             assert "all 45 are saved with it" in str(report)
             assert "vote of the 4 nearest" in str(report)
             assert report.vote.score == 0.0 or report.vote.num_examples == 45
