@@ -32,8 +32,8 @@ from plr_dspy.optimizer.setup import (
     CompileSetup,
     DemoChoices,
     Teacher,
-    checked_copy,
     checked_rivals,
+    checked_student,
     make_setup,
     plain_arguments,
 )
@@ -95,6 +95,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
     name: ClassVar[str]
     student_name: ClassVar[str] = "student"
+    rival_name: ClassVar[str] = "student"  # among the user's programs
     scored_on: ClassVar[str] = "train examples"
     chooses_by_score: ClassVar[bool] = True
     orders_demos: ClassVar[bool] = True
@@ -212,12 +213,12 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         valset = valset or []
         seed = self._seed(seed)
         rng = random.Random(seed)
-        program = checked_copy(options, student, trainset, valset)
+        program = checked_student(options, student, trainset, valset)
         self.check(program, trainset)
         self._rivals = ()
         if programs is not None:
             self._check_takes_programs()
-            self._rivals = checked_rivals(options, self._as_rival(program), programs, trainset, valset)
+            self._rivals = checked_rivals(options, Rival(self.rival_name, program), programs, trainset, valset)
         choices = self._choices(program, trainset, valset, rng, teacher)
         choices = replace(choices, rivals=tuple(choices.slots.rivals.values()))
         setup = make_setup(options, choices, seed=seed, trainset=trainset, valset=valset, rng=rng)
@@ -230,10 +231,6 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 parts = [setup.splits.train, setup.splits.selection]
             self.metric.check(*parts)
         return setup
-
-    def _as_rival(self, student: dspy.Module) -> Rival:
-        """Return the student as a competitor, with its name in messages."""
-        return Rival(self.student_name, student)
 
     def _check_takes_programs(self) -> None:
         """Raise a ValueError if programs of the user cannot compete with these arguments."""

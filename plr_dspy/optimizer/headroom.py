@@ -61,7 +61,6 @@ HOW = {  # how to apply each lever, simplest first
     ORDERS: "run PLReorder",
     SETS: "run PLFewShot",
 }
-RANKS = {name: rank for rank, name in enumerate(HOW)}
 HOW_WITHOUT_SETS = "use this instruction, and keep the demos"
 
 Groups: TypeAlias = dict[str, list[Candidate]]  # the programs to score, by lever
@@ -75,7 +74,6 @@ class Change:
         name: Name of the lever.
         rows: Rows of its programs in the table of scores.
         how: How to apply it.
-        rank: Its place among all levers, simplest first.
         base: Name of the lever that it changes further; empty if it changes the program
             itself.
         num_searched: Number of programs of which a search finds the best; 1 without a search.
@@ -84,7 +82,6 @@ class Change:
     name: str
     rows: list[int]
     how: str
-    rank: int
     base: str = ""
     num_searched: int = 1
 
@@ -246,9 +243,16 @@ class LeverSample(PLFewShot):
         changes = changes_of({**rows, **calibrated_rows}, _num_orders(groups))
         gains = lever_gains(experiment, changes)
         own_score = float(experiment.means[0])
+        levers = []
+        for change in changes:
+            gain = gains[change.name]
+            num_calls = len(change.rows) * len(examples)
+            levers.append(
+                Lever(change.name, own_score + gain.value, gain.value, gain.interval, num_calls, note=change.how)
+            )
         return Headroom(
             score=own_score,
-            levers=[_lever(change, gains[change.name], own_score, len(examples)) for change in changes],
+            levers=levers,
             noise_shares={name: gain.noise_share for name, gain in gains.items() if gain.noise_share is not None},
             num_examples=len(examples),
             program_calls=program_calls,
@@ -389,21 +393,20 @@ def changes_of(rows: Mapping[str, list[int]], num_orders: int) -> list[Change]:
     """
     base = RANDOM if RANDOM in rows else ""
     changes = []
-    for name, numbers in rows.items():
-        if name.startswith(INSTRUCTION):
-            how = HOW[INSTRUCTION] if base else HOW_WITHOUT_SETS
-            changes.append(Change(name, numbers, how, RANKS[INSTRUCTION], base))
-        elif name == ORDERS:
-            # The orders are those of the program's own demos, or else of the first random
-            # set.
-            base_of_orders = "" if NO_DEMOS in rows else base
-            num_searched = min(num_orders, NUM_SEARCHED)
-            changes.append(Change(name, numbers, HOW[name], RANKS[name], base_of_orders, num_searched))
-        elif name != PROGRAM:
-            changes.append(Change(name, numbers, HOW[name], RANKS[name]))
+    for lever, how in HOW.items():
+        for name, numbers in rows.items():
+            if lever == INSTRUCTION and name.startswith(INSTRUCTION):
+                changes.append(Change(name, numbers, how if base else HOW_WITHOUT_SETS, base))
+            elif lever == ORDERS and name == ORDERS:
+                # The orders are those of the program's own demos, or else of the first random
+                # set.
+                base_of_orders = "" if NO_DEMOS in rows else base
+                changes.append(Change(name, numbers, how, base_of_orders, min(num_orders, NUM_SEARCHED)))
+            elif name == lever:
+                changes.append(Change(name, numbers, how))
     if base:
-        changes.append(Change(SETS, rows[RANDOM], HOW[SETS], RANKS[SETS], base, NUM_SEARCHED))
-    return sorted(changes, key=lambda change: change.rank)
+        changes.append(Change(SETS, rows[RANDOM], HOW[SETS], base, NUM_SEARCHED))
+    return changes
 
 
 def lever_gains(experiment: PairedExperiment, changes: Sequence[Change]) -> dict[str, Gain]:
@@ -421,18 +424,6 @@ def lever_gains(experiment: PairedExperiment, changes: Sequence[Change]) -> dict
         else:
             gains[change.name] = experiment.gain(change.rows)
     return gains
-
-
-def _lever(change: Change, gain: Gain, own_score: float, num_examples: int) -> Lever:
-    """Return the public summary of a change."""
-    return Lever(
-        name=change.name,
-        score=own_score + gain.value,
-        gain=gain.value,
-        interval=gain.interval,
-        num_calls=len(change.rows) * num_examples,
-        note=change.how,
-    )
 
 
 def best_advice(changes: Sequence[Change], gains: Mapping[str, Gain]) -> str:

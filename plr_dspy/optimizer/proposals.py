@@ -13,11 +13,10 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import dspy
 
-from plr_dspy.dspy_compat import TIPS, BaseCallback, GroundedProposer, create_dataset_summary
+from plr_dspy.dspy_compat import TIPS, GroundedProposer, create_dataset_summary
 from plr_dspy.optimizer.estimate import cost_of_proposals, size_of_call
 from plr_dspy.optimizer.setup import CompileSetup, Proposal
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
@@ -43,15 +42,6 @@ def planned_proposals(program: dspy.Module, number: int) -> list[Proposal]:
     for name, _ in program.named_predictors():
         proposals += [Proposal(name, i) for i in range(1, number + 1)]
     return proposals
-
-
-class CallCounter(BaseCallback):  # type: ignore[misc]
-    """Counts calls of language models."""
-
-    num_calls = 0
-
-    def on_lm_start(self, call_id: str, instance: object, inputs: dict[str, Any]) -> None:
-        self.num_calls += 1
 
 
 class ProposalWork(MetricWork):
@@ -94,11 +84,9 @@ class ProposalWork(MetricWork):
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         """Run a task, given by its number."""
         task = self._setup.proposals[example]
-        counter = CallCounter()
-        callbacks = [*dspy.settings.callbacks, counter]
-        with dspy.context(lm=self.model, adapter=dspy.ChatAdapter(), callbacks=callbacks):
+        with dspy.context(lm=self.model, adapter=dspy.ChatAdapter()):
             text = self._propose(task) if task.predictor else self._description()
-        return CallRecord(None, value={"text": text, "calls": counter.num_calls})
+        return CallRecord(None, value={"text": text})
 
     def _description(self) -> str:
         if not self.examples:
@@ -169,21 +157,23 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
 
 def _check(setup: CompileSetup, proposals: Sequence[Proposal], failure: Exception | None) -> None:
     """Warn of missing proposals; raise the failure if none was made, or if no call explains it."""
-    instructions = [proposal for proposal in proposals if proposal.predictor and proposal.text]
+    num_made = sum(bool(proposal.predictor and proposal.text) for proposal in proposals)
     errors = [proposal.record for proposal in proposals if proposal.record.error]
     if failure is not None and not errors:
         raise failure
-    reason = f"{errors[0].error}: {errors[0].message}" if errors else ""
-    if errors and not instructions:
+    reason = ""
+    if errors:
+        reason = f"{errors[0].error}: {errors[0].message}"
+    elif len(proposals) < len(setup.proposals):
+        reason = f"proposals may use {SHARE:.0%} of max_cost and max_seconds"
+    if errors and not num_made:
         cure = cure_of((record.error for record in errors), otherwise="check the prompt model")
         raise RuntimeError(
             f"prompt_model made no instruction ({reason}): {cure}, or pass instructions as a list"
         ) from failure
-    if not errors and len(proposals) < len(setup.proposals):
-        reason = f"proposals may use {SHARE:.0%} of max_cost and max_seconds"
     if reason:
         num_planned = sum(bool(task.predictor) for task in setup.proposals)
-        logger.warning("only %d of %d instructions were proposed (%s)", len(instructions), num_planned, reason)
+        logger.warning("only %d of %d instructions were proposed (%s)", num_made, num_planned, reason)
 
 
 def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) -> InstructionChoices:
@@ -209,7 +199,6 @@ def proposal_report(setup: CompileSetup) -> ProposalReport | None:
     model = setup.prompt_model or dspy.settings.lm
     return ProposalReport(
         model=str(model.model),
-        num_calls=sum(proposal.num_calls for proposal in setup.proposals),
         num_texts=sum(bool(proposal.predictor and proposal.text) for proposal in setup.proposals),
         cost=cost_of(tokens),
     )

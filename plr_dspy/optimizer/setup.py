@@ -57,11 +57,6 @@ class Proposal:
         """The text that the task made; empty if none."""
         return str((self.record.value or {}).get("text", ""))
 
-    @property
-    def num_calls(self) -> int:
-        """Number of calls of the prompt model, if the task succeeded."""
-        return int((self.record.value or {}).get("calls", 0))
-
 
 @dataclass(frozen=True)
 class CompileOptions:
@@ -231,19 +226,17 @@ def make_setup(
     return setup
 
 
-def checked_copy(options: CompileOptions, student: dspy.Module, trainset: Examples, valset: Examples) -> dspy.Module:
+def checked_student(options: CompileOptions, student: dspy.Module, trainset: Examples, valset: Examples) -> dspy.Module:
     """Check the user's arguments, and return a copy of the student."""
+    name = options.student_name
     if options.orders_demos:
-        check_answers_itself(student, name=options.student_name)
-    check_given(student, name=options.student_name, to_order=options.orders_demos, trainset=trainset, valset=valset)
+        check_answers_itself(student, name=name)
+    program = _checked_copy(options, student, trainset, valset, name=name, to_order=options.orders_demos)
     if options.orders_demos and retrievals_of(student):
         raise UserError(
-            f"{options.student_name} must have fixed demos; it retrieves demos for each input: pass the program that "
-            "it was compiled from, or use BatchCalibration instead"
+            f"{name} must have fixed demos; it retrieves demos for each input: pass the program that it was compiled "
+            "from, or use BatchCalibration instead"
         )
-    program = ProgramFactory(student).build({})
-    _remove_earlier_results(program)
-    check_answers(program, options.metric, [*trainset, *valset], name="trainset")
     return program
 
 
@@ -253,15 +246,23 @@ def checked_rivals(
     """Check the user's programs, and return copies of those that differ from the first and from each other."""
     distinct = {first.digest: first}
     for name, program in named_programs(programs).items():
-        check_given(program, name=f"programs[{name!r}]", to_order=False, trainset=trainset, valset=valset)
-        check_answers(program, options.metric, [*trainset, *valset], name="trainset")
-        own = ProgramFactory(program).build({})
-        _remove_earlier_results(own)
-        rival = Rival(name, own)
+        argument = f"programs[{name!r}]"
+        rival = Rival(name, _checked_copy(options, program, trainset, valset, name=argument, to_order=False))
         same = distinct.setdefault(rival.digest, rival)
         if same is not rival:
             logger.warning("%r and %r are the same program, and compete as %r", name, same.name, same.name)
     return list(distinct.values())[1:]
+
+
+def _checked_copy(
+    options: CompileOptions, program: dspy.Module, trainset: Examples, valset: Examples, *, name: str, to_order: bool
+) -> dspy.Module:
+    """Check a program and the examples, and return a copy without the results of earlier compiles."""
+    check_given(program, name=name, to_order=to_order, trainset=trainset, valset=valset)
+    check_answers(program, options.metric, [*trainset, *valset], name="trainset")
+    copy = ProgramFactory(program).build({})
+    _remove_earlier_results(copy)
+    return copy
 
 
 def _remove_earlier_results(program: dspy.Module) -> None:

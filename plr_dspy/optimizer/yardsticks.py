@@ -58,7 +58,7 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
     slots = setup.slots
     fitted = decision.fitted
     random_orderings = run.random_orderings()
-    if setup.options.scored_on != "train examples" or fitted is None or not random_orderings:
+    if fitted is None or not random_orderings:
         return None
     orderings = slots.space.draw_longest(NUM_RANDOM, np.random.default_rng([setup.seed, 1]))
     orderings = [slots.space.with_first_choices(ordering) for ordering in orderings]

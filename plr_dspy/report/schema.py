@@ -190,13 +190,11 @@ class ProposalReport(Part):
     """The calls that proposed instructions; `ReportData.tokens` and `cost` include them, `program_calls` does not.
 
     Attributes:
-        num_calls: Calls of the prompt model that led to a text.
         num_texts: Instructions proposed, unusable ones included.
         cost: US dollars at litellm's list prices, if known.
     """
 
     model: str
-    num_calls: int
     num_texts: int
     cost: float | None
 

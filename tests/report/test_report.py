@@ -131,9 +131,9 @@ class TestData:
         path = tmp_path / "odd.json"
         version = '"schema_version":22'
         older = chosen.model_dump_json().replace(version, '"schema_version":20')
-        for text in ("[1]", "{}", "not JSON", '{"schema_version": 21}', older):
+        for text in ("[1]", "{}", "not JSON", '{"schema_version": 22}', older):
             path.write_text(text)
-            with pytest.raises(ValueError, match="not a plr_dspy report of schema version 21: pass a file"):
+            with pytest.raises(ValueError, match="not a plr_dspy report of schema version 22: pass a file"):
                 Report.load(path)
 
     def test_texts_of_demos_are_as_dspy_shows_them_and_cut_and_hold_no_keys(self):
