@@ -37,7 +37,6 @@ from plr_dspy.optimizer.setup import (
     make_setup,
     plain_arguments,
 )
-from plr_dspy.optimizer.yardsticks import yardsticks
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
 from plr_dspy.programs.checks import AnyMetric, Checked, Count, Flag, Folder, Positive, WholeNumber, arguments
 from plr_dspy.programs.fingerprint import describe, digest
@@ -170,11 +169,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 parsed.
             Exception: If the program or the metric raises one; see `max_errors`.
         """
-        started = time.monotonic()
         self.report = self.best_program = None
         setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher, programs=programs)
-        with self._open(setup, started) as opened:
-            return self._run(opened, started)
+        with self._open(setup) as opened:
+            return self._run(opened)
 
     def estimate(
         self,
@@ -208,6 +206,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         programs: Programs | None = None,
     ) -> CompileSetup:
         """Check the arguments and set up the compile, without any program calls."""
+        started = time.monotonic()
         self.check_together()  # Arguments may have been reassigned.
         options = self._options()
         valset = valset or []
@@ -220,8 +219,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             self._check_takes_programs()
             self._rivals = checked_rivals(options, Rival(self.rival_name, program), programs, trainset, valset)
         choices = self._choices(program, trainset, valset, rng, teacher)
-        choices = replace(choices, rivals=tuple(choices.slots.rivals.values()))
-        setup = make_setup(options, choices, seed=seed, trainset=trainset, valset=valset, rng=rng)
+        setup = make_setup(options, choices, seed=seed, trainset=trainset, valset=valset, rng=rng, started=started)
         if not setup.needs_calls:
             return setup
         setup = self._with_plan(setup)
@@ -269,7 +267,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return DemoChoices(program=program, slots=slots, original=original)
 
     @contextlib.contextmanager
-    def _open(self, setup: CompileSetup, started: float | None = None) -> Iterator[OpenCompile]:
+    def _open(self, setup: CompileSetup) -> Iterator[OpenCompile]:
         """Bootstrap any demos, then yield the open compile; close its resources on exit."""
         folder = None if self.log_dir is None else Path(self.log_dir)
         with (
@@ -293,7 +291,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 log=log,
                 max_errors=self.max_errors,
                 on_cell=lambda: bar.update(log.num_calls - bar.n),
-                budget=make_budget(setup, log, started),
+                budget=make_budget(setup, log),
                 interrupted=interrupted,
             )
             if setup.attempts or setup.proposals:
@@ -327,7 +325,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """Return the names of the scored examples for messages, and their keys for the log."""
         return setup.splits.names, [digest(example) for example in setup.scored_examples]
 
-    def _run(self, opened: OpenCompile, started: float) -> dspy.Module:
+    def _run(self, opened: OpenCompile) -> dspy.Module:
         """Search and conclude; after an error, conclude with the results so far and re-raise it."""
         run: CompileRun | None = None
         outcome: Outcome | None = None
@@ -338,11 +336,11 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 opened = replace(opened, setup=setup, responses=responses)
             run = self._make_run(opened)
             outcome = run.run()
-            return self._conclude(opened, run, outcome, started)
+            return self._conclude(opened, run, outcome)
         except BaseException as error:  # including interrupts while the report is built
             opened.scorer.log.stop()  # Discard the results of calls in progress.
             run = run or self._make_run(replace(opened, responses=None))
-            self._conclude(opened, run, outcome or run.unfinished(error), started)
+            self._conclude(opened, run, outcome or run.unfinished(error))
             raise
 
     def _probe(self, opened: OpenCompile) -> LabelResponses | None:
@@ -370,25 +368,14 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """Return the class of a compile with this plan."""
         return CompileRun if plan.racing else PaperRun
 
-    def _conclude(self, opened: OpenCompile, run: CompileRun, outcome: Outcome, started: float) -> dspy.Module:
+    def _conclude(self, opened: OpenCompile, run: CompileRun, outcome: Outcome) -> dspy.Module:
         """Set `report` and `best_program`, write the report to `log_dir`, and return the program."""
         setup = opened.setup
         work = opened.work
-        decision = outcome.decision
-        build_program = partial(_build_as_scored, setup, work)
-        finished = self._finish(setup, run, outcome, build_program)
+        finished = self._finish(setup, run, outcome, partial(_build_as_scored, setup, work))
         program = finished.program
         names, _ = self._examples(setup, work)
-        self.report = report = build_report(
-            setup,
-            outcome,
-            run.evaluator,
-            finished,
-            yardsticks(setup, run, decision),
-            names=names,
-            signal=work.signal,
-            seconds=time.monotonic() - started,
-        )
+        self.report = report = build_report(setup, run, outcome, finished, names=names, signal=work.signal)
         program.reorder_report = report.to_dict()
         self.best_program = program
         if self.log_dir is not None:

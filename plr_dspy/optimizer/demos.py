@@ -4,7 +4,6 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -24,9 +23,8 @@ from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.slots import OWN, PooledDemo, as_text, messages_of
 from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
 from plr_dspy.programs.tokens import token_counter
-from plr_dspy.report.schema import ErrorCount
 from plr_dspy.scoring.causes import cure_of
-from plr_dspy.scoring.run_log import CallRecord, error_counts
+from plr_dspy.scoring.run_log import CallRecord
 
 logger = logging.getLogger(__name__)
 
@@ -247,9 +245,3 @@ def why_none(attempts: Sequence[Attempt]) -> str:
     if error == AdapterParseError.__name__:
         cure = adapter_advice()
     return f": {number} of the teacher's {len(attempts)} calls raised {error}; {cure_of([error], otherwise=cure)}"
-
-
-def attempt_errors(attempts: Sequence[Attempt]) -> list[ErrorCount]:
-    """Count the attempts that raised an exception, by exception type."""
-    records = [(("", attempt.example), replace(attempt.record, outcome="gave no demo")) for attempt in attempts]
-    return error_counts(records, {attempt.example: f"trainset[{attempt.example}]" for attempt in attempts})

@@ -188,8 +188,8 @@ def inputs_of(predictor: dspy.Predict, example: dspy.Example) -> dict[str, Any]:
     return inputs
 
 
-def make_budget(setup: CompileSetup, log: RunLog | None = None, started: float | None = None) -> Budget:
-    """Return the budget of a compile that started at `started`; `log` holds the calls of earlier runs.
+def make_budget(setup: CompileSetup, log: RunLog | None = None) -> Budget:
+    """Return the budget of a compile; `log` holds the calls of earlier runs.
 
     Raises:
         ValueError: If `max_cost` is set and a model has no price.
@@ -215,7 +215,7 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None, started: float |
         log or RunLog(),
         max_calls=max_calls,
         max_seconds=options.max_seconds,
-        started=started,
+        started=setup.started,
         max_cost=options.max_cost,
         expected_cost=expected_cost,
         varied=bool(setup.rivals),

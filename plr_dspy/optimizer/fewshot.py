@@ -354,7 +354,7 @@ class PLFewShot(LearningOptimizer):
                 raise RuntimeError(f"there are no demos to choose from{why_none(setup.attempts)}")
         if setup.proposals:
             work = ProposalWork(setup)
-            names = [f"{task.predictor or 'the data'} {task.number or ''}".strip() for task in setup.proposals]
+            names = [task.name for task in setup.proposals]
             proposer = evaluator(setup.slots, work, names=names, num_threads=1)
             proposals = make_proposals(setup, work, proposer)
             choices = proposed_instructions(setup, proposals)

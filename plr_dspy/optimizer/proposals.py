@@ -10,7 +10,7 @@ import io
 import logging
 import math
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -23,10 +23,10 @@ from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.instructions import Instruction, InstructionChoices, usable_instructions
 from plr_dspy.programs.slots import PoolSlots
-from plr_dspy.report.schema import ErrorCount, ProposalReport
-from plr_dspy.scoring.budget import cost_of, window_of
+from plr_dspy.report.schema import ProposalReport
+from plr_dspy.scoring.budget import window_of
 from plr_dspy.scoring.causes import cure_of
-from plr_dspy.scoring.run_log import CallRecord, error_counts
+from plr_dspy.scoring.run_log import CallRecord
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
         if key not in log.records:
             break
         record = log.records[key]
-        proposals.append(replace(task, prompt=prompt, record=record, tokens=log.tokens_of(key)))
+        proposals.append(replace(task, prompt=prompt, record=record))
         if not task.predictor and record.value:
             work.describe_data(record.value["text"])
         if failure is not None:
@@ -192,23 +192,6 @@ def proposal_report(setup: CompileSetup) -> ProposalReport | None:
     """Return the report's entry on the calls of the prompt model; None if it made none."""
     if not setup.proposals:
         return None
-    tokens: dict[str, Counter[str]] = defaultdict(Counter)
-    for proposal in setup.proposals:
-        for model, counts in proposal.tokens.items():
-            tokens[model].update(counts)
     model = setup.prompt_model or dspy.settings.lm
-    return ProposalReport(
-        model=str(model.model),
-        num_texts=sum(bool(proposal.predictor and proposal.text) for proposal in setup.proposals),
-        cost=cost_of(tokens),
-    )
-
-
-def proposal_errors(setup: CompileSetup) -> list[ErrorCount]:
-    """Count the tasks that raised an exception, by type."""
-    names = {}
-    records = []
-    for number, task in enumerate(setup.proposals):
-        names[number] = f"instruction {task.number} of {task.predictor}" if task.predictor else "the data"
-        records.append((("", number), replace(task.record, outcome="gave no instruction")))
-    return error_counts(records, names)
+    num_texts = sum(bool(proposal.predictor and proposal.text) for proposal in setup.proposals)
+    return ProposalReport(model=str(model.model), num_texts=num_texts)

@@ -22,7 +22,7 @@ from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.programs.splits import Examples, Splits, empty_split, make_splits
 from plr_dspy.report.text import FEW_EXAMPLES
 from plr_dspy.retrieval.predict import retrievals_of
-from plr_dspy.scoring.run_log import CallRecord, Tokens
+from plr_dspy.scoring.run_log import CallRecord
 from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,11 @@ class Proposal:
     number: int
     prompt: str = ""  # first part of the key of its record in the log
     record: CallRecord = field(default_factory=lambda: CallRecord(None))
-    tokens: Tokens = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return f"instruction {self.number} of {self.predictor}" if self.predictor else "the data"
 
     @property
     def text(self) -> str:
@@ -89,11 +93,15 @@ class DemoChoices:
     demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of demos, by trainset index
     retrievable: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of retrieved demos
     teacher: dspy.Module | None = None  # program whose answers become demos; None means the student
-    rivals: Sequence[Rival] = ()  # programs of the user that compete as they are
     dropped_instructions: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)  # by predictor
     prompt_model: dspy.BaseLM | None = None  # proposes instructions; None if there are none to propose
     proposals: Sequence[Proposal] = ()  # planned, then actual ones; the plan excludes their calls
     attempts: Sequence[Attempt] = ()  # planned, then actual ones; the plan excludes their calls
+
+    @property
+    def rivals(self) -> list[Rival]:
+        """The programs of the user that compete as they are."""
+        return list(self.slots.rivals.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +109,7 @@ class CompileSetup(DemoChoices):
     """A compile that has passed all checks and made no calls yet."""
 
     options: CompileOptions
+    started: float  # by `time.monotonic`
     seed: int
     splits: Splits
     models: Sequence[dspy.BaseLM]  # the predictors' models
@@ -192,6 +201,7 @@ def make_setup(
     trainset: Examples,
     valset: Examples,
     rng: random.Random,
+    started: float,
 ) -> CompileSetup:
     """Split the examples, and return a setup without a plan."""
     predictors = choices.program.predictors()
@@ -208,6 +218,7 @@ def make_setup(
     setup = CompileSetup(
         **vars(choices),
         options=options,
+        started=started,
         seed=seed,
         splits=splits,
         models=[lm for lm in models if lm is not None],

@@ -191,12 +191,10 @@ class ProposalReport(Part):
 
     Attributes:
         num_texts: Instructions proposed, unusable ones included.
-        cost: US dollars at litellm's list prices, if known.
     """
 
     model: str
     num_texts: int
-    cost: float | None
 
 
 class RetrievalReport(Part):

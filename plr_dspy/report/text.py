@@ -428,8 +428,7 @@ def details(report: ReportData) -> Iterator[str]:
         yield from _instructions(instruction)
     proposals = report.proposals
     if proposals is not None:
-        cost = "" if proposals.cost is None else f", {dollars(proposals.cost)}"
-        yield f"{count(proposals.num_texts, 'instruction')} proposed by {proposals.model}{cost}"
+        yield f"{count(proposals.num_texts, 'instruction')} proposed by {proposals.model}"
     for model, tokens in report.tokens.items():
         yield f"tokens of {model}: {', '.join(f'{number:,} {kind}' for kind, number in tokens.items())}"
     for error in report.errors:
