@@ -178,14 +178,12 @@ class TeacherWork(MetricWork):
 def _check_structure(student: dspy.Module, teacher: dspy.Module) -> None:
     """Raise a ValueError unless the teacher has the student's predictors, with equal signatures."""
     teacher_signatures = {name: predictor.signature for name, predictor in teacher.named_predictors()}
-    names = [name for name, _ in student.named_predictors()]
-    has_structure = names == list(teacher_signatures)
-    for name, predictor in student.named_predictors():
-        has_structure = has_structure and predictor.signature.equals(teacher_signatures[name])
-    if not has_structure:
+    signatures = {name: predictor.signature for name, predictor in student.named_predictors()}
+    has_names = list(signatures) == list(teacher_signatures)
+    if not has_names or not all(signatures[name].equals(teacher_signatures[name]) for name in signatures):
         raise UserError(
-            f"teacher must have the student's predictors {names}, with the same instructions and fields; it has "
-            f"{list(teacher_signatures)}: create it from the student's modules and signatures"
+            f"teacher must have the student's predictors {list(signatures)}, with the same instructions and fields; it "
+            f"has {list(teacher_signatures)}: create it from the student's modules and signatures"
         )
 
 

@@ -234,7 +234,7 @@ class PLFewShot(LearningOptimizer):
         if not (slots.slots or slots.alternatives or attempts):
             raise UserError(
                 f"there are no demos to choose from: the {self.student_name} has none, and its prompts cannot show the "
-                "candidates: pass a trainset with values for all of the signature's fields"
+                "candidates: pass examples with values for all of the signature's fields"
             )
         original = slots.original
         if self.max_metric_calls == 0:

@@ -214,7 +214,7 @@ class TestPromises:
             ({"examples": questions(1)}, "trainset .* pass at least 20"),
             (
                 {"program": dspy.Predict("question -> reason"), "metric": lambda example, prediction: 1.0},
-                "the program has none, .* pass a trainset with values for all of the signature's fields",
+                "the program has none, .* pass examples with values for all of the signature's fields",
             ),
             ({"program": dspy.Predict}, "^program must be a dspy.Module"),
             ({"display_progress": "no"}, "display_progress"),
