@@ -157,7 +157,12 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
         (PLReorder, {"auto": "paper"}, {"calibrate": True}, "got calibrate: leave it out"),
         (PLFewShot, {"demos": "retrieved", "calibrate": True}, {"max_metric_calls": 0}, "calibrate needs program"),
         (PLFewShot, {"demos": "fixed"}, {"max_metric_calls": 0}, "demos='fixed' needs program calls"),
-        (PLFewShot, {"demos": "retrieved"}, {"max_metric_calls": 0, "candidates": "bootstrapped"}, "of a teacher"),
+        (
+            PLFewShot,
+            {"demos": "retrieved"},
+            {"max_metric_calls": 0, "candidates": "bootstrapped"},
+            "candidates='bootstrapped' needs program calls",
+        ),
         (PLReorder, {"auto": "paper"}, {"signal": "logprobs"}, "got signal=.logprobs.: leave it out"),
         (PDO, {"setting": "prior", "prior": {"a": 1}}, {"setting": "few-shot"}, "prior requires setting='prior"),
         (PLFewShot, {}, {"update": UNSMOOTHED}, "update must have an attribute smoothing"),

@@ -194,7 +194,7 @@ class TestSeveralPredictors:
         ({"instructions": {"self": []}}, "instructions"),
         ({"instructions": GOOD}, "instructions"),
         ({"instructions": [3]}, "instructions"),
-        ({"instructions": [GOOD], "max_metric_calls": 0, "demos": "retrieved"}, "instructions need program calls"),
+        ({"instructions": [GOOD], "max_metric_calls": 0, "demos": "retrieved"}, "instructions=.* needs program calls"),
     ],
 )
 def test_bad_arguments(options, message):
@@ -452,11 +452,6 @@ class TestWithEverythingElse:
         variations = [c for c in report.candidates if not any(c.ordering.values()) and c.origin != "original"]
         assert variations or demos == "auto"
 
-    def test_the_estimate_makes_no_call(self, instructed):
-        optimizer = PLFewShot(exact_match, instructions=[GOOD], max_metric_calls=200)
-        assert optimizer.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES).program_calls
-        assert instructed.num_calls == 0
-
     def test_the_estimate_averages_the_lengths_of_instructions(self, instructed):
         def estimated(*texts):
             optimizer = PLFewShot(exact_match, instructions=list(texts) or None, max_metric_calls=200)
@@ -465,6 +460,7 @@ class TestWithEverythingElse:
         without = estimated()
         long = estimated("long " * 3000, "lang " * 3000)
         assert long.prompt_tokens == pytest.approx(without.prompt_tokens + 200 * 2 / 3 * 3000, rel=0.05)
+        assert instructed.num_calls == 0
 
 
 class ProposingEngine:
@@ -653,8 +649,8 @@ class TestProposals:
         [
             ({"instructions": [GOOD], "prompt_model": lm_of(new_engine())}, "prompt_model needs instructions"),
             ({"instructions": "propose", "prompt_model": "openai/gpt"}, "prompt_model"),
-            ({"num_instructions": 3}, "num_instructions=3 needs instructions='propose'; got instructions=None"),
-            ({"instructions": [GOOD], "num_instructions": 3}, "num_instructions=3 needs instructions='propose'"),
+            ({"num_instructions": 3}, "num_instructions needs instructions='propose'; got instructions=None"),
+            ({"instructions": [GOOD], "num_instructions": 3}, "num_instructions needs instructions='propose'"),
             ({"instructions": "propose", "num_instructions": 0}, "num_instructions"),
             ({"instructions": "proposed"}, "instructions"),
         ],
