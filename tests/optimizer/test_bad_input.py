@@ -155,7 +155,7 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
         (PLReorder, {}, {"auto": None}, "auto=None needs a number of program calls"),
         (PLReorder, {"signal": "score"}, {"calibrate": True}, "calibrate needs log-probabilities"),
         (PLReorder, {"auto": "paper"}, {"calibrate": True}, "got calibrate: leave it out"),
-        (PLFewShot, {"demos": "retrieved", "calibrate": True}, {"max_metric_calls": 0}, "calibrate needs program"),
+        (PLFewShot, {"demos": "retrieved", "calibrate": True}, {"max_metric_calls": 0}, "calibrate=True needs program"),
         (PLFewShot, {"demos": "fixed"}, {"max_metric_calls": 0}, "demos='fixed' needs program calls"),
         (
             PLFewShot,
