@@ -21,7 +21,6 @@ import calibration
 import headroom
 import numpy as np
 import pandas as pd
-import sensitivity
 from command import DOCS, RECORDED, options, print_table, read_table
 from landscapes import KINDS
 from offline import World, measure, worlds_of
@@ -179,18 +178,6 @@ def lone_original(compiles: Compiles) -> Iterator[Figure]:
             yield Figure(f"lone original, {method}, lost", cell, lost, 72)
 
 
-def order_sensitivity(_: Compiles) -> Iterator[Figure]:
-    """Measure the coverage of the intervals of `order_sensitivity`, and its false positives."""
-    worlds = list(sensitivity.worlds())
-    rates = np.array([sensitivity.results(world, tables=10) for world in worlds])
-    has_no_effect = [world.deviation == 0 for world in worlds]
-    values = {"deviation held": rates[:, 0], "gain held": rates[:, 1], "no effect, but seen": rates[has_no_effect, 2]}
-    pattern = r"covered the truth in (\d+ %).+?that of the gain in (\d+ %).+?detected one in (\d+ %)"
-    (cells,) = re.findall(pattern, re.sub(r"\s+", " ", page("evidence")))
-    for cell, (name, of_worlds) in zip(cells, values.items(), strict=True):
-        yield Figure(f"order_sensitivity: {name}", cell, of_worlds, len(of_worlds))
-
-
 def simulated_headroom(_: Compiles) -> Iterator[Figure]:
     """Measure how often `headroom` advises to keep the program where there is nothing to gain."""
     kept = np.array([headroom.results(world, tables=10)["kept"][0] for world in headroom.without_effect()])
@@ -210,7 +197,7 @@ def rare(compiles: Compiles) -> Iterator[Figure]:
 
 
 ON_RECORDED = (calibrated, recorded, best_of_five, log_probabilities, rare)
-SIMULATED = (landscapes, claims, lone_original, order_sensitivity, simulated_headroom)
+SIMULATED = (landscapes, claims, lone_original, simulated_headroom)
 PARTS = {part.__name__: part for part in (*ON_RECORDED, *SIMULATED)}
 
 

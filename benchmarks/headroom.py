@@ -12,12 +12,11 @@ import math
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 from command import options, print_table
-from scipy import special
-from sensitivity import covers, shared_variance
+from scipy import optimize, special, stats
 
 from plr_dspy.optimizer import headroom
 from plr_dspy.optimizer.headroom import (
@@ -119,6 +118,25 @@ class World:
         levels = special.ndtri(np.clip(self.accuracy + true_gains, 0.01, 0.99))[:, None]
         easiness = math.sqrt(shared) * rng.normal(size=num_examples)
         return (levels + easiness + math.sqrt(1 - shared) * tastes > 0).astype(float)
+
+
+@cache
+def shared_variance(accuracy: float, disagreement: float) -> float:
+    """Return the share of variance due to easy and hard examples with which two orders disagree this often."""
+    disagreement = min(disagreement, 1.9 * accuracy * (1 - accuracy))
+    level = special.ndtri(accuracy)
+
+    def excess(shared: float) -> float:
+        normal = stats.multivariate_normal([0, 0], [[1, shared], [shared, 1]])
+        both_right = normal.cdf([level, level])
+        return float(2 * (accuracy - both_right) - disagreement)
+
+    return float(optimize.brentq(excess, 0.0, 0.999_999))
+
+
+def covers(interval: tuple[float, float], truth: float) -> bool:
+    low, high = interval
+    return low - 1e-9 <= truth <= high + 1e-9
 
 
 def results(world: World, tables: int) -> dict[str, list[float]]:

@@ -23,8 +23,6 @@ from .optimizer.headroom import Headroom as Headroom
 from .optimizer.headroom import Lever as Lever
 from .optimizer.headroom import headroom as headroom
 from .optimizer.plreorder import PLReorder as PLReorder
-from .optimizer.sensitivity import OrderSensitivity as OrderSensitivity
-from .optimizer.sensitivity import order_sensitivity as order_sensitivity
 from .plackett_luce.distribution import PlackettLuce as PlackettLuce
 from .plackett_luce.updates import MaximumLikelihood as MaximumLikelihood
 from .plackett_luce.updates import MixtureEM as MixtureEM

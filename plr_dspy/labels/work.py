@@ -233,14 +233,6 @@ def label_scores(
     return scores
 
 
-def describe_answers(signal: str, calibrate: object) -> dict[str, bool | str]:
-    """Return the facts about `signal` and `calibrate` that affect how programs answer."""
-    return {
-        "calibrate": calibrate is not False,
-        "signal": "score" if signal == "score" else "auto",  # "logprobs" makes the same calls
-    }
-
-
 def check_answers_itself(program: dspy.Module, *, name: str) -> None:
     """Raise a ValueError if the program is calibrated."""
     if isinstance(program, CalibratedProgram):

@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -23,22 +23,20 @@ from plr_dspy.compiling.plan import Plan, ProblemSize
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.dspy_compat import Teleprompter, set_compiled
 from plr_dspy.errors import UserError
-from plr_dspy.labels.work import describe_answers
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.estimate import Estimate, estimate_cost, make_budget
-from plr_dspy.optimizer.expected_scores import program_scores
+from plr_dspy.optimizer.expected_scores import expected_scores, fitted_model, program_scores
 from plr_dspy.optimizer.report_builder import FinishedProgram, build_report
 from plr_dspy.optimizer.setup import (
     CompileOptions,
     CompileSetup,
     DemoChoices,
     Teacher,
-    checked_copy,
     checked_rivals,
+    checked_student,
     make_setup,
     plain_arguments,
 )
-from plr_dspy.optimizer.yardsticks import yardsticks
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
 from plr_dspy.programs.checks import AnyMetric, Checked, Count, Flag, Folder, Positive, WholeNumber, arguments
 from plr_dspy.programs.fingerprint import describe, digest
@@ -48,6 +46,7 @@ from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.programs.splits import Examples
 from plr_dspy.programs.value_classes import value_classes
 from plr_dspy.report.report import Report
+from plr_dspy.report.schema import Alternative
 from plr_dspy.report.text import result
 from plr_dspy.runtime import interrupts, progress_bar
 from plr_dspy.scoring.evaluator import Evaluator
@@ -95,12 +94,13 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
     name: ClassVar[str]
     student_name: ClassVar[str] = "student"
-    trainset_name: ClassVar[str] = "trainset"
+    rival_name: ClassVar[str] = "student"  # among the user's programs
     scored_on: ClassVar[str] = "train examples"
     chooses_by_score: ClassVar[bool] = True
     orders_demos: ClassVar[bool] = True
     takes_programs: ClassVar[bool] = False
     signal: ClassVar[str] = "auto"
+    calibrate: ClassVar[bool | Mapping[Any, float]] = False
     min_probability: ClassVar[float | None] = None
 
     @property
@@ -169,11 +169,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 parsed.
             Exception: If the program or the metric raises one; see `max_errors`.
         """
-        started = time.monotonic()
         self.report = self.best_program = None
         setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher, programs=programs)
-        with self._open(setup, started) as opened:
-            return self._run(opened, started)
+        with self._open(setup) as opened:
+            return self._run(opened)
 
     def estimate(
         self,
@@ -207,20 +206,20 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         programs: Programs | None = None,
     ) -> CompileSetup:
         """Check the arguments and set up the compile, without any program calls."""
+        started = time.monotonic()
         self.check_together()  # Arguments may have been reassigned.
         options = self._options()
         valset = valset or []
         seed = self._seed(seed)
         rng = random.Random(seed)
-        program = checked_copy(options, student, trainset, valset)
+        program = checked_student(options, student, trainset, valset)
         self.check(program, trainset)
         self._rivals = ()
         if programs is not None:
             self._check_takes_programs()
-            self._rivals = checked_rivals(options, self._as_rival(program), programs, trainset, valset)
+            self._rivals = checked_rivals(options, Rival(self.rival_name, program), programs, trainset, valset)
         choices = self._choices(program, trainset, valset, rng, teacher)
-        choices = replace(choices, rivals=tuple(choices.slots.rivals.values()))
-        setup = make_setup(options, choices, seed=seed, trainset=trainset, valset=valset, rng=rng)
+        setup = make_setup(options, choices, seed=seed, trainset=trainset, valset=valset, rng=rng, started=started)
         if not setup.needs_calls:
             return setup
         setup = self._with_plan(setup)
@@ -230,10 +229,6 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 parts = [setup.splits.train, setup.splits.selection]
             self.metric.check(*parts)
         return setup
-
-    def _as_rival(self, student: dspy.Module) -> Rival:
-        """Return the student as a competitor, with its name in messages."""
-        return Rival(self.student_name, student)
 
     def _check_takes_programs(self) -> None:
         """Raise a ValueError if programs of the user cannot compete with these arguments."""
@@ -272,7 +267,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return DemoChoices(program=program, slots=slots, original=original)
 
     @contextlib.contextmanager
-    def _open(self, setup: CompileSetup, started: float | None = None) -> Iterator[OpenCompile]:
+    def _open(self, setup: CompileSetup) -> Iterator[OpenCompile]:
         """Bootstrap any demos, then yield the open compile; close its resources on exit."""
         folder = None if self.log_dir is None else Path(self.log_dir)
         with (
@@ -296,7 +291,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 log=log,
                 max_errors=self.max_errors,
                 on_cell=lambda: bar.update(log.num_calls - bar.n),
-                budget=make_budget(setup, log, started),
+                budget=make_budget(setup, log),
                 interrupted=interrupted,
             )
             if setup.attempts or setup.proposals:
@@ -305,7 +300,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             names, keys = self._examples(setup, work)
             log.number_examples(keys)
             payer = evaluator(setup.slots, work, names=names, num_threads=self.num_threads)
-            yield OpenCompile(setup, work, scorer_of(setup, work, payer))
+            bootstrapped = [attempt.key for attempt in setup.attempts]
+            yield OpenCompile(setup, work, Evaluator(payer, bootstrapped=bootstrapped, influence=work.influence))
 
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
         """Bootstrap demos and propose instructions before the search, and return the setup with them."""
@@ -318,20 +314,17 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return {
             "models": settings["models"],
             "adapter": settings["adapter"],
-            **self._answers(),
+            "calibrate": self.calibrate is not False,
+            "signal": "score" if self.signal == "score" else "auto",  # "logprobs" makes the same calls
             **describe(setup.program, self.metric, setup.models, adapter),
             "the examples": digest(sorted(map(digest, setup.examples))),
         }
-
-    def _answers(self) -> dict[str, bool | str]:
-        """Describe how programs answer calls."""
-        return describe_answers(self.signal, False)
 
     def _examples(self, setup: CompileSetup, work: MetricWork) -> tuple[list[str], list[str]]:
         """Return the names of the scored examples for messages, and their keys for the log."""
         return setup.splits.names, [digest(example) for example in setup.scored_examples]
 
-    def _run(self, opened: OpenCompile, started: float) -> dspy.Module:
+    def _run(self, opened: OpenCompile) -> dspy.Module:
         """Search and conclude; after an error, conclude with the results so far and re-raise it."""
         run: CompileRun | None = None
         outcome: Outcome | None = None
@@ -342,11 +335,11 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 opened = replace(opened, setup=setup, responses=responses)
             run = self._make_run(opened)
             outcome = run.run()
-            return self._conclude(opened, run, outcome, started)
+            return self._conclude(opened, run, outcome)
         except BaseException as error:  # including interrupts while the report is built
             opened.scorer.log.close()  # Discard the results of calls in progress.
             run = run or self._make_run(replace(opened, responses=None))
-            self._conclude(opened, run, outcome or run.unfinished(error), started)
+            self._conclude(opened, run, outcome or run.unfinished(error))
             raise
 
     def _probe(self, opened: OpenCompile) -> LabelResponses | None:
@@ -374,26 +367,14 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """Return the class of a compile with this plan."""
         return CompileRun if plan.racing else PaperRun
 
-    def _conclude(self, opened: OpenCompile, run: CompileRun, outcome: Outcome, started: float) -> dspy.Module:
+    def _conclude(self, opened: OpenCompile, run: CompileRun, outcome: Outcome) -> dspy.Module:
         """Set `report` and `best_program`, write the report to `log_dir`, and return the program."""
         setup = opened.setup
         work = opened.work
-        decision = outcome.decision
-        build_program = partial(_build_as_scored, setup, work)
-        finished = self._finish(setup, run, outcome, build_program)
+        finished = self._finish(setup, run, outcome, partial(_build_as_scored, setup, work))
         program = finished.program
         names, _ = self._examples(setup, work)
-        self.report = report = build_report(
-            setup,
-            outcome,
-            run.evaluator,
-            finished,
-            yardsticks(setup, run, decision),
-            names=names,
-            programs=program_scores(setup.slots, run, outcome),
-            signal=work.signal,
-            seconds=time.monotonic() - started,
-        )
+        self.report = report = build_report(setup, run, outcome, finished, names=names, signal=work.signal)
         program.reorder_report = report.to_dict()
         self.best_program = program
         if self.log_dir is not None:
@@ -407,13 +388,14 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         self, setup: CompileSetup, run: CompileRun, outcome: Outcome, build_program: Callable[..., dspy.Module]
     ) -> FinishedProgram:
         """Build the compile's result; `build_program` builds a program as scored."""
-        return FinishedProgram(build_program(outcome.decision.ordering, outcome.decision.revision))
+        program = build_program(outcome.decision.ordering, outcome.decision.revision)
+        return FinishedProgram(program, programs=self._program_scores(setup, run, outcome))
 
-
-def scorer_of(setup: CompileSetup, work: MetricWork, payer: ProgramEvaluator) -> Evaluator:
-    """Create the scorer of a compile; `payer` makes its calls."""
-    bootstrapped = [attempt.key for attempt in setup.attempts]
-    return Evaluator(payer, bootstrapped=bootstrapped, influence=work.influence)
+    def _program_scores(self, setup: CompileSetup, run: CompileRun, outcome: Outcome) -> list[Alternative]:
+        """Return the expected scores of the user's programs, best first."""
+        if not setup.rivals:
+            return []
+        return program_scores(setup.slots, expected_scores(setup.slots, run, outcome, fitted_model(run, outcome)))
 
 
 def _build_as_scored(

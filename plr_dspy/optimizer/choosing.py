@@ -88,8 +88,9 @@ class ProgramRace(DemoOptimizer):
         self, programs: Mapping[str, dspy.Module], trainset: list[dspy.Example], valset: list[dspy.Example] | None
     ) -> ProgramChoice:
         """Race the programs, and return the chosen one."""
-        (self._first_name, first), *others = programs.items()
-        self.student_name = f"programs[{self._first_name!r}]"  # type: ignore[misc]
+        (name, first), *others = programs.items()
+        self.rival_name = name  # type: ignore[misc]
+        self.student_name = f"programs[{name!r}]"  # type: ignore[misc]
         program = self.compile(first, trainset=trainset, valset=valset, programs=dict(others))
         assert self.report is not None
         return ProgramChoice(program, self.report.returned.name, self.report)
@@ -97,11 +98,8 @@ class ProgramRace(DemoOptimizer):
     def _choices(
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
     ) -> DemoChoices:
-        slots = WholeProgramSlots([self._as_rival(program), *self._rivals])
+        slots = WholeProgramSlots([Rival(self.rival_name, program), *self._rivals])
         return DemoChoices(program=program, slots=slots, original=slots.original)
-
-    def _as_rival(self, student: dspy.Module) -> Rival:
-        return Rival(self._first_name, student)
 
     def _with_plan(self, setup: CompileSetup, signal: str = "score") -> CompileSetup:
         """Return the setup with a plan, and with all examples in one split: a race needs no held-out examples."""
@@ -125,7 +123,8 @@ class ProgramRace(DemoOptimizer):
     def _finish(
         self, setup: CompileSetup, run: CompileRun, outcome: Outcome, build_program: Callable[..., dspy.Module]
     ) -> FinishedProgram:
-        return FinishedProgram(setup.slots.build(outcome.decision.ordering))
+        program = setup.slots.build(outcome.decision.ordering)
+        return FinishedProgram(program, programs=self._program_scores(setup, run, outcome))
 
 
 def _hash_of(seed: int, named_example: tuple[dspy.Example, str]) -> str:

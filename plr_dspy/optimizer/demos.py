@@ -4,7 +4,6 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -24,9 +23,8 @@ from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.slots import OWN, PooledDemo, as_text, messages_of
 from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
 from plr_dspy.programs.tokens import token_counter
-from plr_dspy.report.schema import ErrorCount
 from plr_dspy.scoring.causes import cure_of
-from plr_dspy.scoring.run_log import CallRecord, error_counts
+from plr_dspy.scoring.run_log import CallRecord
 
 logger = logging.getLogger(__name__)
 
@@ -180,14 +178,12 @@ class TeacherWork(MetricWork):
 def _check_structure(student: dspy.Module, teacher: dspy.Module) -> None:
     """Raise a ValueError unless the teacher has the student's predictors, with equal signatures."""
     teacher_signatures = {name: predictor.signature for name, predictor in teacher.named_predictors()}
-    names = [name for name, _ in student.named_predictors()]
-    has_structure = names == list(teacher_signatures)
-    for name, predictor in student.named_predictors():
-        has_structure = has_structure and predictor.signature.equals(teacher_signatures[name])
-    if not has_structure:
+    signatures = {name: predictor.signature for name, predictor in student.named_predictors()}
+    has_names = list(signatures) == list(teacher_signatures)
+    if not has_names or not all(signatures[name].equals(teacher_signatures[name]) for name in signatures):
         raise UserError(
-            f"teacher must have the student's predictors {names}, with the same instructions and fields; it has "
-            f"{list(teacher_signatures)}: create it from the student's modules and signatures"
+            f"teacher must have the student's predictors {list(signatures)}, with the same instructions and fields; it "
+            f"has {list(teacher_signatures)}: create it from the student's modules and signatures"
         )
 
 
@@ -247,9 +243,3 @@ def why_none(attempts: Sequence[Attempt]) -> str:
     if error == AdapterParseError.__name__:
         cure = adapter_advice()
     return f": {number} of the teacher's {len(attempts)} calls raised {error}; {cure_of([error], otherwise=cure)}"
-
-
-def attempt_errors(attempts: Sequence[Attempt]) -> list[ErrorCount]:
-    """Count the attempts that raised an exception, by exception type."""
-    records = [(("", attempt.example), replace(attempt.record, outcome="gave no demo")) for attempt in attempts]
-    return error_counts(records, {attempt.example: f"trainset[{attempt.example}]" for attempt in attempts})

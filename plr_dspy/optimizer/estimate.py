@@ -4,6 +4,7 @@ import math
 import sys
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import dspy
@@ -14,8 +15,8 @@ from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.instructions import PLACEHOLDER
 from plr_dspy.programs.rivals import Rival
-from plr_dspy.programs.slots import PoolSlots, messages_of
-from plr_dspy.programs.tokens import Messages, token_counter
+from plr_dspy.programs.slots import messages_of
+from plr_dspy.programs.tokens import token_counter
 from plr_dspy.report.text import count, dollars
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.budget import Budget, cost_of, price_of
@@ -90,16 +91,16 @@ def estimate_cost(setup: CompileSetup) -> Estimate:
     teacher_cost = call_cost
     if setup.teacher is not None and num_attempts:
         teacher_cost = size_of_call(setup, setup.teacher).cost
+    cost_of_instructions = cost_of_proposals(setup)
     cost = None
     affordable_calls = None
-    if call_cost is not None and teacher_cost is not None:
-        of_calls = call_cost * plan.program_calls + teacher_cost * num_attempts
-        of_proposals = cost_of_proposals(setup)
-        cost = None if of_proposals is None else of_calls + of_proposals
+    if call_cost is not None and teacher_cost is not None and cost_of_instructions is not None:
+        cost_of_calls = call_cost * plan.program_calls + teacher_cost * num_attempts
+        cost = cost_of_calls + cost_of_instructions
         affordable_calls = num_calls
         max_cost = setup.options.max_cost
-        if max_cost is not None and of_calls > max_cost - (of_proposals or 0.0):
-            affordable_calls = max(0, int(num_calls * (max_cost - (of_proposals or 0.0)) / of_calls))
+        if max_cost is not None and cost > max_cost:
+            affordable_calls = max(0, int(num_calls * (max_cost - cost_of_instructions) / cost_of_calls))
     return Estimate(
         program_calls=num_calls,
         bootstrap_calls=num_attempts,
@@ -141,12 +142,13 @@ def size_of_call(setup: CompileSetup, teacher: dspy.Module | None = None, *, riv
     try:
         program = setup.slots.build(setup.slots.showing(0.5)) if rival is None else rival.program
         models = [predictor.lm or dspy.settings.lm for predictor in (teacher or program).predictors()]
-        extra_tokens: dict[str, float] = {}
-        if teacher is None:
-            extra_tokens = _tokens_of_alternatives(setup, program, examples[0])
+        extra_tokens = _tokens_of_alternatives(setup) if teacher is None else {}
         for example in examples:
             for (name, predictor), lm in zip(program.named_predictors(), models, strict=False):
-                messages = _prompt_of(predictor, example)
+                inputs = inputs_of(predictor, example)
+                retrieves = isinstance(predictor, RetrievingPredict)
+                demos = predictor.shown(inputs) if retrieves else predictor.demos
+                messages = messages_of(predictor, demos, inputs)
                 answers = [message for message in messages if message["role"] == "assistant"]
                 prompt_tokens = num_tokens(messages) + extra_tokens.get(name, 0.0)
                 sizes = {"prompt_tokens": prompt_tokens, "completion_tokens": math.nan}
@@ -163,38 +165,18 @@ def size_of_call(setup: CompileSetup, teacher: dspy.Module | None = None, *, riv
     return CallSize(sum(sizes["prompt_tokens"] for sizes in tokens.values()) / len(examples), cost)
 
 
-def _tokens_of_alternatives(setup: CompileSetup, program: dspy.Module, example: dspy.Example) -> dict[str, float]:
-    """Return the mean prompt tokens over each predictor's instructions, less those with its own.
+def _tokens_of_alternatives(setup: CompileSetup) -> dict[str, float]:
+    """Return the mean tokens of each predictor's instructions, less those of its own.
 
-    The program must be a copy, because its signatures change in the meantime.
+    Proposals that are not known yet are assumed to be as long as its own.
     """
-    if not isinstance(setup.slots, PoolSlots):
-        return {}
     num_tokens = token_counter()
     extra_tokens = {}
-    for name, predictor in program.named_predictors():
-        # Proposals that are not known yet are assumed to be as long as the predictor's own
-        # instruction.
-        texts = [text for text in setup.slots.alternatives.get(name, ()) if text.origin != PLACEHOLDER]
-        if len(texts) < 2:
-            continue
-        own_signature = predictor.signature
-        lengths = []
-        for text in texts:
-            predictor.signature = own_signature.with_instructions(text.text)
-            lengths.append(num_tokens(_prompt_of(predictor, example)))
-        predictor.signature = own_signature
-        extra_tokens[name] = sum(lengths) / len(lengths) - num_tokens(_prompt_of(predictor, example))
+    for name, instructions in setup.slots.alternatives.items():
+        texts = [instruction.text for instruction in instructions if instruction.origin != PLACEHOLDER]
+        lengths = [num_tokens([{"role": "system", "content": text}]) for text in texts]
+        extra_tokens[name] = fmean(lengths) - lengths[0]
     return extra_tokens
-
-
-def _prompt_of(predictor: dspy.Predict, example: dspy.Example) -> Messages:
-    """Return the prompt for an example."""
-    inputs = inputs_of(predictor, example)
-    demos = predictor.demos
-    if isinstance(predictor, RetrievingPredict):
-        demos = predictor.shown(inputs)
-    return messages_of(predictor, demos, inputs)
 
 
 def inputs_of(predictor: dspy.Predict, example: dspy.Example) -> dict[str, Any]:
@@ -206,8 +188,8 @@ def inputs_of(predictor: dspy.Predict, example: dspy.Example) -> dict[str, Any]:
     return inputs
 
 
-def make_budget(setup: CompileSetup, log: RunLog | None = None, started: float | None = None) -> Budget:
-    """Return the budget of a compile that started at `started`; `log` holds the calls of earlier runs.
+def make_budget(setup: CompileSetup, log: RunLog | None = None) -> Budget:
+    """Return the budget of a compile; `log` holds the calls of earlier runs.
 
     Raises:
         ValueError: If `max_cost` is set and a model has no price.
@@ -217,7 +199,7 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None, started: float |
     if setup.plan.max_metric_calls is not None:
         max_calls = setup.plan.max_metric_calls + len(setup.attempts) + len(setup.proposals)
     expected_cost = None
-    costs: list[float | None] = []
+    dearest = 0.0
     if options.max_cost is not None:
         models = [*setup.models, *language_models(options.metric)]
         if setup.teacher is not None and setup.attempts:
@@ -228,15 +210,15 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None, started: float |
         if unknown:
             raise UserError(f"max_cost needs a price for {', '.join(sorted(unknown))}: pass max_metric_calls instead")
         expected_cost = size_of_call(setup).cost
-        costs = [size_of_call(setup, rival=rival).cost for rival in setup.rivals]
+        dearest = max((size_of_call(setup, rival=rival).cost or 0.0 for rival in setup.rivals), default=0.0)
     budget = Budget(
         log or RunLog(),
         max_calls=max_calls,
         max_seconds=options.max_seconds,
-        started=started,
+        started=setup.started,
         max_cost=options.max_cost,
         expected_cost=expected_cost,
         varied=bool(setup.rivals),
     )
-    budget.dearest = max(budget.dearest, *(cost or 0.0 for cost in costs), 0.0)
+    budget.dearest = max(budget.dearest, dearest)
     return budget

@@ -8,8 +8,11 @@ import numpy as np
 
 from plr_dspy.compiling.choice import Outcome
 from plr_dspy.compiling.run import CompileRun
+from plr_dspy.optimizer.setup import CompileSetup
+from plr_dspy.programs.instructions import Instruction
 from plr_dspy.programs.slots import PoolSlots, PromptSlots
-from plr_dspy.report.schema import Alternative, PromptKind, RetrievalReport, ScoreRange
+from plr_dspy.report.schema import Alternative, InstructionReport, InstructionScore, PromptKind, ScoreRange
+from plr_dspy.report.text import count
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.ordering_model import FittedModel
@@ -18,33 +21,17 @@ from plr_dspy.search.space import Candidate, WholeProgram
 
 @dataclass(frozen=True)
 class ExpectedScore:
-    """A candidate's expected score on new examples."""
+    """A candidate's expected score on new examples.
+
+    Attributes:
+        revision: Revision of its answers; None if they are unchanged.
+        entry: The report's entry.
+    """
 
     candidate: Candidate
     kind: PromptKind
-    revision: Revision | None  # revision of its answers; None if they are unchanged
-    score: float
-    interval: tuple[float, float]
-    num_examples: int  # examples that it was scored on
-    num_demos: int
-    tokens: int  # tokens of its demos
-    prompt_tokens: int = 0  # tokens of its prompts without inputs, once counted
-    cost: float | None = None  # dollars for 1,000 predictions; None if unknown
-
-    def alternative(
-        self, name: str, ordering: dict[str, list[int]] | None = None, instructions: dict[str, int] | None = None
-    ) -> Alternative:
-        """Return the report's entry for the candidate."""
-        return Alternative(
-            name=name,
-            score=round(self.score, 6),
-            interval=self.interval,
-            num_examples=self.num_examples,
-            num_demos=self.num_demos,
-            tokens=self.tokens,
-            ordering=ordering or {},
-            instructions=instructions or {},
-        )
+    revision: Revision | None
+    entry: Alternative
 
 
 def fitted_model(run: CompileRun, outcome: Outcome) -> FittedModel | None:
@@ -66,12 +53,13 @@ def expected_scores(
     """
     original = run.original
     decision = outcome.decision
+    metric = run.evaluator.influence
     if fitted is None:
         return []
     counts = dict(zip(fitted.orderings, (~np.isnan(fitted.counted_scores)).sum(axis=1).tolist(), strict=True))
     candidates = [estimate.ordering for estimate in fitted.estimates()]
     reference = original if original in counts else candidates[0]
-    to_metric_scale = decision.scale_of_metric(reference) if run.evaluator.influence is not None else float
+    to_metric_scale = decision.scale_of_metric(reference) if metric is not None else float
     means = fitted.expected_scores(reference)
     uncalibrated_score = to_metric_scale(fitted.as_it_is(reference))
     compared = _compared(outcome, original)
@@ -85,26 +73,25 @@ def expected_scores(
             score = uncalibrated_score
             revision = None
         interval = fitted.interval(candidate, score, reference=reference)
-        metric = run.evaluator.influence
         if metric is not None:
             score = metric.clip(score)
             interval = (metric.clip(interval[0]), metric.clip(interval[1]))
         if candidate in compared and (candidate != original or revision is None):
             score, low, high = compared[candidate]
             interval = (low, high)
-        expected.append(
-            ExpectedScore(
-                candidate,
-                _kind_of(slots, original, candidate),
-                revision,
-                score,
-                interval,
-                num_examples=counts[candidate],
-                num_demos=slots.num_demos(candidate),
-                tokens=slots.tokens(candidate) if isinstance(slots, PoolSlots) else 0,
-            )
+        kind = _kind_of(slots, original, candidate)
+        entry = Alternative(
+            name=_name(slots, candidate, kind, revision),
+            score=round(score, 6),
+            interval=interval,
+            num_examples=counts[candidate],
+            num_demos=slots.num_demos(candidate),
+            tokens=slots.tokens(candidate) if isinstance(slots, PoolSlots) else 0,
+            ordering=slots.shown(candidate),
+            instructions=slots.instructions(candidate),
         )
-    return sorted(expected, key=lambda entry: -entry.score)
+        expected.append(ExpectedScore(candidate, kind, revision, entry))
+    return sorted(expected, key=lambda score: -score.entry.score)
 
 
 def _compared(outcome: Outcome, original: Candidate) -> dict[Candidate, ScoreRange]:
@@ -117,59 +104,63 @@ def _compared(outcome: Outcome, original: Candidate) -> dict[Candidate, ScoreRan
 
 def _kind_of(slots: PromptSlots, original: Candidate, candidate: Candidate) -> PromptKind:
     """Return what a candidate is."""
+    if candidate in slots.rivals:  # In a race of programs, this includes the original.
+        return "program"
     if candidate == original:
         return "original"
-    if candidate in slots.rivals:
-        return "program"
     if isinstance(slots, RetrievalSlots) and slots.variation(candidate) is not None:
         return "retrieved"
     return "fixed"
 
 
-def best_of_each(slots: PoolSlots, expected: Sequence[ExpectedScore], chosen: Candidate) -> list[ExpectedScore]:
-    """Return the best candidate for each number of demos, instruction and kind; the chosen one takes precedence."""
-    best: dict[Any, ExpectedScore] = {}
-    for score in sorted(expected, key=lambda score: score.candidate != chosen):
-        name = score.candidate if score.kind == "program" else score.kind
-        instructions = slots.instructions(score.candidate)
-        best.setdefault((name, score.num_demos, *instructions.values()), score)
-    return list(best.values())
+def _name(slots: PromptSlots, candidate: Candidate, kind: PromptKind, revision: Revision | None) -> str:
+    """Return the report's name for a candidate."""
+    if kind == "program":
+        return slots.rivals[candidate].name
+    num_demos = slots.num_demos(candidate)
+    name = count(num_demos, f"{kind} demo") if num_demos else "no demos"
+    if kind == "original":
+        name = "your program" if revision is None else f"your program, {revision.adjective}"
+    for predictor, number in slots.instructions(candidate).items():
+        if number:
+            name += f", instruction {number} of {predictor}"
+    return name
 
 
-def program_scores(slots: PromptSlots, run: CompileRun, outcome: Outcome) -> list[Alternative]:
-    """Return the expected scores of the user's programs, best first."""
-    if not slots.rivals:
-        return []
-    entries = []
-    for score in expected_scores(slots, run, outcome, fitted_model(run, outcome)):
-        if score.candidate in slots.rivals:  # In a race, this includes the original.
-            entries.append(score.alternative(slots.rivals[score.candidate].name))
-    return entries
+def program_scores(slots: PromptSlots, expected: Sequence[ExpectedScore]) -> list[Alternative]:
+    """Return the entries of the user's programs, best first."""
+    return [score.entry for score in expected if score.candidate in slots.rivals]
 
 
-def compare_ways(slots: RetrievalSlots, expected: Sequence[ExpectedScore], chosen: Candidate) -> RetrievalReport:
-    """Compare fixed, retrieved and no demos by the best candidate of each kind."""
-    best: dict[str, ExpectedScore] = {}
-    for score in expected:
-        if score.kind != "program":
-            best.setdefault(_way_of(score), score)
-    variation = None
-    text = ""
-    if isinstance(chosen, WholeProgram) and slots.variation(chosen) is not None:
-        variation = chosen.name
-        text = str(slots.variation(chosen))
-    return RetrievalReport(
-        variation=variation,
-        text=text,
-        num_pooled=sum(len(pool.demos) for pool in slots.found.values()),
-        alternatives=[score.alternative(kind) for kind, score in best.items()],
-    )
+def compare_instructions(
+    setup: CompileSetup, slots: PoolSlots, expected: Sequence[ExpectedScore], outcome: Outcome
+) -> list[InstructionReport]:
+    """Compare each predictor's instructions by the best arrangement with each; the chosen one takes precedence."""
+    chosen = slots.instructions(outcome.decision.ordering)
+    best: dict[tuple[str, int], Alternative] = {}
+    for score in sorted(expected, key=lambda score: score.candidate != outcome.decision.ordering):
+        if not isinstance(score.candidate, WholeProgram):
+            for key in score.entry.instructions.items():
+                best.setdefault(key, score.entry)
+    states = [distribution.state_dict() for distribution in outcome.distributions[len(slots.slots) :]]
+    by_predictor = dict(zip(slots.alternatives, states, strict=True))
+    reports = []
+    for name in {**slots.alternatives, **setup.dropped_instructions}:
+        instructions = slots.alternatives.get(name, ())
+        report = InstructionReport(
+            predictor=name,
+            chosen=chosen.get(name, 0),
+            alternatives=[_scored(text, best.get((name, number))) for number, text in enumerate(instructions)],
+            dropped=[_scored(instruction, None) for instruction in setup.dropped_instructions.get(name, ())],
+            distribution=by_predictor.get(name, {}),
+        )
+        reports.append(report)
+    return reports
 
 
-def _way_of(expected: ExpectedScore) -> str:
-    """Return the report's name for the kind of demos that a candidate shows."""
-    if expected.kind == "original":
-        return "your program" if expected.revision is None else f"your program, {expected.revision.adjective}"
-    if expected.kind == "retrieved":
-        return "the best retrieved demos"
-    return "the best fixed demos" if expected.num_demos else "no demos"
+def _scored(instruction: Instruction, best: Alternative | None) -> InstructionScore:
+    """Return the entry of an instruction, with the score of the best arrangement with it."""
+    scores: dict[str, Any] = {}
+    if best is not None:
+        scores = {"score": best.score, "interval": best.interval, "num_examples": best.num_examples}
+    return InstructionScore(**vars(instruction), **scores)

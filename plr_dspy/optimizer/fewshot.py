@@ -18,9 +18,8 @@ from plr_dspy.compiling.plan import Plan, ProblemSize, make_plan
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.optimizer.demos import TeacherWork, demo_examples, make_attempts, plan_attempts, pools_of, why_none
-from plr_dspy.optimizer.expected_scores import best_of_each, compare_ways, expected_scores, fitted_model
-from plr_dspy.optimizer.front import Front, PromptPrices, priced_prompts
-from plr_dspy.optimizer.instruction_scores import compare_instructions
+from plr_dspy.optimizer.expected_scores import compare_instructions, expected_scores, fitted_model, program_scores
+from plr_dspy.optimizer.front import Front, PromptPrices
 from plr_dspy.optimizer.learning import LearningOptimizer
 from plr_dspy.optimizer.proposals import ProposalWork, make_proposals, planned_proposals, proposed_instructions
 from plr_dspy.optimizer.report_builder import FinishedProgram
@@ -39,9 +38,11 @@ from plr_dspy.programs.instructions import (
 )
 from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import Examples, by_content
+from plr_dspy.report.schema import RetrievalReport
 from plr_dspy.report.stop import StopReason
 from plr_dspy.retrieval.slots import RetrievalSlots, make_pools, variations
 from plr_dspy.scoring.run_log import FAILED
+from plr_dspy.search.space import WholeProgram
 from plr_dspy.statistics.arrays import Array
 
 logger = logging.getLogger(__name__)
@@ -115,8 +116,6 @@ class PLFewShot(LearningOptimizer):
 
     name = "PLFewShot"
     num_demos: ClassVar[None] = None  # type: ignore[misc]
-    cure_if_too_few: ClassVar[str] = "pass at least 100, or a list of demos as candidates"
-    cure_if_none_shown: ClassVar[str] = "Pass candidates='bootstrapped', or a list of demos with the signature's fields"
 
     auto: Literal["light", "medium", "heavy"] | None = "light"  # type: ignore[misc]
     demos: Literal["auto", "fixed", "retrieved"] = "fixed"
@@ -145,37 +144,30 @@ class PLFewShot(LearningOptimizer):
         smoothing_of(self.update)
         if self.max_metric_calls == 0:
             self._check_without_calls()
-        if self.prompt_model is not None and self.instructions != "propose":
-            raise UserError(
-                f"prompt_model needs instructions='propose'; got instructions={self.instructions!r}: pass "
-                "instructions='propose', or leave prompt_model out"
-            )
-        if self.num_instructions != NUM_INSTRUCTIONS and self.instructions != "propose":
-            raise UserError(
-                f"num_instructions={self.num_instructions} needs instructions='propose'; got "
-                f"instructions={self.instructions!r}: pass instructions='propose', or leave num_instructions out"
-            )
+        if self.instructions != "propose":
+            for name, default in (("prompt_model", None), ("num_instructions", NUM_INSTRUCTIONS)):
+                if getattr(self, name) != default:
+                    raise UserError(
+                        f"{name} needs instructions='propose'; got instructions={self.instructions!r}: pass "
+                        f"instructions='propose', or leave {name} out"
+                    )
         if self.demos == "fixed" and self.embedder is not None:
             raise UserError("embedder needs retrieved demos; got demos='fixed': pass demos='auto' or 'retrieved'")
 
     def _check_without_calls(self) -> None:
         """Raise a ValueError if an argument needs program calls."""
-        super()._check_without_calls()
-        if self.demos != "retrieved":
-            raise UserError(
-                f"demos={self.demos!r} needs program calls, and max_metric_calls=0 allows none: pass "
-                "demos='retrieved', or raise max_metric_calls."
-            )
-        if self.instructions is not None:
-            raise UserError(
-                "instructions need program calls, and max_metric_calls=0 allows none: leave instructions out, or "
-                "raise max_metric_calls."
-            )
-        if self.candidates == "bootstrapped":
-            raise UserError(
-                "candidates='bootstrapped' needs program calls of a teacher, and max_metric_calls=0 allows none: pass "
-                "other candidates, or raise max_metric_calls."
-            )
+        needing_calls = {
+            "demos": (self.demos != "retrieved", "pass 'retrieved'"),
+            "instructions": (self.instructions is not None, "leave it out"),
+            "candidates": (self.candidates == "bootstrapped", "pass other candidates"),
+            "calibrate": (self.calibrate is not False, "leave it out"),
+        }
+        for name, (needs_calls, cure) in needing_calls.items():
+            if needs_calls:
+                raise UserError(
+                    f"{name}={getattr(self, name)!r} needs program calls, and max_metric_calls=0 allows none: {cure}, "
+                    "or raise max_metric_calls"
+                )
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
         return make_plan(self.auto, size, max_metric_calls=self.max_metric_calls, signal=signal, searched="demos")
@@ -217,7 +209,8 @@ class PLFewShot(LearningOptimizer):
         """Return the demos to choose from, assuming that the teacher makes all planned attempts."""
         user_demos = self._user_demos
         examples = {} if user_demos else demo_examples(trainset, valset, rng)
-        self._check_names()
+        if any(rival.name == OWN for rival in self._rivals):  # Origins of demos use this name.
+            raise UserError(f"programs must not use the name {OWN!r}, which stands for the student: rename the program")
         demos = [*user_demos, *examples.values()]
         for predictor in program.predictors():
             demos += predictor.demos
@@ -226,7 +219,7 @@ class PLFewShot(LearningOptimizer):
         if not demos:
             raise UserError(
                 "trainset has too few distinct inputs outside valset to use some as demos; it has "
-                f"{len(trainset)} examples: {self.cure_if_too_few}"
+                f"{len(trainset)} examples: pass at least 20, if possible 100"
             )
         attempts: list[Attempt] = []
         if self.max_metric_calls != 0 and self.candidates in ("both", "bootstrapped"):
@@ -241,7 +234,7 @@ class PLFewShot(LearningOptimizer):
         if not (slots.slots or slots.alternatives or attempts):
             raise UserError(
                 f"there are no demos to choose from: the {self.student_name} has none, and its prompts cannot show the "
-                f"candidates. {self.cure_if_none_shown}"
+                "candidates: pass examples with values for all of the signature's fields"
             )
         original = slots.original
         if self.max_metric_calls == 0:
@@ -270,11 +263,6 @@ class PLFewShot(LearningOptimizer):
             proposals=planned_proposals(program, self.num_instructions) if self.instructions == "propose" else (),
             attempts=attempts,
         )
-
-    def _check_names(self) -> None:
-        """Raise a ValueError if a program has the name that origins of demos use for the student."""
-        if any(rival.name == OWN for rival in self._rivals):
-            raise UserError(f"programs must not use the name {OWN!r}, which stands for the student: rename the program")
 
     def _instructions(self, program: dspy.Module) -> InstructionChoices:
         """Return the program's own instructions, those that the user passed, and those of the user's programs."""
@@ -317,10 +305,6 @@ class PLFewShot(LearningOptimizer):
         pools = pools_of(
             program, labelled=labelled, attempts=attempts, user_demos=self._user_demos, rivals=self._rivals
         )
-        only_retrieved = {f"trainset[{number}]" for number in retrievable.keys() - examples.keys()}
-        fixed = {}
-        for name, demos in pools.items():
-            fixed[name] = [demo for demo in demos if demo.origin not in only_retrieved]
         limits: dict[str, Any] = {
             "min_demos": self.min_demos,
             "max_demos": self.max_demos,
@@ -329,13 +313,16 @@ class PLFewShot(LearningOptimizer):
             "alternatives": instructions,
         }
         if self.demos == "fixed":
-            return PoolSlots(program, fixed, **limits)
+            return PoolSlots(program, pools, **limits)
         max_tokens = self.max_demo_tokens
         if max_tokens is not None:
             max_tokens //= max(1, len(pools))
+        only_retrieved = {f"trainset[{number}]" for number in retrievable.keys() - examples.keys()}
         places = {f"trainset[{number}]": place for place, number in enumerate(retrievable)}
+        fixed = {}
         retrieved = {}
         for name, demos in pools.items():
+            fixed[name] = [demo for demo in demos if demo.origin not in only_retrieved]
             others = [
                 demo for demo in demos if demo.origin != OWN and (max_tokens is None or demo.tokens <= max_tokens)
             ]
@@ -352,44 +339,40 @@ class PLFewShot(LearningOptimizer):
         retrieval_pools = make_pools(program, retrieved, examples=retrievable, embedder=self.embedder, known=known)
         return RetrievalSlots(program, fixed, nearest=nearest, found=retrieval_pools, **limits)
 
-    def _with_slots(self, setup: CompileSetup, slots: PoolSlots) -> CompileSetup:
-        """Return the setup with these slots, and with a plan for them."""
-        setup = replace(setup, slots=slots, original=slots.original, plan=NOTHING_TO_DO)
-        return self._with_plan(setup) if slots.space.num_distinct > 1 else setup
-
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
         """Bootstrap demos, propose instructions, and plan the search among all of them."""
         if self._needing_logprobs:
             self.work(setup)  # raises before any call if the program or the metric rules them out
         if setup.attempts:
-            setup = self._bootstrap(setup, evaluator)
+            names = [f"trainset[{number}]" for number in setup.demo_examples]
+            teacher = evaluator(setup.slots, TeacherWork(setup), names=names, num_threads=1)
+            setup = replace(setup, attempts=make_attempts(setup, teacher))
+            setup = self._replanned(setup, setup.slots.alternatives, teacher)
+            if setup.slots.space.num_distinct < 2 and all(
+                attempt.record.outcome == FAILED for attempt in setup.attempts
+            ):
+                raise RuntimeError(f"there are no demos to choose from{why_none(setup.attempts)}")
         if setup.proposals:
-            setup = self._propose(setup, evaluator)
+            work = ProposalWork(setup)
+            names = [task.name for task in setup.proposals]
+            proposer = evaluator(setup.slots, work, names=names, num_threads=1)
+            proposals = make_proposals(setup, work, proposer)
+            choices = proposed_instructions(setup, proposals)
+            setup = replace(setup, proposals=proposals, dropped_instructions=choices.dropped)
+            setup = self._replanned(setup, choices.by_predictor, proposer)
         return setup
 
-    def _bootstrap(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
-        """Bootstrap demos with the teacher, and plan the search among all demos."""
-        names = [f"trainset[{number}]" for number in setup.demo_examples]
-        teacher_evaluator = evaluator(setup.slots, TeacherWork(setup), names=names, num_threads=1)
-        attempts = make_attempts(setup, teacher_evaluator)
-        slots = self._slots(setup.program, setup.demo_examples, setup.retrievable, attempts, _alternatives(setup))
-        if slots.space.num_distinct < 2 and all(attempt.record.outcome == FAILED for attempt in attempts):
-            raise RuntimeError(f"there are no demos to choose from{why_none(attempts)}")
-        setup = self._with_slots(replace(setup, attempts=attempts), slots)
-        _limit_calls(setup, teacher_evaluator)
-        return setup
-
-    def _propose(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
-        """Let the prompt model propose instructions, and plan the search among all of them."""
-        work = ProposalWork(setup)
-        names = [f"{task.predictor or 'the data'} {task.number or ''}".strip() for task in setup.proposals]
-        proposal_evaluator = evaluator(setup.slots, work, names=names, num_threads=1)
-        proposals = make_proposals(setup, work, proposal_evaluator)
-        choices = proposed_instructions(setup, proposals)
-        slots = self._slots(setup.program, setup.demo_examples, setup.retrievable, setup.attempts, choices.by_predictor)
-        setup = replace(setup, proposals=proposals, dropped_instructions=choices.dropped)
-        setup = self._with_slots(setup, slots)
-        _limit_calls(setup, proposal_evaluator)
+    def _replanned(
+        self, setup: CompileSetup, instructions: Mapping[str, Sequence[Instruction]], evaluator: ProgramEvaluator
+    ) -> CompileSetup:
+        """Return the setup with the search space of its attempts and these instructions, and with a plan and budget."""
+        slots = self._slots(setup.program, setup.demo_examples, setup.retrievable, setup.attempts, instructions)
+        setup = replace(setup, slots=slots, original=slots.original, plan=NOTHING_TO_DO)
+        if slots.space.num_distinct > 1:
+            setup = self._with_plan(setup)
+        if setup.plan.max_metric_calls is not None:
+            calls_before = len(setup.attempts) + len(setup.proposals)
+            evaluator.budget.max_calls = setup.plan.max_metric_calls + calls_before
         return setup
 
     def _finish(
@@ -401,36 +384,34 @@ class PLFewShot(LearningOptimizer):
         chosen = outcome.decision.ordering
         fitted = fitted_model(run, outcome)
         expected = expected_scores(slots, run, outcome, fitted)
-        best = best_of_each(slots, expected, chosen)
         self._front = None
         # After an error, some scores may come from failed calls.
         if fitted is not None and outcome.stop.reason is not StopReason.ERROR:
-            prices = PromptPrices(setup.scored_examples, run.evaluator.log.tokens)
-            prompts = priced_prompts(best, slots, prices)
-            self._front = Front(prompts, best[0], fitted, self.min_probability, build_program)
+            self._front = Front(
+                slots,
+                expected,
+                chosen,
+                prices=PromptPrices(setup.scored_examples, run.evaluator.log.tokens),
+                fitted=fitted,
+                min_probability=self.min_probability,
+                build_program=build_program,
+            )
         retrieval = None
         if isinstance(slots, RetrievalSlots):
-            retrieval = compare_ways(slots, expected, chosen)
+            variation = slots.variation(chosen)
+            retrieval = RetrievalReport(
+                variation=chosen.name if isinstance(chosen, WholeProgram) and variation is not None else None,
+                text=str(variation or ""),
+                num_pooled=sum(len(pool.demos) for pool in slots.found.values()),
+            )
         program = build_program(chosen, outcome.decision.revision)
         obstacle = json_obstacle(program)
         if obstacle:
             logger.warning("%s", obstacle)
         return FinishedProgram(
             program,
-            front=[] if self._front is None else self._front.entries(slots, chosen),
+            front=[] if self._front is None else self._front.entries(),
+            programs=program_scores(slots, expected),
             instructions=compare_instructions(setup, slots, expected, outcome),
             retrieval=retrieval,
         )
-
-
-def _alternatives(setup: CompileSetup) -> Mapping[str, Sequence[Instruction]]:
-    """Return the instructions that a compile chooses from."""
-    assert isinstance(setup.slots, PoolSlots)
-    return setup.slots.alternatives
-
-
-def _limit_calls(setup: CompileSetup, evaluator: ProgramEvaluator) -> None:
-    """Limit calls to the planned number plus those made before the search."""
-    if setup.plan.max_metric_calls is not None:
-        before = len(setup.attempts) + len(setup.proposals)
-        evaluator.budget.max_calls = setup.plan.max_metric_calls + before

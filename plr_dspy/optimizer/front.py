@@ -3,7 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -16,7 +16,6 @@ from plr_dspy.programs.slots import PoolSlots, messages_of
 from plr_dspy.programs.splits import Examples
 from plr_dspy.programs.tokens import token_counter
 from plr_dspy.report.schema import AS_GOOD, FrontEntry
-from plr_dspy.report.text import count
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.budget import UNCOUNTED, cost_of
 from plr_dspy.scoring.run_log import Tokens
@@ -25,6 +24,15 @@ from plr_dspy.search.model.ordering_model import FittedModel
 from plr_dspy.search.space import Candidate
 
 PREDICTIONS = 1_000  # predictions that a reported cost is for
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A candidate with the tokens and the price of its prompts."""
+
+    expected: ExpectedScore
+    tokens: int  # without inputs
+    cost: float | None  # dollars for 1,000 predictions; None if unknown
 
 
 class PromptPrices:
@@ -49,8 +57,8 @@ class PromptPrices:
                     answers[model].append(counts.get("completion_tokens", 0))
         self._answers = {model: fmean(numbers) for model, numbers in answers.items()}
 
-    def priced(self, score: ExpectedScore, program: dspy.Module) -> ExpectedScore:
-        """Add the tokens and cost of a candidate's prompts; only its demos' tokens if they cannot be built."""
+    def priced(self, score: ExpectedScore, program: dspy.Module) -> Prompt:
+        """Count and price a candidate's prompts; count only its demos if they cannot be built."""
         usage: dict[str, Any] = defaultdict(Counter)
         num_tokens = 0
         try:
@@ -62,12 +70,12 @@ class PromptPrices:
                 prompt = prefix + retrieved + self._mean_inputs(predictor)
                 usage[model].update(prompt_tokens=prompt, cached_tokens=prefix)
         except Exception:  # The adapter or litellm may fail; the other figures are still useful.
-            return replace(score, prompt_tokens=score.tokens)
+            return Prompt(score, score.entry.tokens, None)
         for model, counts in usage.items():
             counts["completion_tokens"] = self._answers.get(model, math.nan)
         cost = cost_of(usage)
         known_cost = None if cost is None or math.isnan(cost) else PREDICTIONS * cost
-        return replace(score, prompt_tokens=num_tokens, cost=known_cost)
+        return Prompt(score, num_tokens, known_cost)
 
     def _size(self, predictor: dspy.Predict, demos: Sequence[Any]) -> int:
         """Return the tokens of a prompt with these demos and empty inputs."""
@@ -82,9 +90,17 @@ class PromptPrices:
         return self._inputs[fields]
 
 
-@dataclass(frozen=True)
 class Front:
     """The best candidate for each number of demos, instruction and kind.
+
+    Args:
+        slots: The search space.
+        expected: The expected scores of all candidates, best first.
+        returned: The returned candidate.
+        prices: Prices the candidates.
+        fitted: The model of scores.
+        min_probability: As in `PLFewShot`.
+        build_program: Builds a candidate's program with revised answers.
 
     Attributes:
         prompts: The candidates from the cheapest to the dearest; by tokens if a price is
@@ -92,69 +108,67 @@ class Front:
         reference: The returned program; the best candidate if that one was not scored.
     """
 
-    prompts: Sequence[ExpectedScore]
-    reference: ExpectedScore
-    fitted: FittedModel
-    min_probability: float | None
-    build_program: Callable[[Candidate, Revision | None], dspy.Module]
+    def __init__(
+        self,
+        slots: PoolSlots,
+        expected: Sequence[ExpectedScore],
+        returned: Candidate,
+        *,
+        prices: PromptPrices,
+        fitted: FittedModel,
+        min_probability: float | None,
+        build_program: Callable[[Candidate, Revision | None], dspy.Module],
+    ) -> None:
+        self._returned = returned
+        self._fitted = fitted
+        self._min_probability = min_probability
+        self._build_program = build_program
+        best: dict[Any, ExpectedScore] = {}
+        for score in sorted(expected, key=lambda score: score.candidate != returned):
+            name = score.candidate if score.kind == "program" else score.kind
+            best.setdefault((name, score.entry.num_demos, *score.entry.instructions.values()), score)
+        self.reference = next(iter(best.values()))
+        prompts = [prices.priced(score, slots.build(score.candidate)) for score in best.values()]
+        is_priced = all(prompt.cost is not None for prompt in prompts)
+        self.prompts = sorted(
+            prompts, key=lambda prompt: (prompt.cost if is_priced else 0.0, prompt.tokens, -prompt.expected.entry.score)
+        )
 
-    def build(self, prompt: ExpectedScore) -> dspy.Module:
+    def build(self, prompt: Prompt) -> dspy.Module:
         """Build a candidate's program."""
-        return self.build_program(prompt.candidate, prompt.revision)
+        return self._build_program(prompt.expected.candidate, prompt.expected.revision)
 
-    def as_good(self, within: float) -> list[ExpectedScore]:
+    def as_good(self, within: float) -> list[Prompt]:
         """Return the candidates that score at most `within` less than the reference, cheapest first.
 
         A high estimate from few calls is not enough, because the model then gives a larger
         loss a high probability.
         """
-        max_worse = 1.0 / (1.0 + MIN_ODDS) if self.min_probability is None else 1.0 - self.min_probability
-        gains = self.fitted.gains(self.reference.candidate, margin=within)
+        max_worse = 1.0 / (1.0 + MIN_ODDS) if self._min_probability is None else 1.0 - self._min_probability
+        reference = self.reference
+        gains = self._fitted.gains(reference.candidate, margin=within)
         accepted = []
         for prompt in self.prompts:
-            gain = gains[prompt.candidate]
+            candidate = prompt.expected.candidate
             # If the reference's answers are revised, compare candidates that are revised
             # alike.
-            worse = gain.worse if self.reference.revision is None else gain.worse_alike
-            is_close = prompt.score >= self.reference.score - within - 1e-9
-            if prompt.candidate == self.reference.candidate or (is_close and worse <= max_worse):
+            worse = gains[candidate].worse if reference.revision is None else gains[candidate].worse_alike
+            is_close = prompt.expected.entry.score >= reference.entry.score - within - 1e-9
+            if candidate == reference.candidate or (is_close and worse <= max_worse):
                 accepted.append(prompt)
         return accepted
 
-    def entries(self, slots: PoolSlots, returned: Candidate) -> list[FrontEntry]:
+    def entries(self) -> list[FrontEntry]:
         """Return the report's entries."""
         as_good = self.as_good(AS_GOOD)
-        entries = []
-        for prompt in self.prompts:
-            candidate = prompt.candidate
-            shown = prompt.alternative(_name(slots, prompt), slots.shown(candidate), slots.instructions(candidate))
-            entry = FrontEntry(
-                **vars(shown),
-                kind=prompt.kind,
-                prompt_tokens=prompt.prompt_tokens,
+        return [
+            FrontEntry(
+                **vars(prompt.expected.entry),
+                kind=prompt.expected.kind,
+                prompt_tokens=prompt.tokens,
                 cost=prompt.cost,
                 is_as_good=prompt in as_good,
-                is_returned=candidate == returned,
+                is_returned=prompt.expected.candidate == self._returned,
             )
-            entries.append(entry)
-        return entries
-
-
-def priced_prompts(scores: Sequence[ExpectedScore], slots: PoolSlots, prices: PromptPrices) -> list[ExpectedScore]:
-    """Price the prompts of candidates; return the candidates from the cheapest to the dearest."""
-    prompts = [prices.priced(score, slots.build(score.candidate)) for score in scores]
-    is_priced = all(prompt.cost is not None for prompt in prompts)
-    return sorted(prompts, key=lambda prompt: (prompt.cost if is_priced else 0.0, prompt.prompt_tokens, -prompt.score))
-
-
-def _name(slots: PoolSlots, score: ExpectedScore) -> str:
-    """Return the report's name for a candidate."""
-    if score.kind == "program":
-        return slots.rivals[score.candidate].name
-    name = count(score.num_demos, f"{score.kind} demo") if score.num_demos else "no demos"
-    if score.kind == "original":
-        name = "your program" if score.revision is None else f"your program, {score.revision.adjective}"
-    for predictor, number in slots.instructions(score.candidate).items():
-        if number:
-            name += f", instruction {number} of {predictor}"
-    return name
+            for prompt in self.prompts
+        ]

@@ -13,6 +13,7 @@ import dspy
 import numpy as np
 from pydantic import Field
 
+from plr_dspy.compiling.futility import ENOUGH_ANSWERS, FutilityCheck
 from plr_dspy.compiling.paper import random_plan
 from plr_dspy.errors import UserError
 from plr_dspy.labels.work import LabelWork
@@ -20,11 +21,11 @@ from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import DemoOptimizer, OpenCompile
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.learning import label_work
-from plr_dspy.optimizer.sensitivity import MIN_EXAMPLES, linearized, score_table
 from plr_dspy.optimizer.setup import CompileSetup
-from plr_dspy.programs.calls import MetricWork
+from plr_dspy.programs.calls import MetricWork, adapter_advice
 from plr_dspy.programs.checks import Count, arguments
 from plr_dspy.programs.slots import OWN, PoolSlots
+from plr_dspy.scoring.confusion_scores import Answers, ConfusionScores
 from plr_dspy.scoring.run_log import FAILED
 from plr_dspy.search.space import Candidate, Ordering, WholeProgram
 from plr_dspy.statistics.calibration import cross_validated, likely_shares, right_counts
@@ -33,6 +34,7 @@ from plr_dspy.statistics.levers import Gain, PairedExperiment
 
 NUM_SETS = 4  # random sets of demos, unless the budget pays for more
 NUM_ORDERS = 3  # random orders of one set, unless the budget pays for more
+MIN_EXAMPLES = 10  # minimum examples; with fewer, differences are mostly chance
 MIN_SAMPLE = 3  # minimum sets or orders to estimate their spread
 NUM_SEARCHED = 20  # A search is assumed to find the best of this many random sets or orders.
 MAX_DRAWS = 50  # draws per set or order, until its prompt is a new one
@@ -59,7 +61,6 @@ HOW = {  # how to apply each lever, simplest first
     ORDERS: "run PLReorder",
     SETS: "run PLFewShot",
 }
-RANKS = {name: rank for rank, name in enumerate(HOW)}
 HOW_WITHOUT_SETS = "use this instruction, and keep the demos"
 
 Groups: TypeAlias = dict[str, list[Candidate]]  # the programs to score, by lever
@@ -73,7 +74,6 @@ class Change:
         name: Name of the lever.
         rows: Rows of its programs in the table of scores.
         how: How to apply it.
-        rank: Its place among all levers, simplest first.
         base: Name of the lever that it changes further; empty if it changes the program
             itself.
         num_searched: Number of programs of which a search finds the best; 1 without a search.
@@ -82,7 +82,6 @@ class Change:
     name: str
     rows: list[int]
     how: str
-    rank: int
     base: str = ""
     num_searched: int = 1
 
@@ -149,8 +148,6 @@ class LeverSample(PLFewShot):
 
     name = "headroom"
     student_name = "program"
-    cure_if_too_few = "pass at least 20, if possible 100"
-    cure_if_none_shown = "Pass a trainset with values for all of the signature's fields"
 
     max_metric_calls: Count = 300  # type: ignore[assignment]
     demos: Literal["auto"] = "auto"
@@ -238,7 +235,7 @@ class LeverSample(PLFewShot):
         candidates = _candidates(groups)
         rows = {name: [candidates.index(candidate) for candidate in group] for name, group in groups.items()}
         with self._open(setup) as opened:
-            examples, scores, _ = score_table(opened, candidates)
+            examples, scores = _score_table(opened, candidates)
             scores, calibrated_rows = _with_calibrated(opened, candidates, rows, examples, scores)
             metric = opened.scorer.influence
             program_calls = opened.scorer.num_calls()
@@ -246,9 +243,16 @@ class LeverSample(PLFewShot):
         changes = changes_of({**rows, **calibrated_rows}, _num_orders(groups))
         gains = lever_gains(experiment, changes)
         own_score = float(experiment.means[0])
+        levers = []
+        for change in changes:
+            gain = gains[change.name]
+            num_calls = len(change.rows) * len(examples)
+            levers.append(
+                Lever(change.name, own_score + gain.value, gain.value, gain.interval, num_calls, note=change.how)
+            )
         return Headroom(
             score=own_score,
-            levers=[_lever(change, gains[change.name], own_score, len(examples)) for change in changes],
+            levers=levers,
             noise_shares={name: gain.noise_share for name, gain in gains.items() if gain.noise_share is not None},
             num_examples=len(examples),
             program_calls=program_calls,
@@ -291,6 +295,42 @@ def _num_orders(groups: Groups) -> int:
     ordering = groups.get(ORDERS, [()])[0]
     assert not isinstance(ordering, WholeProgram)
     return math.prod(math.factorial(len(items)) for items in ordering)  # 1 for a block with an instruction
+
+
+def _score_table(opened: OpenCompile, candidates: Sequence[Candidate]) -> tuple[list[int], Array]:
+    """Score candidates, and return the examples and the scores ``[c, e]``.
+
+    A failed call gets the mean score of the other candidates on its example. A metric over a
+    set is linearized at each candidate's own answers.
+    """
+    scorer = opened.scorer
+    metric = scorer.influence
+    num_usable = len(opened.setup.scored_examples)
+    indices = list(range(num_usable))
+    if metric is not None:
+        indices = metric.alternate_labels(num_usable)
+    sample = indices[: opened.setup.plan.num_train_examples]
+    # Stop early if hardly any of the first answers can be parsed.
+    scorer.table(candidates, sample[: math.ceil(ENOUGH_ANSWERS / len(candidates))])
+    FutilityCheck(scorer, num_usable, lambda: opened.work.sample, compares=False, advice=adapter_advice()).check()
+    examples, rows = scorer.table(candidates, sorted(sample))
+    table = np.array(rows)
+    for number, candidate in enumerate(candidates):
+        records = scorer.records_of(candidate)
+        failed = np.array([records[example].outcome == FAILED for example in examples])
+        if metric is not None:
+            table[number] = _linearized(metric, metric.answers(records, {}), examples, failed)
+        table[number, failed] = np.nan
+    return examples, np.where(np.isnan(table), np.nanmean(table, axis=0), table)
+
+
+def _linearized(metric: ConfusionScores, answers: Answers, examples: Sequence[int], failed: Array) -> Array:
+    """Return the scores ``[e]`` of a candidate's answers, whose mean is the metric over the set; NaN if it failed."""
+    metric.linearize_at((example, answers[example]) for example in examples if example in answers)
+    scores = np.array([metric.score(example, answers.get(example)) for example in examples])
+    scores = np.where(failed, np.nan, scores)
+    (weighted,) = metric.reweighted(scores[None], np.array(examples))
+    return np.asarray(weighted)
 
 
 def _with_calibrated(
@@ -338,7 +378,7 @@ def _calibrated(opened: OpenCompile, candidate: Candidate, examples: Sequence[in
     if work.influence is not None:
         answers = work.influence.answers(records, dict(zip(numbers, labels, strict=True)))
         failed = np.array([records[example].outcome == FAILED for example in examples])
-        return np.where(failed, scores, linearized(work.influence, answers, examples, failed))
+        return np.where(failed, scores, _linearized(work.influence, answers, examples, failed))
     scores = scores.copy()
     scores[places_with_logprobs] = work.scores[numbers, labels]
     return scores
@@ -353,21 +393,20 @@ def changes_of(rows: Mapping[str, list[int]], num_orders: int) -> list[Change]:
     """
     base = RANDOM if RANDOM in rows else ""
     changes = []
-    for name, numbers in rows.items():
-        if name.startswith(INSTRUCTION):
-            how = HOW[INSTRUCTION] if base else HOW_WITHOUT_SETS
-            changes.append(Change(name, numbers, how, RANKS[INSTRUCTION], base))
-        elif name == ORDERS:
-            # The orders are those of the program's own demos, or else of the first random
-            # set.
-            base_of_orders = "" if NO_DEMOS in rows else base
-            num_searched = min(num_orders, NUM_SEARCHED)
-            changes.append(Change(name, numbers, HOW[name], RANKS[name], base_of_orders, num_searched))
-        elif name != PROGRAM:
-            changes.append(Change(name, numbers, HOW[name], RANKS[name]))
+    for lever, how in HOW.items():
+        for name, numbers in rows.items():
+            if lever == INSTRUCTION and name.startswith(INSTRUCTION):
+                changes.append(Change(name, numbers, how if base else HOW_WITHOUT_SETS, base))
+            elif lever == ORDERS and name == ORDERS:
+                # The orders are those of the program's own demos, or else of the first random
+                # set.
+                base_of_orders = "" if NO_DEMOS in rows else base
+                changes.append(Change(name, numbers, how, base_of_orders, min(num_orders, NUM_SEARCHED)))
+            elif name == lever:
+                changes.append(Change(name, numbers, how))
     if base:
-        changes.append(Change(SETS, rows[RANDOM], HOW[SETS], RANKS[SETS], base, NUM_SEARCHED))
-    return sorted(changes, key=lambda change: change.rank)
+        changes.append(Change(SETS, rows[RANDOM], HOW[SETS], base, NUM_SEARCHED))
+    return changes
 
 
 def lever_gains(experiment: PairedExperiment, changes: Sequence[Change]) -> dict[str, Gain]:
@@ -385,18 +424,6 @@ def lever_gains(experiment: PairedExperiment, changes: Sequence[Change]) -> dict
         else:
             gains[change.name] = experiment.gain(change.rows)
     return gains
-
-
-def _lever(change: Change, gain: Gain, own_score: float, num_examples: int) -> Lever:
-    """Return the public summary of a change."""
-    return Lever(
-        name=change.name,
-        score=own_score + gain.value,
-        gain=gain.value,
-        interval=gain.interval,
-        num_calls=len(change.rows) * num_examples,
-        note=change.how,
-    )
 
 
 def best_advice(changes: Sequence[Change], gains: Mapping[str, Gain]) -> str:

@@ -11,7 +11,7 @@ from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_output, prior_shares
 from plr_dspy.labels.reader import NoProbabilities
-from plr_dspy.labels.work import UNASKED, LabelWork, describe_answers, label_scores
+from plr_dspy.labels.work import UNASKED, LabelWork, label_scores
 from plr_dspy.optimizer.base import DemoOptimizer, OpenCompile
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.plackett_luce.updates import update_rule
@@ -56,26 +56,15 @@ class LearningOptimizer(DemoOptimizer):
                 "calibrate needs log-probabilities, and signal='score' reads none: pass signal='auto', or leave it out."
             )
 
-    def _check_without_calls(self) -> None:
-        """Raise a ValueError if an argument needs program calls."""
-        if self.calibrate is not False:
-            raise UserError(
-                "calibrate needs program calls, and max_metric_calls=0 allows none: leave calibrate out, or raise "
-                "max_metric_calls."
-            )
-
     def _check_takes_programs(self) -> None:
         super()._check_takes_programs()
-        if getattr(self, "auto", None) == "paper":
+        if self.auto == "paper":
             raise UserError(
                 "auto='paper' cannot compare programs: compile without programs, and pass them with the result to "
                 "choose_program"
             )
         if self.calibrate is not False:
             raise UserError("programs compete as they are: leave calibrate out, and calibrate the result")
-
-    def _answers(self) -> dict[str, bool | str]:
-        return describe_answers(self.signal, self.calibrate)
 
     @property
     def _needing_logprobs(self) -> str:

@@ -10,24 +10,23 @@ import io
 import logging
 import math
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import dspy
 
-from plr_dspy.dspy_compat import TIPS, BaseCallback, GroundedProposer, create_dataset_summary
+from plr_dspy.dspy_compat import TIPS, GroundedProposer, create_dataset_summary
 from plr_dspy.optimizer.estimate import cost_of_proposals, size_of_call
 from plr_dspy.optimizer.setup import CompileSetup, Proposal
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.instructions import Instruction, InstructionChoices, usable_instructions
 from plr_dspy.programs.slots import PoolSlots
-from plr_dspy.report.schema import ErrorCount, ProposalReport
-from plr_dspy.scoring.budget import cost_of, window_of
+from plr_dspy.report.schema import ProposalReport
+from plr_dspy.scoring.budget import window_of
 from plr_dspy.scoring.causes import cure_of
-from plr_dspy.scoring.run_log import CallRecord, error_counts
+from plr_dspy.scoring.run_log import CallRecord
 
 logger = logging.getLogger(__name__)
 
@@ -43,15 +42,6 @@ def planned_proposals(program: dspy.Module, number: int) -> list[Proposal]:
     for name, _ in program.named_predictors():
         proposals += [Proposal(name, i) for i in range(1, number + 1)]
     return proposals
-
-
-class CallCounter(BaseCallback):  # type: ignore[misc]
-    """Counts calls of language models."""
-
-    num_calls = 0
-
-    def on_lm_start(self, call_id: str, instance: object, inputs: dict[str, Any]) -> None:
-        self.num_calls += 1
 
 
 class ProposalWork(MetricWork):
@@ -94,11 +84,9 @@ class ProposalWork(MetricWork):
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         """Run a task, given by its number."""
         task = self._setup.proposals[example]
-        counter = CallCounter()
-        callbacks = [*dspy.settings.callbacks, counter]
-        with dspy.context(lm=self.model, adapter=dspy.ChatAdapter(), callbacks=callbacks):
+        with dspy.context(lm=self.model, adapter=dspy.ChatAdapter()):
             text = self._propose(task) if task.predictor else self._description()
-        return CallRecord(None, value={"text": text, "calls": counter.num_calls})
+        return CallRecord(None, value={"text": text})
 
     def _description(self) -> str:
         if not self.examples:
@@ -155,7 +143,7 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
         if key not in log.records:
             break
         record = log.records[key]
-        proposals.append(replace(task, prompt=prompt, record=record, tokens=log.tokens_of(key)))
+        proposals.append(replace(task, prompt=prompt, record=record))
         if not task.predictor and record.value:
             work.describe_data(record.value["text"])
         if failure is not None:
@@ -169,21 +157,23 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
 
 def _check(setup: CompileSetup, proposals: Sequence[Proposal], failure: Exception | None) -> None:
     """Warn of missing proposals; raise the failure if none was made, or if no call explains it."""
-    instructions = [proposal for proposal in proposals if proposal.predictor and proposal.text]
+    num_made = sum(bool(proposal.predictor and proposal.text) for proposal in proposals)
     errors = [proposal.record for proposal in proposals if proposal.record.error]
     if failure is not None and not errors:
         raise failure
-    reason = f"{errors[0].error}: {errors[0].message}" if errors else ""
-    if errors and not instructions:
+    reason = ""
+    if errors:
+        reason = f"{errors[0].error}: {errors[0].message}"
+    elif len(proposals) < len(setup.proposals):
+        reason = f"proposals may use {SHARE:.0%} of max_cost and max_seconds"
+    if errors and not num_made:
         cure = cure_of((record.error for record in errors), otherwise="check the prompt model")
         raise RuntimeError(
             f"prompt_model made no instruction ({reason}): {cure}, or pass instructions as a list"
         ) from failure
-    if not errors and len(proposals) < len(setup.proposals):
-        reason = f"proposals may use {SHARE:.0%} of max_cost and max_seconds"
     if reason:
         num_planned = sum(bool(task.predictor) for task in setup.proposals)
-        logger.warning("only %d of %d instructions were proposed (%s)", len(instructions), num_planned, reason)
+        logger.warning("only %d of %d instructions were proposed (%s)", num_made, num_planned, reason)
 
 
 def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) -> InstructionChoices:
@@ -202,24 +192,6 @@ def proposal_report(setup: CompileSetup) -> ProposalReport | None:
     """Return the report's entry on the calls of the prompt model; None if it made none."""
     if not setup.proposals:
         return None
-    tokens: dict[str, Counter[str]] = defaultdict(Counter)
-    for proposal in setup.proposals:
-        for model, counts in proposal.tokens.items():
-            tokens[model].update(counts)
     model = setup.prompt_model or dspy.settings.lm
-    return ProposalReport(
-        model=str(model.model),
-        num_calls=sum(proposal.num_calls for proposal in setup.proposals),
-        num_texts=sum(bool(proposal.predictor and proposal.text) for proposal in setup.proposals),
-        cost=cost_of(tokens),
-    )
-
-
-def proposal_errors(setup: CompileSetup) -> list[ErrorCount]:
-    """Count the tasks that raised an exception, by type."""
-    names = {}
-    records = []
-    for number, task in enumerate(setup.proposals):
-        names[number] = f"instruction {task.number} of {task.predictor}" if task.predictor else "the data"
-        records.append((("", number), replace(task.record, outcome="gave no instruction")))
-    return error_counts(records, names)
+    num_texts = sum(bool(proposal.predictor and proposal.text) for proposal in setup.proposals)
+    return ProposalReport(model=str(model.model), num_texts=num_texts)

@@ -1,19 +1,20 @@
 """Builds the report of a finished compile."""
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dspy
 
 from plr_dspy._version import __version__
 from plr_dspy.compiling.choice import Decision, Outcome
+from plr_dspy.compiling.run import CompileRun
 from plr_dspy.dspy_compat import format_field_value
-from plr_dspy.optimizer.demos import attempt_errors
-from plr_dspy.optimizer.proposals import proposal_errors, proposal_report
+from plr_dspy.optimizer.proposals import proposal_report
 from plr_dspy.optimizer.setup import CompileSetup
-from plr_dspy.optimizer.yardsticks import Yardsticks
+from plr_dspy.optimizer.yardsticks import yardsticks
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.media import replaced_in
 from plr_dspy.programs.slots import PoolSlots
@@ -21,6 +22,7 @@ from plr_dspy.report.report import Report
 from plr_dspy.report.schema import (
     Alternative,
     Candidate,
+    ErrorCount,
     FrontEntry,
     InstructionReport,
     ProgramState,
@@ -44,6 +46,7 @@ class FinishedProgram:
     """The program that a compile returns, and the report's entries on its demos."""
 
     program: dspy.Module
+    programs: list[Alternative] = field(default_factory=list)
     front: list[FrontEntry] = field(default_factory=list)
     instructions: list[InstructionReport] = field(default_factory=list)
     retrieval: RetrievalReport | None = None
@@ -51,22 +54,15 @@ class FinishedProgram:
 
 def build_report(
     setup: CompileSetup,
+    run: CompileRun,
     outcome: Outcome,
-    scorer: Evaluator,
     finished: FinishedProgram,
-    yardsticks: Yardsticks,
     *,
     names: Sequence[str],
-    programs: list[Alternative],
     signal: Signal | None,
-    seconds: float,
 ) -> Report:
-    """Build the report of a finished compile.
-
-    Args:
-        names: The names of the scored examples.
-        programs: The scores of the programs that the user passed.
-    """
+    """Build the report of a finished compile; `names` are those of the scored examples."""
+    scorer = run.evaluator
     decision = outcome.decision
     tokens: dict[str, Any] = defaultdict(Counter)
     for tokens_of_call in scorer.log.tokens:
@@ -94,20 +90,29 @@ def build_report(
         program_calls=outcome.program_calls,
         tokens=tokens,
         cost=cost_of(tokens),
-        seconds=seconds,
-        errors=[*attempt_errors(setup.attempts), *proposal_errors(setup), *error_counts(scored, names)],
+        seconds=time.monotonic() - setup.started,
+        errors=[*_errors_before_search(setup), *error_counts(scored, names)],
         stopped=str(outcome.stop),
         stop_reason=outcome.stop.reason,
         settings=setup.settings(),
         plr_dspy_version=__version__,
         dspy_version=dspy.__version__,
         front=finished.front,
-        programs=programs,
+        programs=finished.programs,
         instructions=finished.instructions,
         proposals=proposal_report(setup),
         retrieval=finished.retrieval,
-        **yardsticks._asdict(),
+        **yardsticks(setup, run, decision),
     )
+
+
+def _errors_before_search(setup: CompileSetup) -> list[ErrorCount]:
+    """Count the attempts to bootstrap demos, and the proposals, that raised an exception, by type."""
+    calls = [(f"trainset[{attempt.example}]", "gave no demo", attempt.record) for attempt in setup.attempts]
+    calls += [(proposal.name, "gave no instruction", proposal.record) for proposal in setup.proposals]
+    names = [name for name, _, _ in calls]
+    records = [(("", number), replace(record, outcome=outcome)) for number, (_, outcome, record) in enumerate(calls)]
+    return error_counts(records, names)
 
 
 def _candidates(setup: CompileSetup, decision: Decision) -> list[Candidate]:

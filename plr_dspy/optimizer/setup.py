@@ -22,7 +22,7 @@ from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.programs.splits import Examples, Splits, empty_split, make_splits
 from plr_dspy.report.text import FEW_EXAMPLES
 from plr_dspy.retrieval.predict import retrievals_of
-from plr_dspy.scoring.run_log import CallRecord, Tokens
+from plr_dspy.scoring.run_log import CallRecord
 from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
@@ -50,17 +50,16 @@ class Proposal:
     number: int
     prompt: str = ""  # first part of the key of its record in the log
     record: CallRecord = field(default_factory=lambda: CallRecord(None))
-    tokens: Tokens = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return f"instruction {self.number} of {self.predictor}" if self.predictor else "the data"
 
     @property
     def text(self) -> str:
         """The text that the task made; empty if none."""
         return str((self.record.value or {}).get("text", ""))
-
-    @property
-    def num_calls(self) -> int:
-        """Number of calls of the prompt model, if the task succeeded."""
-        return int((self.record.value or {}).get("calls", 0))
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,6 @@ class CompileOptions:
     metric: AnyMetric
     name: str
     student_name: str
-    trainset_name: str
     scored_on: str
     chooses_by_score: bool
     orders_demos: bool
@@ -95,11 +93,15 @@ class DemoChoices:
     demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of demos, by trainset index
     retrievable: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of retrieved demos
     teacher: dspy.Module | None = None  # program whose answers become demos; None means the student
-    rivals: Sequence[Rival] = ()  # programs of the user that compete as they are
     dropped_instructions: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)  # by predictor
     prompt_model: dspy.BaseLM | None = None  # proposes instructions; None if there are none to propose
     proposals: Sequence[Proposal] = ()  # planned, then actual ones; the plan excludes their calls
     attempts: Sequence[Attempt] = ()  # planned, then actual ones; the plan excludes their calls
+
+    @property
+    def rivals(self) -> list[Rival]:
+        """The programs of the user that compete as they are."""
+        return list(self.slots.rivals.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +109,7 @@ class CompileSetup(DemoChoices):
     """A compile that has passed all checks and made no calls yet."""
 
     options: CompileOptions
+    started: float  # by `time.monotonic`
     seed: int
     splits: Splits
     models: Sequence[dspy.BaseLM]  # the predictors' models
@@ -198,9 +201,9 @@ def make_setup(
     trainset: Examples,
     valset: Examples,
     rng: random.Random,
+    started: float,
 ) -> CompileSetup:
     """Split the examples, and return a setup without a plan."""
-    name = options.trainset_name
     predictors = choices.program.predictors()
     demos = list(choices.others)
     models = [predictor.lm or dspy.settings.lm for predictor in predictors]
@@ -211,10 +214,11 @@ def make_setup(
     for predictor in predictors:
         demos += predictor.demos
         prompted.update(predictor.signature.input_fields)
-    splits = make_splits(trainset, valset, demos, rng, balanced=options.balances_splits, name=name, prompted=prompted)
+    splits = make_splits(trainset, valset, demos, rng, balanced=options.balances_splits, prompted=prompted)
     setup = CompileSetup(
         **vars(choices),
         options=options,
+        started=started,
         seed=seed,
         splits=splits,
         models=[lm for lm in models if lm is not None],
@@ -222,7 +226,7 @@ def make_setup(
     )
     if setup.needs_calls and not (splits.train and splits.selection):
         cure = "pass more examples, or fewer demos"
-        raise UserError(empty_split(splits, len(trainset), len(valset), name=name, cure=cure))
+        raise UserError(empty_split(splits, len(trainset), len(valset), cure=cure))
     if setup.needs_calls and options.chooses_by_score and len(setup.scored_examples) < FEW_EXAMPLES:
         logger.warning(
             "only %d of %d examples can be used for scoring (demos and duplicates cannot), which is too few to find "
@@ -233,20 +237,17 @@ def make_setup(
     return setup
 
 
-def checked_copy(options: CompileOptions, student: dspy.Module, trainset: Examples, valset: Examples) -> dspy.Module:
+def checked_student(options: CompileOptions, student: dspy.Module, trainset: Examples, valset: Examples) -> dspy.Module:
     """Check the user's arguments, and return a copy of the student."""
+    name = options.student_name
     if options.orders_demos:
-        check_answers_itself(student, name=options.student_name)
-    datasets: dict[str, Any] = {options.trainset_name: trainset, "valset": valset}
-    check_given(student, name=options.student_name, to_order=options.orders_demos, **datasets)
+        check_answers_itself(student, name=name)
+    program = _checked_copy(options, student, trainset, valset, name=name, to_order=options.orders_demos)
     if options.orders_demos and retrievals_of(student):
         raise UserError(
-            f"{options.student_name} must have fixed demos; it retrieves demos for each input: pass the program that "
-            "it was compiled from, or use BatchCalibration instead"
+            f"{name} must have fixed demos; it retrieves demos for each input: pass the program that it was compiled "
+            "from, or use BatchCalibration instead"
         )
-    program = ProgramFactory(student).build({})
-    _remove_earlier_results(program)
-    check_answers(program, options.metric, [*trainset, *valset], name=options.trainset_name)
     return program
 
 
@@ -254,18 +255,25 @@ def checked_rivals(
     options: CompileOptions, first: Rival, programs: Programs, trainset: Examples, valset: Examples
 ) -> list[Rival]:
     """Check the user's programs, and return copies of those that differ from the first and from each other."""
-    datasets: dict[str, Any] = {options.trainset_name: trainset, "valset": valset}
     distinct = {first.digest: first}
     for name, program in named_programs(programs).items():
-        check_given(program, name=f"programs[{name!r}]", to_order=False, **datasets)
-        check_answers(program, options.metric, [*trainset, *valset], name=options.trainset_name)
-        own = ProgramFactory(program).build({})
-        _remove_earlier_results(own)
-        rival = Rival(name, own)
+        argument = f"programs[{name!r}]"
+        rival = Rival(name, _checked_copy(options, program, trainset, valset, name=argument, to_order=False))
         same = distinct.setdefault(rival.digest, rival)
         if same is not rival:
             logger.warning("%r and %r are the same program, and compete as %r", name, same.name, same.name)
     return list(distinct.values())[1:]
+
+
+def _checked_copy(
+    options: CompileOptions, program: dspy.Module, trainset: Examples, valset: Examples, *, name: str, to_order: bool
+) -> dspy.Module:
+    """Check a program and the examples, and return a copy without the results of earlier compiles."""
+    check_given(program, name=name, to_order=to_order, trainset=trainset, valset=valset)
+    check_answers(program, options.metric, [*trainset, *valset], name="trainset")
+    copy = ProgramFactory(program).build({})
+    _remove_earlier_results(copy)
+    return copy
 
 
 def _remove_earlier_results(program: dspy.Module) -> None:

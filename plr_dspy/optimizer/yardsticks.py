@@ -9,7 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import dspy
 import numpy as np
@@ -38,19 +38,13 @@ MAX_ANSWERS = 5  # most frequent answers to try as the constant
 NUM_RANDOM = 200  # random orderings to average over
 
 
-class Yardsticks(NamedTuple):
-    """The scores of simpler methods; None if unknown."""
-
-    random: Alternative | None
-    constant: Alternative | None
-    vote: Alternative | None
-
-
-def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> Yardsticks:
-    """Score the simpler methods that apply to this compile."""
-    if decision.comparison is None:
-        return Yardsticks(None, None, _vote(setup))
-    return Yardsticks(_random_demos(setup, run, decision), _constant_answer(setup), _vote(setup))
+def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> dict[str, Any]:
+    """Score random demos, a constant answer and a vote, where they apply to this compile."""
+    scores = {"vote": _vote(setup)}
+    if decision.comparison is not None:
+        scores["random"] = _random_demos(setup, run, decision)
+        scores["constant"] = _constant_answer(setup)
+    return scores
 
 
 def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Alternative | None:
@@ -58,7 +52,7 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
     slots = setup.slots
     fitted = decision.fitted
     random_orderings = run.random_orderings()
-    if setup.options.scored_on != "train examples" or fitted is None or not random_orderings:
+    if fitted is None or not random_orderings:
         return None
     orderings = slots.space.draw_longest(NUM_RANDOM, np.random.default_rng([setup.seed, 1]))
     orderings = [slots.space.with_first_choices(ordering) for ordering in orderings]

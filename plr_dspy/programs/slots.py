@@ -67,6 +67,7 @@ class PromptSlots(ABC):
     embedder: Any = None  # embeds inputs to retrieve demos
     slots: tuple[Slot, ...]
     space: OrderingSpace
+    alternatives: Mapping[str, Sequence[Instruction]] = MappingProxyType({})  # instructions to choose from
 
     def __init__(self, program: dspy.Module, rivals: Sequence[Rival] = ()) -> None:
         self.program = program

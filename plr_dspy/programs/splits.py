@@ -59,7 +59,6 @@ def make_splits(
     rng: random.Random,
     *,
     balanced: bool,
-    name: str = "trainset",
     prompted: Collection[str] = (),
 ) -> Splits:
     """Split the examples into train and selection; leave out duplicates and those that demos show.
@@ -72,13 +71,12 @@ def make_splits(
         demos: Demos that the program shows or may show.
         rng: Shuffles the examples.
         balanced: Whether every prefix of a split is stratified by class.
-        name: The trainset's name in messages.
         prompted: As in `shown_by`.
     """
     examples = [*trainset, *valset]
     labels = [value_key(dict(example.labels().items())) for example in examples]
     sources = [source_of(example.inputs()) for example in examples]
-    distinct = _distinct(trainset, name=name)
+    distinct = _distinct(trainset, name="trainset")
     distinct |= {len(trainset) + index for index in _distinct(valset, name="valset")}
     usable = distinct - shown_by(demos, examples, prompted)
     usable_in_order = [index for index in by_content(examples) if index in usable]
@@ -96,7 +94,7 @@ def make_splits(
     else:
         train, selection = _split_off(train, [labels[index] for index in train], balanced=balanced)
 
-    names = [f"{name}[{index}]" for index in range(len(trainset))]
+    names = [f"trainset[{index}]" for index in range(len(trainset))]
     names += [f"valset[{index}]" for index in range(len(valset))]
     return Splits(
         train=[examples[index] for index in train],
@@ -132,15 +130,15 @@ def _split_off(shuffled: list[int], labels: Sequence[Hashable], *, balanced: boo
     return train, selection
 
 
-def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, name: str, cure: str) -> str:
+def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, cure: str) -> str:
     """Return the error message for an empty split; `cure` says what to do."""
     num_left = len(splits.train)
-    needed = f"{name} and valset must each contain an example of their own that no demo shows"
+    needed = "trainset and valset must each contain an example of their own that no demo shows"
     if not num_valset:
         num_left += len(splits.selection)
-        needed = f"{name} must contain at least two examples that no demo shows"
+        needed = "trainset must contain at least two examples that no demo shows"
     return (
-        f"{needed}; of the {num_trainset} examples of {name}, {num_left} are left, because the others are "
+        f"{needed}; of the {num_trainset} examples of trainset, {num_left} are left, because the others are "
         f"duplicates, shown by demos or in valset: {cure}"
     )
 

@@ -180,15 +180,11 @@ class ProposalReport(Part):
     """The calls that proposed instructions, which `tokens` and `cost` of the report include.
 
     Attributes:
-        num_calls: Calls of the prompt model that led to a text.
         num_texts: Instructions proposed, unusable ones included.
-        cost: US dollars at litellm's list prices, if known.
     """
 
     model: str
-    num_calls: int
     num_texts: int
-    cost: float | None
 
 
 class RetrievalReport(Part):
@@ -197,14 +193,12 @@ class RetrievalReport(Part):
     Attributes:
         variation, text: The chosen variation of retrieval, and its description; None and
             empty if demos are fixed.
-        num_pooled: Number of demos to retrieve from.
-        alternatives: The best of each way to show demos.
+        num_pooled: Number of demos to retrieve from, which are saved with the program.
     """
 
     variation: str | None
     text: str
     num_pooled: int
-    alternatives: list[Alternative]
 
 
 class Comparison(Part):

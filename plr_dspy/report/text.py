@@ -357,13 +357,7 @@ def details(report: ReportData) -> Iterator[str]:
         yield from _instructions(instruction)
     proposals = report.proposals
     if proposals is not None:
-        cost = "" if proposals.cost is None else f", {dollars(proposals.cost)}"
-        calls = count(proposals.num_calls, "call")
-        yield f"{count(proposals.num_texts, 'instruction')} proposed by {calls} of {proposals.model}{cost}"
-    if report.retrieval is not None and report.retrieval.alternatives:
-        yield "ways to show demos:"
-        ways = report.retrieval.alternatives
-        yield from _table({way.name: f"{_score_on(way)}, {way.tokens:,} tokens" for way in ways})
+        yield f"{count(proposals.num_texts, 'instruction')} proposed by {proposals.model}"
     for model, tokens in report.tokens.items():
         counts = [f"{number:,} {kind}" for kind, number in tokens.items()]
         yield f"tokens of {model}: {', '.join(counts)}"

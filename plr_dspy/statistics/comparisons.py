@@ -6,7 +6,6 @@ Shapes: R orders, E examples, D draws.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,6 @@ NUM_DRAWS = 20_000
 NUM_DEVIATIONS = 400
 TAIL = 0.025  # probability outside the intervals, at each end
 SIGNIFICANT = 0.05  # maximum p value at which the order of demos counts as relevant
-MANY_ORDERS = 10**9  # cap on the number of orders, which grows factorially
 # Extra examples with the largest difference, so that a few equal scores do not imply
 # certainty.
 PSEUDO_EXAMPLES = 2
@@ -83,82 +81,6 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
     return (mean - margin, mean + margin)
 
 
-class Spread(NamedTuple):
-    """The spread of orders' scores, with 95 % intervals."""
-
-    p_value: float  # p value of the hypothesis that all orders score the same on new examples
-    deviation: float  # standard deviation of the true scores of all orders
-    deviation_interval: tuple[float, float]
-    expected_gain: float  # true gain of the best order over the program's own, at least 0
-    gain_interval: tuple[float, float]
-
-
-def spread(
-    scores: Array, *, num_distinct: int, num_searched: int, bounds: tuple[float, float] | None = None, seed: int = 0
-) -> Spread:
-    """Separate real differences between orders from chance.
-
-    The model: true scores of orders are normal, with a flat prior on their standard deviation
-    s, and mean scores add noise. The program's own order may have been selected, so it is
-    part of the sample only if all orders are scored. Intervals start at 0 if chance alone
-    explains the scores.
-
-    Args:
-        scores: Scores ``[R, E]`` of at least 3 orders (or of both, if only 2 exist): the
-            program's own, then a random sample of the others.
-        num_distinct: Number of distinct orders.
-        num_searched: Number of orders searched, of which the best defines the gain.
-        bounds: Bounds of mean scores, if scores of single examples can exceed them.
-        seed: Seed of the random draws.
-    """
-    rng = np.random.default_rng(seed)
-    scores = np.round(scores, 9)
-    # The order of the examples must not affect the draws.
-    scores = scores[:, np.lexsort(scores)]
-    lowest = min(0.0, float(scores.min()))
-    highest = max(1.0, float(scores.max()))
-    if bounds is not None:
-        lowest, highest = bounds
-    largest = (highest - lowest) / 2
-    disagreement = float(np.ptp(scores, axis=0).max()) or highest - lowest
-    p_value = p_value_of(scores, rng)
-
-    all_scored = len(scores) == num_distinct
-    sample = scores if all_scored else scores[1:]
-    population = min(num_distinct, MANY_ORDERS) - (len(scores) - len(sample))
-    effects, s_draws, variance = draw_effects(sample, largest, disagreement, rng)
-    squares = (effects**2).sum(axis=1)
-    if population > len(sample):
-        squares += s_draws**2 * rng.chisquare(population - len(sample), size=NUM_DRAWS)
-    deviations = np.minimum(np.sqrt(squares / population), largest)
-    low, high = _interval(deviations, p_value)
-    deviation = math.sqrt(max(0.0, variance) * (population - 1) / population)
-
-    best = effects.max(axis=1)
-    num_unscored = num_searched - len(scores)
-    if num_unscored > 0:
-        unscored = special.ndtri(rng.random(NUM_DRAWS) ** (1 / num_unscored))
-        shift = math.sqrt(1 / len(sample) - 1 / population) * rng.normal(size=NUM_DRAWS)
-        best = np.maximum(best, s_draws * (unscored + shift))
-    if all_scored:
-        gains = best - effects[:, 0]
-    else:
-        gains = best + _mean_draws(sample.mean(axis=0) - scores[0], disagreement, rng)
-    # Two pseudo-examples at each end of the range (Agresti and Coull) leave doubt about an
-    # order that was always right.
-    own_scores = np.append(scores[0], [lowest, lowest, highest, highest])
-    own_error = float(own_scores.std()) / math.sqrt(len(own_scores))
-    largest_gains = highest - own_scores.mean() - own_error * rng.normal(size=NUM_DRAWS)
-    gains = np.clip(gains, 0.0, np.maximum(0.0, largest_gains))
-    return Spread(
-        p_value=p_value,
-        deviation=min(max(deviation, low), high),
-        deviation_interval=(low, high),
-        expected_gain=float(gains.mean()),
-        gain_interval=_interval(gains, p_value),
-    )
-
-
 def p_value_of(scores: Array, rng: np.random.Generator) -> float:
     """Return the p value of a test of the variance of mean scores, which flips the signs of whole examples.
 
@@ -174,13 +96,12 @@ def p_value_of(scores: Array, rng: np.random.Generator) -> float:
     return (1 + num_as_large) / (1 + NUM_FLIPS)
 
 
-def draw_effects(
-    scores: Array, largest: float, disagreement: float, rng: np.random.Generator, *, usual: float = math.inf
-) -> tuple[Array, Array, float]:
-    """Draw the effects of n orders ``[D, n]`` and s ``[D]``; also return the unbiased estimate of s squared.
+def draw_deviations(
+    scores: Array, largest: float, disagreement: float, rng: np.random.Generator, *, usual: float
+) -> tuple[Array, float]:
+    """Draw the standard deviation s ``[D]`` of orders' true scores; also return the unbiased estimate of s squared.
 
-    An effect is an order's true score minus the mean over all orders. Scores are ``[n, E]``.
-    The prior of s is half normal with the scale `usual`; by default, it is flat.
+    Scores are ``[n, E]``. The prior of s is half normal with the scale `usual`.
     """
     num_orders, num_examples = scores.shape
     size = num_orders - 1
@@ -191,20 +112,15 @@ def draw_effects(
     noise = float(np.trace(covariance)) / size / num_examples
     # A pseudo-example has half of the orders at one end of the range and half at the other.
     pseudo_noise = disagreement**2 * num_orders / 4 / size / num_examples**2
-    total_noise = noise + PSEUDO_EXAMPLES * pseudo_noise
-    squares = float((means**2).sum())
+    variance = float((means**2).sum()) / size
 
     grid = np.linspace(0.0, largest, NUM_DEVIATIONS)
-    totals = grid**2 + total_noise
+    totals = grid**2 + noise + PSEUDO_EXAMPLES * pseudo_noise
     degrees = _degrees_of_freedom(covariance, num_examples)
-    log_likelihood = -0.5 * degrees * (np.log(totals) + squares / size / totals)
+    log_likelihood = -0.5 * degrees * (np.log(totals) + variance / totals)
     log_prior = -0.5 * (grid / usual) ** 2
-    s_draws = rng.choice(grid, size=NUM_DRAWS, p=special.softmax(log_likelihood + log_prior))
-    shrinkage = s_draws**2 / (s_draws**2 + total_noise)
-    errors = rng.normal(size=(NUM_DRAWS, num_orders))
-    errors *= np.sqrt(shrinkage * total_noise)[:, None]
-    errors -= errors.mean(axis=1, keepdims=True)
-    return shrinkage[:, None] * means + errors, s_draws, squares / size - noise
+    draws = rng.choice(grid, size=NUM_DRAWS, p=special.softmax(log_likelihood + log_prior))
+    return draws, variance - noise
 
 
 def _degrees_of_freedom(covariance: Array, num_examples: int) -> float:
@@ -222,19 +138,3 @@ def _degrees_of_freedom(covariance: Array, num_examples: int) -> float:
     if squares <= 0:
         return size
     return math.sqrt(size * min(size, max(1.0, total**2 / squares)))
-
-
-def _mean_draws(differences: Array, disagreement: float, rng: np.random.Generator) -> Array:
-    """Draw the true mean ``[D]`` of differences ``[E]``."""
-    count = len(differences)
-    variance = differences.var(ddof=1) + PSEUDO_EXAMPLES * disagreement**2 / 2 / count
-    errors = rng.standard_t(count - 1, size=NUM_DRAWS)
-    return np.asarray(differences.mean() + math.sqrt(variance / count) * errors)
-
-
-def _interval(draws: Array, p_value: float) -> tuple[float, float]:
-    """Return the 95 % interval of the draws, which starts at 0 if the orders do not differ significantly."""
-    low, high = np.quantile(draws, [TAIL, 1 - TAIL]).tolist()
-    if p_value > SIGNIFICANT:
-        low = 0.0
-    return low, high

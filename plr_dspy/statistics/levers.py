@@ -144,8 +144,7 @@ class PairedExperiment:
         key = tuple(rows)
         if key not in self._deviations_of:
             usual = USUAL_SPREAD * self._range
-            _, deviations, variance = comparisons.draw_effects(
+            self._deviations_of[key] = comparisons.draw_deviations(
                 self._scores[rows], self._range / 2, self._disagreement, self._rng, usual=usual
             )
-            self._deviations_of[key] = (deviations, variance)
         return self._deviations_of[key]

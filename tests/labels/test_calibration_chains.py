@@ -5,7 +5,7 @@ from fakes import LabelEngine, Program, using
 from label_engines import LABELS, exact, normal
 from label_world import EXAMPLES, number, student, two
 
-from plr_dspy import BatchCalibration, CalibratedProgram, PLFewShot, PLReorder, order_sensitivity
+from plr_dspy import BatchCalibration, CalibratedProgram, PLFewShot, PLReorder, headroom
 from plr_dspy.baselines import PDO, TopKOrder
 
 QUIET = {"num_threads": 1, "display_progress": False}
@@ -39,7 +39,7 @@ WAYS = {
     "PLFewShot": compiling(PLFewShot),
     "TopKOrder": compiling(TopKOrder),
     "PDO": compiling(PDO),
-    "order_sensitivity": lambda program: order_sensitivity(program, exact, EXAMPLES),
+    "headroom": lambda program: headroom(program, exact, EXAMPLES),
 }
 
 

@@ -185,14 +185,6 @@ class TestTheStudentAsItIs:
         assert states[0] == states[1]
 
 
-def test_a_calibrated_student_is_refused():
-    calibrated = calibrated_original()
-    message = r"pass student\.program, and calibrate the res"
-    with using(engine_of()) as engine, pytest.raises(ValueError, match=message):
-        PLReorder(exact, calibrate=True).compile(calibrated, trainset=EXAMPLES)
-    assert not engine.prompts
-
-
 def test_what_was_found_is_calibrated_when_it_is_interrupted():
     engine = engine_of()
     engine.at = {100: interrupt}

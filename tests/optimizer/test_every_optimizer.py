@@ -11,7 +11,7 @@ import pytest
 from fakes import failure, interrupt, using
 from label_world import DEMOS, EXAMPLES, Engine, exact, found, student
 
-from plr_dspy import F1, MixtureEM, PLFewShot, PLReorder, Report, order_sensitivity
+from plr_dspy import F1, MixtureEM, PLFewShot, PLReorder, Report
 from plr_dspy.baselines import TopKOrder
 
 
@@ -277,24 +277,3 @@ class TestMistakes:
         with using(engine, "fake/x"), pytest.raises((TypeError, ValueError), match="metric"):
             optimizer.compile(student(), trainset=EXAMPLES)
         assert len(engine.prompts) <= 6
-
-
-def test_a_measurement_keeps_the_same_promises(tmp_path):
-    """`order_sensitivity` is no optimizer."""
-    engine = Engine()
-    plain = {"num_orders": 6, "max_metric_calls": 90, "display_progress": False}
-
-    def measured(engine=engine, metric=exact, num_threads=1, **options):
-        with using(engine, "fake/x"):
-            return order_sensitivity(student(), metric, EXAMPLES, **plain, num_threads=num_threads, **options)
-
-    for further in (0, 4, 40):
-        engine.at = {len(engine.prompts) + further: interrupt}
-        with pytest.raises(KeyboardInterrupt):
-            measured(log_dir=tmp_path)
-    result = measured(log_dir=tmp_path)
-    assert result == measured(log_dir=tmp_path) == measured(Engine(), num_threads=8)
-    assert len(engine.prompts) == result.program_calls + 3 == 93
-    with pytest.raises(ValueError, match=r"metric changed.*accept_changes=True"):
-        measured(log_dir=tmp_path, metric=lambda example, prediction: 1.0)
-    assert len(engine.prompts) == 93

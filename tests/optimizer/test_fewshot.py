@@ -231,8 +231,8 @@ class TestBadInput:
             ({"candidates": [{"other": "x"}]}, {}, "no demos to choose from"),
             ({"candidates": EXAMPLES}, {}, "pass more examples, or fewer demos"),
             ({}, {"trainset": EXAMPLES[:1]}, "trainset has too few distinct inputs"),
-            ({}, {"trainset": EXAMPLES[:1] * 30}, "trainset has too few distinct inputs .* pass at least 100"),
-            ({}, {"trainset": EXAMPLES[:2]}, "trainset has too few distinct inputs .*candidates"),
+            ({}, {"trainset": EXAMPLES[:1] * 30}, "trainset has too few distinct inputs .* pass at least 20"),
+            ({}, {"trainset": EXAMPLES[:2]}, "trainset has too few distinct inputs"),
         ):
             with pytest.raises((ValueError, TypeError), match=message):
                 optimizer(**options).compile(predict(), **{"trainset": EXAMPLES, **compiled})

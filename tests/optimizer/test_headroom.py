@@ -195,6 +195,9 @@ class TestPromises:
         result = go(log_dir=tmp_path)
         assert result == go(log_dir=tmp_path) == go(Engine(), num_threads=8)
         assert engine.requests == result.program_calls + 3 <= 303
+        with pytest.raises(ValueError, match=r"metric changed.*accept_changes=True"):
+            measured(engine, classifier(), EXAMPLES, lambda example, prediction: 1.0, log_dir=tmp_path)
+        assert engine.requests == result.program_calls + 3
 
     @pytest.mark.parametrize(
         ("wrong", "message"),
@@ -211,7 +214,7 @@ class TestPromises:
             ({"examples": questions(1)}, "trainset .* pass at least 20"),
             (
                 {"program": dspy.Predict("question -> reason"), "metric": lambda example, prediction: 1.0},
-                "the program has none, .* Pass a trainset with values for all of the signature's fields",
+                "the program has none, .* pass examples with values for all of the signature's fields",
             ),
             ({"program": dspy.Predict}, "^program must be a dspy.Module"),
             ({"display_progress": "no"}, "display_progress"),
@@ -222,6 +225,11 @@ class TestPromises:
         with pytest.raises((TypeError, ValueError), match=message):
             measured(engine, **wrong)
         assert engine.num_calls == 0
+
+    def test_replies_that_cannot_be_read_end_it(self):
+        engine = engine_for(questions(100), mumbles=lambda texts: True)
+        with pytest.raises(RuntimeError, match=r"24 of 24 .*Well, let me see"):
+            measured(engine)
 
     def test_failures_end_it_or_count_for_nothing(self):
         with pytest.raises(Exception, match="down"):

@@ -6,7 +6,7 @@ from fakes import using
 from label_engines import LABELS, exact
 from label_world import Engine, go, labelled
 
-from plr_dspy import PLFewShot, order_sensitivity
+from plr_dspy import PLFewShot, headroom
 from plr_dspy.baselines import StaticOrder, TopKOrder
 
 QUIET = {"num_threads": 1, "display_progress": False}
@@ -50,7 +50,7 @@ def draw_at_random(trainset):
 
 
 def measure(trainset):
-    order_sensitivity(FOUR, exact, trainset, max_metric_calls=100, **QUIET)
+    headroom(FOUR, exact, trainset, max_metric_calls=100, **QUIET)
 
 
 COMPILES = {
@@ -59,7 +59,7 @@ COMPILES = {
     "calibrate": calibrate,
     "TopKOrder": retrieve,
     "StaticOrder": draw_at_random,
-    "order_sensitivity": measure,
+    "headroom": measure,
 }
 
 

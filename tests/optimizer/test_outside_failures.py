@@ -12,7 +12,7 @@ from fakes import engine_for, exact_match, questions, student, using
 from label_world import found
 from servers import ChatServer, refusal, running
 
-from plr_dspy import PLFewShot, PLReorder, evaluate_programs, order_sensitivity
+from plr_dspy import PLFewShot, PLReorder, evaluate_programs, headroom
 
 EXAMPLES = questions(60)
 
@@ -262,7 +262,7 @@ def test_other_errors_have_the_advice_too(cause, caplog):
     engine = engine_for(EXAMPLES, at=dict.fromkeys(range(500), Failing(error)))
     with using(engine):
         with pytest.raises(RuntimeError, match=advice):
-            order_sensitivity(student(4), exact_match, EXAMPLES, max_errors=1_000)
+            headroom(student(4), exact_match, EXAMPLES, max_errors=1_000)
         if cause == "LMRateLimitError":
             with pytest.raises(RuntimeError, match=advice):
                 evaluate_programs({"one": student(2)}, exact_match, EXAMPLES, max_errors=1_000)

@@ -12,7 +12,7 @@ from fakes import Program, using
 from label_engines import exact
 from label_world import DEMOS, EXAMPLES, Engine, student
 
-from plr_dspy import F1, BatchCalibration, PLFewShot, PLReorder, evaluate_programs, order_sensitivity
+from plr_dspy import F1, BatchCalibration, PLFewShot, PLReorder, evaluate_programs, headroom
 from plr_dspy.baselines import PerInputOrder, TopKOrder
 
 
@@ -136,9 +136,7 @@ WAYS = {
         world.program(), trainset=world.trainset
     ),
     "evaluate_programs": evaluate,
-    "order_sensitivity": lambda world: order_sensitivity(
-        world.program(), world.metric, world.trainset, 3, max_metric_calls=60, **QUIET
-    ),
+    "headroom": lambda world: headroom(world.program(), world.metric, world.trainset, **QUIET),
     "BatchCalibration": calibrate,
     "BatchCalibration, F1": lambda world: calibrate(world, metric=F1("positive", field="label")),
     "F1, compile": lambda world: reorder(world, metric=F1("positive", field="label")),
@@ -212,7 +210,7 @@ REFUSED = {
     "a lock in an object": Locked,
     "a lock in a list": lambda: [threading.Lock()],
 }
-CHECKED = ["PLReorder", "PLFewShot, labeled", "evaluate_programs", "order_sensitivity", "BatchCalibration"]
+CHECKED = ["PLReorder", "PLFewShot, labeled", "evaluate_programs", "headroom", "BatchCalibration"]
 
 
 @pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED)
@@ -223,7 +221,7 @@ def test_what_cannot_be_copied_is_refused_before_any_call(make, way):
     world.trainset[7].memory = make()
     with using(engine), pytest.raises(TypeError) as error:
         WAYS[way](world)
-    dataset = {"evaluate_programs": "devset", "order_sensitivity": "dataset"}.get(way, "trainset")
+    dataset = "devset" if way == "evaluate_programs" else "trainset"
     kind = type(world.trainset[7].memory).__name__
     assert str(error.value).startswith(
         f"{dataset}[7] must hold values that can be copied; its field 'memory' is a {kind}"

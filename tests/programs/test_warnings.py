@@ -9,7 +9,7 @@ import fakes
 import pytest
 from fakes import engine_for, exact_match, questions, using
 
-from plr_dspy import BatchCalibration, PLFewShot, PLReorder, evaluate_programs, order_sensitivity
+from plr_dspy import BatchCalibration, PLFewShot, PLReorder, evaluate_programs, headroom
 
 EXAMPLES = questions(60)
 
@@ -45,7 +45,7 @@ RUNS = {
     "PLReorder": lambda program, examples: PLReorder(exact_match, max_errors=1).compile(program, trainset=examples),
     "PLFewShot": lambda program, examples: PLFewShot(exact_match, max_errors=1).compile(program, trainset=examples),
     "evaluate_programs": lambda program, examples: evaluate_programs({"a": program}, exact_match, examples),
-    "order_sensitivity": lambda program, examples: order_sensitivity(program, exact_match, examples, max_errors=1),
+    "headroom": lambda program, examples: headroom(program, exact_match, examples, max_errors=1),
 }
 
 

@@ -17,7 +17,7 @@ from label_world import EXAMPLES as LABELLED
 from label_world import Engine
 from matplotlib import pyplot
 
-from plr_dspy import F1, BatchCalibration, CalibratedProgram, PLFewShot, PLReorder, load_program, order_sensitivity
+from plr_dspy import F1, BatchCalibration, CalibratedProgram, PLFewShot, PLReorder, headroom, load_program
 from plr_dspy.retrieval.predict import warn_of_unknown_example
 
 WORDS = ["red", "green", "blue"]
@@ -247,8 +247,8 @@ class TestChoice:
         report = optimizer.report
         assert report.signal.used == "logprobs"
         assert len(engine.prompts) == report.program_calls["total"] <= 120
-        scores = {way.name: way.score for way in report.retrieval.alternatives}
-        assert "the best retrieved demos" in scores
+        scores = {entry.name: entry.score for entry in report.front}
+        assert any(name.endswith(" retrieved demos") for name in scores)
         assert scores.keys() & {"your program", "your program, calibrated"}
         assert all(0.2 < score < 1 for score in scores.values())
 
@@ -406,7 +406,7 @@ class TestStudentsThatFindTheirDemos:
             with pytest.raises(ValueError, match=cure):
                 PLReorder(exact_match).compile(program, trainset=examples())
             with pytest.raises(ValueError, match=cure):
-                order_sensitivity(program, exact_match, examples(), display_progress=False)
+                headroom(program, exact_match, examples(), display_progress=False)
             with pytest.raises(ValueError, match=cure):
                 chooser().compile(program, trainset=examples())
         assert engine.num_calls == 0

@@ -4,7 +4,7 @@ import headroom as benchmark
 import numpy as np
 import pytest
 
-from plr_dspy.optimizer.headroom import HOW, NOTHING_TO_GAIN, RANKS, Change, best_advice
+from plr_dspy.optimizer.headroom import HOW, NOTHING_TO_GAIN, Change, best_advice
 from plr_dspy.statistics import comparisons
 from plr_dspy.statistics.levers import Gain, PairedExperiment
 
@@ -140,7 +140,7 @@ RANDOM = gain(0.2)
     ],
 )
 def test_the_advice_is_the_simplest_of_the_best(gains, advice):
-    changes = [Change(name, [1], HOW[name], RANKS[name]) for name in gains]
+    changes = [Change(name, [1], HOW[name]) for name in gains]
     text = best_advice(changes, gains)
     assert text.startswith(advice)
     assert text.startswith(NOTHING_TO_GAIN) == ("noise" in advice)
