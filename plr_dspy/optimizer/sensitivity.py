@@ -16,6 +16,7 @@ from pydantic import Field
 from plr_dspy.compiling.futility import ENOUGH_ANSWERS, FutilityCheck
 from plr_dspy.compiling.paper import random_plan
 from plr_dspy.compiling.plan import Plan, ProblemSize
+from plr_dspy.data.examples import Rows
 from plr_dspy.errors import UserError
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import DemoOptimizer, OpenCompile
@@ -124,9 +125,9 @@ class RandomSample(DemoOptimizer):
         num_examples = min(limit // num_orders, num_examples)
         return random_plan(num_orders, num_examples=num_examples, num_best=0, num_compared=0, budget=limit)
 
-    def measure(self, program: dspy.Module, dataset: Sequence[dspy.Example]) -> OrderSensitivity:
+    def measure(self, program: dspy.Module, dataset: Rows, inputs: Sequence[str] | None) -> OrderSensitivity:
         """Score random orders, and estimate how much all orders differ."""
-        setup = self._prepare(program, dataset, [])
+        setup = self._prepare(program, dataset, [], inputs=inputs)
         num_distinct = setup.slots.space.num_distinct
         if num_distinct < 2:
             raise UserError(
@@ -196,7 +197,7 @@ def linearized(metric: ConfusionScores, answers: Answers, examples: Sequence[int
 def order_sensitivity(
     program: dspy.Module,
     metric: Metric,
-    dataset: Sequence[dspy.Example],
+    dataset: Rows,
     num_orders: int = NUM_ORDERS,
     *,
     max_metric_calls: int | None = 300,
@@ -206,6 +207,7 @@ def order_sensitivity(
     log_dir: str | Path | None = None,
     accept_changes: bool = False,
     display_progress: bool = True,
+    inputs: Sequence[str] | None = None,
 ) -> OrderSensitivity:
     """Measure whether the order of a program's demos matters, and what a search might gain.
 
@@ -218,6 +220,7 @@ def order_sensitivity(
         num_orders: Maximum number of orders to score, including the program's own.
         max_metric_calls: Maximum number of program calls. None scores every order on all
             examples.
+        inputs: As in `PLReorder.compile`.
         metric, num_threads, max_errors, seed, log_dir, accept_changes, display_progress: As
             in `PLReorder`.
 
@@ -226,5 +229,5 @@ def order_sensitivity(
         RuntimeError: If hardly any of the first answers can be parsed.
         Exception: If the program or the metric raises one, as in `PLReorder.compile`.
     """
-    options = {name: value for name, value in locals().items() if name not in ("program", "dataset")}
-    return RandomSample(**options).measure(program, dataset)
+    options = {name: value for name, value in locals().items() if name not in ("program", "dataset", "inputs")}
+    return RandomSample(**options).measure(program, dataset, inputs)
