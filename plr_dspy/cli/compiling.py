@@ -6,7 +6,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,7 @@ def _optimizer(args: argparse.Namespace, metric: Metric) -> PLReorder | PLFewSho
     return optimizer_class(metric, **options)
 
 
-def _check_saveable(program: dspy.Module, trainset: Sequence[dspy.Example], *, adds_demos: bool) -> None:
+def _check_saveable(program: dspy.Module, trainset: list[dspy.Example], *, adds_demos: bool) -> None:
     """Raise a ValueError unless JSON can hold the program and every row that may become a demo."""
     possible_demos = {}
     for name, predictor in program.named_predictors():

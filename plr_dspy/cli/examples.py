@@ -13,9 +13,7 @@ from plr_dspy.dspy_compat import parse_value
 from plr_dspy.errors import UserError
 
 
-def read_examples(
-    source: Path | HubSplit, inputs: Sequence[str] | None, program: dspy.Module
-) -> Sequence[dspy.Example]:
+def read_examples(source: Path | HubSplit, inputs: Sequence[str] | None, program: dspy.Module) -> list[dspy.Example]:
     """Read the examples of a file or of a split, and parse their values to the types of the program's fields."""
     rows = load_hub_split(source) if isinstance(source, HubSplit) else load_file(source)
     examples = as_examples(

@@ -24,7 +24,7 @@ def as_examples(
     name: str,
     inputs: Sequence[str] | None = None,
     place: Callable[[int], str] | None = None,
-) -> Sequence[dspy.Example]:
+) -> list[dspy.Example]:
     """Return rows as examples with inputs.
 
     Examples that declare their inputs stay as they are. The inputs of all other rows are
@@ -63,7 +63,7 @@ def as_examples(
     return examples
 
 
-def _check_names(inputs: object) -> None:
+def _check_names(inputs: Any) -> None:
     """Raise an error unless `inputs` is None or a list of names."""
     if inputs is None:
         return
