@@ -45,6 +45,7 @@ def as_examples(
     """
     _check_names(inputs)
     needed = list(needed_inputs(program))
+    undeclared_inputs = inputs
     examples = []
     for index, row in enumerate(_sequence(rows, name)):
         row_name = place(index) if place else f"{name}[{index}]"
@@ -55,11 +56,11 @@ def as_examples(
             _check_same_inputs(row, inputs, row_name)
             examples.append(row)
             continue
-        if inputs is None:
-            inputs = _inferred_inputs(program, list(row.keys()), row_name)
-        _check_values(row, inputs, needed, row_name)
+        if undeclared_inputs is None:
+            undeclared_inputs = _inferred_inputs(program, list(row.keys()), row_name)
+        _check_values(row, undeclared_inputs, needed, row_name)
         example = row if isinstance(row, dspy.Example) else dspy.Example(dict(row))
-        examples.append(example.with_inputs(*inputs))
+        examples.append(example.with_inputs(*undeclared_inputs))
     return examples
 
 

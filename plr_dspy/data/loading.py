@@ -77,7 +77,7 @@ def load_file(path: Path) -> datasets.Dataset | list[dict[str, Any]]:
     except Exception as error:  # The errors of datasets have many types.
         raise UserError(
             f"{path} cannot be read ({_reason(error)}): pass a file with one JSON object per line, a .csv in UTF-8, or "
-            "a .parquet file"
+            "a .parquet file, with at least one row"
         ) from error
     return rows
 

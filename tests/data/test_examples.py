@@ -115,9 +115,9 @@ def test_inferred_inputs():
 
 def test_examples_keep_the_inputs_that_they_declare():
     declared = dspy.Example(review="a", sentiment="positive").with_inputs("review", "sentiment")
-    rows = [declared, {"review": "b", "sentiment": "negative"}]
-    first, second = as_examples(rows, with_demos(), name="trainset")
-    assert first is declared
+    rows = [declared, {"review": "b", "sentiment": "negative"}, declared]
+    first, second, third = as_examples(rows, with_demos(), name="trainset")
+    assert first is third is declared
     assert second.inputs().keys() == ["review"]
 
 
