@@ -75,7 +75,8 @@ def main(paths: Sequence[Path], seeds: Sequence[int], folders: Sequence[Path], o
     rows = []
     for (task, num_demos, update), runs in frame.groupby(["task", "num_demos", "update"], sort=False):
         row: dict[str, object] = {"task": task, "k": num_demos, "update": update}
-        row["τ by seed"] = ", ".join(f"{tau:+.2f}" for tau in runs.tau)
+        # Without a τ, all orders of a seed have the same accuracy.
+        row["τ by seed"] = ", ".join(f"{tau:+.2f}" for tau in runs.tau.dropna())
         for column in ("tau", "most_probable", "mean", "best"):
             row[column.replace("_", " ")] = f"{runs[column].mean():.3f}"
         rows.append(row)
