@@ -1,6 +1,7 @@
 """Order the demos of a sentiment program on a local model, and score the result on held-out reviews.
 
 python examples/quickstart.py                                       # the bundled reviews
+python examples/quickstart.py --task mr                             # a task of the paper, from the Hugging Face hub
 python examples/quickstart.py --task mr --data-dir data             # data/mr_train.jsonl, data/mr_test.jsonl
 python examples/quickstart.py --seeds 0 1 2 3 4                     # five runs, each with other demos
 """
@@ -41,7 +42,7 @@ def load_data(name: str, data_dir: Path | None) -> Data:
     """Load the bundled reviews, or the examples of a task from a folder."""
     if name == BUNDLED:
         return Data(TASKS["mr"], load_reviews("train"), load_reviews("test"))
-    train, test = load(TASKS[name], data_dir=data_dir or Path())
+    train, test = load(TASKS[name], data_dir=data_dir)
     return Data(TASKS[name], train, test)
 
 
@@ -139,7 +140,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--task", default=BUNDLED, choices=[BUNDLED, *CLASSIFICATION])
-    add("--data-dir", type=Path, help="folder with TASK_train.jsonl and TASK_test.jsonl")
+    add("--data-dir", type=Path, help="folder with TASK_train.jsonl, TASK_test.jsonl (default: the Hugging Face hub)")
     add("--demos", type=int, default=8, help="demos in the prompt")
     add("--pool", type=int, default=200, help="labelled examples besides the demos")
     add("--test", type=int, default=100, help="held-out examples")

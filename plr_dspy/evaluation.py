@@ -13,6 +13,7 @@ import dspy
 import numpy as np
 from scipy import special
 
+from plr_dspy.data.examples import Rows, as_examples
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.loading import with_saved_wrappers
 from plr_dspy.labels.outputs import LabelOutput, label_output
@@ -21,7 +22,7 @@ from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_value
 from plr_dspy.programs.calls import MetricWork, calls_on
-from plr_dspy.programs.checks import Checked, check_given, saved_state
+from plr_dspy.programs.checks import Checked, check_given, check_module, saved_state
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.made_with import other_settings
 from plr_dspy.programs.splits import Examples
@@ -167,11 +168,12 @@ class Evaluations(dict[str, Evaluation]):
 def evaluate_programs(
     programs: Mapping[str, dspy.Module],
     metric: Mapping[str, Metric],
-    devset: Examples,
+    devset: Rows,
     *,
     num_threads: int | None = None,
     max_errors: int | None = None,
     display_progress: bool = True,
+    inputs: Sequence[str] | None = None,
 ) -> Evaluations: ...
 
 
@@ -179,22 +181,24 @@ def evaluate_programs(
 def evaluate_programs(
     programs: Mapping[str, dspy.Module],
     metric: Metric,
-    devset: Examples,
+    devset: Rows,
     *,
     num_threads: int | None = None,
     max_errors: int | None = None,
     display_progress: bool = True,
+    inputs: Sequence[str] | None = None,
 ) -> Evaluation: ...
 
 
 def evaluate_programs(
     programs: Mapping[str, dspy.Module],
     metric: Metric | Mapping[str, Metric],
-    devset: Examples,
+    devset: Rows,
     *,
     num_threads: int | None = None,
     max_errors: int | None = None,
     display_progress: bool = True,
+    inputs: Sequence[str] | None = None,
 ) -> Evaluation | Evaluations:
     """Score programs on the same examples, with 95 % confidence intervals.
 
@@ -210,6 +214,7 @@ def evaluate_programs(
         devset: Examples that no optimizer has seen. Each program is called once on each
             example, even with several metrics.
         num_threads, max_errors, display_progress: As in `PLReorder`.
+        inputs: As in `PLReorder.compile`; None infers them from the first program.
 
     Raises:
         TypeError, ValueError: If an argument is invalid, before any program call.
@@ -221,6 +226,9 @@ def evaluate_programs(
     metrics = dict(metric) if isinstance(metric, Mapping) else {"": metric}
     if not metrics:
         raise UserTypeError('metric must not be an empty dict. Pass a metric, or a dict such as {"accuracy": metric}.')
+    for name, program in programs.items():
+        check_module(program, f"programs[{name!r}]")
+    devset = as_examples(devset, next(iter(programs.values())), name="devset", inputs=inputs)
     for name, program in programs.items():
         check_given(program, name=f"programs[{name!r}]", to_order=False, devset=devset)
     if len(devset) < 2:

@@ -1,4 +1,4 @@
-"""The commands: `run` makes the runs of a grid, and `table` writes tables of their results."""
+"""The commands: `run` makes the runs of a grid; `table` and `figure` write tables and figures of their results."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import get_args
 
 from plr_dspy.runtime import Redactor, interrupts
 
+from .figures import save_figures
 from .model import LOCAL, ServedModel
-from .protocol import ABLATIONS, METHODS, Experiment, Run, grid
+from .protocol import ABLATIONS, MAX_RANKED, METHODS, PROBABILITY, Experiment, Run, grid
 from .results import RESULTS, open_store, read_results
 from .runner import Engine, count_calls, run_grid, run_here, run_on_ray
 from .tables import all_tables, frame_of
@@ -23,6 +24,11 @@ from .tasks import CLASSIFICATION, TASKS, Format, MetricName
 FAILED = 1
 USER_ERROR = 2
 INTERRUPTED = 130
+
+ABLATION_HELP = (
+    f"ablations whose methods to add; probability scores all orders of at most {MAX_RANKED} demos, for the figure of "
+    "learnt probability and accuracy"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,7 +71,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     table = commands.add_parser("table", help="write the tables of the results, as Markdown and CSV")
     table.set_defaults(command=_table)
     table.add_argument("--to", type=Path, help="folder for the files (default: OUT/table)")
-    for command in (run, table):
+    figure = commands.add_parser("figure", help="draw the results: probability and accuracy, and ranks of methods")
+    figure.set_defaults(command=_figure)
+    figure.add_argument("--to", type=Path, help="folder for the files (default: OUT/figure)")
+    for command in (run, table, figure):
         command.add_argument(
             "--out", type=Path, default=Path("runs/experiment"), help="folder of the results (default: runs/experiment)"
         )
@@ -79,7 +88,7 @@ def _add_run_arguments(run: argparse.ArgumentParser) -> None:
     add_list("--num-demos", type=int, default=[4, 8, 16, 32], metavar="K", help="default: 4 8 16 32")
     add_list("--seeds", type=int, default=[1, 2, 3, 4, 5], metavar="SEED", help="default: 1 2 3 4 5")
     add("--methods", nargs="*", default=list(METHODS), metavar="METHOD", help=f"default: {', '.join(METHODS)}")
-    add("--ablations", nargs="*", default=[], choices=list(ABLATIONS), help="ablations whose methods to add")
+    add("--ablations", nargs="*", default=[], choices=[*ABLATIONS, "probability"], help=ABLATION_HELP)
     add("--pool", type=int, default=1_000, help="labelled examples besides the demos, split 80/20 (default: 1000)")
     add("--test", type=int, help="held-out examples (default: all)")
     add("--format", default="plain", choices=get_args(Format), help="prompt format (default: plain, as in the paper)")
@@ -88,7 +97,7 @@ def _add_run_arguments(run: argparse.ArgumentParser) -> None:
     add_list("--api-base", default=[], metavar="URL", help="addresses of servers of the model")
     add("--api-key-env", help="environment variable that holds the key")
     add("--cache", action="store_true", help="let DSPy cache answers, so that methods share the cost of common calls")
-    add("--data-dir", type=Path, default=Path(), help="folder with TASK_train.jsonl, TASK_test.jsonl")
+    add("--data-dir", type=Path, help="folder with TASK_train.jsonl, TASK_test.jsonl (default: the Hugging Face hub)")
     add("--threads", type=_positive, default=2, help="calls at the same time in each worker (default: 2)")
     add("--jobs", type=_positive, help="runs at the same time, by Ray (default: one per --api-base)")
     add("--ray", metavar="ADDRESS", help="make the runs on a Ray cluster: an address, auto or local")
@@ -105,13 +114,13 @@ def _run(args: argparse.Namespace) -> int:
     """Make the runs of a grid that have no result yet, and print a summary."""
     methods = list(args.methods)
     for name in args.ablations:
-        methods += ABLATIONS[name]
+        methods += PROBABILITY if name == "probability" else ABLATIONS[name]
     runs = grid(tasks=args.tasks, num_demos=args.num_demos, seeds=args.seeds, methods=methods)
     model = ServedModel(args.model, tuple(args.api_base), args.api_key_env, cache=args.cache)
     model.check(args.format)
     experiment = Experiment(
         args.out.resolve(),
-        args.data_dir.resolve(),
+        None if args.data_dir is None else args.data_dir.resolve(),
         pool=args.pool,
         test=args.test,
         format=args.format,
@@ -158,4 +167,11 @@ def _table(args: argparse.Namespace) -> int:
     """Write the tables of the results in a folder."""
     for table in all_tables(frame_of(read_results(args.out / RESULTS))):
         print(*table.save(args.to or args.out / "table"), sep="\n")
+    return 0
+
+
+def _figure(args: argparse.Namespace) -> int:
+    """Draw the results in a folder."""
+    results = read_results(args.out / RESULTS)
+    print(*save_figures(results, frame_of(results), args.to or args.out / "figure"), sep="\n")
     return 0

@@ -1,17 +1,28 @@
-"""The examples of the tasks, read from JSON lines."""
+"""The examples of the tasks, from the Hugging Face hub or from JSON lines in a folder."""
 
 from __future__ import annotations
 
-import codecs
+import hashlib
 import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import dspy
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from .tasks import Task
+from plr_dspy.data.examples import Rows, as_examples
+from plr_dspy.data.loading import HubSplit, load_file, load_hub_split
+from plr_dspy.errors import UserError
+
+from .answers import boxes
+from .tasks import TASKS, Task
 
 logger = logging.getLogger(__name__)
+
+NUM_HELD_OUT = 2_000
+"""Maximum number of examples in the test part of a data set that has no test split; a fifth if that is fewer."""
 
 
 class DataError(ValueError):
@@ -27,17 +38,89 @@ class Row(BaseModel):
     answer: str = Field(validation_alias=AliasChoices("label", "answer"))
 
 
-def load(task: Task, *, data_dir: Path) -> tuple[list[dspy.Example], list[dspy.Example]]:
-    """Read the train and test parts of a task from NAME_train.jsonl and NAME_test.jsonl.
+@dataclass(frozen=True)
+class HubSource:
+    """Where a part of a task is on the hub.
+
+    Attributes:
+        split: The split of the data set.
+        text, answer: Names of the columns. If answers are numbered classes, their names are used.
+        labels: The paper's label words, by the names of the classes; empty if answers are open.
+        read: Returns the answer in a value of the column, or an empty string.
+        is_streamed: Whether to fetch only the two columns, without a copy of the data set on the disk.
+    """
+
+    split: HubSplit
+    text: str
+    answer: str
+    labels: Mapping[str, str]
+    read: Callable[[str], str] = str.strip
+    is_streamed: bool = False
+
+
+def after_hashes(solution: str) -> str:
+    """Return the text after the last "####" of a solution; empty if it has none."""
+    return solution.rpartition("####")[2].strip() if "####" in solution else ""
+
+
+def last_box(solution: str) -> str:
+    """Return the content of the last box of a solution; empty if it has none."""
+    contents = boxes(solution)
+    return contents[-1][0] if contents else ""
+
+
+def _both_parts(
+    task: str, path: str, text: str, answer: str, *classes: str, config: str | None = None, **options: Any
+) -> tuple[HubSource, HubSource]:
+    """Return a train and a test split with the same columns.
+
+    `classes` are the data set's names of the task's labels, in the same order.
+    """
+    labels = dict(zip(classes, TASKS[task].labels, strict=True))
+    train = HubSource(HubSplit(path, config, "train"), text, answer, labels, **options)
+    return train, replace(train, split=HubSplit(path, config, "test"))
+
+
+_SST5 = ("very negative", "negative", "neutral", "positive", "very positive")
+_TREC = ("DESC", "ENTY", "ABBR", "HUM", "LOC", "NUM")
+HUB: dict[str, tuple[HubSource, ...]] = {
+    "mr": _both_parts("mr", "cornell-movie-review-data/rotten_tomatoes", "text", "label", "neg", "pos"),
+    "sst5": _both_parts("sst5", "SetFit/sst5", "text", "label_text", *_SST5),
+    # CogComp/trec, the original, is a script, which datasets no longer runs.
+    "trec": _both_parts("trec", "SetFit/TREC-QC", "text", "label_coarse_original", *_TREC),
+    "agnews": _both_parts("agnews", "fancyzhx/ag_news", "text", "label", "World", "Sports", "Business", "Sci/Tech"),
+    "subj": _both_parts("subj", "SetFit/subj", "text", "label_text", "subjective", "objective"),
+    "gsm8k": _both_parts("gsm8k", "openai/gsm8k", "question", "answer", config="main", read=after_hashes),
+    # MATH-500 is a part of MATH's test split.
+    "math500": (
+        HubSource(HubSplit("DigitalLearningGmbH/MATH-lighteval", None, "train"), "problem", "solution", {}, last_box),
+        HubSource(HubSplit("HuggingFaceH4/MATH-500", None, "test"), "problem", "answer", {}),
+    ),
+    # The data set has 2 GB, nearly all of it solutions.
+    "deepmath": (
+        HubSource(HubSplit("zwhe99/DeepMath-103K", None, "train"), "question", "final_answer", {}, is_streamed=True),
+    ),
+}
+"""The train and the test split of each task on the hub, or the only split, of which a part is held out."""
+
+
+def load(task: Task, *, data_dir: Path | None = None) -> tuple[list[dspy.Example], list[dspy.Example]]:
+    """Read the train and test parts of a task.
 
     Rows without a text or an answer are skipped, and so are train texts that are repeated or in the test part. Texts
     that differ only in whitespace count as equal. The test part is used as published, so its texts may repeat.
 
+    Args:
+        task: The task.
+        data_dir: Folder with NAME_train.jsonl and NAME_test.jsonl; None reads the hub.
+
     Raises:
-        DataError: if a file is missing, a line is invalid, or a part is empty.
+        DataError: if the data cannot be read, a row is invalid, or a part is empty.
     """
-    train = _read(data_dir / f"{task.name}_train.jsonl", task)
-    test = _read(data_dir / f"{task.name}_test.jsonl", task)
+    if data_dir is None:
+        train, test = _read_hub(task)
+    else:
+        train, test = (_read_file(data_dir / f"{task.name}_{part}.jsonl", task) for part in ("train", "test"))
     seen = {_normalized_text(row) for row in test}
     distinct = []
     for row in train:
@@ -46,7 +129,7 @@ def load(task: Task, *, data_dir: Path) -> tuple[list[dspy.Example], list[dspy.E
             distinct.append(row)
     for name, rows in (("train", distinct), ("test", test)):
         if not rows:
-            raise DataError(f"the {name} part of {task.name!r} has no usable row. Check the source of the file.")
+            raise DataError(f"the {name} part of {task.name!r} has no usable row. Check the source of the data.")
     if len(distinct) < len(train):
         num_repeats = len(train) - len(distinct)
         logger.info("%s: skipped %d train texts that are repeated or in the test part", task.name, num_repeats)
@@ -63,33 +146,100 @@ def _examples(task: Task, rows: list[Row]) -> list[dspy.Example]:
     return [example.with_inputs(task.input_field) for example in examples]
 
 
-def _read(path: Path, task: Task) -> list[Row]:
+def _read_file(path: Path, task: Task) -> list[Row]:
     """Return the rows of a file that have both a text and an answer."""
     if not path.is_file():
         raise DataError(
             f"no file {path}. data_dir (--data-dir) must have {task.name}_train.jsonl and {task.name}_test.jsonl, with "
             'lines of {"text": ..., "label": ...} or {"question": ..., "answer": ...}.'
         )
-    # JSON strings may contain other characters at which `str.splitlines` would split.
-    lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
-    rows = []
-    num_skipped = 0
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    try:
+        rows = list(load_file(path))
+    except UserError as error:
+        raise DataError(str(error)) from error
+    return _usable(task, ((f"row {number} of {path}", row) for number, row in enumerate(rows, start=1)))
+
+
+def _read_hub(task: Task) -> list[list[Row]]:
+    """Return the train and the test rows of a task on the hub; if it has one split, hold out a part of it."""
+    parts = []
+    for source in HUB[task.name]:
         try:
-            row = Row.model_validate_json(line)
+            parts.append(_usable(task, _hub_rows(source, task)))
+        except UserError as error:
+            raise DataError(
+                f"{error}. Without the hub, put {task.name}_train.jsonl and {task.name}_test.jsonl into a folder, and "
+                "pass it as data_dir (--data-dir)."
+            ) from error
+    return parts if len(parts) == 2 else hold_out(parts[0])
+
+
+def _hub_rows(source: HubSource, task: Task) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows of a split, each with its place, and with the paper's words for its labels."""
+    name = str(source.split)
+    changed = "The data set has changed: pass the task's files as data_dir (--data-dir)."
+    examples = as_examples(_load_split(source), task.program("plain"), name=name, inputs=[source.text])
+    for index, example in enumerate(examples):
+        place = f"{name}[{index}]"
+        answer = example.get(source.answer, "")
+        if not isinstance(answer, str):
+            raise DataError(f"{place} must have a text in {source.answer!r}; got {answer!r}. {changed}")
+        answer = source.read(answer)
+        if source.labels and answer:
+            if answer not in source.labels:
+                raise DataError(
+                    f"{place} must have one of the classes {list(source.labels)}; got {answer!r}. {changed}"
+                )
+            answer = source.labels[answer]
+        yield place, {"text": example[source.text], "answer": answer}
+
+
+def _load_split(source: HubSource) -> Rows:
+    """Load a split, with the columns of text and answer."""
+    import datasets
+
+    columns = [source.text, source.answer]
+    if source.is_streamed:
+        # With `columns` alone, a data set whose card lists its features is refused.
+        features = datasets.Features(dict.fromkeys(columns, datasets.Value("string")))
+        stream = load_hub_split(source.split, streaming=True, columns=columns, features=features)
+        return datasets.Dataset.from_list(list(stream), features=features)
+    dataset = load_hub_split(source.split)
+    missing = [column for column in columns if column not in dataset.column_names]
+    if missing:
+        raise UserError(f"{source.split} must have the columns {columns}; it has {dataset.column_names}")
+    return dataset.select_columns(columns)
+
+
+def hold_out(rows: list[Row]) -> list[list[Row]]:
+    """Split rows into train and test by a digest of their texts, regardless of their order."""
+    by_text: dict[str, Row] = {}
+    for row in rows:
+        by_text.setdefault(_normalized_text(row), row)
+    by_digest = sorted(by_text, key=lambda text: hashlib.sha256(text.encode()).digest())
+    num_test = min(NUM_HELD_OUT, len(by_digest) // 5)
+    held_out = set(by_digest[:num_test])
+    train = [row for text, row in by_text.items() if text not in held_out]
+    return [train, [by_text[text] for text in by_digest[:num_test]]]
+
+
+def _usable(task: Task, rows: Iterator[tuple[str, Any]]) -> list[Row]:
+    """Check rows, and return those that have both a text and an answer."""
+    usable = []
+    num_skipped = 0
+    for place, fields in rows:
+        try:
+            row = Row.model_validate(fields)
         except ValidationError as error:
-            raise DataError(f"line {number} of {path} is invalid: {error}\nFix or remove it.") from error
+            raise DataError(f"{place} is invalid: {error}\nFix or remove it.") from error
         if not row.text or not row.answer:
             num_skipped += 1
         elif task.labels and row.answer not in task.labels:
             raise DataError(
-                f"line {number} of {path} must have one of the labels {list(task.labels)}; got {row.answer!r}. Fix or "
-                "remove it."
+                f"{place} must have one of the labels {list(task.labels)}; got {row.answer!r}. Fix or remove it."
             )
         else:
-            rows.append(row)
+            usable.append(row)
     if num_skipped:
         logger.info("%s: skipped %d rows without a text or an answer", task.name, num_skipped)
-    return rows
+    return usable

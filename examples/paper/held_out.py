@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import dspy
+import torch
 
+from plr_dspy import PlackettLuce, Report
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import FAILED, CallRecord, RunLog
-from plr_dspy.search.space import Ordering
+from plr_dspy.search.space import Ordering, WholeProgram
+
+from .results import Ranking
 
 
 def digest(examples: Sequence[dspy.Example]) -> str:
@@ -72,6 +76,23 @@ class HeldOut:
             return [_scores(row.values()) for row in rows.values()]
         finally:
             log.close()
+
+
+def rank_orders(report: Report, held_out: HeldOut) -> Ranking:
+    """Score all distinct orders, and return them with the probabilities that the final distributions give them."""
+    orderings = [order for order in held_out.slots.space.enumerate() if not isinstance(order, WholeProgram)]
+    distributions = [PlackettLuce.from_state(state) for slot in report.slots for state in slot.distributions]
+    orders = []
+    log_probabilities = []
+    for ordering in orderings:
+        order: list[int] = []
+        for permutation in held_out.slots.permutations(ordering).values():
+            order += permutation
+        orders.append(tuple(order))
+        parts = zip(distributions, ordering, strict=True)
+        log_probabilities.append(sum(float(part.log_prob(torch.tensor(block))) for part, block in parts))
+    accuracies = [sum(row) / len(row) for row in held_out.rows(orderings)]
+    return Ranking(tuple(orders), tuple(log_probabilities), tuple(accuracies))
 
 
 def _scores(records: Iterable[CallRecord]) -> list[float]:

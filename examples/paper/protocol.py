@@ -36,8 +36,18 @@ ABLATIONS: dict[str, dict[str, float]] = {
 }
 """The ablations of the paper: the setting of each of their methods."""
 
+ALL_ORDERS = " all orders"
+"""Ends the name of a method whose final distribution is compared with the accuracy of every order."""
+
+PROBABILITY = ("PLR-EMA all orders", "PLR-1 all orders")
+"""The methods of the paper's ablation of probability and accuracy: its search with EMA, and with maximum likelihood."""
+
+MAX_RANKED = 6
+"""Maximum number of demos whose orders are all scored."""
+
 _PAPER_METHOD = re.compile(
     r"PLR-(?P<update>EMA|[1-9]\d*)(?P<weighted> weighted)?(?: elites=(?P<elites>0?\.\d*[1-9]\d*|1))?"
+    rf"(?P<ranked>{ALL_ORDERS})?"
 )
 
 
@@ -59,7 +69,7 @@ class Experiment:
 
     Attributes:
         folder: Folder for the results and calls of each run, from which a killed run resumes.
-        data_dir: Folder with the examples of the tasks.
+        data_dir: Folder with the examples of the tasks; None reads them from the Hugging Face hub.
         pool: Number of labelled examples besides the demos, split 80/20 into train and selection split.
         test: Number of held-out examples; None uses all of the task.
         format: "plain" few-shot text, as in the paper, or DSPy's "chat".
@@ -68,7 +78,7 @@ class Experiment:
     """
 
     folder: Path
-    data_dir: Path = Path()
+    data_dir: Path | None = None
     pool: int = 1_000
     test: int | None = None
     format: Format = "plain"
@@ -184,7 +194,12 @@ def grid(*, tasks: Sequence[str], num_demos: Sequence[int], seeds: Sequence[int]
         if method not in METHODS and not _PAPER_METHOD.fullmatch(method):
             raise ValueError(
                 f"method must be one of {list(METHODS)} or PLR-C for a mixture of C components, optionally followed by "
-                f"' weighted' and ' elites=0.3'; got {method!r}. Correct the name."
+                f"' weighted', ' elites=0.3' and '{ALL_ORDERS}'; got {method!r}. Correct the name."
+            )
+        if method.endswith(ALL_ORDERS) and max(num_demos) > MAX_RANKED:
+            raise ValueError(
+                f"num_demos must be at most {MAX_RANKED} for {method!r}, which scores every order; got "
+                f"{max(num_demos)}. Pass --num-demos 3 4 5."
             )
     _check_at_least("num_demos", min(num_demos), 2)
     _check_at_least("seeds", min(seeds), 0)

@@ -26,6 +26,22 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="ignore"))
+class Ranking:
+    """The log-probabilities and the held-out accuracies ``[m]`` of all m distinct orders of k demos ``[m, k]``."""
+
+    orders: Annotated[tuple[tuple[Count, ...], ...], Field(min_length=1)]
+    log_probabilities: tuple[Number, ...]
+    accuracies: tuple[Annotated[Number, Field(ge=0, le=1)], ...]
+
+    def __post_init__(self) -> None:
+        lengths = {len(set(self.orders)), len(self.orders), len(self.log_probabilities), len(self.accuracies)}
+        if len(lengths) > 1:
+            raise ValueError(
+                "orders must be distinct, each with a log-probability and an accuracy. Make the run again."
+            )
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="ignore"))
 class Result:
     """The result of one run.
 
@@ -37,6 +53,7 @@ class Result:
         tokens: Tokens by kind, "prompt" and "completion"; empty if unknown.
         seconds: Wall-clock time of the search.
         data: Digests of the "pool" and "test" examples, which are the same for one task and seed.
+        ranking: All orders, if the run has scored them.
     """
 
     task: Name
@@ -55,6 +72,7 @@ class Result:
     seconds: Annotated[Number, Field(ge=0)]
     schema: Literal[1]
     data: dict[str, str] = Field(default_factory=dict)
+    ranking: Ranking | None = None
 
     def __post_init__(self) -> None:
         mean = math.fsum(self.scores) / len(self.scores)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
+import math
 import os
 import platform
 import signal
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,9 +24,9 @@ from plr_dspy import Report, __version__
 from plr_dspy.runtime import Redactor
 
 from .data import load
-from .held_out import HeldOut, digest
+from .held_out import HeldOut, digest, rank_orders
 from .model import MakeLM
-from .protocol import Draw, Experiment, Run, draw, new_method
+from .protocol import ALL_ORDERS, Draw, Experiment, Run, draw, new_method
 from .results import Result, Store, open_store
 from .tasks import TASKS
 
@@ -40,7 +42,7 @@ Engine: TypeAlias = Callable[[Experiment, Sequence[Run]], Iterator[tuple[Run, "R
 
 
 @functools.lru_cache(maxsize=2)
-def _load(task: str, data_dir: Path) -> tuple[list[dspy.Example], list[dspy.Example]]:
+def _load(task: str, data_dir: Path | None) -> tuple[list[dspy.Example], list[dspy.Example]]:
     """Load the train and test parts of a task, once per process."""
     return load(TASKS[task], data_dir=data_dir)
 
@@ -81,7 +83,10 @@ def _prepare(experiment: Experiment, run: Run, lm: dspy.LM) -> Iterator[tuple[ds
 def count_calls(experiment: Experiment, run: Run) -> int:
     """Return the maximum number of program calls of a run, including held-out examples, without making any."""
     with _prepare(experiment, run, dspy.LM("none/none", cache=False)) as (program, optimizer, drawn):
-        return int(optimizer.estimate(program, trainset=drawn.pool).program_calls + len(drawn.test))
+        num_orders = 1
+        if run.method.endswith(ALL_ORDERS):
+            num_orders += math.factorial(run.num_demos)
+        return int(optimizer.estimate(program, trainset=drawn.pool).program_calls + num_orders * len(drawn.test))
 
 
 def make_run(experiment: Experiment, run: Run, make_lm: MakeLM) -> Result:
@@ -92,15 +97,18 @@ def make_run(experiment: Experiment, run: Run, make_lm: MakeLM) -> Result:
         started = time.monotonic()
         compiled = optimizer.compile(program, trainset=drawn.pool)
         seconds = time.monotonic() - started
-        held_out = HeldOut(
-            compiled,
+        held_out = partial(
+            HeldOut,
             metric=task.metric(experiment.metric),
             examples=drawn.test,
             folder=experiment.folder_of(run),
             num_threads=experiment.num_threads,
         )
-        scores = held_out.scores()
-    report = optimizer.report
+        scores = held_out(compiled).scores()
+        report = optimizer.report
+        ranking = None
+        if run.method.endswith(ALL_ORDERS):
+            ranking = rank_orders(report, held_out(program))
     orderings = None
     if run.method != "DEmO":
         orderings = tuple(tuple(slot.ordering) for slot in report.slots)
@@ -118,6 +126,7 @@ def make_run(experiment: Experiment, run: Run, make_lm: MakeLM) -> Result:
         seconds=round(seconds, 3),
         schema=1,
         data=_digests(drawn),
+        ranking=ranking,
     )
 
 

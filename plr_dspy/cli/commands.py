@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 
 from plr_dspy._version import __version__
 from plr_dspy.compiling.plan import BUDGETS, SIGNALS
-from plr_dspy.errors import USER_ERRORS
+from plr_dspy.data.loading import HUB, HubSplit, hub_split
+from plr_dspy.errors import USER_ERRORS, UserError
 from plr_dspy.runtime import Redactor
 
 Options: TypeAlias = dict[str, dict[str, Any]]
@@ -71,6 +72,16 @@ def _file(text: str) -> Path:
     return path
 
 
+def _data(text: str) -> Path | HubSplit:
+    """Return a file, or the split of a data set on the hub, whose names begin with "hub:"."""
+    if not text.startswith(HUB):
+        return _file(text)
+    try:
+        return hub_split(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _report_file(text: str) -> Path:
     path = Path(text)
     if path.is_dir():
@@ -91,6 +102,10 @@ def _new_program(text: str) -> Path:
     return _new_file(text)
 
 
+DATA = (
+    "a file of JSON lines, a .csv or a .parquet file, or hub:NAME:SPLIT or hub:NAME:CONFIGURATION:SPLIT for a data set "
+    "on the Hugging Face hub, such as hub:SetFit/subj:train"
+)
 METRIC = (
     "FILE.py:NAME or MODULE:NAME of a function metric(example, prediction); or a metric over all examples: f1:LABEL, "
     "f1 (the mean over labels), mcc or balanced-accuracy"
@@ -102,7 +117,7 @@ SELECT = (
 
 OF_PROGRAM: Options = {
     "program": {"help": "FILE.py:NAME or MODULE:NAME of a DSPy module, or of a function that returns one"},
-    "--inputs": {"nargs": "+", "required": True, "help": "names of the input fields"},
+    "--inputs": {"nargs": "+", "help": "names of the input columns (default: the inputs of the program)"},
     "--demos": {"type": _file, "help": "saved program (JSON) to start from"},
     "--lm": {"required": True, "help": "litellm's name of the model, such as openai/gpt-4o-mini, or local"},
     "--api-base": {"help": "address of the model's server"},
@@ -116,8 +131,8 @@ OF_PROGRAM: Options = {
 }
 OF_COMPILE: Options = {
     "--metric": {"required": True, "help": METRIC},
-    "--train": {"type": _file, "required": True, "help": "examples: JSON lines, or a .csv"},
-    "--val": {"type": _file, "help": "examples for the final comparison (default: 20 %% of --train)"},
+    "--train": {"type": _data, "required": True, "help": f"examples: {DATA}"},
+    "--val": {"type": _data, "help": "examples for the final comparison (default: 20 %% of --train)"},
     "--out": {"type": _new_program, "help": "file for the program (JSON); required without --estimate"},
     "--report": {"type": _new_file, "help": "file for the report (JSON)"},
     "--auto": {"choices": [*BUDGETS, "paper"], "default": "light", "help": "budget (default: light)"},
@@ -150,7 +165,7 @@ OF_EVALUATE: Options = {
         "required": True,
         "help": f"{METRIC}. Several metrics, separated by spaces, score the same answers",
     },
-    "--data": {"type": _file, "required": True, "help": "examples that no optimizer has seen: JSON lines, or a .csv"},
+    "--data": {"type": _data, "required": True, "help": f"examples that no optimizer has seen: {DATA}"},
     "--programs": {
         "type": _file,
         "nargs": "+",
@@ -165,7 +180,7 @@ OF_CHOOSE: Options = {
         "help": "programs to compare it with: saved versions of it (JSON), or other programs as FILE.py:NAME",
     },
     **{name: OF_COMPILE[name] for name in ("--metric", *SHARED, "--accept-changes")},
-    "--val": {"type": _file, "help": "more examples, treated like those of --train"},
+    "--val": {"type": _data, "help": "more examples, treated like those of --train"},
     "--max-calls": {"type": int, "dest": "max_metric_calls", "help": "maximum program calls (default: unlimited)"},
     "--out": {"type": _new_program, "help": "file for the chosen program (JSON)"},
 }

@@ -1,56 +1,34 @@
-"""Reads examples from JSON lines or from a CSV file with a header."""
+"""Reads the examples of a command from a file or from the Hugging Face hub."""
 
 import contextlib
-import csv
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import dspy
 
+from plr_dspy.data.examples import as_examples
+from plr_dspy.data.loading import HubSplit, load_file, load_hub_split
 from plr_dspy.dspy_compat import parse_value
 from plr_dspy.errors import UserError
 
 
-def read_examples(path: Path, inputs: Sequence[str], program: dspy.Module) -> list[dspy.Example]:
-    """Read a file's examples, and parse their values to the types of the program's fields."""
+def read_examples(source: Path | HubSplit, inputs: Sequence[str] | None, program: dspy.Module) -> list[dspy.Example]:
+    """Read the examples of a file or of a split, and parse their values to the types of the program's fields."""
+    rows = load_hub_split(source) if isinstance(source, HubSplit) else load_file(source)
+    examples = as_examples(
+        rows, program, name=str(source), inputs=inputs, place=lambda index: f"row {index + 1} of {source}"
+    )
+    if not examples:
+        raise UserError(f"{source} must contain at least one example; it has none: add rows")
     types: dict[str, Any] = {}
     for predictor in program.predictors():
         for name, field in predictor.signature.fields.items():
             types[name] = field.annotation
-    examples = []
-    for number, row in enumerate(_rows(path), start=1):
-        missing = [name for name in inputs if name not in row]
-        if missing:
-            raise UserError(f"row {number} of {path} must have inputs {list(inputs)}; got {list(row)}: add {missing}")
-        for name in row.keys() & types.keys():
-            if types[name] is not str and row[name] is not None:
+    for example in examples:
+        for name in example.keys() & types.keys():
+            if types[name] is not str and example[name] is not None:
                 # A value that cannot be parsed is kept as it is.
                 with contextlib.suppress(ValueError):
-                    row[name] = parse_value(row[name], types[name])
-        examples.append(dspy.Example(row).with_inputs(*inputs))
-    if not examples:
-        raise UserError(f"{path} must contain at least one example; it has none: add rows")
+                    example[name] = parse_value(example[name], types[name])
     return examples
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    try:
-        if path.suffix.lower() == ".csv":
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                reader = csv.DictReader(file, strict=True)
-                reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-                rows = list(reader)
-        else:
-            # `str.splitlines` would also split at characters that JSON allows.
-            rows = [json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip()]
-    except (ValueError, csv.Error) as error:
-        raise UserError(
-            f"{path} cannot be read ({error}): pass a file with one JSON object per line, or a .csv in UTF-8"
-        ) from error
-    for number, row in enumerate(rows, start=1):
-        # The CSV reader stores surplus cells under the key None, and None for missing cells.
-        if not isinstance(row, dict) or (path.suffix.lower() == ".csv" and None in [*row.keys(), *row.values()]):
-            raise UserError(f"row {number} of {path} must have a value for each column; got {row}: correct it")
-    return rows

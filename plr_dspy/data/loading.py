@@ -1,0 +1,159 @@
+"""Load data sets from files and from the Hugging Face hub, by `datasets`. Importing this module loads nothing slow."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import tempfile
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from plr_dspy.errors import UserError
+
+if TYPE_CHECKING:
+    import datasets
+
+HUB = "hub:"
+"""Prefix of the names of data sets on the hub."""
+
+_HUB_NAME = re.compile(r"hub:(?P<path>[^:]+)(?::(?P<config>[^:[\]]+))?:(?P<split>[^:[\]]+(?:\[[^\]]*\])?)")
+ENCODING = "utf-8-sig"  # UTF-8 with or without a byte order mark
+
+
+class HubSplit(NamedTuple):
+    """A split of a data set on the hub, or a part of it, such as "train[:1000]"."""
+
+    path: str
+    config: str | None
+    split: str
+
+    def __str__(self) -> str:
+        return HUB + ":".join(part for part in self if part is not None)
+
+
+def hub_split(name: str) -> HubSplit:
+    """Return the split with a name such as "hub:SetFit/subj:train" or "hub:openai/gsm8k:main:train[:1000]"."""
+    match = _HUB_NAME.fullmatch(name)
+    if match is None:
+        raise UserError(
+            f"a data set on the hub must be hub:NAME:SPLIT or hub:NAME:CONFIGURATION:SPLIT; got {name}: correct it, as "
+            "in hub:SetFit/subj:train"
+        )
+    return HubSplit(**match.groupdict())
+
+
+def load_hub_split(split: HubSplit, **options: Any) -> Any:
+    """Load a split from the hub, or from its cache; raise a ValueError if this fails.
+
+    Args:
+        split: The split.
+        options: Options of `datasets.load_dataset`, such as streaming=True.
+    """
+    import datasets
+
+    try:
+        return datasets.load_dataset(split.path, split.config, split=split.split, **options)
+    except Exception as error:  # Its errors have many types.
+        raise UserError(
+            f"{split} cannot be read from the Hugging Face hub ({_reason(error)}): check its name, its split and the "
+            "network, or pass a file"
+        ) from error
+
+
+def load_file(path: Path) -> datasets.Dataset | list[dict[str, Any]]:
+    """Load a .csv or .parquet file, or one of JSON lines; raise a ValueError if this fails.
+
+    All cells of a CSV file are text. Nothing is left in the cache of `datasets`.
+    """
+    kind = path.suffix.lower()
+    try:
+        if kind == ".parquet":
+            return _load("parquet", path)
+        rows = _csv_rows(path) if kind == ".csv" else _json_rows(path)
+    except UserError:
+        raise
+    except Exception as error:  # The errors of datasets have many types.
+        raise UserError(
+            f"{path} cannot be read ({_reason(error)}): pass a file with one JSON object per line, a .csv in UTF-8, or "
+            "a .parquet file, with at least one row"
+        ) from error
+    return rows
+
+
+def _load(kind: str, path: Path, **options: Any) -> datasets.Dataset:
+    """Load a file into memory with a reader of `datasets`, without messages or a cache."""
+    import datasets
+
+    verbosity = datasets.logging.get_verbosity()
+    shows_bars = not datasets.utils.are_progress_bars_disabled()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    datasets.utils.disable_progress_bars()
+    try:
+        with tempfile.TemporaryDirectory() as cache:
+            return datasets.load_dataset(
+                kind, data_files=str(path), split="train", cache_dir=cache, keep_in_memory=True, **options
+            )
+    finally:
+        datasets.logging.set_verbosity(verbosity)
+        if shows_bars:
+            datasets.utils.enable_progress_bars()
+
+
+def _csv_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a CSV file, with the header's names and text in all cells."""
+    from pandas.errors import ParserWarning
+
+    with path.open(encoding=ENCODING, newline="") as file:
+        columns = [name.strip() for name in next(csv.reader(file), [])]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ParserWarning)  # Pandas only warns of cells that it leaves out.
+        dataset = _load(
+            "csv",
+            path,
+            header=0,
+            column_names=columns,
+            index_col=False,
+            converters=dict.fromkeys(columns, _as_it_is),  # Without these, "01" becomes 1.
+            keep_default_na=False,
+            encoding=ENCODING,
+            engine="python",  # The other engine reads missing cells as empty ones.
+        )
+    rows = list(dataset)
+    for number, row in enumerate(rows, start=1):
+        if None in row.values():
+            raise UserError(f"row {number} of {path} must have a value for each column; got {row}: correct it")
+    return rows
+
+
+def _as_it_is(cell: str | None) -> str | None:
+    """Return the text of a cell."""
+    return cell
+
+
+def _json_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the objects in the lines of a file.
+
+    The JSON reader of `datasets` infers a type for each column, and would turn dates into
+    timestamps. So lines are read as text.
+    """
+    rows = []
+    for number, line in enumerate(_load("text", path, encoding=ENCODING)["text"], start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{path} cannot be read (line {number}: {error}): pass one JSON object per line") from error
+        if not isinstance(row, dict):
+            raise UserError(f"line {number} of {path} must be a JSON object; got {line}: correct it")
+        rows.append(row)
+    return rows
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of an error's cause."""
+    cause = error.__cause__ or error
+    lines = str(cause).splitlines()
+    return lines[0] if lines else type(cause).__name__

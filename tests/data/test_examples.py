@@ -1,0 +1,145 @@
+"""Rows of data sets and dicts become examples: their inputs, the names of their classes, and what is refused."""
+
+import dspy
+import pytest
+from brief import Sentiment, accuracy, brief_reviews
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from fakes import PlainLabels, Program, Wrapped, lm_of
+
+from plr_dspy import (
+    BatchCalibration,
+    PlainTextAdapter,
+    PLFewShot,
+    PLReorder,
+    choose_program,
+    evaluate_programs,
+    headroom,
+)
+from plr_dspy.baselines import TopKOrder
+from plr_dspy.data.examples import as_examples
+
+REVIEWS = brief_reviews("train", 60)
+FEATURES = Features({"review": Value("string"), "sentiment": ClassLabel(names=["negative", "positive"])})
+ROWS = [{"review": e.review, "sentiment": ["negative", "positive"].index(e.sentiment)} for e in REVIEWS]
+REVIEW_DATASET = Dataset.from_list(ROWS, features=FEATURES)
+
+
+def with_demos(number=3):
+    student = dspy.Predict(Sentiment)
+    student.demos = brief_reviews("test", number)
+    return student
+
+
+def optimize(make_optimizer):
+    """Return a function that compiles a program with three demos, and returns the new program's demos."""
+
+    def compiled_demos(rows, **options):
+        optimizer = make_optimizer()
+        parts = {"trainset": range(40), "valset": range(40, 60)}
+        for name, numbers in parts.items():
+            parts[name] = [rows[number] for number in numbers] if isinstance(rows, list) else rows.select(numbers)
+        program = optimizer.compile(with_demos(), **parts, **options)
+        return [demo.toDict() for demo in program.predictors()[0].demos], optimizer.report.program_calls
+
+    return compiled_demos
+
+
+COMMON = {"num_threads": 1, "display_progress": False}
+CALLS = {"max_metric_calls": 40, **COMMON}
+PROGRAMS = {"three": with_demos(), "two": with_demos(2)}
+USES = {
+    "PLReorder": optimize(lambda: PLReorder(accuracy, **CALLS)),
+    "PLFewShot": optimize(lambda: PLFewShot(accuracy, max_demos=2, **CALLS)),
+    "TopKOrder": optimize(lambda: TopKOrder(accuracy, max_metric_calls=100, **COMMON)),
+    "BatchCalibration": lambda rows, **more: (
+        BatchCalibration(num_inputs=8, **COMMON).compile(with_demos(), trainset=rows, **more).calibration
+    ),
+    "choose_program": lambda rows, **more: choose_program(PROGRAMS, accuracy, rows, **CALLS, **more).report.programs,
+    "headroom": lambda rows, **more: headroom(with_demos(), accuracy, rows, max_metric_calls=200, **COMMON, **more),
+    "evaluate_programs": lambda rows, **more: evaluate_programs(PROGRAMS, accuracy, rows, **COMMON, **more),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_every_function_takes_data_sets_and_dicts_like_examples(use):
+    with dspy.context(lm=lm_of(PlainLabels(lean=0.5)), adapter=PlainTextAdapter()):
+        expected = use(REVIEWS)
+        assert use(REVIEW_DATASET) == expected
+        assert use([example.toDict() for example in REVIEWS], inputs=["review"]) == expected
+
+
+def test_estimates_take_data_sets():
+    optimizer = PLReorder(accuracy, **CALLS)
+    with dspy.context(lm=lm_of(PlainLabels())):
+        expected = optimizer.estimate(with_demos(), trainset=REVIEWS)
+        assert optimizer.estimate(with_demos(), trainset=REVIEW_DATASET, inputs=["review"]) == expected
+
+
+def test_names_of_classes():
+    rows = Dataset.from_dict({"review": ["a", "b", "c", "d"], "sentiment": [1, 0, -1, None]}, features=FEATURES)
+    examples = as_examples(rows.with_format("numpy"), with_demos(), name="trainset")
+    assert [example.toDict() for example in examples] == [
+        {"review": "a", "sentiment": "positive"},
+        {"review": "b", "sentiment": "negative"},
+        {"review": "c"},
+        {"review": "d"},
+    ]
+
+
+def inputs_of(program, *columns, **options):
+    (example,) = as_examples([dict.fromkeys(columns, "x")], program, name="trainset", **options)
+    return set(example.inputs().keys())
+
+
+class WithOptionalContext(dspy.Module):
+    def forward(self, question, context=None):
+        return dspy.Prediction()
+
+
+def test_inferred_inputs():
+    assert inputs_of(dspy.Predict("question -> answer"), "answer", "question", "id") == {"question"}
+    optional = dspy.Predict(dspy.Signature("question, context: str | None -> answer"))
+    assert inputs_of(optional, "question", "answer") == {"question"}
+    assert inputs_of(optional, "question", "context", "answer") == {"question", "context"}
+    assert inputs_of(Wrapped(), "question", "answer") == {"question"}
+    any_inputs = Program(answer=dspy.Predict("question -> answer"))
+    assert inputs_of(any_inputs, "question", "answer") == {"question"}, "those of its first predictor"
+    assert inputs_of(WithOptionalContext(), "question", "answer") == {"question"}
+    assert inputs_of(WithOptionalContext(), "question", "context", inputs=["question", "context"]) == {
+        "question",
+        "context",
+    }
+
+
+def test_examples_keep_the_inputs_that_they_declare():
+    declared = dspy.Example(review="a", sentiment="positive").with_inputs("review", "sentiment")
+    rows = [declared, {"review": "b", "sentiment": "negative"}, declared]
+    first, second, third = as_examples(rows, with_demos(), name="trainset")
+    assert first is third is declared
+    assert second.inputs().keys() == ["review"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "program", "error", "words"),
+    [
+        (
+            [{"question": "q", "context": "c"}],
+            WithOptionalContext(),
+            ValueError,
+            r"does not need \['context'\], which trainset\[0\] has: pass inputs=\['question', 'context'\], or leave",
+        ),
+        ([{"text": "t"}], Program(), ValueError, r"inputs \[\]; it has \['text'\]: .* pass inputs="),
+        ([{"review": "a"}, {"text": "b"}], with_demos(), ValueError, r"trainset\[1\] must have the inputs"),
+        (
+            DatasetDict({"test": REVIEW_DATASET}),
+            with_demos(),
+            TypeError,
+            r"pass one of its splits, .* trainset\['test'\]",
+        ),
+        (REVIEW_DATASET.to_iterable_dataset(), with_demos(), TypeError, r"from_list\(list\(trainset\)\)"),
+        (REVIEW_DATASET.rename_column("review", "text"), with_demos(), ValueError, r"\['review'\]; it has \['text'"),
+    ],
+)
+def test_what_is_refused(rows, program, error, words):
+    with pytest.raises(error, match=words):
+        as_examples(rows, program, name="trainset")

@@ -1,0 +1,140 @@
+"""Files and data sets of the hub: the text of every cell, what is refused, and that nothing is left behind."""
+
+import json
+from pathlib import Path
+
+import pytest
+from datasets import ClassLabel, Dataset, Features, Value, are_progress_bars_disabled, config
+
+from plr_dspy.data.loading import HubSplit, hub_split, load_file, load_hub_split
+
+CELLS = [
+    "NA",
+    "null",
+    "",
+    "01",
+    "1.0",
+    "None",
+    "2020-01-01",
+    "nan",
+    "TRUE",
+    "1e3",
+    str(2**70),
+    'a "b", c\nd',
+    " é\u2028",
+]
+
+
+def save(path, cells):
+    """Write a file of rows, each with an input and a cell as its label."""
+    rows = [{"text": f"row {number}", "label": cell} for number, cell in enumerate(cells)]
+    if path.suffix == ".parquet":
+        Dataset.from_list(rows).to_parquet(path)
+    elif path.suffix == ".csv":
+        lines = ["text, label"]
+        for row in rows:
+            quoted = row["label"].replace('"', '""')
+            lines.append(f'{row["text"]},"{quoted}"')
+        path.write_text("\ufeff" + "\r\n".join(lines), encoding="utf-8", newline="")
+    else:
+        path.write_text("\ufeff" + "\n\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return rows
+
+
+@pytest.mark.parametrize("kind", ["csv", "CSV", "jsonl", "json", "parquet"])
+@pytest.mark.parametrize("cells", [CELLS, *([cell, cell] for cell in CELLS)], ids=repr)
+def test_text_stays_as_it_is(tmp_path, kind, cells):
+    """Columns in which all cells look like numbers or dates are text, too."""
+    path = tmp_path / f"file.{kind}"
+    rows = save(path, cells) if kind != "CSV" else save(tmp_path / "file.csv", cells)
+    if kind == "CSV":
+        (tmp_path / "file.csv").rename(path)
+    assert list(load_file(path)) == rows
+
+
+def test_json_values_keep_their_types(tmp_path):
+    rows = [{"a": 1, "b": [1, "x", None]}, {"a": "1", "b": {"k": 2**70}}, {"a": None}, {"b": 1.5}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert load_file(path) == rows
+
+
+def test_parquet_keeps_classes(tmp_path):
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes"])})
+    Dataset.from_dict({"text": ["a"], "label": [1]}, features=features).to_parquet(tmp_path / "rows.parquet")
+    assert load_file(tmp_path / "rows.parquet").features == features
+
+
+def test_files_leave_nothing_in_the_cache(tmp_path, monkeypatch, capfd):
+    cache = Path(config.HF_DATASETS_CACHE)
+    before = sorted(cache.rglob("*"))
+    bars = are_progress_bars_disabled()
+    (tmp_path / "a.csv").write_text("text\na\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}')
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    assert list(load_file(tmp_path / "a.csv")) == load_file(tmp_path / "a.jsonl") == [{"text": "a"}]
+    assert sorted(cache.rglob("*")) == before
+    assert not list(temporary.iterdir())
+    assert are_progress_bars_disabled() == bars
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.csv", b"text,label\na,\nb, c,x\n", r"a.csv cannot be read \(Expected 2 fields in line 3, saw 3\): pass"),
+        ("a.csv", b"text,label\na,b,c\n", r"a.csv cannot be read \(Length of header"),
+        ("a.csv", b"text,label\na,b\nc\n", r"row 2 of .*a.csv must have a value for each column"),
+        ("a.csv", b'text,label\n"a,b\n', r"a.csv cannot be read \(unexpected end of data\)"),
+        ("a.csv", b"text,text\na,b\n", r"a.csv cannot be read \(Duplicate names"),
+        ("a.csv", "caf\xe9,b\n1,2\n".encode("latin-1"), r"a.csv cannot be read \('utf-8' codec"),
+        ("a.csv", b"text,label\n", r"a.csv cannot be read"),
+        ("a.csv", b"", r"a.csv cannot be read"),
+        ("a.jsonl", b'{"text": "a"}\n\n{"te', r"a.jsonl cannot be read \(line 3: Unterminated"),
+        ("a.jsonl", b"[1]", r"line 1 of .*a.jsonl must be a JSON object; got \[1\]"),
+        ("a.jsonl", b'{"a": "caf\xe9"}', r"a.jsonl cannot be read \('utf-8' codec"),
+        ("a.jsonl", b"", r"a.jsonl cannot be read"),
+        ("a.parquet", b"none", r"a.parquet cannot be read"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, capfd, name, content, words):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        load_file(path)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("hub:SetFit/subj:train", HubSplit("SetFit/subj", None, "train")),
+        ("hub:squad:validation[:10%]", HubSplit("squad", None, "validation[:10%]")),
+        ("hub:openai/gsm8k:main:train[5:1000]", HubSplit("openai/gsm8k", "main", "train[5:1000]")),
+    ],
+)
+def test_names_of_splits(name, split):
+    assert hub_split(name) == split
+    assert str(split) == name
+
+
+@pytest.mark.parametrize("name", ["hub:", "hub:SetFit/subj", "hub:SetFit/subj:", "hub:a:b:c:d"])
+def test_bad_names_of_splits(name):
+    with pytest.raises(ValueError, match=r"must be hub:NAME:SPLIT or hub:NAME:CONFIGURATION:SPLIT; got"):
+        hub_split(name)
+
+
+def test_splits_of_the_hub(tmp_path, monkeypatch):
+    """A local folder stands for the data set of the same name, and there is no network."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "owner" / "reviews"
+    folder.mkdir(parents=True)
+    Dataset.from_dict({"text": ["a", "b", "c"]}).to_parquet(folder / "test.parquet")
+    monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    assert list(load_hub_split(HubSplit("owner/reviews", None, "test[:2]"))) == [{"text": "a"}, {"text": "b"}]
+    with pytest.raises(ValueError, match=r"hub:owner/reviews:train cannot be read .*: check its name, its split"):
+        load_hub_split(HubSplit("owner/reviews", None, "train"))
+    with pytest.raises(ValueError, match=r"hub:owner/other:train cannot be read .*other.*: check its name"):
+        load_hub_split(HubSplit("owner/other", None, "train"))
