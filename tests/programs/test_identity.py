@@ -229,8 +229,7 @@ def program_with(demos=(), instructions="Answer.", limit=1):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"demos": [dspy.Example(question="a", answer="b")]}, {"instructions": "Answer well."}, {"limit": 2}],
+    "change", [{"demos": [dspy.Example(question="a", answer="b")]}, {"instructions": "Answer well."}, {"limit": 2}]
 )
 def test_programs_differ(change):
     assert digest(program_with()) == digest(program_with())
