@@ -31,21 +31,11 @@ from dspy.propose.grounded_proposer import TIPS, GroundedProposer
 from dspy.teleprompt.teleprompt import Teleprompter
 from dspy.utils import magicattr
 from dspy.utils.callback import BaseCallback
-from dspy.utils.exceptions import (
-    AdapterParseError,
-    ContextWindowExceededError,
-    LMAuthError,
-    LMBillingError,
-    LMConfigurationError,
-    LMUnsupportedFeatureError,
-    LMUnsupportedModelError,
-)
+from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMUnsupportedFeatureError
 from dspy.utils.hasher import Hasher
 from dspy.utils.usage_tracker import UsageTracker
 
 Call: TypeAlias = tuple[Any, Mapping[str, Any]]  # a language model, and the inputs of a call
-
-
 COMPILED = "_compiled"  # the attribute that marks a compiled program
 
 

@@ -12,16 +12,8 @@ import dspy
 import httpx
 from dspy import lm15
 
-from plr_dspy.dspy_compat import (
-    LMAuthError,
-    LMBillingError,
-    LMConfigurationError,
-    LMUnsupportedModelError,
-    get_litellm,
-    litellm_errors,
-    validate_request,
-)
-from plr_dspy.errors import FatalLMError, UserError
+from plr_dspy.dspy_compat import get_litellm, litellm_errors, validate_request
+from plr_dspy.errors import UserError
 
 Json: TypeAlias = dict[str, Any]
 
@@ -31,9 +23,6 @@ SHARED_SETTINGS = ("max_tokens", "temperature", "top_p", "seed", "frequency_pena
 
 # Creating a context takes 16 ms, so all clients share one.
 _ssl_context = functools.cache(httpx.create_ssl_context)
-
-# After one of these errors, every later call would fail the same way.
-HOPELESS = (FatalLMError, LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedModelError)
 
 
 @dataclass(eq=False)
