@@ -27,10 +27,9 @@ _ssl_context = functools.cache(httpx.create_ssl_context)
 
 @dataclass(eq=False)
 class CompletionEngine:
-    """Engine for `dspy.LM(..., engine=...)` that sends requests as plain completions.
+    """Engine for `dspy.LM(..., engine=...)` that sends text as plain completions.
 
-    The system prompt and all messages are joined by blank lines. Anything but text is
-    refused.
+    The system prompt and all messages are joined by blank lines.
 
     Args:
         api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
@@ -86,7 +85,7 @@ class CompletionEngine:
 
     @classmethod
     def load_state(cls, state: Json) -> CompletionEngine:
-        """Build an engine from the result of `dump_state`; `api_key_env` supplies the key, if it is set."""
+        """Build an engine from the result of `dump_state`."""
         return cls(**state)
 
     def _arguments(self, request: lm15.Request) -> Json:
@@ -212,18 +211,10 @@ def completion_lm(
         provider = prefix
         model = name
     if extra_body:
-        # DSPy's cache key ignores the engine, but must distinguish answers with and without a
-        # grammar.
+        # DSPy's cache key ignores the engine, but must distinguish answers with a grammar.
         lm_kwargs.setdefault("metadata", {"extra_body": dict(extra_body)})
-    engine = CompletionEngine(
-        api_base,
-        model=model,
-        api_key=api_key,
-        api_key_env=api_key_env,
-        timeout=timeout,
-        provider=provider,
-        extra_body=extra_body,
-    )
-    lm_kwargs |= {"engine": engine, "async_engine": AsyncCompletionEngine(**vars(engine))}
+    settings: Json = {"api_base": api_base, "model": model, "api_key": api_key, "api_key_env": api_key_env}
+    settings |= {"timeout": timeout, "provider": provider, "extra_body": extra_body}
+    engines = {"engine": CompletionEngine(**settings), "async_engine": AsyncCompletionEngine(**settings)}
     # The provider in the name separates cached answers from those of a chat LM.
-    return dspy.LM(f"{provider}/{model}", temperature=temperature, max_tokens=max_tokens, **lm_kwargs)
+    return dspy.LM(f"{provider}/{model}", temperature=temperature, max_tokens=max_tokens, **engines, **lm_kwargs)

@@ -26,18 +26,17 @@ Messages: TypeAlias = list[dict[str, str]]
 Signature: TypeAlias = type[dspy.Signature]
 
 BLANK_LINES = re.compile(r"\n\s*\n")
-# Match any field names: modules such as ChainOfThought add fields, but keep these
-# instructions.
+# Modules such as ChainOfThought add fields, but keep these instructions.
 _DEFAULT_INSTRUCTIONS = re.compile(r"Given the fields [`\w, ]*, produce the fields [`\w, ]*\.")
 
 
 class PlainTextAdapter(dspy.Adapter):
     """Adapter that shows demos as blocks of "Title: value" lines, and parses answers strictly.
 
-    The whole prompt is one user message: custom instructions, a block for each demo in the
-    given order, and a last block that ends with the title of the first output field. Blank
-    lines separate blocks, so blank lines inside a value become line breaks. Fields without a
-    value are skipped; None is a value if the field's type allows it.
+    The prompt is one user message: custom instructions, a block for each demo, and a last
+    block that ends with the title of the first output field. Blank lines separate blocks, so
+    blank lines inside a value become line breaks. Fields without a value are skipped; None is a
+    value if the field's type allows it.
 
     Args:
         show_instructions: Whether to show instructions that differ from DSPy's default.
@@ -92,10 +91,6 @@ class PlainTextAdapter(dspy.Adapter):
         Labels and numbers take a single line; other values end at a blank line. If there are
         several fields, each starts at a line with its title. A label must be the whole value;
         its case may differ if no other label matches.
-
-        Raises:
-            AdapterParseError: If a field is missing, empty, repeated or not a value of its
-                type.
         """
         name = type(self).__name__
         outputs = signature.output_fields

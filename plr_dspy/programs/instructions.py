@@ -37,11 +37,7 @@ class InstructionChoices:
 
 
 def given_instructions(program: dspy.Module, given: GivenInstructions) -> dict[str, list[Instruction]]:
-    """Return the user's instructions by predictor.
-
-    Raises:
-        ValueError: If a list is given to several predictors, or a name is unknown.
-    """
+    """Return the user's instructions by predictor."""
     names = [name for name, _ in program.named_predictors()]
     if not isinstance(given, Mapping):
         if len(names) > 1:
@@ -61,11 +57,7 @@ def given_instructions(program: dspy.Module, given: GivenInstructions) -> dict[s
 
 
 def stand_in_instructions(program: dspy.Module, number: int, rivals: Sequence[Rival]) -> InstructionChoices:
-    """Return placeholders of proposed instructions for each predictor, then the instructions of rivals.
-
-    Raises:
-        ValueError: If no prompt shows instructions.
-    """
+    """Return placeholders of proposed instructions for each predictor, then the instructions of rivals."""
     stand_ins = [Instruction(f"{PLACEHOLDER} {i}", PLACEHOLDER) for i in range(number)]
     by_predictor = {name: stand_ins for name, _ in program.named_predictors()}
     choices = usable_instructions(program, by_predictor, rivals=rivals, max_tokens=math.inf)
@@ -84,11 +76,7 @@ def usable_instructions(
 ) -> InstructionChoices:
     """Return the instructions that differ in a predictor's prompt, its own first, and those that cannot take part.
 
-    Args:
-        program: Its predictors have the student's own instructions.
-        instructions: The alternatives by predictor.
-        rivals: Programs of the user. The instructions of their matching predictors come last.
-        max_tokens: Maximum tokens of an instruction.
+    The program's own instructions come first, and those of matching predictors of rivals last.
     """
     by_predictor = {}
     dropped = {}
@@ -137,9 +125,9 @@ def check_usable(given: Mapping[str, Sequence[Instruction]], choices: Instructio
 
 
 def _prompt(predictor: dspy.Predict, text: str) -> str:
-    """Return a predictor's prompt with an instruction; the instruction alone if it cannot be built without inputs."""
+    """Return a predictor's prompt with an instruction, or the instruction alone if it needs real inputs."""
     signature = predictor.signature.with_instructions(text)
     adapter: Any = dspy.settings.adapter or dspy.ChatAdapter()
-    with suppress(Exception):  # Adapters of users may need real inputs.
+    with suppress(Exception):
         return repr(adapter.format(signature, [], dict.fromkeys(signature.input_fields, PLACEHOLDER)))
     return str(signature.instructions)

@@ -45,25 +45,24 @@ class Slot:
     Attributes:
         predictor: The predictor's name.
         demos: The demos in their original order. In a pool, the student's own come first.
-        blocks: Groups of demo indices that can swap places. Most adapters show incomplete
+        blocks: Groups of demo indices that can swap places; most adapters show incomplete
             demos first.
-        space: The orders or arrangements of this slot.
         classes: The classes of each block's demos; demos of one class give the same answer.
+        kinds: The kinds of each block's demos, which look alike in a prompt.
         pool: The pooled demos; empty for an order of fixed demos.
     """
 
     predictor: str
     demos: tuple[Any, ...]
     blocks: tuple[tuple[int, ...], ...]
-    space: OrderingSpace
     classes: tuple[tuple[int, ...], ...]
+    kinds: tuple[tuple[int, ...], ...]
     pool: tuple[PooledDemo, ...] = ()
 
 
 class PromptSlots(ABC):
     """The slots of a program, and the demos that each candidate shows in them."""
 
-    noun = "order"
     embedder: Any = None  # embeds inputs to retrieve demos
     slots: tuple[Slot, ...]
     space: OrderingSpace
@@ -127,11 +126,13 @@ class PromptSlots(ABC):
             return self.rivals[candidate].digest
         return self._digest(self.demos(candidate))
 
-    def _digest(self, shown: Mapping[str, Sequence[Any]]) -> str:
+    def _digest(self, shown: Mapping[str, Sequence[Any]], instructions: Mapping[str, str] | None = None) -> str:
         text = ""
         for name, demos in shown.items():
             messages = messages_of(self._predictors[name], list(map(_without_sets, demos)))
             text += f"{name}\0{as_text(messages)}\0"
+        if instructions:
+            text += as_text([instructions])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -147,7 +148,6 @@ def _without_sets(demo: Any) -> dict[str, Any]:
 class WholeProgramSlots(PromptSlots):
     """Whole programs alone, the first of which stays unless another one is better."""
 
-    noun = "program"
     slots = ()
 
     def __init__(self, rivals: Sequence[Rival]) -> None:
@@ -167,7 +167,7 @@ class ProgramSlots(PromptSlots):
         self._hidden: dict[str, list[int]] = {}
         slots = [self._slot(name, predictor) for name, predictor in self._predictors.items() if predictor.demos]
         self.slots = tuple(slots)
-        kinds = tuple(itertools.chain(*(slot.space.kinds for slot in slots)))
+        kinds = tuple(itertools.chain(*(slot.kinds for slot in slots)))
         self.space = OrderingSpace(kinds, programs=self.competing)
 
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
@@ -189,7 +189,7 @@ class ProgramSlots(PromptSlots):
         return shown
 
     def _slot(self, name: str, predictor: dspy.Predict) -> Slot:
-        """Find a predictor's blocks by rendering demos, because each adapter orders them by its own rules."""
+        """Find a predictor's blocks by rendering demos, because each adapter has its own rules."""
         demos = tuple(predictor.demos)
         no_text = as_text(messages_of(predictor, []))
         texts = [as_text(messages_of(predictor, [demo])) for demo in demos]
@@ -202,9 +202,13 @@ class ProgramSlots(PromptSlots):
             )
         blocks = _blocks(predictor, demos, kinds)
         classes = answer_classes(demos, list(predictor.signature.output_fields))
-        block_kinds = tuple(itemgetter(*block)(kinds) for block in blocks)
-        block_classes = tuple(itemgetter(*block)(classes) for block in blocks)
-        return Slot(name, demos, blocks, OrderingSpace(block_kinds), block_classes)
+        return Slot(
+            name,
+            demos,
+            blocks,
+            classes=tuple(itemgetter(*block)(classes) for block in blocks),
+            kinds=tuple(itemgetter(*block)(kinds) for block in blocks),
+        )
 
 
 def _blocks(predictor: dspy.Predict, demos: Sequence[Any], kinds: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
@@ -243,8 +247,6 @@ class PoolSlots(PromptSlots):
         ValueError: If no arrangement is within the limits.
     """
 
-    noun = "arrangement"
-
     def __init__(
         self,
         program: dspy.Module,
@@ -272,7 +274,7 @@ class PoolSlots(PromptSlots):
             limits.append((minimum, min(max_demos, len(pool))))
             shortest.append(tuple(sorted(items, key=lambda item: pool[item].tokens)[:minimum]))
             classes = tuple(answer_classes(demos, list(self._predictors[name].signature.output_fields)))
-            slots.append(Slot(name, demos, (items,), OrderingSpace((items,), (limits[-1],)), (classes,), pool))
+            slots.append(Slot(name, demos, (items,), (classes,), (items,), pool))
         self.slots = tuple(slots)
         self.alternatives = dict(alternatives)
         least_tokens = self.tokens(tuple(shortest))
@@ -283,7 +285,7 @@ class PoolSlots(PromptSlots):
                 f"max_demo_tokens must be at least {least_tokens}, the tokens of the shortest demos with {min_demos=}; "
                 f"got {max_tokens}: raise it, or lower min_demos"
             )
-        kinds = [slot.blocks[0] for slot in slots]
+        kinds = [slot.kinds[0] for slot in slots]
         numbers_of_slots = {slot.predictor: number for number, slot in enumerate(slots)}
         choices = []
         for name, instructions in self.alternatives.items():
@@ -332,11 +334,9 @@ class PoolSlots(PromptSlots):
         return program
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        prompt = super().fingerprint(candidate, inputs)
-        texts = self._other_texts(candidate)
-        if not texts:
-            return prompt
-        return hashlib.sha256(f"{prompt}\0{as_text([texts])}".encode()).hexdigest()[:32]
+        if candidate in self.rivals:
+            return self.rivals[candidate].digest
+        return self._digest(self.demos(candidate), self._other_texts(candidate))
 
     def _other_texts(self, candidate: Candidate) -> dict[str, str]:
         """Return the instructions of a candidate that are not the program's own, by predictor."""
@@ -359,9 +359,8 @@ class PoolSlots(PromptSlots):
 def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random) -> list[str]:
     """Add the same labelled examples to all predictors of a program without demos; return the predictors' names.
 
-    A program with any demos stays unchanged: its optimizer left the other predictors without
-    demos on purpose. A predictor whose prompt would not show the examples gets none. At least
-    two examples remain for scoring.
+    A program with any demos stays unchanged, because its optimizer left the other predictors
+    without demos on purpose. At least two examples remain for scoring.
     """
     predictors = dict(program.named_predictors())
     if any(predictor.demos for predictor in predictors.values()):

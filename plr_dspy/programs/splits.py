@@ -140,8 +140,8 @@ def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, name: str
         num_left += len(splits.selection)
         needed = f"{name} must contain at least two examples that no demo shows"
     return (
-        f"{needed}; of the {num_trainset} examples of {name}, {num_left} are left, because the others are "
-        f"duplicates, shown by demos or in valset: {cure}"
+        f"{needed}; of the {num_trainset} examples of {name}, {num_left} are left, because the others are duplicates, "
+        f"shown by demos or in valset: {cure}"
     )
 
 
@@ -149,11 +149,10 @@ def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str]
     """Return the indices of examples that demos show; scores on them would be too high.
 
     A demo shows an example if all inputs that it has under their own names are equal, and
-    there is at least one. It also does if its values include every different input value of
-    the example, under any names, because inner predictors may rename inputs. Values are equal
-    if their `input_key` is. If one of these two rules matches more than a tenth of the
-    examples, and more than one, then only examples count of which the demo has every input
-    under its own name.
+    there is at least one. It also does if its values include every input value of the example,
+    under any names, because inner predictors may rename inputs. Values are equal if their
+    `input_key` is. If one of these two rules matches more than a tenth of the examples, and
+    more than one, then only examples count of which the demo has every input under its name.
 
     Args:
         demos: Examples or dicts.
@@ -167,9 +166,8 @@ def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str]
     for number, example in enumerate(examples):
         keys = {name: input_key(value) for name, value in example.inputs().items()}
         inputs.append(keys)
-        for field in keys.items():
-            by_field[field].add(number)
-        for key in keys.values():
+        for name, key in keys.items():
+            by_field[name, key].add(number)
             by_value[key].add(number)
     names = {name for name, _ in by_field}
     names = names.intersection(prompted) or names

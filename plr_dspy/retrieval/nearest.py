@@ -38,7 +38,7 @@ class NearestDemos:
         num_demos: Maximum number of demos to show.
         prefer: Second criterion besides similarity: labels that are frequent among the
             candidates, or demos unlike those already chosen.
-        nearest_last: Whether the best demo comes last, next to the question, or first.
+        nearest_last: Whether the best demo comes last, next to the question.
         num_candidates: Number of most similar demos to choose from.
         max_tokens: Maximum total tokens of the demos; the lowest-ranked are dropped.
     """

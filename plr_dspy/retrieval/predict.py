@@ -136,8 +136,7 @@ def _retrieving(kind: type[dspy.Predict]) -> type[RetrievingPredict]:
     """Return the retrieving subclass of a predictor class."""
     if kind is dspy.Predict:
         return RetrievingPredict
-    # The predictor's class comes first, so that it prepares inputs before demos are
-    # retrieved.
+    # The predictor's class comes first, to prepare the inputs before demos are retrieved.
     return type(f"Retrieving{kind.__name__}", (kind, RetrievingPredict), {})
 
 
