@@ -182,26 +182,24 @@ def _check_examples(student: dspy.Module, dataset: str, examples: object) -> Non
         if not has_inputs(example):
             raise UserError(f"{dataset}[{i}] has no inputs: call {with_inputs} on each example")
         input_names = set(example.inputs().keys())
-        missing = sorted(required.keys() - input_names)
+        missing = sorted(set(required) - input_names)
         if missing:
-            cure = "rename the fields of the examples or the program, or pass these names to with_inputs"
-            histories = [name for name in missing if required[name] in (dspy.History, "dspy.History")]
-            if histories:
-                cure = f"give each example {histories[0]}=dspy.History(messages=[]), and pass its name to with_inputs"
-            raise UserError(f"{dataset}[{i}] must have the inputs {missing}; it has {sorted(input_names)}: {cure}")
+            raise UserError(
+                f"{dataset}[{i}] must have the inputs {missing}; it has {sorted(input_names)}: rename the fields of "
+                "the examples or the program, or pass these names to with_inputs"
+            )
 
 
-def _needed_inputs(program: dspy.Module) -> dict[str, Any]:
-    """Return the types of a program's required inputs, by name."""
+def _needed_inputs(program: dspy.Module) -> list[str]:
+    """Return the names of a program's required inputs."""
     if isinstance(program, (dspy.Predict, dspy.ChainOfThought)):
-        fields_by_name = program.predictors()[0].signature.input_fields.items()
-        types = {name: field.annotation for name, field in fields_by_name if field.is_required()}
-        return {name: kind for name, kind in types.items() if not annotation_allows_none(kind)}
-    required = {}
+        fields = program.predictors()[0].signature.input_fields
+        return [name for name, f in fields.items() if f.is_required() and not annotation_allows_none(f.annotation)]
+    required = []
     for parameter in inspect.signature(forward_of(program) or program).parameters.values():
         is_named = parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
         if is_named and parameter.default is Parameter.empty:
-            required[parameter.name] = parameter.annotation
+            required.append(parameter.name)
     return required
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import dspy
 import numpy as np
 import pytest
-from fakes import OnlyAsync, Program, WithoutForward, Wrapped, exact_match, questions, student
+from fakes import OnlyAsync, Program, Wrapped, exact_match, questions, student
 
 from plr_dspy import BatchCalibration, PLFewShot, PLReorder, headroom, order_sensitivity
 from plr_dspy.baselines import PDO, DEmO, LocalE, StaticOrder, TopKOrder
@@ -307,39 +307,3 @@ class TestCures:
         message = r"no demos to order, .*: compile it first with dspy.BootstrapFewShot"
         with pytest.raises(ValueError, match=message):
             order_sensitivity(student([]), exact_match, EXAMPLES)
-
-
-class WithHistory(WithoutForward):
-    def forward(self, question: str, talk: dspy.History):
-        return self.answer(question=question, talk=talk)
-
-
-TALK = dspy.Signature("question, talk: dspy.History -> answer")
-TALKING = {
-    "predictor": lambda: dspy.Predict(TALK),
-    "module": lambda: dspy.ChainOfThought(TALK),
-    "larger": lambda: WithHistory(dspy.Predict(TALK)),
-}
-
-
-class TestHistories:
-    """An example may hold the beginning of a conversation."""
-
-    @pytest.fixture(params=TALKING)
-    def program(self, request):
-        program = TALKING[request.param]()
-        demos = [dspy.Example(reasoning="r", talk=None, **e) for e in EXAMPLES[:4]]
-        program.predictors()[0].demos = demos
-        return program
-
-    def test_that_are_missing_can_be_empty(self, program, engine):
-        cure = r"give each example talk=dspy\.History\(messages=\[\]\), and pass its name to with_inputs$"
-        with pytest.raises(ValueError, match=cure):
-            optimizer(max_metric_calls=60).compile(program, trainset=EXAMPLES[4:40])
-        assert engine.num_calls == 0
-        trainset = []
-        for example in EXAMPLES[4:40]:
-            talking = example.copy(talk=dspy.History(messages=[]))
-            trainset.append(talking.with_inputs("question", "talk"))
-        optimizer(max_metric_calls=60).compile(program, trainset=trainset)
-        assert engine.num_calls > 0
