@@ -238,7 +238,7 @@ class _ProgramRun(MetricWork):
             self.models += work.models
 
     def call_program(self, **options: Any) -> None:
-        """Call the program on each example; warn if errors from outside it count as wrong answers."""
+        """Call the program on each example; warn if errors from outside count as wrong."""
         self.records, _ = calls_on(self.program, self, len(self.examples), called="example", log=RunLog(), **options)
         unread = [record for record in self.records if record.outcome == WRONG]
         errors = [record.error for record in unread if cause_of(record.error) is not None]
@@ -331,7 +331,7 @@ class _MeanScores:
 
 
 def _bounds(scores: Sequence[float]) -> tuple[float, float]:
-    """Return the lowest and highest possible score, assumed to be 0 and 1 unless scores lie beyond."""
+    """Return the lowest and highest possible score: 0 and 1 unless scores lie beyond."""
     if min(scores) >= 0.0:
         return 0.0, max(1.0, *scores)
     return min(scores), max(0.0, *scores)
@@ -376,7 +376,7 @@ def _num_unread(records: Sequence[CallRecord]) -> int:
 def _paired_interval(
     before: Sequence[float], after: Sequence[float], *, largest: float, limit: float
 ) -> tuple[float, float]:
-    """Return the interval of the mean paired difference; `largest` matters only if all differences are 0."""
+    """Return the interval of the mean paired difference; `largest` is for equal scores."""
     differences = [b - a for a, b in zip(before, after, strict=True)]
     if any(differences):
         largest = 0.0

@@ -75,7 +75,7 @@ def show_log_lines() -> None:
 
 
 class Unfailing:
-    """A stream that ignores failed writes, for example if its reader has exited or the disk is full."""
+    """A stream that ignores failed writes, for example if its reader has exited."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -135,7 +135,7 @@ class CompletionEngine:
 
 
 class AsyncCompletionEngine(CompletionEngine):
-    """Async counterpart of `CompletionEngine`, with the same arguments, for `dspy.LM(..., async_engine=...)`."""
+    """`CompletionEngine` for `dspy.LM(..., async_engine=...)`, with the same arguments."""
 
     async def complete(self, request: lm15.Request) -> lm15.Response:  # type: ignore[override]
         """Make one attempt, in another thread."""
@@ -143,7 +143,7 @@ class AsyncCompletionEngine(CompletionEngine):
 
 
 def _prompt(request: lm15.Request) -> str:
-    """Return the text of all messages; raise an `UnsupportedFeatureError` for anything else."""
+    """Return the text of all messages; refuse anything else."""
     unsupported = [f"config.{name}" for name in CHAT_SETTINGS if getattr(request.config, name) is not None]
     if request.tools:
         unsupported.append("tools")
@@ -165,7 +165,7 @@ def _without_empty(settings: Json) -> Json:
 
 
 def _chat_logprobs(logprobs: Json) -> Json:
-    """Convert a completion's log-probabilities to the chat endpoint's format, which llama.cpp already uses."""
+    """Convert log-probabilities to the chat endpoint's format, which llama.cpp uses."""
     if logprobs.get("content") is not None:
         return logprobs
     tokens = logprobs.get("tokens") or []

@@ -61,7 +61,7 @@ class PlainTextAdapter(dspy.Adapter):
         return super()._call_preprocess(lm, lm_kwargs, signature, inputs)
 
     def format(self, signature: Signature, demos: Demos, inputs: dict[str, Value]) -> Messages:
-        """Render the prompt as one user message; raise a ValueError if a field cannot be written as text."""
+        """Render the prompt as one user message."""
         blocks = [message["content"] for message in self.format_demos(signature, demos)]
         instructions = signature.instructions.strip()
         is_default = _DEFAULT_INSTRUCTIONS.fullmatch(instructions)
@@ -128,7 +128,7 @@ def _lines(fields: Mapping[str, FieldInfo], values: Mapping[str, Value]) -> list
 
 
 def _check_text_like(name: str, annotation: Annotation) -> None:
-    """Raise a ValueError for images, tools, histories and other types that cannot be written as text."""
+    """Raise an error for images and other types that cannot be written as text."""
     types = dspy.Type.extract_custom_type_from_annotation(annotation)
     if dspy.History in (annotation, *get_args(annotation)):
         types.append(dspy.History)
@@ -230,7 +230,7 @@ def name_of_label(value: Value) -> str:
 
 
 def decided(value: Value) -> Value:
-    """Return the label of a decision (`dspy.experimental.Choice`, `Noul`); return other values unchanged."""
+    """Return the label of a decision (`Choice`, `Noul`), or another value itself."""
     return value.value if isinstance(value, (Choice, Noul)) else value
 
 

@@ -1,4 +1,4 @@
-"""A small local language model for DSPy, served by llama.cpp in a child process on the loopback interface."""
+"""A small local language model, served by llama.cpp in a child process on 127.0.0.1."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ FAILED_SHARE = 0.05  # share of calls that may fail, unless DSPy's max_errors al
 
 
 class WrongAnswer(Exception):
-    """Error of a call that other demos might avoid; `record_fields` are added to the call's record."""
+    """Error of a call that other demos might avoid; its record gets the `record_fields`."""
 
     def __init__(self, error: Exception) -> None:
         text = str(error)
@@ -111,7 +111,7 @@ class MetricWork:
 
 
 def error_name(error: BaseException) -> str:
-    """Return an exception's class name, with its package if the name alone suggests a provider's error."""
+    """Return an exception's class name, with its package if a provider has an error of this name."""
     name = type(error).__name__
     package = type(error).__module__.partition(".")[0]
     if cause_of(name) is None or package in PROVIDER_PACKAGES:
@@ -212,7 +212,7 @@ class ProgramEvaluator:
             raise UserError(f"max_cost needs {self.budget.unpriced}: pass max_metric_calls instead")
 
     def _call_each_rival(self, pending: PendingCalls, programs: Mapping[Candidate, dspy.Module]) -> None:
-        """Make the first call of each program of the user alone, because its model may have another price."""
+        """Call each rival once alone, because its model may have another price."""
         for rival in [rival for rival in self._slots.rivals if rival in programs and rival not in self._priced]:
             self._priced.add(rival)
             self.budget.needs_one = True

@@ -204,7 +204,7 @@ def _needed_inputs(program: dspy.Module) -> list[str]:
 
 
 def json_obstacle(program: dspy.Module) -> str:
-    """Return a message about the first demo that cannot be saved as JSON, or an empty string."""
+    """Return a message about the first demo that JSON cannot hold, or ""."""
     for name, predictor in program.named_predictors():
         for i, demo in enumerate(predictor.demos):
             for field, value in demo.items():
@@ -219,7 +219,7 @@ def json_obstacle(program: dspy.Module) -> str:
 
 
 def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, Any]:
-    """Read a file written by `program.save`, for `load_state`; a pickle only if `allow_pickle` is set."""
+    """Read a file that `program.save` wrote; a pickle only if allowed."""
     path = Path(path)
     if path.suffix not in (".json", PICKLE):
         raise UserError(

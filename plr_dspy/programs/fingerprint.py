@@ -148,7 +148,7 @@ def _parts_of_function(function: FunctionType) -> list[object]:
 
 
 def _parts_of_code(code: CodeType) -> list[object]:
-    """Return what a function's code does, without line numbers, comments and nested functions."""
+    """Return a code's content, without line numbers and nested functions."""
     constants = [constant for constant in code.co_consts if not isinstance(constant, CodeType)]
     return [code.co_code, code.co_names, code.co_varnames, constants]
 
@@ -162,7 +162,7 @@ def _nested_codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _global_variables(code: CodeType, namespace: dict[str, object]) -> dict[str, object]:
-    """Return the global variables that code reads, and the attributes that it reads of users' modules."""
+    """Return the global variables that code reads; of a user's module, the attributes."""
     variables: dict[str, object] = {}
     for step in dis.get_instructions(code):
         if step.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or step.argval not in namespace:
@@ -176,7 +176,7 @@ def _global_variables(code: CodeType, namespace: dict[str, object]) -> dict[str,
 
 
 def _parts_of_class(kind: type) -> dict[object, object]:
-    """Return a class's name, and the members that it and its bases outside libraries define."""
+    """Return a class's name, and its members that no library defines."""
     parts: dict[object, object] = {"": _name(kind)}
     members: dict[str, object] = {}
     for base in reversed(kind.__mro__):

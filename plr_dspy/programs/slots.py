@@ -1,4 +1,4 @@
-"""The parts of a program that a search varies: the order of its demos, or the choice from pools of demos."""
+"""What a search varies in a program: the order of its demos, or the choice from pools."""
 
 import hashlib
 import itertools
@@ -75,7 +75,7 @@ class PromptSlots(ABC):
         self._factory = ProgramFactory(program)
 
     def permutations(self, candidate: Candidate) -> dict[str, list[int]]:
-        """Return each slot's demo indices by position; empty for whole programs, which show no demos of the slots."""
+        """Return each slot's demo indices by position; empty for whole programs."""
         if isinstance(candidate, WholeProgram) or candidate == WITHOUT_DEMOS:
             return {slot.predictor: [] for slot in self.slots}
         return self._permutations(candidate)
@@ -101,7 +101,7 @@ class PromptSlots(ABC):
         return tuple(classes for slot in self.slots for classes in slot.classes)
 
     def instructions(self, candidate: Candidate) -> dict[str, int]:
-        """Return the number of each predictor's instruction, 0 for its own, where there are alternatives."""
+        """Return the numbers of the instructions by predictor; 0 is its own."""
         return {}
 
     def shown(self, ordering: Candidate) -> dict[str, list[int]]:
@@ -115,13 +115,13 @@ class PromptSlots(ABC):
         return sum(map(len, self.shown(candidate).values()))
 
     def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
-        """Build a candidate's program; if `guarded`, it retrieves demos only if the scored example is known."""
+        """Build a candidate's program; `guarded` as in `Rival.build`."""
         if candidate in self.rivals:
             return self.rivals[candidate].build(guarded=guarded)
         return self._factory.build(self.demos(candidate))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of a candidate's prompts, for an example's `inputs` if given; of a rival as a whole."""
+        """Return a digest of a candidate's prompts for these inputs; of a rival as a whole."""
         if candidate in self.rivals:
             return self.rivals[candidate].digest
         return self._digest(self.demos(candidate))
@@ -137,7 +137,7 @@ class PromptSlots(ABC):
 
 
 def _without_sets(demo: Any) -> dict[str, Any]:
-    """Return a demo with sets as sorted text, because their order differs between processes."""
+    """Return a demo with sets as sorted text, which every process writes alike."""
     fields = dict(demo.items())
     for name, value in fields.items():
         if isinstance(value, (set, frozenset)):
@@ -160,7 +160,7 @@ class WholeProgramSlots(PromptSlots):
 
 
 class ProgramSlots(PromptSlots):
-    """A program's demos and the space of their orders, with programs that compete with it."""
+    """A program's demos, and the space of their orders."""
 
     def __init__(self, program: dspy.Module, rivals: Sequence[Rival] = ()) -> None:
         super().__init__(program, rivals)
@@ -212,7 +212,7 @@ class ProgramSlots(PromptSlots):
 
 
 def _blocks(predictor: dspy.Predict, demos: Sequence[Any], kinds: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of demos whose order changes the prompt; demos of one kind are rendered alike."""
+    """Return the groups of demos whose order changes the prompt."""
     groups: list[list[int]] = []
     for kind in dict.fromkeys(kinds.values()):
         for group in groups:
@@ -310,7 +310,7 @@ class PoolSlots(PromptSlots):
         self.original: Candidate = own_prompt  # may exceed the limits
 
     def showing(self, share: float) -> Candidate:
-        """Return an arrangement of the first demos in each pool, with the program's own instructions."""
+        """Return an arrangement of the first demos in each pool."""
         numbers = [max(minimum, math.ceil(share * maximum)) for minimum, maximum in self.space.limits]
         arrangement = tuple(tuple(range(number)) for number in numbers)
         return self.space.shortened(arrangement) or self.space.identity
@@ -339,7 +339,7 @@ class PoolSlots(PromptSlots):
         return self._digest(self.demos(candidate), self._other_texts(candidate))
 
     def _other_texts(self, candidate: Candidate) -> dict[str, str]:
-        """Return the instructions of a candidate that are not the program's own, by predictor."""
+        """Return a candidate's instructions, by predictor, except the program's own."""
         chosen = self.instructions(candidate)
         return {name: self.alternatives[name][number].text for name, number in chosen.items() if number}
 
@@ -357,7 +357,7 @@ class PoolSlots(PromptSlots):
 
 
 def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random) -> list[str]:
-    """Add the same labelled examples to all predictors of a program without demos; return the predictors' names.
+    """Add labelled examples to the predictors of a program without demos; return their names.
 
     A program with any demos stays unchanged, because its optimizer left the other predictors
     without demos on purpose. At least two examples remain for scoring.

@@ -108,7 +108,7 @@ class RetrievingPredict(dspy.Predict):
 
 
 def retrieve_in(program: dspy.Module, retrievals: Mapping[str, Retrieval]) -> dspy.Module:
-    """Make the named predictors retrieve demos for each input, in place; return the program."""
+    """Make predictors retrieve demos for each input, in place; return the program."""
     predictors = dict(program.named_predictors())
     for name, retrieval in retrievals.items():
         predictor = predictors[name]
@@ -141,7 +141,7 @@ def _retrieving(kind: type[dspy.Predict]) -> type[RetrievingPredict]:
 
 
 def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Embedder | None) -> Retrieval:
-    """Return the retrieval of a saved predictor; raise a ValueError if the embedder is missing."""
+    """Return the retrieval of a saved predictor."""
     version = state.get("version", 1)
     if version != STATE_VERSION:
         raise UserError(

@@ -110,7 +110,7 @@ class RetrievalSlots(PoolSlots):
         return next(whole for whole in self.whole_programs if whole.name == name)
 
     def variation(self, candidate: Candidate) -> NearestDemos | None:
-        """Return the variation of the nearest demos that a candidate stands for; None for other candidates."""
+        """Return the variation that a candidate stands for; None for other candidates."""
         if not isinstance(candidate, WholeProgram) or candidate in self.rivals:
             return None
         return self._variations[candidate.number - self._num_rivals]
@@ -135,7 +135,7 @@ class RetrievalSlots(PoolSlots):
         return retrieve_in(program, self._retrievals(candidate, guarded=guarded))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of the prompts, or of the program if the inputs of its predictors are unknown."""
+        """Return a digest of the prompts, or of the program if they are unknown."""
         if not isinstance(candidate, WholeProgram) or candidate in self.rivals:
             return super().fingerprint(candidate)
         retrievals = self._retrievals(candidate)
