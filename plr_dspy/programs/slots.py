@@ -132,7 +132,7 @@ class PromptSlots(ABC):
             messages = messages_of(self._predictors[name], list(map(_without_sets, demos)))
             text += f"{name}\0{as_text(messages)}\0"
         if instructions:
-            text += as_text([instructions])
+            text += as_text([dict(instructions)])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
