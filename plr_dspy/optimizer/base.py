@@ -41,7 +41,7 @@ from plr_dspy.optimizer.setup import (
 from plr_dspy.optimizer.yardsticks import yardsticks
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
 from plr_dspy.programs.checks import AnyMetric, Checked, Count, Flag, Folder, Positive, WholeNumber, arguments
-from plr_dspy.programs.fingerprint import digest
+from plr_dspy.programs.fingerprint import describe, digest
 from plr_dspy.programs.made_with import record_settings
 from plr_dspy.programs.rivals import Programs, Rival
 from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
@@ -319,10 +319,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             "models": settings["models"],
             "adapter": settings["adapter"],
             **self._answers(),
-            "the program": digest(setup.program),
-            "the metric": digest(self.metric),
-            "the adapter": digest(adapter),
-            "the models": digest(list(setup.models)),
+            **describe(setup.program, self.metric, setup.models, adapter),
             "the examples": digest(sorted(map(digest, setup.examples))),
             PROGRAMS: sorted(rival.name for rival in setup.rivals),
         }

@@ -1,19 +1,25 @@
 """Compute digests of programs, metrics and examples, to detect changes that affect scores.
 
-Digests are equal in every process with the same version of Python. They cover a function's
-code, defaults, closure and global variables, and an object's class and public attributes.
-Code of installed packages is identified by name. Settings for connecting to a service, such
-as keys and addresses, are left out.
+Digests are equal in every process. They cover a function's source, defaults, closure and
+global variables, and an object's class and public attributes. Code of installed packages is
+identified by name. Settings for connecting to a service, such as keys and addresses, are left
+out. `digest_of_program` also covers private attributes and addresses, which tell programs
+apart.
 """
 
+import ast
 import dis
+import inspect
+import logging
 import pickle
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from enum import Enum
-from functools import partial
+from functools import cache, partial
+from textwrap import dedent
 from types import CodeType, FunctionType, MethodType, ModuleType
+from urllib.parse import urlsplit
 
 import dspy
 import joblib
@@ -22,11 +28,13 @@ from pydantic import BaseModel
 from plr_dspy.dspy_compat import COMPILED
 from plr_dspy.programs.copying import attributes, is_language_model
 
+logger = logging.getLogger(__name__)
+
 ATOMS = (type(None), bool, int, float, str, bytes)
-PLAIN = (*ATOMS, list, tuple, dict, set, frozenset)
 # Names of settings for connecting to a model, which do not affect scores.
 ACCESS = re.compile(r"key|secret|password|token$|credential|url|api_base|endpoint|region|headers|timeout|retries|cache")
-SECRET = re.compile(r"api_key|secret|password|token$|credential|headers")
+ADDRESS = re.compile(r"api_base|base_url|endpoint")  # names of settings with the address of a model's server
+SECRET = re.compile(r"api_key|secret|password|token$|credential")  # names of private attributes to leave out
 # Attributes of DSPy objects that do not affect scores, or differ by rounding errors.
 IGNORED = ("callbacks", "history", "corpus_embeddings", "index")
 
@@ -36,23 +44,32 @@ def digest(value: object) -> str:
     return _Digests().of(value)
 
 
-def digest_of_program(program: dspy.Module, predictors: list[dspy.Predict]) -> str:
-    """Return a digest that tells a program apart from similar ones.
+def digest_of_program(program: dspy.Module, *others: object) -> str:
+    """Return the digest of a program and of other parts that affect its answers.
 
     Unlike `digest`, it covers private attributes that hold plain values, and the addresses of
     models. The default model's address is left out, so that runs can resume when its server
     has moved.
     """
-    return _Digests(tells_apart=True).of([program, predictors])
+    return _ProgramDigests().of([program, *others])
+
+
+def describe(program: dspy.Module, metric: object, models: Sequence[object], adapter: object) -> dict[str, str]:
+    """Return a digest of each thing that affects a program's scores, keyed by its name in error messages."""
+    modules = dict(program.named_sub_modules())
+    facts = {}
+    for name, module in modules.items():
+        others = [other for other in modules.values() if other is not module]
+        facts[name.replace("self", "program", 1)] = _Digests(others).of(module)
+    return {**facts, "the metric": digest(metric), "the adapter": digest(adapter), "the models": digest(list(models))}
 
 
 class _Digests:
-    """Computes digests of nested values, as `digest_of_program` does if `tells_apart`."""
+    """Computes digests of nested values; of the modules in `by_class`, only the class counts."""
 
-    def __init__(self, *, tells_apart: bool = False) -> None:
-        self._tells_apart = tells_apart
+    def __init__(self, by_class: Sequence[dspy.Module] = ()) -> None:
         # Keep the values, because Python may reuse the id of a deleted one.
-        self._known: dict[int, tuple[object, str]] = {}
+        self._known: dict[int, tuple[object, str]] = {id(module): (module, _name(type(module))) for module in by_class}
 
     def of(self, value: object) -> str:
         name = _name(type(value))
@@ -76,108 +93,117 @@ class _Digests:
             return {self._atom(key): self._atom(part) for key, part in parts.items()}
         return [self._atom(part) for part in parts]
 
+    def _parts(self, value: object) -> Mapping[str, object] | dict[object, object] | list[object]:
+        return _parts(value)
+
     def _atom(self, value: object) -> object:
         return value if type(value) in ATOMS else self.of(value)
 
-    def _parts(self, value: object) -> dict[object, object] | list[object]:
-        """Return the parts that distinguish a value from other values of its class."""
-        if isinstance(value, FunctionType):
-            return _parts_of_function(value)
-        if isinstance(value, type(dspy.Signature)):
-            fields = [[name, repr(f.rebuild_annotation()), f.json_schema_extra] for name, f in value.fields.items()]
-            return [value.instructions, fields]
-        if isinstance(value, type):
-            return _parts_of_class(value)
-        if isinstance(value, dspy.Predict):
-            demos = [dict(demo.items()) for demo in value.demos]
-            facts = getattr(getattr(value, "retrieval", None), "facts", None)
-            return [type(value), value.signature, demos, facts, value.config, value.fields, value.lm]
-        if is_language_model(value) or isinstance(value, dspy.Embedder):
-            settings = getattr(value, "kwargs", getattr(value, "default_kwargs", {}))
-            counts_address = self._tells_apart and value is not dspy.settings.lm
-            ignored = SECRET if counts_address else ACCESS
-            counted = {name: part for name, part in settings.items() if not ignored.search(name)}
-            return [getattr(value, "model", None), getattr(value, "model_type", None), counted]
-        if isinstance(value, (dict, dspy.Example)):
-            return dict(value.items())
-        if isinstance(value, BaseModel):
-            return dict(value)
-        if isinstance(value, (list, tuple)):
-            return list(value)
-        if isinstance(value, Enum):
-            return [value.name, value.value]
-        if isinstance(value, partial):
-            return [value.func, value.args, value.keywords]
-        if isinstance(value, MethodType):
-            return [value.__func__, value.__self__]
-        if hasattr(type(value), "__array__") or type(value).__module__.partition(".")[0] in sys.stdlib_module_names:
-            return [pickle.dumps(value)]
-        return self._parts_of_object(value)
 
-    def _parts_of_object(self, value: object) -> dict[object, object]:
-        kind = type(value)
-        is_of_dspy = any(base.__module__.startswith("dspy.") for base in kind.__mro__)
-        is_of_library = is_library(kind.__module__)
-        parts: dict[object, object] = {"": kind}
-        for name, part in attributes(value).items():
-            if name.startswith("_"):
-                is_told_apart = self._tells_apart and not is_of_library and type(part) in PLAIN
-                is_counted = is_told_apart and name != COMPILED and not SECRET.search(name)
-            elif is_of_dspy:
-                is_counted = name not in IGNORED
-            else:
-                is_counted = not is_of_library or (type(part) in ATOMS and not ACCESS.search(name))
-            if is_counted:
-                parts[name] = part
+class _ProgramDigests(_Digests):
+    """Computes digests that also cover private attributes and addresses."""
+
+    def _parts(self, value: object) -> Mapping[str, object] | dict[object, object] | list[object]:
+        parts = super()._parts(value)
+        if is_language_model(value) and isinstance(parts, list):
+            addresses = _addresses(value)
+            return parts if addresses == _addresses(dspy.settings.lm) else [*parts, addresses]
+        is_of_user = not is_library(type(value).__module__)
+        if is_of_user and isinstance(parts, dict) and parts.get("") is type(value):
+            parts.update(_private_parts(value))
         return parts
 
 
-def _parts_of_function(function: FunctionType) -> list[object]:
-    """Return a function's code, its defaults and the variables that it may read."""
-    code: object = _name(function)
+def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[object]:
+    """Return the parts that distinguish a value from other values of its class."""
+    if isinstance(value, FunctionType):
+        return _parts_of_function(value)
+    if isinstance(value, type(dspy.Signature)):
+        fields = [[name, repr(f.rebuild_annotation()), f.json_schema_extra] for name, f in value.fields.items()]
+        return [value.instructions, fields]
+    if isinstance(value, type):
+        return _parts_of_class(value)
+    if isinstance(value, dspy.Predict):
+        demos = [dict(demo.items()) for demo in value.demos]
+        facts = getattr(getattr(value, "retrieval", None), "facts", None)
+        return [type(value), value.signature, demos, facts, value.config, value.fields, value.lm]
+    if is_language_model(value) or isinstance(value, dspy.Embedder):
+        all_settings = getattr(value, "kwargs", getattr(value, "default_kwargs", {}))
+        settings = {name: part for name, part in all_settings.items() if not ACCESS.search(name)}
+        return [getattr(value, "model", None), getattr(value, "model_type", None), settings]
+    if isinstance(value, (dict, dspy.Example)):
+        return dict(value.items())
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    if isinstance(value, BaseModel):
+        return dict(value)
+    if isinstance(value, Enum):
+        return [value.name, value.value]
+    if isinstance(value, partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    kind = type(value)
+    if hasattr(kind, "__array__") or kind.__module__.partition(".")[0] in sys.stdlib_module_names:
+        return [pickle.dumps(value)]
+    is_of_dspy = any(base.__module__.startswith("dspy.") for base in kind.__mro__)
+    is_of_library = is_library(kind.__module__) and not is_of_dspy
+    parts: dict[str, object] = {"": kind}
+    for name, part in attributes(value).items():
+        if name.startswith("_") or (is_of_dspy and name in IGNORED):
+            continue
+        if not is_of_library or (type(part) in ATOMS and not ACCESS.search(name)):
+            parts[name] = part
+    return parts
+
+
+def _private_parts(value: object) -> dict[str, object]:
+    """Return the private attributes that hold plain values, such as texts and numbers."""
+    parts = {}
+    for name, part in attributes(value).items():
+        is_private = name.startswith("_") and name != COMPILED and not SECRET.search(name)
+        if is_private and _is_plain(part):
+            parts[name] = part
+    return parts
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether a value consists of atoms and containers only."""
+    if type(value) in ATOMS:
+        return True
+    if isinstance(value, dict):
+        return all(map(_is_plain, [*value.keys(), *value.values()]))
+    return isinstance(value, (list, tuple, set, frozenset)) and all(map(_is_plain, value))
+
+
+def _addresses(lm: object) -> dict[str, str]:
+    """Return the addresses of a model's servers, without user names, passwords and queries."""
+    addresses = {}
+    for name, setting in getattr(lm, "kwargs", {}).items():
+        if ADDRESS.search(name) and isinstance(setting, str):
+            address = urlsplit(setting)
+            addresses[name] = address.netloc.rpartition("@")[2] + address.path
+    return addresses
+
+
+def _parts_of_function(function: FunctionType) -> dict[str, object]:
+    """Return a function's source and the variables that it may read."""
     variables: dict[str, object] = {}
+    code = _name(function)
     if not is_library(function.__module__):
-        codes = list(_nested_codes(function.__code__))
-        code = list(map(_parts_of_code, codes))
-        for part in codes:
-            variables |= _global_variables(part, function.__globals__)
+        code = _source(function.__code__)
+        variables |= _global_variables(function)
+    variables |= {f"default {number}": default for number, default in enumerate(function.__defaults__ or ())}
+    variables |= function.__kwdefaults__ or {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         if cell != type(cell)():  # A cell may be empty.
             variables[name] = cell.cell_contents
-    return [code, function.__defaults__, function.__kwdefaults__, variables]
+    return {"": code, **variables}
 
 
-def _parts_of_code(code: CodeType) -> list[object]:
-    """Return a code's content, without line numbers and nested functions."""
-    constants = [constant for constant in code.co_consts if not isinstance(constant, CodeType)]
-    return [code.co_code, code.co_names, code.co_varnames, constants]
-
-
-def _nested_codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of a function, and of all functions and classes in it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _nested_codes(constant)
-
-
-def _global_variables(code: CodeType, namespace: dict[str, object]) -> dict[str, object]:
-    """Return the global variables that code reads; of a user's module, the attributes."""
-    variables: dict[str, object] = {}
-    for step in dis.get_instructions(code):
-        if step.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or step.argval not in namespace:
-            continue
-        value = namespace[step.argval]
-        if isinstance(value, ModuleType):
-            members = {} if is_library(value.__name__) else vars(value)
-            value = [members[name] for name in code.co_names if name in members]
-        variables[step.argval] = value
-    return variables
-
-
-def _parts_of_class(kind: type) -> dict[object, object]:
-    """Return a class's name, and its members that no library defines."""
-    parts: dict[object, object] = {"": _name(kind)}
+def _parts_of_class(kind: type) -> dict[str, object]:
+    """Return a class's name, and the members that it and its bases outside libraries define."""
+    parts: dict[str, object] = {"": _name(kind)}
     members: dict[str, object] = {}
     for base in reversed(kind.__mro__):
         if not is_library(base.__module__):
@@ -191,6 +217,34 @@ def _parts_of_class(kind: type) -> dict[object, object]:
     return parts
 
 
+def _global_variables(function: FunctionType) -> dict[str, object]:
+    """Return the global variables that a function uses, and the attributes of user modules in them."""
+    variables: dict[str, object] = {}
+    global_names, attributes = _names(function.__code__)
+    for name in global_names & function.__globals__.keys():
+        value = function.__globals__[name]
+        if not isinstance(value, ModuleType):
+            variables[name] = value
+        elif not is_library(value.__name__):
+            parts = {attribute: vars(value)[attribute] for attribute in attributes & vars(value).keys()}
+            variables |= {
+                f"{name}.{part}": member for part, member in parts.items() if not isinstance(member, ModuleType)
+            }
+    return variables
+
+
+def _names(code: CodeType) -> tuple[set[str], set[str]]:
+    """Return the names of the globals that code and its nested code read, and all their names."""
+    global_names = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    every_name = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            inner_globals, inner_names = _names(constant)
+            global_names |= inner_globals
+            every_name |= inner_names
+    return global_names, every_name
+
+
 def is_library(module: str | None) -> bool:
     """Return whether a module belongs to Python or an installed package."""
     package = (module or "").partition(".")[0]
@@ -200,6 +254,24 @@ def is_library(module: str | None) -> bool:
         return True
     file = getattr(sys.modules.get(module or "") or sys.modules.get(package), "__file__", None) or ""
     return "site-packages" in file or "dist-packages" in file
+
+
+@cache  # because the file may be edited while the program runs
+def _source(code: CodeType) -> str:
+    """Return a function's source without comments, or its name if there is no source."""
+    try:
+        if code.co_name == "<lambda>":
+            # The lines around a lambda may hold unrelated arguments.
+            tree = ast.parse("".join(inspect.findsource(code)[0]))
+            lambdas = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
+            return "\n".join(ast.unparse(node) for node in lambdas if node.lineno == code.co_firstlineno)
+        return ast.unparse(ast.parse(dedent(inspect.getsource(code))))
+    except (OSError, SyntaxError, ValueError):
+        if not code.co_name.startswith("__"):  # Python generates some dataclass methods.
+            logger.warning(
+                "%s has no source code that can be read, so log_dir cannot detect changes to it", code.co_name
+            )
+        return code.co_name
 
 
 def _name(value: object) -> str:

@@ -53,7 +53,7 @@ class Rival:
         self.predictors = _predictors_of(program)
         models = [predictor.lm or dspy.settings.lm for predictor in self.predictors]
         self.models = [lm for lm in models if lm is not None]
-        self.digest = digest_of_program(program, self.predictors)
+        self.digest = digest_of_program(program, self.predictors, self.models)
         self._factory = ProgramFactory(program)
 
     def build(self, *, guarded: bool = False) -> dspy.Module:

@@ -99,6 +99,7 @@ class TestChoice:
         assert Rival("a", Styled("plain")).digest == Rival("b", Styled("plain", key="k2")).digest
         assert Rival("a", Styled("plain")).digest != Rival("b", Styled(["plain", 2])).digest
         assert digest_at("http://a:8000/v1") != digest_at("http://b:8000/v1")
+        assert digest_at("http://me:secret@a:8000/v1") == digest_at("http://a:8000/v1?key=1")
 
     def test_programs_that_find_or_calibrate_their_demos_compete(self, tmp_path):
         """An example never finds itself."""

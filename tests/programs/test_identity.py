@@ -20,7 +20,7 @@ import pydantic
 import pytest
 from fakes import printed_with_other_hashes
 
-from plr_dspy.programs.fingerprint import digest
+from plr_dspy.programs.fingerprint import describe, digest
 
 
 class Weighted:
@@ -216,9 +216,37 @@ def test_the_other_arguments_on_the_line_of_a_lambda_do_not_count():
     assert digest(one) == digest(other)
 
 
+def test_a_function_without_source_text_is_named_in_a_warning(caplog):
+    namespace = {}
+    exec("def sourceless(e, p):\n    return 1.0", namespace)
+    assert digest(namespace["sourceless"]) != digest(plain)
+    assert [record.message for record in caplog.records] == [
+        "sourceless has no source code that can be read, so log_dir cannot detect changes to it"
+    ]
+
+
+def test_an_edit_of_the_file_while_it_runs_does_not_count(tmp_path):
+    file = tmp_path / "app.py"
+    file.write_text("def metric(e, p):\n    return 1.0")
+    namespace = {"__name__": "users"}
+    exec(compile(file.read_text(), file, "exec"), namespace)
+    before = digest(namespace["metric"])
+    file.write_text("def metric(e, p):\n    return 0.5  # better")
+    assert digest(namespace["metric"]) == before
+
+
 @pytest.mark.parametrize("make", SAME.values(), ids=SAME.keys())
 def test_copies_are_the_same(make):
     assert digest(make()) == digest(make())
+
+
+def facts(metric, program=None, model="openai/a"):
+    program = program or dspy.Predict("question -> answer")
+    return describe(program, metric, [dspy.LM(model, api_key="sk-secret")], dspy.ChatAdapter())
+
+
+def changed(before, after):
+    return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
 def program_with(demos=(), instructions="Answer.", limit=1):
@@ -229,16 +257,25 @@ def program_with(demos=(), instructions="Answer.", limit=1):
 
 
 @pytest.mark.parametrize(
-    "change", [{"demos": [dspy.Example(question="a", answer="b")]}, {"instructions": "Answer well."}, {"limit": 2}]
+    ("change", "names"),
+    [
+        ({"demos": [dspy.Example(question="a", answer="b")]}, {"program.predict"}),
+        ({"instructions": "Answer well."}, {"program.predict"}),
+        ({"limit": 2}, {"program"}),
+    ],
 )
-def test_programs_differ(change):
-    assert digest(program_with()) == digest(program_with())
-    assert digest(program_with()) != digest(program_with(**change))
+def test_what_changed_in_a_program_is_named(change, names):
+    assert changed(facts(plain, program_with()), facts(plain, program_with(**change))) == names
 
 
-def test_keys_of_models_do_not_count():
-    one, other = (dspy.LM("openai/a", api_key=key) for key in ("sk-one", "sk-other"))
-    assert digest(one) == digest(other)
+def test_what_changed_in_a_metric_or_a_model_is_named():
+    before = facts(Weighted(1))
+    assert changed(before, facts(Weighted(1))) == set()
+    assert changed(before, facts(Weighted(2))) == {"the metric"}
+    assert changed(before, facts(Weighted(1), model="openai/b")) == {"the models"}
+    assert changed(before, facts(plain)) == {"the metric"}
+    assert changed(facts(Judge()), facts(Judge("Judge harshly."))) == {"the metric"}
+    assert "sk-secret" not in repr(before)
 
 
 def digests_of_things():
