@@ -1,9 +1,7 @@
 """All uses of undocumented DSPy names; look here first if a new version of DSPy breaks this package."""
 
-import logging
-import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import dspy
@@ -29,92 +27,21 @@ from dspy.predict.predict import serialize_object
 from dspy.primitives.base_module import BaseModule
 from dspy.primitives.module import set_attribute_by_name
 from dspy.propose.dataset_summary_generator import create_dataset_summary
-from dspy.propose.grounded_proposer import TIPS
-from dspy.propose.grounded_proposer import GroundedProposer as OwnProposer
+from dspy.propose.grounded_proposer import TIPS, GroundedProposer
 from dspy.teleprompt.teleprompt import Teleprompter
 from dspy.utils import magicattr
 from dspy.utils.callback import BaseCallback
-from dspy.utils.exceptions import (
-    AdapterParseError,
-    ContextWindowExceededError,
-    LMAuthError,
-    LMBillingError,
-    LMConfigurationError,
-    LMUnsupportedFeatureError,
-    LMUnsupportedModelError,
-)
+from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMUnsupportedFeatureError
 from dspy.utils.hasher import Hasher
 from dspy.utils.usage_tracker import UsageTracker
 
-__all__ = [
-    "CUSTOM_TYPE_END_IDENTIFIER",
-    "CUSTOM_TYPE_START_IDENTIFIER",
-    "TIPS",
-    "AdapterParseError",
-    "BaseCallback",
-    "BaseModule",
-    "Choice",
-    "ContextWindowExceededError",
-    "DecisionAdapter",
-    "GroundedProposer",
-    "Hasher",
-    "LMAuthError",
-    "LMBillingError",
-    "LMConfigurationError",
-    "LMUnsupportedFeatureError",
-    "LMUnsupportedModelError",
-    "Noul",
-    "Parameter",
-    "Teleprompter",
-    "UsageTracker",
-    "annotation_allows_none",
-    "apply_output_field_defaults",
-    "create_dataset_summary",
-    "format_field_value",
-    "get_annotation_name",
-    "get_litellm",
-    "litellm_errors",
-    "magicattr",
-    "parse_value",
-    "serialize_object",
-    "set_attribute_by_name",
-    "split_message_content_for_custom_types",
-    "validate_request",
-]
-
 Call: TypeAlias = tuple[Any, Mapping[str, Any]]  # a language model, and the inputs of a call
-
-
-class GroundedProposer(OwnProposer):  # type: ignore[misc]
-    """DSPy's proposer, without its warnings about inputs that it passes to its own predictors."""
-
-    def propose_instruction_for_predictor(self, *values: Any, **named: Any) -> Any:
-        with _without_warnings("dspy.predict.predict", "Input contains fields not in signature"):
-            return super().propose_instruction_for_predictor(*values, **named)
-
-
-@contextmanager
-def _without_warnings(logger_name: str, beginning: str) -> Iterator[None]:
-    """Drop the messages of a logger that begin with this text, if this thread logs them."""
-    thread = threading.get_ident()
-
-    def is_kept(record: logging.LogRecord) -> bool:
-        return record.thread != thread or not record.getMessage().startswith(beginning)
-
-    logger = logging.getLogger(logger_name)
-    logger.addFilter(is_kept)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_kept)
-
-
 COMPILED = "_compiled"  # the attribute that marks a compiled program
 
 
 def is_compiled(program: object) -> bool:
     """Return whether an optimizer has compiled a program."""
-    return bool(getattr(program, "_compiled", False))
+    return bool(getattr(program, COMPILED, False))
 
 
 def set_compiled(program: dspy.Module, value: bool) -> None:

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 import orjson
 from tqdm import tqdm
 from tqdm.contrib import DummyTqdmFile
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 PACKAGE = "plr_dspy"
 # Handler name and formats as in DSPy.
@@ -44,19 +45,17 @@ SHORTEST_SECRET = 6
 
 
 class LogLines(logging.Handler):
-    """A handler that shows the package's log lines as DSPy shows its own.
+    """Shows the package's log lines as DSPy shows its own, unless the user has configured logging.
 
-    Warnings are always shown; other lines only if the progress bar is. If the user has
-    configured logging, this handler shows nothing.
+    Warnings are always shown; other lines only if the progress bar is.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a log line to DSPy's stream."""
+        """Write a log line to DSPy's stream, which `dspy.disable_logging` silences."""
         is_configured = logging.root.handlers or len(logging.getLogger(PACKAGE).handlers) > 1
         is_wanted = record.levelno >= logging.WARNING or _shows_progress.get()
         if is_configured or not is_wanted:
             return
-        # `dspy.disable_logging` also silences this stream.
         dspy_logging = sys.modules.get("dspy.utils.logging_utils")
         stream: Any = getattr(dspy_logging, "DSPY_LOGGING_STREAM", sys.stderr)
         try:
@@ -76,7 +75,7 @@ def show_log_lines() -> None:
 
 
 class Unfailing:
-    """A stream that ignores failed writes, for example if its reader has exited or the disk is full."""
+    """A stream that ignores failed writes, for example if its reader has exited."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -110,8 +109,10 @@ def progress_bar(
     try:
         with tqdm(total=total, desc=title, unit="call", dynamic_ncols=True, disable=hidden, file=stream) as bar:
             with ExitStack() as stack:
-                if not bar.disable:
-                    _write_above(stack)
+                if not bar.disable:  # Show log lines and what programs print above the bar.
+                    if logging.root.handlers:
+                        stack.enter_context(logging_redirect_tqdm())
+                    stack.enter_context(redirect_stderr(DummyTqdmFile(sys.stderr)))
                 yield bar
             bar.total = bar.n  # Fewer calls than planned may have been needed.
             bar.refresh()
@@ -120,27 +121,13 @@ def progress_bar(
         _shows_progress.reset(token)
 
 
-def _write_above(stack: ExitStack) -> None:
-    """Redirect log lines and standard error to above the progress bar until the stack closes."""
-    above = {id(stream): DummyTqdmFile(stream) for stream in (sys.stdout, sys.stderr)}
-    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
-        for handler in getattr(logger, "handlers", []):
-            # Handlers without this attribute write to the current `sys.stderr`, redirected
-            # below.
-            stream = vars(handler).get("stream")
-            if stream is not None and id(stream) in above:
-                handler.setStream(above[id(stream)])
-                stack.callback(handler.setStream, stream)
-    stack.enter_context(redirect_stderr(above[id(sys.stderr)]))
-
-
 @contextmanager
 def interrupts() -> Iterator[threading.Event]:
     """Raise `KeyboardInterrupt` in the main thread on SIGINT and SIGTERM, and set the yielded event.
 
-    This also works inside `asyncio.run`, whose own handler would wait for the next await. A
-    user's SIGINT handler is called first; a user's SIGTERM handler stays in place. The event
-    stays set even if a program catches the exception.
+    The event stays set even if a program catches the exception. A user's SIGINT handler is
+    called first, unless it is asyncio's, which would wait for the next await. A user's SIGTERM
+    handler stays in place.
     """
     received = threading.Event()
     handlers: dict[int, Any] = {}

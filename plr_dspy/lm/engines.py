@@ -12,16 +12,8 @@ import dspy
 import httpx
 from dspy import lm15
 
-from plr_dspy.dspy_compat import (
-    LMAuthError,
-    LMBillingError,
-    LMConfigurationError,
-    LMUnsupportedModelError,
-    get_litellm,
-    litellm_errors,
-    validate_request,
-)
-from plr_dspy.errors import FatalLMError, UserError
+from plr_dspy.dspy_compat import get_litellm, litellm_errors, validate_request
+from plr_dspy.errors import UserError
 
 Json: TypeAlias = dict[str, Any]
 
@@ -32,16 +24,12 @@ SHARED_SETTINGS = ("max_tokens", "temperature", "top_p", "seed", "frequency_pena
 # Creating a context takes 16 ms, so all clients share one.
 _ssl_context = functools.cache(httpx.create_ssl_context)
 
-# After one of these errors, every later call would fail the same way.
-HOPELESS = (FatalLMError, LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedModelError)
-
 
 @dataclass(eq=False)
 class CompletionEngine:
-    """Engine for `dspy.LM(..., engine=...)` that sends requests as plain completions.
+    """Engine for `dspy.LM(..., engine=...)` that sends text as plain completions.
 
-    The system prompt and all messages are joined by blank lines. Anything but text is
-    refused.
+    The system prompt and all messages are joined by blank lines.
 
     Args:
         api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
@@ -97,7 +85,7 @@ class CompletionEngine:
 
     @classmethod
     def load_state(cls, state: Json) -> CompletionEngine:
-        """Build an engine from the result of `dump_state`; `api_key_env` supplies the key, if it is set."""
+        """Build an engine from the result of `dump_state`."""
         return cls(**state)
 
     def _arguments(self, request: lm15.Request) -> Json:
@@ -147,7 +135,7 @@ class CompletionEngine:
 
 
 class AsyncCompletionEngine(CompletionEngine):
-    """Async counterpart of `CompletionEngine`, with the same arguments, for `dspy.LM(..., async_engine=...)`."""
+    """`CompletionEngine` for `dspy.LM(..., async_engine=...)`, with the same arguments."""
 
     async def complete(self, request: lm15.Request) -> lm15.Response:  # type: ignore[override]
         """Make one attempt, in another thread."""
@@ -155,7 +143,7 @@ class AsyncCompletionEngine(CompletionEngine):
 
 
 def _prompt(request: lm15.Request) -> str:
-    """Return the text of all messages; raise an `UnsupportedFeatureError` for anything else."""
+    """Return the text of all messages; refuse anything else."""
     unsupported = [f"config.{name}" for name in CHAT_SETTINGS if getattr(request.config, name) is not None]
     if request.tools:
         unsupported.append("tools")
@@ -177,7 +165,7 @@ def _without_empty(settings: Json) -> Json:
 
 
 def _chat_logprobs(logprobs: Json) -> Json:
-    """Convert a completion's log-probabilities to the chat endpoint's format, which llama.cpp already uses."""
+    """Convert log-probabilities to the chat endpoint's format, which llama.cpp uses."""
     if logprobs.get("content") is not None:
         return logprobs
     tokens = logprobs.get("tokens") or []
@@ -223,18 +211,10 @@ def completion_lm(
         provider = prefix
         model = name
     if extra_body:
-        # DSPy's cache key ignores the engine, but must distinguish answers with and without a
-        # grammar.
+        # DSPy's cache key ignores the engine, but must distinguish answers with a grammar.
         lm_kwargs.setdefault("metadata", {"extra_body": dict(extra_body)})
-    engine = CompletionEngine(
-        api_base,
-        model=model,
-        api_key=api_key,
-        api_key_env=api_key_env,
-        timeout=timeout,
-        provider=provider,
-        extra_body=extra_body,
-    )
-    lm_kwargs |= {"engine": engine, "async_engine": AsyncCompletionEngine(**vars(engine))}
+    settings: Json = {"api_base": api_base, "model": model, "api_key": api_key, "api_key_env": api_key_env}
+    settings |= {"timeout": timeout, "provider": provider, "extra_body": extra_body}
+    engines = {"engine": CompletionEngine(**settings), "async_engine": AsyncCompletionEngine(**settings)}
     # The provider in the name separates cached answers from those of a chat LM.
-    return dspy.LM(f"{provider}/{model}", temperature=temperature, max_tokens=max_tokens, **lm_kwargs)
+    return dspy.LM(f"{provider}/{model}", temperature=temperature, max_tokens=max_tokens, **engines, **lm_kwargs)

@@ -26,18 +26,17 @@ Messages: TypeAlias = list[dict[str, str]]
 Signature: TypeAlias = type[dspy.Signature]
 
 BLANK_LINES = re.compile(r"\n\s*\n")
-# Match any field names: modules such as ChainOfThought add fields, but keep these
-# instructions.
+# Modules such as ChainOfThought add fields, but keep these instructions.
 _DEFAULT_INSTRUCTIONS = re.compile(r"Given the fields [`\w, ]*, produce the fields [`\w, ]*\.")
 
 
 class PlainTextAdapter(dspy.Adapter):
     """Adapter that shows demos as blocks of "Title: value" lines, and parses answers strictly.
 
-    The whole prompt is one user message: custom instructions, a block for each demo in the
-    given order, and a last block that ends with the title of the first output field. Blank
-    lines separate blocks, so blank lines inside a value become line breaks. Fields without a
-    value are skipped; None is a value if the field's type allows it.
+    The prompt is one user message: custom instructions, a block for each demo, and a last
+    block that ends with the title of the first output field. Blank lines separate blocks, so
+    blank lines inside a value become line breaks. Fields without a value are skipped; None is a
+    value if the field's type allows it.
 
     Args:
         show_instructions: Whether to show instructions that differ from DSPy's default.
@@ -62,7 +61,7 @@ class PlainTextAdapter(dspy.Adapter):
         return super()._call_preprocess(lm, lm_kwargs, signature, inputs)
 
     def format(self, signature: Signature, demos: Demos, inputs: dict[str, Value]) -> Messages:
-        """Render the prompt as one user message; raise a ValueError if a field cannot be written as text."""
+        """Render the prompt as one user message."""
         blocks = [message["content"] for message in self.format_demos(signature, demos)]
         instructions = signature.instructions.strip()
         is_default = _DEFAULT_INSTRUCTIONS.fullmatch(instructions)
@@ -92,10 +91,6 @@ class PlainTextAdapter(dspy.Adapter):
         Labels and numbers take a single line; other values end at a blank line. If there are
         several fields, each starts at a line with its title. A label must be the whole value;
         its case may differ if no other label matches.
-
-        Raises:
-            AdapterParseError: If a field is missing, empty, repeated or not a value of its
-                type.
         """
         name = type(self).__name__
         outputs = signature.output_fields
@@ -133,7 +128,7 @@ def _lines(fields: Mapping[str, FieldInfo], values: Mapping[str, Value]) -> list
 
 
 def _check_text_like(name: str, annotation: Annotation) -> None:
-    """Raise a ValueError for images, tools, histories and other types that cannot be written as text."""
+    """Raise an error for images and other types that cannot be written as text."""
     types = dspy.Type.extract_custom_type_from_annotation(annotation)
     if dspy.History in (annotation, *get_args(annotation)):
         types.append(dspy.History)
@@ -237,7 +232,7 @@ def name_of_label(value: Value) -> str:
 
 
 def decided(value: Value) -> Value:
-    """Return the label of a decision (`dspy.experimental.Choice`, `Noul`); return other values unchanged."""
+    """Return the label of a decision (`Choice`, `Noul`), or another value itself."""
     return value.value if isinstance(value, (Choice, Noul)) else value
 
 

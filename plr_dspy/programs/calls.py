@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 import dspy
 
 from plr_dspy.dspy_compat import AdapterParseError, ContextWindowExceededError, UsageTracker
-from plr_dspy.errors import UserError
-from plr_dspy.lm.engines import HOPELESS
+from plr_dspy.errors import FatalLMError, UserError
 from plr_dspy.metrics.by_example import SHOWN, Metric, as_score, metric_caller
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_copy
@@ -42,7 +41,7 @@ FAILED_SHARE = 0.05  # share of calls that may fail, unless DSPy's max_errors al
 
 
 class WrongAnswer(Exception):
-    """Error of a call that other demos might avoid; `record_fields` are added to the call's record."""
+    """Error of a call that other demos might avoid; its record gets the `record_fields`."""
 
     def __init__(self, error: Exception) -> None:
         text = str(error)
@@ -112,7 +111,7 @@ class MetricWork:
 
 
 def error_name(error: BaseException) -> str:
-    """Return an exception's class name, with its package if the name alone suggests a provider's error."""
+    """Return an exception's class name, with its package if a provider has an error of this name."""
     name = type(error).__name__
     package = type(error).__module__.partition(".")[0]
     if cause_of(name) is None or package in PROVIDER_PACKAGES:
@@ -135,21 +134,17 @@ def _raised_by_metric(error: BaseException) -> bool:
 class ProgramEvaluator:
     """Calls a DSPy program with given orders on given examples; implements `Payer`.
 
-    All failures on one example count as one, so that a single broken example does not end a
-    run.
-
     Args:
         slots: Builds a program for each order.
         work: Makes and scores a call.
         names: Names of the examples, for messages.
         log: Stores the records.
         num_threads: Maximum concurrent calls; None uses DSPy's setting.
-        max_errors: Number of failures that ends the run. None uses DSPy's setting or 5 % of
-            the calls made, whichever is larger.
+        max_errors: Number of failures that ends the run; those on one example count as one.
+            None uses DSPy's setting or 5 % of the calls made, whichever is larger.
         on_cell: Called after each call.
         budget: Decides whether another call may start.
-        interrupted: Set by an interrupt; ends the run even if the program swallows the
-            exception.
+        interrupted: Set by an interrupt, which the program may swallow.
     """
 
     def __init__(
@@ -193,13 +188,8 @@ class ProgramEvaluator:
     def pay(self, cells: Mapping[CallKey, Candidate | None]) -> None:
         """Start these calls in the given order until the budget is spent.
 
-        If a key has no ordering, the work runs a program of its own.
-
-        Raises:
-            KeyboardInterrupt: If the run was interrupted.
-            Exception: The error that reached `max_errors`, or that all further calls would
-                repeat.
-            ValueError: If `max_cost` limits the budget, but a call has no price.
+        If a key has no ordering, the work runs a program of its own. Errors that reach
+        `max_errors` or that all further calls would repeat are raised, and interrupts.
         """
         self.log.begin_batch()
         orderings = {ordering for ordering in cells.values() if ordering is not None}
@@ -222,7 +212,7 @@ class ProgramEvaluator:
             raise UserError(f"max_cost needs {self.budget.unpriced}: pass max_metric_calls instead")
 
     def _call_each_rival(self, pending: PendingCalls, programs: Mapping[Candidate, dspy.Module]) -> None:
-        """Make the first call of each program of the user alone, because its model may have another price."""
+        """Call each rival once alone, because its model may have another price."""
         for rival in [rival for rival in self._slots.rivals if rival in programs and rival not in self._priced]:
             self._priced.add(rival)
             self.budget.needs_one = True
@@ -238,8 +228,7 @@ class ProgramEvaluator:
         pool = ThreadPoolExecutor(num_threads)
         workers: list[Future[None]] = []
         try:
-            for _ in range(num_threads):
-                workers.append(pool.submit(copy_context().run, self._call_all, pending, programs))
+            workers += [pool.submit(copy_context().run, self._call_all, pending, programs) for _ in range(num_threads)]
             for worker in as_completed(workers):
                 worker.result()
         except BaseException as error:
@@ -283,15 +272,15 @@ class ProgramEvaluator:
                 return  # The compile ended before this call did.
             with self._lock:
                 if failure is not None:
-                    place = f"on {self._names[example]}"
-                    if ordering is not None and ordering in self._slots.rivals:
-                        place = f"of program {self._slots.rivals[ordering].name!r} {place}"
-                    self._handle_failure(failure, example, place, f"{record.error}: {record.message}")
+                    self._handle_failure(failure, example, ordering, f"{record.error}: {record.message}")
                 self._on_cell()
 
-    def _handle_failure(self, failure: BaseException, example: int, place: str, message: str) -> None:
-        """Warn of a failed call, and end the run if necessary; `place` names the example, and any program."""
+    def _handle_failure(self, failure: BaseException, example: int, ordering: Candidate | None, message: str) -> None:
+        """Warn of a failed call, and end the run if necessary."""
         self._failed_examples.add(example)
+        place = f"on {self._names[example]}"
+        if ordering is not None and ordering in self._slots.rivals:
+            place = f"of program {self._slots.rivals[ordering].name!r} {place}"
         if message not in self._warnings:
             self._warnings.add(message)
             logger.warning("the call %s failed: %s", place, message)
@@ -317,7 +306,7 @@ class ProgramEvaluator:
 
     def _reason_to_end(self, failure: BaseException, cause: Cause | None) -> str:
         """Return the reason to end the run after a failure, or an empty string."""
-        if isinstance(failure, HOPELESS) or (cause is not None and cause.is_fatal):
+        if isinstance(failure, FatalLMError) or (cause is not None and cause.is_fatal):
             return "every further call would fail in the same way"
         limit = self._max_errors or max(self._default_max_errors, int(FAILED_SHARE * self.log.num_calls))
         num_failures = len(self._failed_examples)
@@ -371,9 +360,8 @@ def calls_on(
 ) -> tuple[list[CallRecord], Evaluator]:
     """Call an unmodified program on `number` examples; return the records and the evaluator.
 
-    Start with prefixes of the sizes `first`; `check` gets the records so far after each
-    prefix. Messages name examples by `called` and their number, such as "calibration input
-    3".
+    Start with prefixes of the sizes `first`; `check` gets the records so far after each.
+    Messages name examples by `called` and their number, such as "calibration input 3".
     """
     slots = ProgramSlots(program)
     names = [f"{called} {i}" for i in range(number)]

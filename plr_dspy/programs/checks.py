@@ -4,6 +4,7 @@ import inspect
 import logging
 import os
 import pickle
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -26,8 +27,7 @@ from plr_dspy.programs.copying import is_language_model, language_models
 
 logger = logging.getLogger(__name__)
 
-PICKLE = ".pkl"
-"""Suffix of files that can run code when loaded."""
+PICKLE = ".pkl"  # suffix of files that can run code when loaded
 
 
 def _as_folder(value: object) -> Path:
@@ -59,14 +59,10 @@ def arguments(kind: type[_T]) -> type[_T]:
 
     @wraps(validate)
     def __init__(self: Any, *values: Any, **named: Any) -> None:
-        if len(values) > 1:
-            raise UserTypeError(
-                f"{type(self).__name__} takes one positional argument; got {len(values)}: pass the others by name"
-            )
         if values:  # Pass it by name, so that errors show the name.
             name = next(field.name for field in fields(self) if not field.kw_only)
-            if name in named:
-                raise UserTypeError(f"{type(self).__name__} got two values for {name}: pass one")
+            if len(values) > 1 or name in named:
+                raise UserTypeError(f"{type(self).__name__} takes one positional argument, {name}: pass others by name")
             named[name] = values[0]
         with _one_line_errors(checked_class, named):
             validate(self, **named)
@@ -109,70 +105,23 @@ class Checked:
 def _one_line_errors(checked_class: Any, values: Mapping[str, object]) -> Iterator[None]:
     """Turn a pydantic error into one line that names each argument and shows its value.
 
-    Args:
-        checked_class: The class of the arguments; descriptions of its fields replace
-            pydantic's texts.
-        values: The values of the arguments.
+    Descriptions of the class's fields replace pydantic's texts.
     """
     try:
         yield
     except ValidationError as error:
-        descriptions = {name: field.description for name, field in checked_class.__pydantic_fields__.items()}
-        raise UserError("; ".join(_sentences(error, descriptions, values))) from None
-
-
-def _sentences(
-    error: ValidationError, descriptions: Mapping[str, str | None], values: Mapping[str, object]
-) -> list[str]:
-    """Return a sentence for each invalid value, such as "seed must be a valid integer; got 1.5"."""
-    sentences: list[str] = []
-    # Pydantic reports an error for each allowed type; join those of the same value.
-    requirements: dict[tuple[str, int], list[str]] = {}
-    invalid: dict[tuple[str, int], object] = {}
-    for detail in error.errors(include_url=False):
-        name = "".join(map(str, detail["loc"][:1]))
-        value = detail["input"]
-        requirement = _requirement(detail)
-        description = descriptions.get(name)
-        if description and name in values:
-            value = values[name]
-            requirement = f"be {description}"
-        if requirement:
-            invalid[name, id(value)] = value
-            requirements.setdefault((name, id(value)), []).append(requirement)
-        else:
-            message = detail["msg"].removeprefix("Value error, ")
-            sentences.append(message if name in message else f"{name}: {message}")
-    for key, alternatives in requirements.items():
-        sentences.append(f"{key[0]} must {_either(alternatives)}; got {short_repr(invalid[key])}")
-    return list(dict.fromkeys(sentences))
-
-
-def _requirement(detail: Any) -> str:
-    """Return what pydantic requires, such as "be a valid integer"; empty if its message is not of that form."""
-    least = detail.get("ctx", {}).get("min_length")
-    if detail["type"] == "too_short":
-        noun = "item" if least == 1 else "items"
-        return f"have at least {least} {noun}"
-    if detail["type"] == "string_too_short":
-        return "be a non-empty text" if least == 1 else f"have at least {least} characters"
-    message: str = detail["msg"]
-    if message.startswith("Input should "):
-        return message.removeprefix("Input should ")
-    return ""
-
-
-def _either(requirements: Sequence[str]) -> str:
-    """Join alternative requirements, such as "be a valid integer or a valid string"."""
-    text = ""
-    for requirement in dict.fromkeys(requirements):
-        if not text:
-            text = requirement
-        elif text.startswith("be "):
-            text += f" or {requirement.removeprefix('be ')}"
-        else:
-            text += f" or {requirement}"
-    return text
+        sentences = []
+        for detail in error.errors(include_url=False):
+            name = "".join(map(str, detail["loc"][:1]))
+            field = checked_class.__pydantic_fields__.get(name)
+            sentence = detail["msg"].removeprefix("Value error, ")
+            if name in values and field is not None and field.description:
+                sentence = f"{name} must be {field.description}; got {short_repr(values[name])}"
+            elif name not in sentence:
+                requirement = re.sub(r"^\w+ should", "must", sentence)
+                sentence = f"{name} {requirement}; got {short_repr(detail['input'])}"
+            sentences.append(sentence)
+        raise UserError("; ".join(dict.fromkeys(sentences))) from None
 
 
 def short_repr(value: object) -> str:
@@ -195,9 +144,6 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
         name: The program's name in messages.
         to_order: Whether the program must have predictors whose demos can be ordered.
         datasets: Lists of examples, by their names in messages.
-
-    Raises:
-        TypeError, ValueError: If it cannot run; the message says what to change.
     """
     check_module(student, name)
     forward = function_of(student)
@@ -211,11 +157,9 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
             f"{name} has no predictors that can hold demos: create them in __init__, not in forward. Predictors in "
             "compiled sub-modules do not count: pass the sub-module itself, or set its _compiled to False"
         )
-    _warn_of_async_tools(student, name)
-    if to_order:
-        obstacle = json_obstacle(student)
-        if obstacle:
-            logger.warning("%s", obstacle)
+    obstacle = json_obstacle(student)
+    if to_order and obstacle:
+        logger.warning("%s", obstacle)
     for dataset, examples in datasets.items():
         _check_examples(student, dataset, examples)
         check_copies(dataset, examples)
@@ -229,43 +173,17 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
         raise UserTypeError(f"lm must be a dspy.LM; got {lm!r}: call dspy.configure(lm={cure})")
 
 
-def _warn_of_async_tools(student: dspy.Module, name: str) -> None:
-    """Warn of async tools in a synchronous program, which cannot call them."""
-    modules = list(student.named_sub_modules())
-    # DSPy warns if `forward` is read as a module's attribute.
-    forwards = [vars(module).get("forward", getattr(type(module), "forward", None)) for _, module in modules]
-    is_async = any("syncify." in getattr(forward, "__qualname__", "") for forward in forwards)
-    if is_async or dspy.settings.allow_tool_async_sync_conversion:
-        return
-    for path, module in modules:
-        tools = getattr(module, "tools", None) or ()
-        if isinstance(tools, Mapping):
-            tools = tools.values()
-        async_tools = [tool.name for tool in tools if isinstance(tool, dspy.Tool) and _is_async(tool.func)]
-        if async_tools:
-            logger.warning(
-                "%s is synchronous, so its calls to the async tools %s in %s will fail: call "
-                "dspy.configure(allow_tool_async_sync_conversion=True), or pass dspy.syncify(program)",
-                *(name, async_tools, path),
-            )
-
-
-def _is_async(function: object) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
 def _check_examples(student: dspy.Module, dataset: str, examples: Sequence[dspy.Example]) -> None:
     """Raise an error unless the examples have all inputs that the program needs."""
     required = needed_inputs(student)
     for i, example in enumerate(examples):
         input_names = set(example.inputs().keys())
-        missing = sorted(required.keys() - input_names)
+        missing = sorted(set(required) - input_names)
         if missing:
-            cure = "rename the fields of the examples or the program, or pass these names to with_inputs"
-            histories = [name for name in missing if required[name] in (dspy.History, "dspy.History")]
-            if histories:
-                cure = f"give each example {histories[0]}=dspy.History(messages=[]), and pass its name to with_inputs"
-            raise UserError(f"{dataset}[{i}] must have the inputs {missing}; it has {sorted(input_names)}: {cure}")
+            raise UserError(
+                f"{dataset}[{i}] must have the inputs {missing}; it has {sorted(input_names)}: rename the fields of "
+                "the examples or the program, or pass these names to with_inputs"
+            )
 
 
 def needed_inputs(program: dspy.Module) -> dict[str, Any]:
@@ -307,7 +225,7 @@ def is_single_step(program: dspy.Module) -> bool:
 
 
 def json_obstacle(program: dspy.Module) -> str:
-    """Return a message about the first demo that cannot be saved as JSON, or an empty string."""
+    """Return a message about the first demo that JSON cannot hold, or ""."""
     for name, predictor in program.named_predictors():
         for i, demo in enumerate(predictor.demos):
             for field, value in demo.items():
@@ -322,12 +240,7 @@ def json_obstacle(program: dspy.Module) -> str:
 
 
 def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, Any]:
-    """Read a file written by `program.save`, for `load_state`.
-
-    Raises:
-        OSError: If the file cannot be read.
-        ValueError: If it holds no saved program, or is a pickle and `allow_pickle` is False.
-    """
+    """Read a file that `program.save` wrote; a pickle only if allowed."""
     path = Path(path)
     if path.suffix not in (".json", PICKLE):
         raise UserError(

@@ -1,4 +1,4 @@
-"""Copy programs without copying their models and data; find the language models in a program."""
+"""Copy programs without their models and data; find the models in a program."""
 
 import copy
 import sys
@@ -31,7 +31,7 @@ class ProgramFactory:
         self._shared = _shared_parts(program)
 
     def build(self, demos: dict[str, list[Any]]) -> dspy.Module:
-        """Return a copy with these demos, by predictor; copies never share a list of demos."""
+        """Return a copy with these demos by predictor, in lists of its own."""
         program: dspy.Module = copy.deepcopy(self._program, dict(self._shared))
         for name, predictor in program.named_predictors():
             predictor.demos = list(demos.get(name, predictor.demos))
@@ -82,7 +82,7 @@ def _shared_parts(program: dspy.Module) -> dict[int, Any]:
 
 
 def _reachable(program: Any) -> tuple[dict[int, Any], dict[int, list[int]]]:
-    """Return all objects reachable from a program, by id, and the ids of the objects that hold each one."""
+    """Return all reachable objects by id, and the ids of those that hold each one."""
     values: dict[int, Any] = {id(program): program}
     holders: dict[int, list[int]] = defaultdict(list)
     pending: list[Any] = [program]

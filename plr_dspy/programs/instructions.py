@@ -1,4 +1,4 @@
-"""The instructions that each predictor of a program can have: its own, given or proposed ones, and those of rivals."""
+"""The instructions that predictors can have: their own, given, proposed, and those of rivals."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ GivenInstructions: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction of a predictor, its origin, such as "instructions[2]", and why it cannot take part, if so."""
+    """An instruction, its origin, such as "instructions[2]", and why it cannot take part, if so."""
 
     text: str
     origin: str
@@ -30,18 +30,14 @@ class Instruction:
 
 @dataclass(frozen=True)
 class InstructionChoices:
-    """The instructions of predictors that have alternatives, their own first, and those that cannot take part."""
+    """The instructions of predictors with alternatives, their own first."""
 
     by_predictor: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)
     dropped: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)
 
 
 def given_instructions(program: dspy.Module, given: GivenInstructions) -> dict[str, list[Instruction]]:
-    """Return the user's instructions by predictor.
-
-    Raises:
-        ValueError: If a list is given to several predictors, or a name is unknown.
-    """
+    """Return the user's instructions by predictor."""
     names = [name for name, _ in program.named_predictors()]
     if not isinstance(given, Mapping):
         if len(names) > 1:
@@ -61,11 +57,7 @@ def given_instructions(program: dspy.Module, given: GivenInstructions) -> dict[s
 
 
 def stand_in_instructions(program: dspy.Module, number: int, rivals: Sequence[Rival]) -> InstructionChoices:
-    """Return placeholders of proposed instructions for each predictor, then the instructions of rivals.
-
-    Raises:
-        ValueError: If no prompt shows instructions.
-    """
+    """Return placeholders of proposed instructions, then the instructions of rivals."""
     stand_ins = [Instruction(f"{PLACEHOLDER} {i}", PLACEHOLDER) for i in range(number)]
     by_predictor = {name: stand_ins for name, _ in program.named_predictors()}
     choices = usable_instructions(program, by_predictor, rivals=rivals, max_tokens=math.inf)
@@ -82,13 +74,9 @@ def usable_instructions(
     rivals: Sequence[Rival],
     max_tokens: float,
 ) -> InstructionChoices:
-    """Return the instructions that differ in a predictor's prompt, its own first, and those that cannot take part.
+    """Return the instructions that change a predictor's prompt, and those that cannot take part.
 
-    Args:
-        program: Its predictors have the student's own instructions.
-        instructions: The alternatives by predictor.
-        rivals: Programs of the user. The instructions of their matching predictors come last.
-        max_tokens: Maximum tokens of an instruction.
+    The program's own instructions come first, and those of matching predictors of rivals last.
     """
     by_predictor = {}
     dropped = {}
@@ -123,7 +111,7 @@ def usable_instructions(
 
 
 def check_usable(given: Mapping[str, Sequence[Instruction]], choices: InstructionChoices) -> None:
-    """Raise a ValueError if no instruction that the user passed for a predictor can take part."""
+    """Raise an error if no given instruction of a predictor can take part."""
     for name, instructions in given.items():
         origins = {instruction.origin for instruction in instructions}
         if any(usable.origin in origins for usable in choices.by_predictor.get(name, ())):
@@ -137,9 +125,9 @@ def check_usable(given: Mapping[str, Sequence[Instruction]], choices: Instructio
 
 
 def _prompt(predictor: dspy.Predict, text: str) -> str:
-    """Return a predictor's prompt with an instruction; the instruction alone if it cannot be built without inputs."""
+    """Return a predictor's prompt, or the instruction alone if it needs real inputs."""
     signature = predictor.signature.with_instructions(text)
     adapter: Any = dspy.settings.adapter or dspy.ChatAdapter()
-    with suppress(Exception):  # Adapters of users may need real inputs.
+    with suppress(Exception):
         return repr(adapter.format(signature, [], dict.fromkeys(signature.input_fields, PLACEHOLDER)))
     return str(signature.instructions)

@@ -1,4 +1,4 @@
-"""Record the adapter and models of a compile in the program, to warn if it later runs with others."""
+"""Record the adapter and models of a compile, to warn if the program is used with others."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -28,7 +28,7 @@ def record_settings(program: dspy.Module) -> None:
 
 
 def other_settings(predictors: Iterable[dspy.Predict]) -> list[str]:
-    """Describe how the current adapter and models differ from those recorded in predictors."""
+    """Describe how adapter and models differ from those recorded in predictors."""
     differences: list[str] = []
     for predictor in predictors:
         settings = settings_of(predictor)

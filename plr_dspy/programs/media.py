@@ -31,7 +31,7 @@ def text_without(value: Any) -> str:
 
 
 def countable(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return messages as they are sent, with a placeholder image for every part that is not text."""
+    """Return messages as sent, with a placeholder for each part that is not text."""
     countable_messages: list[Mapping[str, Any]] = []
     for message in messages:
         content = message.get("content")

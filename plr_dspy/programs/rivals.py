@@ -15,12 +15,7 @@ Programs: TypeAlias = Mapping[str, dspy.Module] | Sequence[dspy.Module]
 
 
 def named_programs(programs: Programs, *, min_number: int = 1) -> dict[str, dspy.Module]:
-    """Return programs by name; those of a list are named "program 1", "program 2" and so on.
-
-    Raises:
-        TypeError: If `programs` is neither a dict nor a list, or a name is not a string.
-        ValueError: If there are fewer than `min_number`.
-    """
+    """Return programs by name; those of a list are named "program 1", "program 2" and so on."""
     if isinstance(programs, Mapping):
         named = dict(programs)
     elif isinstance(programs, Sequence) and not isinstance(programs, (str, bytes)):

@@ -1,4 +1,4 @@
-"""The parts of a program that a search varies: the order of its demos, or the choice from pools of demos."""
+"""What a search varies in a program: the order of its demos, or the choice from pools."""
 
 import hashlib
 import itertools
@@ -45,25 +45,24 @@ class Slot:
     Attributes:
         predictor: The predictor's name.
         demos: The demos in their original order. In a pool, the student's own come first.
-        blocks: Groups of demo indices that can swap places. Most adapters show incomplete
+        blocks: Groups of demo indices that can swap places; most adapters show incomplete
             demos first.
-        space: The orders or arrangements of this slot.
         classes: The classes of each block's demos; demos of one class give the same answer.
+        kinds: The kinds of each block's demos, which look alike in a prompt.
         pool: The pooled demos; empty for an order of fixed demos.
     """
 
     predictor: str
     demos: tuple[Any, ...]
     blocks: tuple[tuple[int, ...], ...]
-    space: OrderingSpace
     classes: tuple[tuple[int, ...], ...]
+    kinds: tuple[tuple[int, ...], ...]
     pool: tuple[PooledDemo, ...] = ()
 
 
 class PromptSlots(ABC):
     """The slots of a program, and the demos that each candidate shows in them."""
 
-    noun = "order"
     embedder: Any = None  # embeds inputs to retrieve demos
     slots: tuple[Slot, ...]
     space: OrderingSpace
@@ -77,7 +76,7 @@ class PromptSlots(ABC):
         self._factory = ProgramFactory(program)
 
     def permutations(self, candidate: Candidate) -> dict[str, list[int]]:
-        """Return each slot's demo indices by position; empty for whole programs, which show no demos of the slots."""
+        """Return each slot's demo indices by position; empty for whole programs."""
         if isinstance(candidate, WholeProgram) or candidate == WITHOUT_DEMOS:
             return {slot.predictor: [] for slot in self.slots}
         return self._permutations(candidate)
@@ -103,7 +102,7 @@ class PromptSlots(ABC):
         return tuple(classes for slot in self.slots for classes in slot.classes)
 
     def instructions(self, candidate: Candidate) -> dict[str, int]:
-        """Return the number of each predictor's instruction, 0 for its own, where there are alternatives."""
+        """Return the numbers of the instructions by predictor; 0 is its own."""
         return {}
 
     def shown(self, ordering: Candidate) -> dict[str, list[int]]:
@@ -117,27 +116,29 @@ class PromptSlots(ABC):
         return sum(map(len, self.shown(candidate).values()))
 
     def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
-        """Build a candidate's program; if `guarded`, it retrieves demos only if the scored example is known."""
+        """Build a candidate's program; `guarded` as in `Rival.build`."""
         if candidate in self.rivals:
             return self.rivals[candidate].build(guarded=guarded)
         return self._factory.build(self.demos(candidate))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of a candidate's prompts, for an example's `inputs` if given; of a rival as a whole."""
+        """Return a digest of a candidate's prompts for these inputs; of a rival as a whole."""
         if candidate in self.rivals:
             return self.rivals[candidate].digest
         return self._digest(self.demos(candidate))
 
-    def _digest(self, shown: Mapping[str, Sequence[Any]]) -> str:
+    def _digest(self, shown: Mapping[str, Sequence[Any]], instructions: Mapping[str, str] | None = None) -> str:
         text = ""
         for name, demos in shown.items():
             messages = messages_of(self._predictors[name], list(map(_without_sets, demos)))
             text += f"{name}\0{as_text(messages)}\0"
+        if instructions:
+            text += as_text([dict(instructions)])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _without_sets(demo: Any) -> dict[str, Any]:
-    """Return a demo with sets as sorted text, because their order differs between processes."""
+    """Return a demo with sets as sorted text, which every process writes alike."""
     fields = dict(demo.items())
     for name, value in fields.items():
         if isinstance(value, (set, frozenset)):
@@ -148,7 +149,6 @@ def _without_sets(demo: Any) -> dict[str, Any]:
 class WholeProgramSlots(PromptSlots):
     """Whole programs alone, the first of which stays unless another one is better."""
 
-    noun = "program"
     slots = ()
 
     def __init__(self, rivals: Sequence[Rival]) -> None:
@@ -161,14 +161,14 @@ class WholeProgramSlots(PromptSlots):
 
 
 class ProgramSlots(PromptSlots):
-    """A program's demos and the space of their orders, with programs that compete with it."""
+    """A program's demos, and the space of their orders."""
 
     def __init__(self, program: dspy.Module, rivals: Sequence[Rival] = ()) -> None:
         super().__init__(program, rivals)
         self._hidden: dict[str, list[int]] = {}
         slots = [self._slot(name, predictor) for name, predictor in self._predictors.items() if predictor.demos]
         self.slots = tuple(slots)
-        kinds = tuple(itertools.chain(*(slot.space.kinds for slot in slots)))
+        kinds = tuple(itertools.chain(*(slot.kinds for slot in slots)))
         self.space = OrderingSpace(kinds, programs=self.competing)
 
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
@@ -190,7 +190,7 @@ class ProgramSlots(PromptSlots):
         return shown
 
     def _slot(self, name: str, predictor: dspy.Predict) -> Slot:
-        """Find a predictor's blocks by rendering demos, because each adapter orders them by its own rules."""
+        """Find a predictor's blocks by rendering demos, because each adapter has its own rules."""
         demos = tuple(predictor.demos)
         no_text = as_text(messages_of(predictor, []))
         texts = [as_text(messages_of(predictor, [demo])) for demo in demos]
@@ -203,13 +203,17 @@ class ProgramSlots(PromptSlots):
             )
         blocks = _blocks(predictor, demos, kinds)
         classes = answer_classes(demos, list(predictor.signature.output_fields))
-        block_kinds = tuple(itemgetter(*block)(kinds) for block in blocks)
-        block_classes = tuple(itemgetter(*block)(classes) for block in blocks)
-        return Slot(name, demos, blocks, OrderingSpace(block_kinds), block_classes)
+        return Slot(
+            name,
+            demos,
+            blocks,
+            classes=tuple(itemgetter(*block)(classes) for block in blocks),
+            kinds=tuple(itemgetter(*block)(kinds) for block in blocks),
+        )
 
 
 def _blocks(predictor: dspy.Predict, demos: Sequence[Any], kinds: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of demos whose order changes the prompt; demos of one kind are rendered alike."""
+    """Return the groups of demos whose order changes the prompt."""
     groups: list[list[int]] = []
     for kind in dict.fromkeys(kinds.values()):
         for group in groups:
@@ -244,8 +248,6 @@ class PoolSlots(PromptSlots):
         ValueError: If no arrangement is within the limits.
     """
 
-    noun = "arrangement"
-
     def __init__(
         self,
         program: dspy.Module,
@@ -273,7 +275,7 @@ class PoolSlots(PromptSlots):
             limits.append((minimum, min(max_demos, len(pool))))
             shortest.append(tuple(sorted(items, key=lambda item: pool[item].tokens)[:minimum]))
             classes = tuple(answer_classes(demos, list(self._predictors[name].signature.output_fields)))
-            slots.append(Slot(name, demos, (items,), OrderingSpace((items,), (limits[-1],)), (classes,), pool))
+            slots.append(Slot(name, demos, (items,), (classes,), (items,), pool))
         self.slots = tuple(slots)
         self.alternatives = dict(alternatives)
         least_tokens = self.tokens(tuple(shortest))
@@ -284,7 +286,7 @@ class PoolSlots(PromptSlots):
                 f"max_demo_tokens must be at least {least_tokens}, the tokens of the shortest demos with {min_demos=}; "
                 f"got {max_tokens}: raise it, or lower min_demos"
             )
-        kinds = [slot.blocks[0] for slot in slots]
+        kinds = [slot.kinds[0] for slot in slots]
         numbers_of_slots = {slot.predictor: number for number, slot in enumerate(slots)}
         choices = []
         for name, instructions in self.alternatives.items():
@@ -309,7 +311,7 @@ class PoolSlots(PromptSlots):
         self.original: Candidate = own_prompt  # may exceed the limits
 
     def showing(self, share: float) -> Candidate:
-        """Return an arrangement of the first demos in each pool, with the program's own instructions."""
+        """Return an arrangement of the first demos in each pool."""
         numbers = [max(minimum, math.ceil(share * maximum)) for minimum, maximum in self.space.limits]
         arrangement = tuple(tuple(range(number)) for number in numbers)
         return self.space.shortened(arrangement) or self.space.identity
@@ -333,14 +335,12 @@ class PoolSlots(PromptSlots):
         return program
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        prompt = super().fingerprint(candidate, inputs)
-        texts = self._other_texts(candidate)
-        if not texts:
-            return prompt
-        return hashlib.sha256(f"{prompt}\0{as_text([texts])}".encode()).hexdigest()[:32]
+        if candidate in self.rivals:
+            return self.rivals[candidate].digest
+        return self._digest(self.demos(candidate), self._other_texts(candidate))
 
     def _other_texts(self, candidate: Candidate) -> dict[str, str]:
-        """Return the instructions of a candidate that are not the program's own, by predictor."""
+        """Return a candidate's instructions, by predictor, except the program's own."""
         chosen = self.instructions(candidate)
         return {name: self.alternatives[name][number].text for name, number in chosen.items() if number}
 
@@ -358,11 +358,10 @@ class PoolSlots(PromptSlots):
 
 
 def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random) -> list[str]:
-    """Add the same labelled examples to all predictors of a program without demos; return the predictors' names.
+    """Add labelled examples to the predictors of a program without demos; return their names.
 
-    A program with any demos stays unchanged: its optimizer left the other predictors without
-    demos on purpose. A predictor whose prompt would not show the examples gets none. At least
-    two examples remain for scoring.
+    A program with any demos stays unchanged, because its optimizer left the other predictors
+    without demos on purpose. At least two examples remain for scoring.
     """
     predictors = dict(program.named_predictors())
     if any(predictor.demos for predictor in predictors.values()):

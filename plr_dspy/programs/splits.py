@@ -1,4 +1,4 @@
-"""Split examples into train and selection, and leave out those that a program's demos show."""
+"""Split examples into train and selection, without those that demos show."""
 
 import hashlib
 import logging
@@ -43,7 +43,7 @@ class Splits:
 
     @property
     def classes(self) -> list[int] | None:
-        """The class of each train example, then of each selection example; None if answers are not classes."""
+        """The class of each train, then selection example; None if answers are not classes."""
         labels = [dict(example.labels().items()) for example in (*self.train, *self.selection)]
         names = {name for fields in labels for name in fields}
         classes = answer_classes(labels, sorted(names))
@@ -116,7 +116,7 @@ def _distinct(examples: Examples, *, name: str) -> set[int]:
 
 
 def _split_off(shuffled: list[int], labels: Sequence[Hashable], *, balanced: bool) -> tuple[list[int], list[int]]:
-    """Split shuffled examples into train and selection, both stratified by class if `balanced`."""
+    """Split shuffled examples in two, both stratified by class if `balanced`."""
     count = len(shuffled)
     target = max(1, round(count * (1 - TRAIN_SHARE)))
     num_selection = max(0, min(target, count - 1))
@@ -147,11 +147,10 @@ def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str]
     """Return the indices of examples that demos show; scores on them would be too high.
 
     A demo shows an example if all inputs that it has under their own names are equal, and
-    there is at least one. It also does if its values include every different input value of
-    the example, under any names, because inner predictors may rename inputs. Values are equal
-    if their `input_key` is. If one of these two rules matches more than a tenth of the
-    examples, and more than one, then only examples count of which the demo has every input
-    under its own name.
+    there is at least one. It also does if its values include every input value of the example,
+    under any names, because inner predictors may rename inputs. Values are equal if their
+    `input_key` is. If one of these two rules matches more than a tenth of the examples, and
+    more than one, then only examples count of which the demo has every input under its name.
 
     Args:
         demos: Examples or dicts.
@@ -165,9 +164,8 @@ def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str]
     for number, example in enumerate(examples):
         keys = {name: input_key(value) for name, value in example.inputs().items()}
         inputs.append(keys)
-        for field in keys.items():
-            by_field[field].add(number)
-        for key in keys.values():
+        for name, key in keys.items():
+            by_field[name, key].add(number)
             by_value[key].add(number)
     names = {name for name, _ in by_field}
     names = names.intersection(prompted) or names
@@ -191,7 +189,7 @@ def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str]
 
 
 def by_content(examples: Examples) -> list[int]:
-    """Return example indices sorted by content, regardless of the order in which they were passed."""
+    """Return example indices sorted by content."""
     digests = [digest(example) for example in examples]
     return sorted(range(len(examples)), key=digests.__getitem__)
 
@@ -243,7 +241,7 @@ def source_of(inputs: Mapping[str, Any]) -> str:
 
 
 def input_key(value: Any) -> str:
-    """Return a string that identifies an input's value, regardless of case and whitespace."""
+    """Return a string that identifies a value, regardless of case and whitespace."""
     key = value_key(value)
     if CUSTOM_TYPE_START_IDENTIFIER.encode() in key:
         return hashlib.sha256(key).hexdigest()

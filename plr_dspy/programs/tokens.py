@@ -14,7 +14,7 @@ LOCAL_PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
 
 
 def token_counter() -> Callable[[Messages], int]:
-    """Return a function that counts the tokens of messages; images and audio have a fixed count."""
+    """Return a function that counts tokens; images and audio have a fixed count."""
     is_first_import = "litellm" not in sys.modules and LOCAL_PRICES not in os.environ
     if is_first_import:
         os.environ[LOCAL_PRICES] = "True"

@@ -38,7 +38,7 @@ class NearestDemos:
         num_demos: Maximum number of demos to show.
         prefer: Second criterion besides similarity: labels that are frequent among the
             candidates, or demos unlike those already chosen.
-        nearest_last: Whether the best demo comes last, next to the question, or first.
+        nearest_last: Whether the best demo comes last, next to the question.
         num_candidates: Number of most similar demos to choose from.
         max_tokens: Maximum total tokens of the demos; the lowest-ranked are dropped.
     """
@@ -60,7 +60,7 @@ class NearestDemos:
 
 
 def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
-    """Return TF-IDF vectors of texts, `[n, d]`, and a function that returns a text's cosines with them, `[n]`."""
+    """Return TF-IDF vectors, `[n, d]`, and a function from a text to its cosines with them, `[n]`."""
     from sklearn.feature_extraction.text import TfidfVectorizer  # slow: takes a second and loads pandas
 
     vectorizer = TfidfVectorizer(token_pattern=TOKEN, ngram_range=(1, 2))
@@ -132,14 +132,14 @@ class Pool:
         self._cosines = self._cosines_by_embedder
 
     def vote(self, inputs: Fields, number: int, *, without: Fields | None = None) -> dict[str, Any]:
-        """Return the most frequent answer among the `number` nearest demos; the nearest wins ties."""
+        """Return the most frequent answer of the nearest demos; the nearest wins ties."""
         neighbours, _ = self._nearest(inputs, number, without)
         votes = Counter(self.classes[neighbours].tolist())
         winner = next(i for i in neighbours if votes[int(self.classes[i])] == max(votes.values()))
         return {name: self.demos[winner].get(name) for name in self.outputs}
 
     def knows(self, inputs: Fields) -> bool:
-        """Return whether the inputs of a call can be compared without calling the embedder."""
+        """Return whether inputs can be compared without calling the embedder."""
         return self.embedder is None or _text_of(inputs, self.names) in self._known
 
     def shown(self, inputs: Fields, nearest: NearestDemos, *, without: Fields | None = None) -> list[int]:
@@ -203,7 +203,7 @@ class Pool:
         return np.asarray(self.vectors @ vector)
 
     def _embed(self, texts: Sequence[str]) -> Array:
-        """Return unit embeddings of texts; raise a ValueError if the embedder's are invalid."""
+        """Return unit embeddings of texts."""
         vectors = np.asarray(self.embedder(list(texts)), dtype=float)  # type: ignore[misc, type-var]
         expected = (len(texts), self._size or vectors.size // len(texts))
         if vectors.shape != expected or not vectors.size or not np.isfinite(vectors).all():

@@ -108,7 +108,7 @@ class RetrievingPredict(dspy.Predict):
 
 
 def retrieve_in(program: dspy.Module, retrievals: Mapping[str, Retrieval]) -> dspy.Module:
-    """Make the named predictors retrieve demos for each input, in place; return the program."""
+    """Make predictors retrieve demos for each input, in place; return the program."""
     predictors = dict(program.named_predictors())
     for name, retrieval in retrievals.items():
         predictor = predictors[name]
@@ -136,13 +136,12 @@ def _retrieving(kind: type[dspy.Predict]) -> type[RetrievingPredict]:
     """Return the retrieving subclass of a predictor class."""
     if kind is dspy.Predict:
         return RetrievingPredict
-    # The predictor's class comes first, so that it prepares inputs before demos are
-    # retrieved.
+    # The predictor's class comes first, to prepare the inputs before demos are retrieved.
     return type(f"Retrieving{kind.__name__}", (kind, RetrievingPredict), {})
 
 
 def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Embedder | None) -> Retrieval:
-    """Return the retrieval of a saved predictor; raise a ValueError if the embedder is missing."""
+    """Return the retrieval of a saved predictor."""
     version = state.get("version", 1)
     if version != STATE_VERSION:
         raise UserError(

@@ -43,11 +43,11 @@ def make_pools(
     embedder: dspy.Embedder | None,
     known: dict[str, Array],
 ) -> dict[str, Pool]:
-    """Return one pool for each predictor that has demos to retrieve, by predictor name.
+    """Return a pool for each predictor that has demos to retrieve, by its name.
 
     Args:
-        program: Program whose predictors determine the fields to compare.
-        retrieved: Demos that each predictor may retrieve, by predictor name.
+        program: Its predictors determine the fields to compare.
+        retrieved: The demos of each predictor.
         examples: Examples that the demos are made from, by trainset index.
         embedder, known: As in `Pool`.
     """
@@ -74,8 +74,10 @@ def make_pools(
 class RetrievalSlots(PoolSlots):
     """Arrangements of demos, and programs that retrieve demos for each input.
 
-    In addition to the arguments of `PoolSlots`, it takes the variations by name (`nearest`),
-    and the pools to retrieve from, by predictor (`found`).
+    Args:
+        nearest: The variations of the nearest demos, by name.
+        found: The pools to retrieve from, by predictor.
+        program, pools, limits: As in `PoolSlots`.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class RetrievalSlots(PoolSlots):
         return next(whole for whole in self.whole_programs if whole.name == name)
 
     def variation(self, candidate: Candidate) -> NearestDemos | None:
-        """Return the variation of the nearest demos that a candidate stands for; None for other candidates."""
+        """Return the variation that a candidate stands for; None for other candidates."""
         if not isinstance(candidate, WholeProgram) or candidate in self.rivals:
             return None
         return self._variations[candidate.number - self._num_rivals]
@@ -133,7 +135,7 @@ class RetrievalSlots(PoolSlots):
         return retrieve_in(program, self._retrievals(candidate, guarded=guarded))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of the prompts, or of the program if the inputs of its predictors are unknown."""
+        """Return a digest of the prompts, or of the program if they are unknown."""
         if not isinstance(candidate, WholeProgram) or candidate in self.rivals:
             return super().fingerprint(candidate)
         retrievals = self._retrievals(candidate)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import dspy
 import numpy as np
 import pytest
-from fakes import OnlyAsync, WithoutForward, Wrapped, exact_match, questions, student
+from fakes import OnlyAsync, Wrapped, exact_match, questions, student
 
 from plr_dspy import BatchCalibration, PLFewShot, PLReorder, headroom
 from plr_dspy.baselines import PDO, DEmO, LocalE, StaticOrder, TopKOrder
@@ -150,7 +150,7 @@ def test_instructions_are_described_in_words(value):
 
 
 def test_each_requirement_is_stated_once():
-    with pytest.raises(ValueError, match=r"^instructions must be a non-empty text; got ''$"):
+    with pytest.raises(ValueError, match=r"^instructions must have at least 1 character; got ''$"):
         headroom(student(), exact_match, EXAMPLES, instructions=["", ""])
     with pytest.raises(ValueError, match=r"^candidates must be 'both', .* or a non-empty list of demos; got \[\]$"):
         PLFewShot(exact_match, candidates=[])
@@ -188,7 +188,7 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
         (PLReorder, {}, {"max_metric_calls": 10**20}, "max_metric_calls must be less than"),
         (PLReorder, {}, {"num_demos": 1}, "num_demos must be greater than or equal to 2; got 1$"),
         (PLReorder, {}, {"max_cost": np.arange(1000.0)}, "max_cost must be a valid number"),
-        (PLReorder, {}, {"calibrate": "half"}, "calibrate must be a valid boolean or a valid dictionary"),
+        (PLReorder, {}, {"calibrate": "half"}, "must be a valid boolean; got 'half'; calibrate must be a"),
         (PLReorder, {}, {"calibrate": {"a": "half"}}, "calibrate must be a valid number"),
     ],
 )
@@ -328,39 +328,3 @@ class TestCures:
         with pytest.raises(ValueError, match="this needs at least 3 examples"):
             PLReorder(exact_match).compile(student([]), trainset=EXAMPLES[:2])
         compiled(optimizer(num_demos=4, max_metric_calls=120), student([]))
-
-
-class WithHistory(WithoutForward):
-    def forward(self, question: str, talk: dspy.History):
-        return self.answer(question=question, talk=talk)
-
-
-TALK = dspy.Signature("question, talk: dspy.History -> answer")
-TALKING = {
-    "predictor": lambda: dspy.Predict(TALK),
-    "module": lambda: dspy.ChainOfThought(TALK),
-    "larger": lambda: WithHistory(dspy.Predict(TALK)),
-}
-
-
-class TestHistories:
-    """An example may hold the beginning of a conversation."""
-
-    @pytest.fixture(params=TALKING)
-    def program(self, request):
-        program = TALKING[request.param]()
-        demos = [dspy.Example(reasoning="r", talk=None, **e) for e in EXAMPLES[:4]]
-        program.predictors()[0].demos = demos
-        return program
-
-    def test_that_are_missing_can_be_empty(self, program, engine):
-        cure = r"give each example talk=dspy\.History\(messages=\[\]\), and pass its name to with_inputs$"
-        with pytest.raises(ValueError, match=cure):
-            optimizer(max_metric_calls=60).compile(program, trainset=EXAMPLES[4:40])
-        assert engine.num_calls == 0
-        trainset = []
-        for example in EXAMPLES[4:40]:
-            talking = example.copy(talk=dspy.History(messages=[]))
-            trainset.append(talking.with_inputs("question", "talk"))
-        optimizer(max_metric_calls=60).compile(program, trainset=trainset)
-        assert engine.num_calls > 0

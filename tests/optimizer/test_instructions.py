@@ -1,6 +1,5 @@
 """Instructions as one more choice of PLFewShot."""
 
-import logging
 import re
 from collections import Counter
 
@@ -534,20 +533,6 @@ class TestProposals:
             "the prompt is the same as with proposed[0]",
             "too long for the model's context window",
         ]
-
-    def test_only_warnings_of_the_proposer_are_dropped(self, instructed, caplog):
-        logger = logging.getLogger("dspy.predict.predict")
-        warning = "Input contains fields not in signature"
-        engine = ProposingEngine(GOOD, BAD, at={2: lambda: logger.warning("another one")})
-        logger.addHandler(caplog.handler)  # DSPy's loggers do not propagate.
-        try:
-            proposing(engine=engine)
-            assert "another one" in caplog.text
-            assert warning not in caplog.text
-            dspy.Predict("question -> answer")(question="question 1", note="n")
-        finally:
-            logger.removeHandler(caplog.handler)
-        assert warning in caplog.text
 
     def test_a_report_begins_with_the_reason_if_none_is_usable(self, instructed):
         _, optimizer, _ = proposing("", "", "Given the fields `question`, produce the fields `answer`.")

@@ -1,4 +1,4 @@
-"""What is visible before any call, and would cost all of them: tools that fail, and answers that no output can be."""
+"""What is visible before any call, and would cost all of them: answers that no output can be."""
 
 import contextlib
 import math
@@ -12,33 +12,6 @@ from fakes import engine_for, exact_match, questions, using
 from plr_dspy import BatchCalibration, PLFewShot, PLReorder, evaluate_programs, headroom
 
 EXAMPLES = questions(60)
-
-
-async def search(query: str) -> str:
-    """Look something up."""
-    return "found"
-
-
-def look_up(query: str) -> str:
-    """Look something up."""
-    return "found"
-
-
-class Searching:
-    """A tool that is an object."""
-
-    __name__ = "searching"
-
-    async def __call__(self, query: str) -> str:
-        return "found"
-
-
-def agent(tool, kind=dspy.ReAct):
-    return kind("question -> answer", tools=[dspy.Tool(tool, name="search")], max_iters=1)
-
-
-def wrapped(program):
-    return fakes.Program(lambda self, question: self.inner(question=question), inner=program)
 
 
 RUNS = {
@@ -57,34 +30,6 @@ def warned(caplog, run, program, examples):
     with using(engine), contextlib.suppress(KeyboardInterrupt):
         RUNS[run](program, examples)
     return caplog.messages
-
-
-@pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize(
-    ("make", "fails"),
-    [
-        (lambda: agent(search), True),
-        (lambda: wrapped(agent(search)), True),
-        (lambda: agent(Searching()), True),
-        (lambda: agent(look_up), False),
-        (lambda: dspy.syncify(agent(search)), False),
-        (lambda: dspy.syncify(agent(search), in_place=False), False),
-    ],
-)
-def test_async_tools_of_an_agent_that_cannot_await_them(caplog, run, make, fails):
-    messages = warned(caplog, run, make(), EXAMPLES[:20])
-    warnings = [text for text in messages if "async tools ['search']" in text]
-    assert bool(warnings) == fails
-    assert not [text for text in messages if "discouraged" in text]
-    for warning in warnings:
-        assert "allow_tool_async_sync_conversion=True" in warning
-        assert "dspy.syncify" in warning
-
-
-def test_async_tools_that_dspy_runs_are_not_told(caplog):
-    with dspy.context(allow_tool_async_sync_conversion=True):
-        messages = warned(caplog, "PLReorder", agent(search), EXAMPLES[:20])
-    assert not [text for text in messages if "async tools" in text]
 
 
 LABEL = Literal["yes", "no"]
