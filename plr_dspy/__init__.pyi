@@ -21,6 +21,7 @@ from .metrics.confusion import MatthewsCorrelation as MatthewsCorrelation
 from .optimizer.choosing import ProgramChoice as ProgramChoice
 from .optimizer.choosing import choose_program as choose_program
 from .optimizer.estimate import Estimate as Estimate
+from .optimizer.estimating import estimate as estimate
 from .optimizer.fewshot import PLFewShot as PLFewShot
 from .optimizer.headroom import Headroom as Headroom
 from .optimizer.headroom import Lever as Lever

@@ -19,6 +19,7 @@ from plr_dspy.compiling.run import CompileRun
 from plr_dspy.errors import UserError
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import DemoOptimizer
+from plr_dspy.optimizer.estimate import Estimate, estimate_cost, make_budget
 from plr_dspy.optimizer.report_builder import FinishedProgram
 from plr_dspy.optimizer.setup import CompileSetup, DemoChoices, Teacher
 from plr_dspy.programs.checks import Probability, arguments
@@ -88,11 +89,25 @@ class ProgramRace(DemoOptimizer):
         self, programs: Mapping[str, dspy.Module], trainset: list[dspy.Example], valset: list[dspy.Example] | None
     ) -> ProgramChoice:
         """Race the programs, and return the chosen one."""
-        (self._first_name, first), *others = programs.items()
-        self.student_name = f"programs[{self._first_name!r}]"  # type: ignore[misc]
-        program = self.compile(first, trainset=trainset, valset=valset, programs=dict(others))
+        first, others = self._first_and_others(programs)
+        program = self.compile(first, trainset=trainset, valset=valset, programs=others)
         assert self.report is not None
         return ProgramChoice(program, self.report.returned.name, self.report)
+
+    def estimate_choice(
+        self, programs: Mapping[str, dspy.Module], trainset: list[dspy.Example], valset: list[dspy.Example] | None
+    ) -> Estimate:
+        """Estimate the cost of `choose`, if all programs are scored equally often."""
+        first, others = self._first_and_others(programs)
+        setup = self._prepare(first, trainset, valset, programs=others)
+        make_budget(setup)
+        return estimate_cost(setup, setup.slots.competing)
+
+    def _first_and_others(self, programs: Mapping[str, dspy.Module]) -> tuple[dspy.Module, dict[str, dspy.Module]]:
+        """Return the first program, whose name messages then use, and the others."""
+        (self._first_name, first), *others = programs.items()
+        self.student_name = f"programs[{self._first_name!r}]"  # type: ignore[misc]
+        return first, dict(others)
 
     def _choices(
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher

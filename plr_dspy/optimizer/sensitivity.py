@@ -19,6 +19,8 @@ from plr_dspy.compiling.plan import Plan, ProblemSize
 from plr_dspy.errors import UserError
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import DemoOptimizer, OpenCompile
+from plr_dspy.optimizer.estimate import Estimate, estimate_cost
+from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.calls import adapter_advice
 from plr_dspy.programs.checks import WholeNumber, arguments
 from plr_dspy.scoring.confusion_scores import Answers, ConfusionScores
@@ -124,14 +126,23 @@ class RandomSample(DemoOptimizer):
         num_examples = min(limit // num_orders, num_examples)
         return random_plan(num_orders, num_examples=num_examples, num_best=0, num_compared=0, budget=limit)
 
-    def measure(self, program: dspy.Module, dataset: Sequence[dspy.Example]) -> OrderSensitivity:
-        """Score random orders, and estimate how much all orders differ."""
+    def estimate_measure(self, program: dspy.Module, dataset: Sequence[dspy.Example]) -> Estimate:
+        """Estimate the cost of `measure`."""
+        return estimate_cost(self._with_orders(program, dataset))
+
+    def _with_orders(self, program: dspy.Module, dataset: Sequence[dspy.Example]) -> CompileSetup:
+        """Return the setup; raise a ValueError if there is only one order."""
         setup = self._prepare(program, dataset, [])
-        num_distinct = setup.slots.space.num_distinct
-        if num_distinct < 2:
+        if setup.slots.space.num_distinct < 2:
             raise UserError(
                 "program must have at least 2 distinct orders of its demos; it has 1: give it 2 or more different demos"
             )
+        return setup
+
+    def measure(self, program: dspy.Module, dataset: Sequence[dspy.Example]) -> OrderSensitivity:
+        """Score random orders, and estimate how much all orders differ."""
+        setup = self._with_orders(program, dataset)
+        num_distinct = setup.slots.space.num_distinct
         with self._open(setup) as opened:
             orders = self.search(opened.setup).ask()
             _, scores, num_unusable = score_table(opened, orders)
