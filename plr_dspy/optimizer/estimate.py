@@ -46,9 +46,8 @@ class Estimate:
         prompt_tokens: Approximate tokens of all prompts by GPT-4o's tokenizer, on average
             over the instructions to choose from; None if prompts cannot be built.
         cost: Approximate cost in US dollars at litellm's list prices, if answers are as long
-            as the demos', or without demos as the examples'. It ignores hidden reasoning
-            tokens and `max_cost`. None if a price is unknown, or the metric calls a language
-            model.
+            as the demos'. It ignores hidden reasoning tokens and `max_cost`. None if a price
+            is unknown, or the metric calls a language model.
         affordable_calls: Approximate number of calls that `max_cost` pays for; None if `cost`
             is None.
     """
@@ -176,8 +175,10 @@ def size_of_call(
         for example in examples:
             for (name, predictor), lm in zip(program.named_predictors(), models, strict=False):
                 messages = _prompt_of(predictor, example)
-                # Without demos, answers are assumed to be as long as the example's.
-                answers = _answers(messages) or _answers(messages_of(predictor, [example]))
+                answers = _answers(messages)
+                if not answers and candidate is not None:
+                    # A candidate without demos is assumed to answer as briefly as the example.
+                    answers = _answers(messages_of(predictor, [example]))
                 prompt_tokens = num_tokens(messages) + extra_tokens.get(name, 0.0)
                 sizes = {"prompt_tokens": prompt_tokens, "completion_tokens": math.nan}
                 if answers:

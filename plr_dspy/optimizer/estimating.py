@@ -18,7 +18,8 @@ def estimate(function: Callable[_Arguments, Any], /, *args: _Arguments.args, **k
     """Estimate the cost of calling a function with these arguments, without any program calls.
 
     For example, ``print(estimate(headroom, program, metric, trainset))`` shows what
-    ``headroom(program, metric, trainset)`` will cost.
+    ``headroom(program, metric, trainset)`` will cost. Programs without demos are assumed to
+    answer as briefly as the examples.
 
     Args:
         function: `headroom`, `choose_program` or `order_sensitivity`. Optimizers have a
