@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, TypeAlias
@@ -16,11 +16,13 @@ from scipy import sparse
 from plr_dspy.errors import UserError
 from plr_dspy.programs.media import text_without
 from plr_dspy.programs.splits import answer_classes, input_key, source_of
-from plr_dspy.retrieval.words import word_vectors
 from plr_dspy.statistics.arrays import Array
 
 Fields: TypeAlias = Mapping[str, Any]
 
+# Scripts written without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese.
+WITHOUT_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
+TOKEN = rf"[{WITHOUT_SPACES}]|[^\W{WITHOUT_SPACES}]+"  # a word, or a character of a script without spaces
 CACHE_SIZE = 4_096  # vectors of inputs to cache beyond the pool's, because a search repeats examples
 LABEL_WEIGHT = 0.5  # weight of a label's share among the candidates; similarity has weight 1
 REDUNDANCY_WEIGHT = 0.5  # weight of the similarity to demos already chosen, as a penalty
@@ -55,6 +57,27 @@ class NearestDemos:
         if self.prefer != "nearest":
             text += f", {self.prefer} preferred"
         return text
+
+
+def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
+    """Return TF-IDF vectors of texts, `[n, d]`, and a function that returns a text's cosines with them, `[n]`."""
+    from sklearn.feature_extraction.text import TfidfVectorizer  # slow: takes a second and loads pandas
+
+    vectorizer = TfidfVectorizer(token_pattern=TOKEN, ngram_range=(1, 2))
+    try:
+        vectorizer.fit(texts)
+    except ValueError:  # None of the texts contains a word.
+        vectorizer.fit(["none"])
+    vectors = vectorizer.transform(texts)
+    by_word = vectors.T.tocsr()
+    rows = {text: row for row, text in enumerate(texts)}
+
+    def cosines(text: str) -> Array:
+        row = rows.get(text)
+        vector = vectorizer.transform([text]) if row is None else vectors[row]
+        return np.asarray((vector @ by_word).toarray()[0])
+
+    return vectors, cosines
 
 
 class Pool:
