@@ -1,4 +1,4 @@
-"""What the site adds to the pages of this folder: README, changelog, guide for contributors, notebooks, llms.txt."""
+"""What the site adds to the pages of this folder: other files of the repository, notebooks, llms.txt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from mkdocs.structure.files import File, Files
 from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).resolve().parents[1]
-ADDED = {"README.md": "readme.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+ADDED = {
+    "README.md": "readme.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SKILL.md": "skill.md",
+}
 """Files of the repository and their pages."""
 
 

@@ -4,6 +4,9 @@ from .evaluation import Evaluations as Evaluations
 from .evaluation import ProgramScore as ProgramScore
 from .evaluation import evaluate_programs as evaluate_programs
 from .evaluation import load_program as load_program
+from .exporting import ExportedPrompt as ExportedPrompt
+from .exporting import PromptInput as PromptInput
+from .exporting import export as export
 from .labels.batch_calibration import BatchCalibration as BatchCalibration
 from .labels.calibrated_program import CalibratedProgram as CalibratedProgram
 from .labels.calibration import Calibration as Calibration
@@ -18,6 +21,7 @@ from .metrics.confusion import MatthewsCorrelation as MatthewsCorrelation
 from .optimizer.choosing import ProgramChoice as ProgramChoice
 from .optimizer.choosing import choose_program as choose_program
 from .optimizer.estimate import Estimate as Estimate
+from .optimizer.estimating import estimate as estimate
 from .optimizer.fewshot import PLFewShot as PLFewShot
 from .optimizer.headroom import Headroom as Headroom
 from .optimizer.headroom import Lever as Lever

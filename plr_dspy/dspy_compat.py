@@ -74,6 +74,39 @@ def rendered_signature(predictor: dspy.Predict) -> type[dspy.Signature]:
     return rendered
 
 
+class _Sent(BaseException):
+    """Carries the messages of a call; no adapter catches it in order to try again."""
+
+    def __init__(self, messages: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self.messages = messages
+
+
+def _that_only_raises(lm: dspy.BaseLM) -> dspy.BaseLM:
+    """Return a copy of a language model with the same capabilities that raises `_Sent` when called."""
+
+    def send(self: dspy.BaseLM, prompt: Any = None, *, messages: Any = None, **options: Any) -> None:
+        raise _Sent(messages)
+
+    copy = lm.copy()
+    copy.__class__ = type(type(lm).__name__, (type(lm),), {"__call__": send})
+    return copy
+
+
+def sent_messages(predictor: dspy.Predict, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the messages that a predictor sends for these inputs, without calling a language model.
+
+    Without any language model, they are those for one without native features.
+    """
+    lm = predictor.lm or dspy.settings.lm or dspy.BaseLM("none")
+    with dspy.context(callbacks=[], warn_on_type_mismatch=False):
+        try:
+            dspy.Predict.forward(predictor, lm=_that_only_raises(lm), **inputs)
+        except _Sent as sent:
+            return sent.messages
+    raise RuntimeError(f"the adapter {dspy.settings.adapter!r} sent no messages to the language model")
+
+
 def drop_from_memory_cache(calls: Iterable[Call]) -> None:
     """Remove the replies to calls from DSPy's memory cache if the disk cache has them."""
     cache = dspy.cache

@@ -20,6 +20,7 @@ from plr_dspy.data.examples import Rows
 from plr_dspy.errors import UserError
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import DemoOptimizer
+from plr_dspy.optimizer.estimate import Estimate, estimate_cost, make_budget
 from plr_dspy.optimizer.report_builder import FinishedProgram
 from plr_dspy.optimizer.setup import CompileSetup, DemoChoices, Teacher
 from plr_dspy.programs.checks import Probability, arguments
@@ -89,12 +90,26 @@ class ProgramRace(DemoOptimizer):
         self, programs: Mapping[str, dspy.Module], trainset: Rows, valset: Rows | None, inputs: Sequence[str] | None
     ) -> ProgramChoice:
         """Race the programs, and return the chosen one."""
+        first, others = self._first_and_others(programs)
+        program = self.compile(first, trainset=trainset, valset=valset, programs=others, inputs=inputs)
+        assert self.report is not None
+        return ProgramChoice(program, self.report.returned.name, self.report)
+
+    def estimate_choice(
+        self, programs: Mapping[str, dspy.Module], trainset: Rows, valset: Rows | None, inputs: Sequence[str] | None
+    ) -> Estimate:
+        """Estimate the cost of `choose`, if all programs are scored equally often."""
+        first, others = self._first_and_others(programs)
+        setup = self._prepare(first, trainset, valset, programs=others, inputs=inputs)
+        make_budget(setup)
+        return estimate_cost(setup, setup.slots.competing)
+
+    def _first_and_others(self, programs: Mapping[str, dspy.Module]) -> tuple[dspy.Module, dict[str, dspy.Module]]:
+        """Return the first program, whose name messages then use, and the others."""
         (name, first), *others = programs.items()
         self.rival_name = name  # type: ignore[misc]
         self.student_name = f"programs[{name!r}]"  # type: ignore[misc]
-        program = self.compile(first, trainset=trainset, valset=valset, programs=dict(others), inputs=inputs)
-        assert self.report is not None
-        return ProgramChoice(program, self.report.returned.name, self.report)
+        return first, dict(others)
 
     def _choices(
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher

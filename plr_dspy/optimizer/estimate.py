@@ -3,6 +3,7 @@
 import math
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -16,11 +17,12 @@ from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.instructions import PLACEHOLDER
 from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.slots import messages_of
-from plr_dspy.programs.tokens import token_counter
+from plr_dspy.programs.tokens import Messages, token_counter
 from plr_dspy.report.text import count, dollars
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.budget import Budget, cost_of, price_of
 from plr_dspy.scoring.run_log import RunLog
+from plr_dspy.search.space import Candidate
 
 SAMPLED_PROMPTS = 20  # examples over which prompt tokens are averaged
 BOOTSTRAP_SHARE = 0.25  # maximum share of max_seconds and max_cost for bootstrapping
@@ -80,14 +82,21 @@ class Estimate:
         return f"{text}\n  calls: {calls or 'none'}"
 
 
-def estimate_cost(setup: CompileSetup) -> Estimate:
-    """Estimate the cost of a compile, including the calls that make its demos."""
+def estimate_cost(setup: CompileSetup, candidates: Sequence[Candidate] = ()) -> Estimate:
+    """Estimate the cost of a compile, including the calls that make its demos.
+
+    If the candidates are known, a call is as large as theirs on average.
+    """
     plan = setup.plan
     num_attempts = len(setup.attempts)
     num_calls = plan.program_calls + num_attempts
     if not num_calls:
         return Estimate(0, 0, plan, 0, 0.0, 0)
     tokens, call_cost = size_of_call(setup)
+    if candidates:
+        sizes = [size_of_call(setup, candidate=candidate) for candidate in candidates]
+        tokens = _mean([size.tokens for size in sizes])
+        call_cost = _mean([size.cost for size in sizes])
     teacher_cost = call_cost
     if setup.teacher is not None and num_attempts:
         teacher_cost = size_of_call(setup, setup.teacher).cost
@@ -134,22 +143,43 @@ class CallSize(NamedTuple):
     cost: float | None  # dollars; None if a price or an answer's length is unknown, or the metric calls a model
 
 
-def size_of_call(setup: CompileSetup, teacher: dspy.Module | None = None, *, rival: Rival | None = None) -> CallSize:
-    """Estimate the size of a call to the program, its teacher or a rival, if answers are as long as the demos'."""
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean; None if any value is unknown."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None
+
+
+def size_of_call(
+    setup: CompileSetup,
+    teacher: dspy.Module | None = None,
+    *,
+    rival: Rival | None = None,
+    candidate: Candidate | None = None,
+) -> CallSize:
+    """Estimate the size of a call, if answers are as long as the demos'.
+
+    It is a call to the program with about half of the demos, its teacher, a rival or a
+    candidate.
+    """
     examples = setup.scored_examples[:SAMPLED_PROMPTS]
     num_tokens = token_counter()
     tokens: dict[str, Any] = defaultdict(Counter)
     try:
-        program = setup.slots.build(setup.slots.showing(0.5)) if rival is None else rival.program
+        if rival is not None:
+            program = rival.program
+        else:
+            program = setup.slots.build(setup.slots.showing(0.5) if candidate is None else candidate)
         models = [predictor.lm or dspy.settings.lm for predictor in (teacher or program).predictors()]
-        extra_tokens = _tokens_of_alternatives(setup) if teacher is None else {}
+        extra_tokens: dict[str, float] = {}
+        if teacher is None and candidate is None:
+            extra_tokens = _tokens_of_alternatives(setup)
         for example in examples:
             for (name, predictor), lm in zip(program.named_predictors(), models, strict=False):
-                inputs = inputs_of(predictor, example)
-                retrieves = isinstance(predictor, RetrievingPredict)
-                demos = predictor.shown(inputs) if retrieves else predictor.demos
-                messages = messages_of(predictor, demos, inputs)
-                answers = [message for message in messages if message["role"] == "assistant"]
+                messages = _prompt_of(predictor, example)
+                answers = _answers(messages)
+                if not answers and candidate is not None:
+                    # A candidate without demos is assumed to answer as briefly as the example.
+                    answers = _answers(messages_of(predictor, [example]))
                 prompt_tokens = num_tokens(messages) + extra_tokens.get(name, 0.0)
                 sizes = {"prompt_tokens": prompt_tokens, "completion_tokens": math.nan}
                 if answers:
@@ -163,6 +193,19 @@ def size_of_call(setup: CompileSetup, teacher: dspy.Module | None = None, *, riv
     else:
         cost /= len(examples)
     return CallSize(sum(sizes["prompt_tokens"] for sizes in tokens.values()) / len(examples), cost)
+
+
+def _answers(messages: Messages) -> Messages:
+    return [message for message in messages if message["role"] == "assistant"]
+
+
+def _prompt_of(predictor: dspy.Predict, example: dspy.Example) -> Messages:
+    """Return the prompt for an example."""
+    inputs = inputs_of(predictor, example)
+    demos = predictor.demos
+    if isinstance(predictor, RetrievingPredict):
+        demos = predictor.shown(inputs)
+    return messages_of(predictor, demos, inputs)
 
 
 def _tokens_of_alternatives(setup: CompileSetup) -> dict[str, float]:

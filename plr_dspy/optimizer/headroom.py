@@ -20,6 +20,7 @@ from plr_dspy.errors import UserError
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import DemoOptimizer, OpenCompile
+from plr_dspy.optimizer.estimate import Estimate, estimate_cost
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.learning import label_work
 from plr_dspy.optimizer.setup import CompileSetup
@@ -229,6 +230,11 @@ class LeverSample(PLFewShot):
             for number in range(1, len(instructions)):  # Number 0 is the program's own.
                 groups[f"{INSTRUCTION} {number}"] = [(*shown[:num_blocks], (number,))]
         return {name: candidates for name, candidates in groups.items() if candidates}
+
+    def estimate_measure(self, program: dspy.Module, trainset: Rows, inputs: Sequence[str] | None) -> Estimate:
+        """Estimate the cost of `measure`."""
+        setup, groups = self._designed(self._prepare(program, trainset, [], inputs=inputs))
+        return estimate_cost(setup, _candidates(groups))
 
     def measure(self, program: dspy.Module, trainset: Rows, inputs: Sequence[str] | None) -> Headroom:
         """Score the programs, and estimate the gain of each lever."""

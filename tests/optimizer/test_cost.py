@@ -12,7 +12,7 @@ import litellm
 import pytest
 from fakes import OrderSensitiveEngine, digest, engine_for, exact_match, lm_of, questions, student, using
 
-from plr_dspy import PLFewShot, PLReorder, choose_program
+from plr_dspy import PLFewShot, PLReorder, choose_program, estimate, headroom
 from plr_dspy.baselines import TopKOrder
 from plr_dspy.report.text import dollars
 from plr_dspy.scoring.budget import cost_of, price_of
@@ -64,6 +64,13 @@ def engine():
     engine = PricedEngine()
     with using(engine, MODEL):
         yield engine
+
+
+def tokens_of(request):
+    """Return the number of tokens of a request's messages, as estimates count them."""
+    messages = [{"role": "system", "content": request.system}]
+    messages += [{"role": message.role, "content": message.text} for message in request.messages]
+    return litellm.token_counter("gpt-4o", messages=messages)
 
 
 def compiled(program=None, trainset=EXAMPLES, **options):
@@ -183,6 +190,48 @@ class TestEstimate:
         says = f"; max_cost ends the compile after about {estimate.affordable_calls:,} calls"
         assert str(estimate).splitlines()[0].endswith(says)
         assert "max_cost" not in str(ample) + str(without)
+
+
+class TestEstimateOfFunctions:
+    def test_calls_and_dollars_are_about_those_of_the_call(self):
+        arguments = (student(4), exact_match, EXAMPLES)
+        # Count tokens as the estimate does.
+        engine = PricedEngine(lambda request: {"input_tokens": tokens_of(request)})
+        with using(engine, MODEL):
+            estimated = estimate(headroom, *arguments, max_metric_calls=200)
+            assert engine.num_calls == 0
+            measured = headroom(*arguments, max_metric_calls=200, display_progress=False)
+        assert estimated.program_calls == measured.program_calls
+        answers = measured.program_calls * 5 * COMPLETION  # The fake says that all answers have 5 tokens.
+        prompts = estimated.prompt_tokens * PROMPT
+        assert prompts == pytest.approx(engine.cost - answers, rel=0.05)
+        assert estimated.cost > prompts
+
+    def test_a_race_costs_the_mean_of_all_programs(self, engine):
+        estimated = estimate(choose_program, [student(0), student(6)], exact_match, trainset=EXAMPLES)
+        num_calls = 2 * (len(EXAMPLES) - 6)  # The demos are not scored.
+        assert estimated.program_calls == num_calls
+        sizes = []
+        for num_demos in (0, 6):
+            messages = dspy.ChatAdapter().format(student().signature, questions(num_demos), {"question": "question 50"})
+            sizes.append(litellm.token_counter("gpt-4o", messages=messages))
+        assert estimated.prompt_tokens == pytest.approx(num_calls * sum(sizes) / 2, rel=0.02)
+        assert estimated.cost > estimated.prompt_tokens * PROMPT
+        assert engine.num_calls == 0
+
+    def test_max_cost_ends_a_race(self, engine):
+        programs = [student(2), student(6)]
+        full = estimate(choose_program, programs, exact_match, EXAMPLES)
+        limited = estimate(choose_program, programs, exact_match, EXAMPLES, max_cost=full.cost / 2)
+        assert limited.affordable_calls == pytest.approx(full.program_calls / 2, abs=1)
+
+    def test_arguments_are_checked_as_in_the_call(self, engine):
+        with pytest.raises(TypeError, match=r"function must be headroom, .*; got PLReorder: of an optimizer, call"):
+            estimate(PLReorder, student(), EXAMPLES)
+        with pytest.raises(TypeError, match="missing a required argument: 'trainset'"):
+            estimate(headroom, student(), exact_match)
+        with pytest.raises(ValueError, match="max_metric_calls must be at least"):
+            estimate(headroom, student(), exact_match, EXAMPLES, max_metric_calls=10)
 
 
 def uneven(*, spread, failing, seed):

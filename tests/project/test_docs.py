@@ -27,7 +27,7 @@ from plr_dspy.compiling.plan import BUDGETS
 from plr_dspy.data import load_reviews
 
 ROOT = Path(__file__).parents[2]
-ROOTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+ROOTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SKILL.md")]
 PAGES = {str(path.relative_to(ROOT)): path for path in [*ROOTS, *sorted((ROOT / "docs").glob("*.md"))]}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 NOT_RUN = re.compile(r"<!-- not run: .+? -->\s*\Z")
@@ -75,6 +75,7 @@ def reviews_in_a_file():
 
 PRESUPPOSED = {
     "README.md": reviews_in_a_file,
+    "SKILL.md": lambda: {"rows": load_reviews("train")[:120], "acc": accuracy},
     **of_pages("method fewshot", labelled),
     **of_pages("budget report", of_questions),
     "docs/order.md": lambda: {
@@ -176,6 +177,16 @@ def test_nearly_all_code_is_run_and_the_api_page_has_every_public_name():
     public = {f"plr_dspy.{name}" for name in plr_dspy.__all__}
     public |= {f"plr_dspy.baselines.{name}" for name in plr_dspy.baselines.__all__}
     assert public - listed == {"plr_dspy.__version__"}
+
+
+def test_errors_that_assistants_are_told_to_cure_are_those_of_the_package():
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "plr_dspy").rglob("*.py")]
+    table = PAGES["SKILL.md"].read_text(encoding="utf-8").partition("| error | cure |")[2]
+    errors = re.findall(r"^\| `(.+?)` \|", table, re.M)
+    assert len(errors) >= 5
+    for error in errors:
+        text = error.removeprefix("trainset[0] ")
+        assert any(text in source for source in sources), error
 
 
 def without_code(path):

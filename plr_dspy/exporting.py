@@ -1,0 +1,300 @@
+"""Export the prompts of a program, for use without DSPy."""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import dspy
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from plr_dspy.dspy_compat import CUSTOM_TYPE_START_IDENTIFIER, annotation_allows_none, format_field_value, sent_messages
+from plr_dspy.errors import UserError, UserTypeError
+from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.labels.per_input_order import PerInputOrder
+from plr_dspy.lm.plain_text_adapter import one_block, without_none
+from plr_dspy.retrieval.predict import RetrievingPredict
+from plr_dspy.runtime import write_atomically
+
+Messages: TypeAlias = list[dict[str, str]]
+Format: TypeAlias = Literal["openai", "langchain"]
+
+# A value with everything that adapters and templates might change.
+AWKWARD_TEXT = ' \n{x} {{y}} {{{z}}} %s $1 \\1 "q" <b>&amp;</b> [[ ## x ## ]]\r\n\r\n\n end. \n'
+
+
+@dataclass(frozen=True)
+class PromptInput:
+    """How a prompt shows an input.
+
+    Attributes:
+        is_text: Whether the field is a `str`. Lists are then numbered lines, else JSON.
+        is_block: Whether blank lines become line breaks, as in `PlainTextAdapter`.
+        is_optional: Whether the value can be None.
+        default: The text if no value is given; None if a value is needed.
+    """
+
+    is_text: bool = True
+    is_block: bool = False
+    is_optional: bool = False
+    default: str | None = None
+
+    def text_of(self, value: Any) -> str:
+        """Return a value as DSPy writes it."""
+        text = format_field_value(FieldInfo(annotation=str if self.is_text else object), value)
+        return one_block(text) if self.is_block else str(text)
+
+
+@dataclass(frozen=True)
+class ExportedPrompt:
+    """The prompt of a predictor, with a place for each input.
+
+    Attributes:
+        format: For "openai", the place of the input `review` is ``{{review}}``. For
+            "langchain", it is ``{review}``, and other braces are doubled, as in `str.format`.
+        messages: The messages, dicts with "role" and "content".
+        inputs: How the prompt shows each input, by name.
+    """
+
+    format: Format
+    messages: Messages
+    inputs: dict[str, PromptInput]
+
+    def fill(self, **inputs: Any) -> Messages:
+        """Return the messages for these inputs, exactly as DSPy sends them.
+
+        Raises:
+            ValueError: If an input is missing, unknown, or not text.
+        """
+        unknown = [name for name in inputs if name not in self.inputs]
+        if unknown:
+            raise UserError(f"fill got {unknown[0]!r}, but the prompt has the inputs {list(self.inputs)}: leave it out")
+        texts = {name: self._text_of(name, inputs) for name in self.inputs}
+        return [{**message, "content": self._filled(message["content"], texts)} for message in self.messages]
+
+    def _text_of(self, name: str, inputs: Mapping[str, Any]) -> str:
+        """Return the text of an input; raise a ValueError if it has none."""
+        prompt_input = self.inputs[name]
+        if name not in inputs and prompt_input.default is not None:
+            return prompt_input.default
+        if name not in inputs or (inputs[name] is None and not prompt_input.is_optional):
+            raise UserError(f"fill needs a value for the input {name!r}: pass {name}=...")
+        text = prompt_input.text_of(inputs[name])
+        if CUSTOM_TYPE_START_IDENTIFIER in text:
+            raise UserError(
+                f"input {name!r} has a value of type {type(inputs[name]).__name__}, which is not text: call the DSPy "
+                "program instead"
+            )
+        return text
+
+    def _filled(self, template: str, texts: Mapping[str, str]) -> str:
+        """Fill all places of a template in one pass, so that braces in values stay as they are."""
+
+        def replacement(match: re.Match[str]) -> str:
+            name = match["name"]
+            if name is None:
+                return match[0][0]  # a doubled brace
+            if self.inputs[name].is_block and not texts[name]:
+                return ""  # Such adapters also strip the space before an empty value.
+            return match["space"] + texts[name]
+
+        names = "|".join(map(re.escape, texts)) or "(?!)"
+        if self.format == "openai":
+            return re.sub(rf"(?P<space> ?)\{{\{{(?P<name>{names})\}}\}}", replacement, template)
+        return re.sub(rf"\{{\{{|\}}\}}|(?P<space> ?)\{{(?P<name>{names})\}}", replacement, template)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the prompt as JSON, atomically."""
+        write_atomically(Path(path), TypeAdapter(ExportedPrompt).dump_json(self, indent=2) + b"\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> ExportedPrompt:
+        """Read a prompt that `save` wrote.
+
+        Raises:
+            ValueError: If the file is not such a prompt.
+        """
+        try:
+            return TypeAdapter(cls).validate_json(Path(path).read_bytes())
+        except ValidationError as error:
+            raise UserError(
+                f"{os.fspath(path)} is not an exported prompt: pass a file that ExportedPrompt.save wrote"
+            ) from error
+
+
+def export(program: dspy.Module, format: Format = "openai") -> dict[str, ExportedPrompt]:
+    """Export the prompt of each predictor, for use without DSPy.
+
+    The configured adapter and language model determine the prompt, as in a call; no call is
+    made. Before a prompt is returned, it is filled with several values, and compared with what
+    DSPy sends. Settings of the model, such as `temperature` and `stop`, are not exported.
+
+    Args:
+        program: A program whose prompts differ only in their inputs.
+        format: "openai" for places such as ``{{review}}``; "langchain" for messages that
+            ``ChatPromptTemplate.from_messages`` takes, with places such as ``{review}``.
+
+    Returns:
+        The prompts by the names of the predictors; the name is "self" if the program is a
+        single predictor.
+
+    Raises:
+        TypeError: If `program` is not a `dspy.Module`.
+        ValueError: If `format` is unknown, or a prompt cannot be exported.
+    """
+    if not isinstance(program, dspy.Module):
+        raise UserTypeError(f"program must be a dspy.Module; got {type(program).__name__}: pass the program to export")
+    if format not in get_args(Format):
+        raise UserError(f"format must be 'openai' or 'langchain'; got {format!r}: pass one of them")
+    _check_prompts_are_fixed(program)
+    predictors = _named_predictors(program)
+    if not predictors:
+        raise UserError("program has no predictors, and so no prompts: pass one that contains a dspy.Predict")
+    return {name: _exported(name, predictor, format) for name, predictor in predictors.items()}
+
+
+def _named_predictors(program: dspy.Module) -> dict[str, dspy.Predict]:
+    """Return the predictors by name, including those of parts that an optimizer has frozen."""
+    predictors = dict(program.named_predictors())
+    known = {id(predictor) for predictor in predictors.values()}
+    for name, predictor in program.named_sub_modules(dspy.Predict):
+        if id(predictor) not in known:
+            predictors[name.removeprefix("self.")] = predictor
+    return predictors
+
+
+def _check_prompts_are_fixed(program: dspy.Module) -> None:
+    """Raise a ValueError if a part of the program does more than to send one prompt."""
+    for path, part in program.named_sub_modules():
+        name = path.replace("self", "program", 1)
+        if isinstance(part, CalibratedProgram):
+            raise UserError(
+                f"{name} is a CalibratedProgram, and a prompt cannot hold its calibration: export {name}.program, "
+                "whose answers are not calibrated"
+            )
+        if isinstance(part, PerInputOrder):
+            raise UserError(
+                f"{name} orders its demos for each input, so it has no fixed prompt: export {name}.program, with its "
+                "demos in the original order"
+            )
+        if isinstance(part, RetrievingPredict):
+            raise UserError(
+                f"{name} retrieves its demos for each input, so it has no fixed prompt: compile it with "
+                "PLFewShot(demos='fixed'), and export the result"
+            )
+        if "forward" in vars(part):
+            raise UserError(
+                f"{name}.forward was replaced, as dspy.KNNFewShot does to retrieve demos, so it may have no fixed "
+                "prompt: compile it with an optimizer that keeps forward, such as PLFewShot(demos='fixed')"
+            )
+
+
+def _exported(name: str, predictor: dspy.Predict, format: Format) -> ExportedPrompt:
+    """Return a predictor's prompt; raise a ValueError if filling it would not give what DSPy sends."""
+    fields = predictor.signature.input_fields
+    for field_name, field in fields.items():
+        _check_is_text(name, field_name, field.annotation)
+    marks = {field_name: uuid.uuid4().hex for field_name in fields}
+    messages = sent_messages(predictor, marks)
+    if not all(isinstance(message["content"], str) for message in messages):
+        raise UserError(
+            f"the prompt of predictor {name!r} has parts that are not text, such as images in demos: remove these "
+            "demos, or call the DSPy program instead"
+        )
+    templates = [{**message, "content": _template(message["content"], marks, format)} for message in messages]
+    inputs = {field_name: _input_of(field, is_block=False) for field_name, field in fields.items()}
+    prompt = ExportedPrompt(format, templates, inputs)
+    if prompt.fill(**marks) != messages:
+        raise UserError(
+            f"the prompt of predictor {name!r} contains an input's name in double braces, which would be taken for its "
+            "place: pass format='langchain', in which all other braces are doubled"
+        )
+    for field_name in fields:
+        inputs[field_name] = _matching_input(name, predictor, prompt, field_name, marks)
+    return prompt
+
+
+def _template(content: str, marks: Mapping[str, str], format: Format) -> str:
+    """Return a message with a place for each mark."""
+    template = content
+    if format == "langchain":
+        template = content.replace("{", "{{").replace("}", "}}")
+    for field_name, mark in marks.items():
+        place = f"{{{field_name}}}"
+        if format == "openai":
+            place = f"{{{place}}}"
+        template = template.replace(mark, place)
+    return template
+
+
+def _check_is_text(name: str, field_name: str, annotation: Any) -> None:
+    """Raise a ValueError for images, tools, histories and other inputs that are not text."""
+    types = dspy.Type.extract_custom_type_from_annotation(annotation)
+    if dspy.History in (annotation, *get_args(annotation)):
+        types.append(dspy.History)
+    for unsupported in types:
+        if not issubclass(unsupported, (dspy.Code, dspy.Reasoning)):
+            raise UserError(
+                f"input {field_name!r} of predictor {name!r} is of type {unsupported.__name__}, which is not text: "
+                "call the DSPy program instead, or export its other predictors one by one"
+            )
+
+
+def _input_of(field: FieldInfo, *, is_block: bool) -> PromptInput:
+    is_optional = annotation_allows_none(field.annotation)
+    prompt_input = PromptInput(field.annotation is str, is_block, is_optional)
+    if field.default is PydanticUndefined or (field.default is None and not is_optional):
+        return prompt_input
+    return replace(prompt_input, default=prompt_input.text_of(field.default))
+
+
+def _matching_input(
+    name: str, predictor: dspy.Predict, prompt: ExportedPrompt, field_name: str, marks: Mapping[str, str]
+) -> PromptInput:
+    """Return how the adapter shows an input, found by comparing filled prompts with what DSPy sends."""
+    field = predictor.signature.input_fields[field_name]
+    cases = []
+    for sample in _samples(field.annotation):
+        values = {**marks, field_name: sample}
+        cases.append((values, sent_messages(predictor, values)))
+    for is_block in (False, True):
+        prompt_input = _input_of(field, is_block=is_block)
+        filled = ExportedPrompt(prompt.format, prompt.messages, {**prompt.inputs, field_name: prompt_input})
+        if all(filled.fill(**values) == sent for values, sent in cases):
+            return prompt_input
+    adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    raise UserError(
+        f"{type(adapter).__name__} writes input {field_name!r} of predictor {name!r} in a way that a template cannot "
+        "repeat: use dspy.ChatAdapter, or call the DSPy program instead"
+    )
+
+
+class _SampleModel(BaseModel):
+    text: str = "a"
+
+
+def _samples(annotation: Any) -> list[Any]:
+    """Return values of a field that adapters might change."""
+    kind = without_none(annotation)
+    samples: list[Any] = ["", AWKWARD_TEXT]
+    if annotation_allows_none(annotation):
+        samples.append(None)
+    if kind is str:
+        samples.append(["a", "b"])
+    elif kind in (int, float, bool):
+        samples += [1, -2.5, True]
+    elif isinstance(kind, enum.EnumMeta):
+        samples += list(kind)
+    elif isinstance(kind, type) and issubclass(kind, BaseModel):
+        samples.append(_SampleModel())
+    elif not isinstance(kind, type) or issubclass(kind, (list, dict)):
+        samples += [["a", 1], {"a": {"b": None}}, [_SampleModel()]]
+    return samples

@@ -1,0 +1,44 @@
+"""`estimate`, for the functions that make program calls; optimizers have a method of this name."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+from plr_dspy.errors import UserTypeError
+from plr_dspy.optimizer.choosing import ProgramRace, choose_program
+from plr_dspy.optimizer.estimate import Estimate
+from plr_dspy.optimizer.headroom import LeverSample, headroom
+from plr_dspy.programs.rivals import named_programs
+
+_Arguments = ParamSpec("_Arguments")
+
+
+def estimate(function: Callable[_Arguments, Any], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Estimate:
+    """Estimate the cost of calling a function with these arguments, without any program calls.
+
+    For example, ``print(estimate(headroom, program, metric, trainset))`` shows what
+    ``headroom(program, metric, trainset)`` will cost. Programs without demos are assumed to
+    answer as briefly as the examples.
+
+    Args:
+        function: `headroom` or `choose_program`. Optimizers have a method `estimate` instead.
+        args, kwargs: Its arguments.
+
+    Raises:
+        TypeError, ValueError: If `function` is another one, or an argument is invalid, as in
+            the call.
+    """
+    if function not in (headroom, choose_program):
+        name = getattr(function, "__name__", type(function).__name__)
+        raise UserTypeError(
+            f"function must be headroom or choose_program; got {name}: of an optimizer, call the method estimate"
+        )
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    arguments = bound.arguments
+    if function is choose_program:
+        programs = named_programs(arguments.pop("programs"), min_number=2)
+        rows = [arguments.pop(name) for name in ("trainset", "valset", "inputs")]
+        return ProgramRace(**arguments).estimate_choice(programs, *rows)
+    rows = [arguments.pop(name) for name in ("program", "trainset", "inputs")]
+    return LeverSample(**arguments).estimate_measure(*rows)
