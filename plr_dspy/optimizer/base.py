@@ -369,7 +369,12 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             stop_at_score=getattr(self, "stop_at_score", None),
             patience=getattr(self, "patience", None),
             shifted=opened.responses is not None,
+            **self._run_options(setup),
         )
+
+    def _run_options(self, setup: CompileSetup) -> dict[str, Any]:
+        """Return further attributes of the run."""
+        return {}
 
     def _run_kind(self, plan: Plan) -> type[CompileRun]:
         """Return the class of a compile with this plan."""

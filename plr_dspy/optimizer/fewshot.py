@@ -22,6 +22,7 @@ from plr_dspy.optimizer.expected_scores import best_of_each, compare_ways, expec
 from plr_dspy.optimizer.front import Front, PromptPrices, priced_prompts
 from plr_dspy.optimizer.instruction_scores import compare_instructions
 from plr_dspy.optimizer.learning import LearningOptimizer
+from plr_dspy.optimizer.look_sizes import LookSizes
 from plr_dspy.optimizer.proposals import ProposalWork, make_proposals, planned_proposals, proposed_instructions
 from plr_dspy.optimizer.report_builder import FinishedProgram
 from plr_dspy.optimizer.setup import Attempt, CompileSetup, DemoChoices, Teacher
@@ -179,6 +180,14 @@ class PLFewShot(LearningOptimizer):
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
         return make_plan(self.auto, size, max_metric_calls=self.max_metric_calls, signal=signal, searched="demos")
+
+    def _run_options(self, setup: CompileSetup) -> dict[str, Any]:
+        if setup.plan.most_searched is not None:  # Every arrangement is scored on all examples.
+            return {}
+        try:
+            return {"min_examples": LookSizes(setup)}
+        except Exception:  # The adapter or litellm may fail to count tokens.
+            return {}
 
     def program_with(self, num_demos: int | None = None, *, within: float | None = None) -> dspy.Module:
         """Build another program of the last compile: one with this many demos, or the cheapest that is as good.

@@ -432,6 +432,8 @@ def details(report: ReportData) -> Iterator[str]:
         yield from _table({other.name: _describe(other) for other in report.retrieval.alternatives})
     for model, tokens in report.tokens.items():
         yield f"tokens of {model}: {', '.join(f'{number:,} {kind}' for kind, number in tokens.items())}"
+    if report.new_prompt_tokens:
+        yield f"prompt tokens that a server with a prefix cache reads anew: about {report.new_prompt_tokens:,}"
     for error in report.errors:
         calls = f"{count(error.count, 'call')} {error.outcome}"
         yield f"{calls}: {error.type}: {error.message} ({', '.join(error.examples)})"
