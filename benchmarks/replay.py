@@ -117,20 +117,27 @@ class ReplayEngine:
         prompt = "\n".join(message.text or "" for message in request.messages)
         *order, example = map(int, NAMES.findall(prompt))
         values = self.landscape.of_call(tuple(order), example)
-        likeliest = np.argsort(-values, kind="stable")
-        head = "[[ ## label ## ]]\n"
-        tail = "\n\n[[ ## completed ## ]]"
-        content = f"{head}{self.labels[likeliest[0]]}{tail}"
-        choice: dict[str, object] = {"message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
-        if request.config.logprobs is not None:
-            tops = []
-            for label in likeliest[: request.config.logprobs]:
-                tops.append({"token": self.labels[label], "logprob": float(values[label])})
-            tokens = ([certain(head)], tops, [certain(tail)])
-            choice["logprobs"] = {"content": [{**token[0], "top_logprobs": token} for token in tokens]}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        reply = {"id": "replay", "model": "replay", "choices": [choice], "usage": usage}
-        return lm15.response_from_openai_chat(reply, model=request.model)
+        return label_response("label", self.labels, values, usage, request)
+
+
+def label_response(
+    field: str, labels: Sequence[str], values: np.ndarray, usage: dict[str, Any], request: lm15.Request
+) -> lm15.Response:
+    """Return a reply in the format of DSPy's `ChatAdapter`, whose label tokens have these log-probabilities."""
+    likeliest = np.argsort(-values, kind="stable")
+    head = f"[[ ## {field} ## ]]\n"
+    tail = "\n\n[[ ## completed ## ]]"
+    content = f"{head}{labels[likeliest[0]]}{tail}"
+    choice: dict[str, object] = {"message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
+    if request.config.logprobs is not None:
+        tops = []
+        for label in likeliest[: request.config.logprobs]:
+            tops.append({"token": labels[label], "logprob": float(values[label])})
+        tokens = ([certain(head)], tops, [certain(tail)])
+        choice["logprobs"] = {"content": [{**token[0], "top_logprobs": token} for token in tokens]}
+    reply = {"id": "replay", "model": "replay", "choices": [choice], "usage": usage}
+    return lm15.response_from_openai_chat(reply, model=request.model)
 
 
 def certain(token: str) -> dict[str, object]:

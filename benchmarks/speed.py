@@ -1,46 +1,61 @@
 """Measure the overhead of a compile, and the speed of its calls.
 
-python benchmarks/speed.py                     # all but prefixes: 4 minutes
-python benchmarks/speed.py --parts prefixes    # on the local model
+python benchmarks/speed.py                                # without a model: 4 minutes
+python benchmarks/speed.py --parts prefixes               # on the local model
+python benchmarks/speed.py --parts searches --weights MODEL.gguf
 
 cells      time and memory per scored example, over 100,000 of them
 rounds     CPU time of a round (ask and tell) at the end of a compile
 threads    time compared with a loop of `dspy.Evaluate`, if one call in 20 takes 1 s and the others 50 ms
 pools      time to find 8 demos for an input by their words
 prefixes   calls per second, ordering by ordering and shuffled: 6 orders of `--demos` demos on 25 reviews
+searches   prompt tokens that llama.cpp reads anew, and seconds, in 300 calls of DSPy's random search on 40 reviews
+           and in 300 of PLFewShot; without --weights, tokens are counted and answers are made up
 """
 
+import argparse
 import hashlib
 import logging
 import random
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from statistics import median
 from typing import ParamSpec, TypeVar
 from unittest import mock
 
 import dspy
+import litellm
 import numpy as np
 import replay
 from command import options, print_table
+from dspy import lm15
 from landscapes import SyntheticLandscape
-from replay import metric
+from replay import label_response, metric
 
 from paper.held_out import HeldOut
-from plr_dspy import CrossEntropySearch, OrderingSpace, PlainTextAdapter
+from plr_dspy import CrossEntropySearch, OrderingSpace, PlainTextAdapter, PLFewShot
 from plr_dspy.data import load_reviews
 from plr_dspy.local import LocalServer
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.retrieval.nearest import NearestDemos, Pool
-from plr_dspy.search.search import ThompsonSearch
+from plr_dspy.search.search import ThompsonSearch, shared_length
 
 NUM_THREADS = 16
 NUM_REVIEWS = 25
+LABELS = ["negative", "positive"]
+TASK = "review -> sentiment: Literal['negative', 'positive']"
+NUM_CALLS = 300
+NUM_SCORED = 40  # reviews on which the random search scores each set of demos
+NUM_SETS = (
+    4  # With these sets, the random search makes about 300 calls, those without demos and of bootstraps included.
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -76,7 +91,7 @@ def memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def cells(_: int) -> Iterator[dict[str, str]]:
+def cells(_: argparse.Namespace) -> Iterator[dict[str, str]]:
     """Score 100 orders on 1,000 examples, with a log on disk."""
     program = ConstantProgram(sleeps=False)
     examples = questions("question", 1_000)
@@ -103,7 +118,7 @@ def timed(method: Callable[P, T], milliseconds: list[float]) -> Callable[P, T]:
     return timing
 
 
-def rounds(_: int) -> Iterator[dict[str, str]]:
+def rounds(_: argparse.Namespace) -> Iterator[dict[str, str]]:
     searches = [
         ("by scores", "light", ThompsonSearch),
         ("by log-probabilities", "logprobs", ThompsonSearch),
@@ -122,7 +137,7 @@ def rounds(_: int) -> Iterator[dict[str, str]]:
         yield row
 
 
-def threads(_: int) -> Iterator[dict[str, str]]:
+def threads(_: argparse.Namespace) -> Iterator[dict[str, str]]:
     logging.getLogger("dspy.evaluate").setLevel(logging.WARNING)
     student = ConstantProgram(sleeps=True)
     devset = questions("question", 100)
@@ -152,7 +167,7 @@ def threads(_: int) -> Iterator[dict[str, str]]:
         }
 
 
-def pools(num_demos: int) -> Iterator[dict[str, str]]:
+def pools(args: argparse.Namespace) -> Iterator[dict[str, str]]:
     """Find demos for inputs of 20 words each, drawn from 5,000 words of uneven frequency."""
     rng = np.random.default_rng(0)
     for size in (100, 1_000, 10_000):
@@ -165,19 +180,19 @@ def pools(num_demos: int) -> Iterator[dict[str, str]]:
         milliseconds: list[float] = []
         shown = timed(pool.shown, milliseconds)
         for text in texts[size:]:
-            shown({"text": text}, NearestDemos(num_demos))
+            shown({"text": text}, NearestDemos(args.demos))
         yield {"demos": f"{size:,}", "an input, ms (median)": f"{median(milliseconds):.1f}"}
 
 
-def prefixes(num_demos: int) -> Iterator[dict[str, str]]:
+def prefixes(args: argparse.Namespace) -> Iterator[dict[str, str]]:
     reviews = load_reviews("train")
-    student = dspy.Predict("review -> sentiment: Literal['negative', 'positive']")
-    student.demos = reviews[:num_demos]
-    examples = reviews[num_demos : num_demos + NUM_REVIEWS]
+    student = dspy.Predict(TASK)
+    student.demos = reviews[: args.demos]
+    examples = reviews[args.demos : args.demos + NUM_REVIEWS]
     slots = ProgramSlots(student)
     names = [str(number) for number in range(NUM_REVIEWS)]
-    work = MetricWork(lambda example, prediction: example.sentiment == prediction.sentiment, examples)
-    with LocalServer() as server, dspy.context(lm=server.lm(max_tokens=4), adapter=PlainTextAdapter()):
+    work = MetricWork(is_right, examples)
+    with LocalServer(args.weights) as server, dspy.context(lm=server.lm(max_tokens=4), adapter=PlainTextAdapter()):
         for seed, name in enumerate(("ordering by ordering", "shuffled")):
             calls = []
             for order in slots.space.draw(6, np.random.default_rng(seed)):
@@ -192,15 +207,105 @@ def prefixes(num_demos: int) -> Iterator[dict[str, str]]:
             yield {"calls": name, "a second": f"{len(calls) / seconds:.1f}"}
 
 
-PARTS = {part.__name__: part for part in (cells, rounds, threads, pools, prefixes)}
+def is_right(example: dspy.Example, prediction: dspy.Prediction, trace: object = None) -> bool:
+    """Return whether the sentiment is right."""
+    return bool(example.sentiment == prediction.sentiment)
+
+
+def random_search(reviews: list[dspy.Example], num_demos: int) -> None:
+    """Run DSPy's random search, which scores each set of demos on the same reviews."""
+    optimizer = dspy.BootstrapFewShotWithRandomSearch(
+        metric=is_right,
+        max_bootstrapped_demos=num_demos // 2,
+        max_labeled_demos=num_demos,
+        num_candidate_programs=NUM_SETS,
+        num_threads=1,
+        max_errors=NUM_CALLS,
+    )
+    with redirect_stdout(sys.stderr):  # DSPy prints each score.
+        optimizer.compile(dspy.Predict(TASK), trainset=reviews[NUM_SCORED:], valset=reviews[:NUM_SCORED])
+
+
+def few_shot(reviews: list[dspy.Example], num_demos: int) -> None:
+    """Run PLFewShot."""
+    options = {"max_demos": num_demos, "max_metric_calls": NUM_CALLS, "num_threads": 1, "display_progress": False}
+    PLFewShot(is_right, **options).compile(dspy.Predict(TASK), trainset=reviews)
+
+
+class CountingEngine:
+    """An LM engine that counts prompt tokens like llama.cpp with one slot, and makes up answers to reviews.
+
+    Answers come with log-probabilities of the labels. Each label is one token.
+    """
+
+    def __init__(self) -> None:
+        self._last: list[int] = []  # tokens of the last prompt
+
+    def complete(self, request: lm15.Request) -> lm15.Response:
+        """Answer a request."""
+        texts = [request.system, *(message.text for message in request.messages)]
+        prompt = "\n".join(filter(None, texts))
+        tokens = litellm.encode(model="gpt-4o", text=prompt)
+        num_cached = shared_length(self._last, tokens)
+        self._last = tokens
+        usage = {"prompt_tokens": len(tokens), "completion_tokens": 10, "total_tokens": len(tokens) + 10}
+        usage["prompt_tokens_details"] = {"cached_tokens": num_cached}
+        return label_response("sentiment", LABELS, self._log_probabilities(texts), usage, request)
+
+    def _log_probabilities(self, texts: list[str]) -> np.ndarray:
+        """Return values that depend on the review and on the last two demos."""
+        odds = 0.0
+        for text in texts[-5:]:
+            digest = hashlib.sha256(text.encode()).digest()
+            odds += digest[0] / 128 - 1.0
+        return -np.logaddexp(0.0, [odds, -odds])
+
+
+@contextmanager
+def served(weights: str | None) -> Iterator[Callable[[], dspy.LM]]:
+    """Yield a function that returns an LM on llama.cpp; without weights, one that only counts tokens."""
+    if weights is None:
+        yield lambda: dspy.LM("openai/counting", engine=CountingEngine(), cache=False)
+        return
+    with LocalServer(weights) as server:
+        yield lambda: server.lm("chat", max_tokens=24)
+
+
+def searches(args: argparse.Namespace) -> Iterator[dict[str, str]]:
+    """Compare the searches on one server, in DSPy's own prompts."""
+    reviews = load_reviews("train")
+    first: tuple[float, float] | None = None
+    with served(args.weights) as make_lm:
+        for name, search in (("random search", random_search), ("PLFewShot", few_shot)):
+            lm = make_lm()
+            began = time.perf_counter()
+            with dspy.context(lm=lm, adapter=dspy.ChatAdapter()):
+                search(reviews, args.demos)
+            num_calls = len(lm.history)
+            seconds = (time.perf_counter() - began) / num_calls
+            sent = sum(call["usage"]["prompt_tokens"] for call in lm.history)
+            cached = sum(call["usage"]["prompt_tokens_details"]["cached_tokens"] for call in lm.history)
+            new_tokens = (sent - cached) / num_calls
+            first = first or (new_tokens, seconds)
+            yield {
+                "search": name,
+                "calls": str(num_calls),
+                "prompt tokens a call": f"{sent / num_calls:.0f}",
+                "read anew": f"{new_tokens:.0f}",
+                "times as many": f"{new_tokens / first[0]:.2f}",
+                "times as long": f"{seconds / first[1]:.2f}",
+            }
+
+
+PARTS = {part.__name__: part for part in (cells, rounds, threads, pools, prefixes, searches)}
 
 
 def main() -> None:
     names = list(PARTS)
-    args = options(__doc__, among={"parts": names}, parts=names[:-1], demos=8)
+    args = options(__doc__, among={"parts": names}, parts=names[:4], demos=8, weights=str)
     for name in args.parts:
         print(f"\n{name}\n", flush=True)
-        print_table(PARTS[name](args.demos))
+        print_table(PARTS[name](args))
 
 
 if __name__ == "__main__":

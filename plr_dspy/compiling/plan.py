@@ -1,6 +1,7 @@
 """The plan of a compile: the rounds, orderings, examples and program calls of each phase."""
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -81,6 +82,12 @@ class Plan:
         if self.most_searched is not None:
             return self.most_searched
         return (self.max_metric_calls or 0) - self.final_calls - self.race_calls
+
+    @property
+    def num_looks(self) -> int:
+        """Approximate number of times that a candidate is scored on some examples in a row."""
+        looks_of_search = math.ceil((self.search_calls + self.race_calls) / self.num_first_examples)
+        return looks_of_search + self.num_finalists
 
     @property
     def program_calls(self) -> int:

@@ -1,17 +1,17 @@
 """The rounds of a search. Each scores the proposed candidates on some train examples and updates the search."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plr_dspy.compiling.futility import FIRST_ANSWERS, FutilityCheck
-from plr_dspy.compiling.plan import Plan
+from plr_dspy.compiling.plan import MIN_ORDERS, Plan
 from plr_dspy.report.schema import Iteration
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.scoring.evaluator import Evaluator, Wanted
 from plr_dspy.scoring.observations import ExampleSchedule, Observations
 from plr_dspy.scoring.run_log import FAILED
-from plr_dspy.search.search import Search, mean_score, reason_to_stop
+from plr_dspy.search.search import Search, by_prefix, mean_score, reason_to_stop
 from plr_dspy.search.space import Candidate, Ordering, Scores, WholeProgram
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,9 @@ class SearchRounds:
         min_probability, stop_at_score, patience: As in `PLReorder`.
         sample, advice: As in `FutilityCheck`.
         shifted: As in `ExampleSchedule`.
+        min_examples: Returns how many new examples some candidates need at least, if they are
+            scored in this order, so that few prompt tokens are those of demos that a server
+            reads anew.
     """
 
     search: Search = field(kw_only=False)
@@ -46,6 +49,7 @@ class SearchRounds:
     stop_at_score: float | None = None
     patience: int | None = None
     shifted: bool = False
+    min_examples: Callable[[Sequence[Candidate]], Mapping[Candidate, int]] = lambda candidates: {}
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -78,7 +82,10 @@ class SearchRounds:
         if not candidates:
             return Stop(StopReason.NOTHING_NEW)
         is_first = not self._history
-        wanted = self.schedule.examples_for(candidates, self.observations)
+        min_new = self.min_examples(by_prefix(candidates))
+        wanted = self.schedule.examples_for(candidates, self.observations, min_new=min_new)
+        if is_first and min_new:
+            wanted = self._first_half(wanted)
         affordable = self.evaluator.affordable(wanted, kept=self.plan.race_calls + self.plan.final_calls)
         if len(affordable) < MIN_SHARE * len(wanted):
             return Stop(StopReason.BUDGET)
@@ -107,10 +114,12 @@ class SearchRounds:
     def observe(self, wanted: Wanted) -> list[Candidate]:
         """Call the candidates on their examples. Return those whose calls all fit the budget.
 
+        Neighbours share prefixes, so that a server with a prefix cache reads fewer tokens.
+
         Raises:
             RuntimeError: If all new calls failed, probably because of an outage.
         """
-        records = self.evaluator.evaluate(wanted)
+        records = self.evaluator.evaluate({candidate: wanted[candidate] for candidate in by_prefix(wanted)})
         new = []
         for candidate, row in records.items():
             new += list(row.values())[self.observations.count(candidate) :]
@@ -138,6 +147,17 @@ class SearchRounds:
         others = [candidate for candidate in self._first_round if candidate not in not_random]
         return [candidate for candidate in others if space.contains(candidate) and space.shows_items(candidate)]
 
+    def _first_half(self, wanted: Wanted) -> Wanted:
+        """Return the first candidates, at least `MIN_ORDERS`, whose calls are at most half of those of the search."""
+        first: Wanted = {}
+        num_calls = 0
+        for candidate, examples in wanted.items():
+            num_calls += len(examples)
+            if len(first) >= MIN_ORDERS and num_calls > self.plan.search_calls // 2:
+                break
+            first[candidate] = examples
+        return first
+
     def _check_first_replies(self, wanted: Wanted) -> None:
         """Make the first calls, and raise RuntimeError if almost no reply can be parsed.
 
@@ -145,8 +165,8 @@ class SearchRounds:
         """
         first: Wanted = {}
         num_replies = 0
-        for candidate, examples in wanted.items():
-            first[candidate] = examples[: FIRST_ANSWERS - num_replies]
+        for candidate in by_prefix(wanted):
+            first[candidate] = wanted[candidate][: FIRST_ANSWERS - num_replies]
             if isinstance(candidate, WholeProgram) or self.search.space.shows_items(candidate):
                 num_replies += len(first[candidate])
             if num_replies == FIRST_ANSWERS:

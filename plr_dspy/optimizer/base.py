@@ -380,7 +380,12 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             stop_at_score=getattr(self, "stop_at_score", None),
             patience=getattr(self, "patience", None),
             shifted=opened.responses is not None,
+            **self._run_options(opened),
         )
+
+    def _run_options(self, opened: OpenCompile) -> dict[str, Any]:
+        """Return further attributes of the `SearchRounds`."""
+        return {}
 
     def _run_kind(self, plan: Plan) -> type[CompileRun]:
         """Return the class of a compile with this plan."""

@@ -15,8 +15,9 @@ from plr_dspy.errors import UserError
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.instructions import PLACEHOLDER
+from plr_dspy.programs.prefixes import NEW_SHARE
 from plr_dspy.programs.rivals import Rival
-from plr_dspy.programs.slots import messages_of
+from plr_dspy.programs.slots import PoolSlots, messages_of
 from plr_dspy.programs.tokens import Messages, token_counter
 from plr_dspy.report.text import count, dollars
 from plr_dspy.retrieval.predict import RetrievingPredict
@@ -51,6 +52,10 @@ class Estimate:
             is unknown, or the metric calls a language model.
         affordable_calls: Approximate number of calls that `max_cost` pays for; None if `cost`
             is None.
+        new_prompt_tokens: Approximate prompt tokens that a server reads anew if it keeps the
+            prefix of the last prompt; None if prompts cannot be built.
+        cost_with_cache: Approximate cost if all others are billed as cached tokens; None if
+            the price list has no price for these.
     """
 
     program_calls: int
@@ -60,6 +65,8 @@ class Estimate:
     cost: float | None
     affordable_calls: int | None
     proposal_calls: int = 0
+    new_prompt_tokens: int | None = None
+    cost_with_cache: float | None = None
 
     def __str__(self) -> str:
         text = f"at most {count(self.program_calls, 'program call')}"
@@ -67,8 +74,12 @@ class Estimate:
             text += f" and about {self.proposal_calls:,} calls of the prompt model"
         if self.prompt_tokens is not None:
             text += f", about {self.prompt_tokens:,} prompt tokens"
+        if self.new_prompt_tokens is not None:
+            text += f" ({self.new_prompt_tokens:,} read anew with a prefix cache)"
         if self.cost is not None:
             text += f", about {dollars(self.cost)} (answers as long as the demos')"
+        if self.cost_with_cache is not None:
+            text += f", or {dollars(self.cost_with_cache)} with a prefix cache"
         if self.affordable_calls is not None and self.affordable_calls < self.program_calls:
             text += f"; max_cost ends the compile after about {count(self.affordable_calls, 'call')}"
         plan = self.plan
@@ -92,20 +103,25 @@ def estimate_cost(setup: CompileSetup, candidates: Sequence[Candidate] = ()) -> 
     num_calls = plan.program_calls + num_attempts
     if not num_calls:
         return Estimate(0, 0, plan, 0, 0.0, 0)
-    tokens, call_cost = size_of_call(setup)
+    size = size_of_call(setup)
     if candidates:
         sizes = [size_of_call(setup, candidate=candidate) for candidate in candidates]
-        tokens = _mean([size.tokens for size in sizes])
-        call_cost = _mean([size.cost for size in sizes])
+        size = CallSize(
+            _mean([of_candidate.tokens for of_candidate in sizes]), _mean([of_candidate.cost for of_candidate in sizes])
+        )
+    call_cost = size.cost
     teacher_cost = call_cost
     if setup.teacher is not None and num_attempts:
         teacher_cost = size_of_call(setup, setup.teacher).cost
     cost_of_instructions = cost_of_proposals(setup)
     cost = None
+    cost_with_cache = None
     affordable_calls = None
     if call_cost is not None and teacher_cost is not None and cost_of_instructions is not None:
         cost_of_calls = call_cost * plan.program_calls + teacher_cost * num_attempts
         cost = cost_of_calls + cost_of_instructions
+        if size.saved_by_cache:
+            cost_with_cache = cost - size.saved_by_cache * plan.program_calls
         affordable_calls = num_calls
         max_cost = setup.options.max_cost
         if max_cost is not None and cost > max_cost:
@@ -114,10 +130,12 @@ def estimate_cost(setup: CompileSetup, candidates: Sequence[Candidate] = ()) -> 
         program_calls=num_calls,
         bootstrap_calls=num_attempts,
         plan=plan,
-        prompt_tokens=None if tokens is None else round(num_calls * tokens),
+        prompt_tokens=None if size.tokens is None else round(num_calls * size.tokens),
         cost=cost,
         affordable_calls=affordable_calls,
         proposal_calls=CALLS_PER_PROPOSAL * len(setup.proposals),
+        new_prompt_tokens=None if size.new_tokens is None else round(num_calls * size.new_tokens),
+        cost_with_cache=cost_with_cache,
     )
 
 
@@ -141,6 +159,8 @@ class CallSize(NamedTuple):
 
     tokens: float | None  # in all its prompts; None if they cannot be built
     cost: float | None  # dollars; None if a price or an answer's length is unknown, or the metric calls a model
+    new_tokens: float | None = None  # those of `tokens` that a server with a prefix cache reads anew
+    saved_by_cache: float = 0.0  # dollars of `cost`, if all other tokens are billed as cached ones
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -164,6 +184,8 @@ def size_of_call(
     examples = setup.scored_examples[:SAMPLED_PROMPTS]
     num_tokens = token_counter()
     tokens: dict[str, Any] = defaultdict(Counter)
+    new_tokens: dict[str, float] = defaultdict(float)  # by model
+    calls_per_look = setup.plan.program_calls / max(1, setup.plan.num_looks)
     try:
         if rival is not None:
             program = rival.program
@@ -185,14 +207,29 @@ def size_of_call(
                 if answers:
                     sizes["completion_tokens"] = num_tokens(answers) / len(answers)
                 tokens[str(lm.model)].update(sizes)
+                without_demos = messages_of(predictor, [], inputs_of(predictor, example))
+                question_tokens = num_tokens(without_demos[-1:])
+                demo_tokens = (prompt_tokens - num_tokens(without_demos)) / max(1.0, calls_per_look)
+                if isinstance(setup.slots, PoolSlots):  # `LookSizes` limits them.
+                    demo_tokens = min(demo_tokens, NEW_SHARE * question_tokens)
+                new_tokens[str(lm.model)] += question_tokens + max(0.0, demo_tokens)
     except Exception:  # The adapter or litellm may fail; the other figures are still useful.
         return CallSize(None, None)
     cost = cost_of(tokens)
+    saved = 0.0
     if cost is None or math.isnan(cost) or language_models(setup.options.metric):
         cost = None
     else:
+        for model, sizes in tokens.items():
+            sizes["cached_tokens"] = max(0.0, sizes["prompt_tokens"] - new_tokens[model])
+        saved = (cost - (cost_of(tokens) or 0.0)) / len(examples)
         cost /= len(examples)
-    return CallSize(sum(sizes["prompt_tokens"] for sizes in tokens.values()) / len(examples), cost)
+    return CallSize(
+        sum(sizes["prompt_tokens"] for sizes in tokens.values()) / len(examples),
+        cost,
+        sum(new_tokens.values()) / len(examples),
+        saved,
+    )
 
 
 def _answers(messages: Messages) -> Messages:

@@ -17,10 +17,12 @@ from plr_dspy.compiling.paper import NOTHING_TO_DO
 from plr_dspy.compiling.plan import Plan, ProblemSize, make_plan
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.errors import UserError, UserTypeError
+from plr_dspy.optimizer.base import OpenCompile
 from plr_dspy.optimizer.demos import TeacherWork, demo_examples, make_attempts, plan_attempts, pools_of, why_none
 from plr_dspy.optimizer.expected_scores import compare_instructions, expected_scores, fitted_model, program_scores
 from plr_dspy.optimizer.front import Front, PromptPrices
 from plr_dspy.optimizer.learning import LearningOptimizer
+from plr_dspy.optimizer.look_sizes import LookSizes
 from plr_dspy.optimizer.proposals import ProposalWork, make_proposals, planned_proposals, proposed_instructions
 from plr_dspy.optimizer.report_builder import FinishedProgram
 from plr_dspy.optimizer.setup import Attempt, CompileSetup, DemoChoices, Teacher
@@ -171,6 +173,17 @@ class PLFewShot(LearningOptimizer):
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
         return make_plan(self.auto, size, max_metric_calls=self.max_metric_calls, signal=signal, searched="demos")
+
+    def _run_options(self, opened: OpenCompile) -> dict[str, Any]:
+        plan = opened.setup.plan
+        # With log-probabilities, more arrangements on fewer examples each are better. If
+        # `most_searched` is set, every arrangement is scored on all examples.
+        if opened.responses is not None or plan.most_searched is not None:
+            return {}
+        try:
+            return {"min_examples": LookSizes(opened.setup)}
+        except Exception:  # The adapter or litellm may fail to count tokens.
+            return {}
 
     def program_with(self, num_demos: int | None = None, *, within: float | None = None) -> dspy.Module:
         """Build another program of the last compile: one with this many demos, or the cheapest that is as good.

@@ -17,6 +17,7 @@ from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.optimizer.yardsticks import yardsticks
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.media import replaced_in
+from plr_dspy.programs.prefixes import PromptPrefixes
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.report.report import Report
 from plr_dspy.report.schema import (
@@ -90,6 +91,7 @@ def build_report(
         program_calls=outcome.program_calls,
         tokens=tokens,
         cost=cost_of(tokens),
+        new_prompt_tokens=_new_prompt_tokens(setup, scorer),
         seconds=time.monotonic() - setup.started,
         errors=[*_errors_before_search(setup), *error_counts(scored, names)],
         stopped=str(outcome.stop),
@@ -113,6 +115,14 @@ def _errors_before_search(setup: CompileSetup) -> list[ErrorCount]:
     names = [name for name, _, _ in calls]
     records = [(("", number), replace(record, outcome=outcome)) for number, (_, outcome, record) in enumerate(calls)]
     return error_counts(records, names)
+
+
+def _new_prompt_tokens(setup: CompileSetup, scorer: Evaluator) -> int | None:
+    """Count the prompt tokens that a server with a prefix cache reads anew; None if unknown."""
+    try:
+        return PromptPrefixes(setup.slots).num_new(scorer.tokens_in_order())
+    except Exception:  # The adapter or litellm may fail; the rest of the report is still useful.
+        return None
 
 
 def _candidates(setup: CompileSetup, decision: Decision) -> list[Candidate]:

@@ -318,7 +318,10 @@ class ReportData(Part):
         program_calls: Calls by phase: "bootstrap" (for demos), "search", "race" (of the best
             orders), "final" (the comparison), "total", and "resumed" (from `log_dir`).
         tokens, cost: Billed tokens by model, and their cost in US dollars at litellm's list
-            prices, if known.
+            prices, if known. Cached tokens have their own price if there is one.
+        new_prompt_tokens: Approximate prompt tokens of the scoring calls that a server reads
+            anew, in the order of the calls, if it keeps the prefix of the last prompt; None if
+            unknown.
         seconds: Wall-clock time of the compile; if it was resumed, of its last run.
         stopped, stop_reason: Why the search ended, or the exception that ended the compile.
         settings: Everything that determines the run, including the seed.
@@ -344,6 +347,7 @@ class ReportData(Part):
     program_calls: dict[str, int]
     tokens: dict[str, dict[str, int]] = {}
     cost: float | None = None
+    new_prompt_tokens: int | None = None
     seconds: float
     errors: list[ErrorCount] = []
     stopped: str

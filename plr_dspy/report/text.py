@@ -361,6 +361,8 @@ def details(report: ReportData) -> Iterator[str]:
     for model, tokens in report.tokens.items():
         counts = [f"{number:,} {kind}" for kind, number in tokens.items()]
         yield f"tokens of {model}: {', '.join(counts)}"
+    if report.new_prompt_tokens:
+        yield f"prompt tokens that a server with a prefix cache reads anew: about {report.new_prompt_tokens:,}"
     for error in report.errors:
         calls = count(error.count, "call")
         yield f"{calls} {error.outcome}: {error.type}: {error.message} ({', '.join(error.examples)})"

@@ -1,6 +1,6 @@
 """Evaluation of candidates on examples. Each call is paid for only once."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from plr_dspy.scoring.budget import Budget
@@ -8,7 +8,7 @@ from plr_dspy.scoring.causes import cure_of
 from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.scoring.effective_scores import EffectiveScores
 from plr_dspy.scoring.observations import CallRecords, Observations
-from plr_dspy.scoring.run_log import FAILED, CallKey, CallRecord, RunLog
+from plr_dspy.scoring.run_log import FAILED, CallKey, CallRecord, RunLog, Tokens
 from plr_dspy.search.space import Candidate, WholeProgram
 
 Wanted: TypeAlias = dict[Candidate, list[int]]  # the examples to evaluate each candidate on
@@ -53,6 +53,7 @@ class Evaluator:
         self.influence = influence
         self.phase = "search"
         self._fingerprints: dict[tuple[Candidate, int | None], str] = {}
+        self._candidates: dict[str, Candidate] = {}  # the first candidate with each prompt
         self._phases: dict[CallKey, str] = dict.fromkeys(bootstrapped, "bootstrap")
         self._examples: dict[Candidate, dict[int, None]] = {}  # ordered sets
 
@@ -61,6 +62,7 @@ class Evaluator:
         prompt = candidate, example if isinstance(candidate, WholeProgram) else None
         if prompt not in self._fingerprints:
             self._fingerprints[prompt] = self.payer.fingerprint(*prompt)
+            self._candidates.setdefault(self._fingerprints[prompt], candidate)
         return self._fingerprints[prompt], example
 
     def num_calls(self, phase: str = "") -> int:
@@ -119,6 +121,12 @@ class Evaluator:
     def records_asked(self) -> dict[CallKey, CallRecord]:
         """Return all calls requested so far."""
         return {key: self.log.records[key] for key in self._phases if key in self.log.records}
+
+    def tokens_in_order(self) -> Iterator[tuple[Candidate, Tokens]]:
+        """Yield the candidate and the token counts of each call that scored one, in the order of starting."""
+        for key in self._phases:
+            if key in self.log.records and key[0] in self._candidates:
+                yield self._candidates[key[0]], self.log.tokens_of(key)
 
     def table(self, candidates: Sequence[Candidate], examples: Sequence[int]) -> tuple[list[int], list[list[float]]]:
         """Evaluate candidates; see `Observations.table`. Raise `NothingRan` if all calls failed."""

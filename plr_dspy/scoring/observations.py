@@ -2,8 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TypeAlias
 
 from plr_dspy.scoring.effective_scores import EffectiveScores
@@ -127,7 +128,11 @@ class ExampleSchedule:
         self._cycle = list(itertools.chain.from_iterable(turns))
 
     def examples_for(
-        self, candidates: Sequence[Candidate], observations: Observations, num_examples: int | None = None
+        self,
+        candidates: Sequence[Candidate],
+        observations: Observations,
+        num_examples: int | None = None,
+        min_new: Mapping[Candidate, int] = MappingProxyType({}),
     ) -> dict[Candidate, list[int]]:
         """Return the examples to score each candidate on: those it was scored on before, then the next in the cycle.
 
@@ -136,12 +141,13 @@ class ExampleSchedule:
             observations: All calls so far.
             num_examples: Total number per candidate; by default, `num_first`, or `num_more`
                 additional ones. A new whole program gets at least `MIN_FIRST_OF_PROGRAM`.
+            min_new: Minimum number of new examples by candidate, without `num_examples`.
         """
         num_seen = len(observations.records)
         wanted: dict[Candidate, list[int]] = {}
         for candidate in dict.fromkeys(candidates):
             known = list(observations.records.get(candidate, ()))
-            count = self.num_more if known else self.num_first
+            count = max(self.num_more if known else self.num_first, min_new.get(candidate, 0))
             if num_examples is not None:
                 count = num_examples - len(known)
             if known:

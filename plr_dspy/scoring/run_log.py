@@ -106,6 +106,10 @@ class RunLog:
         """Token counts of each call in this run."""
         return [call.tokens for call in list(self._calls.values())]
 
+    def tokens_of(self, key: CallKey) -> Tokens:
+        """Return the token counts of one of these calls."""
+        return self._calls[self._name(key)].tokens
+
     @property
     def holds_answers(self) -> bool:
         """Whether the file holds an answer that another run could use."""

@@ -1,8 +1,9 @@
 """Searches over orderings: random search, the PLR paper's cross-entropy search, and Thompson sampling."""
 
+import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -22,6 +23,8 @@ NUM_CANDIDATES = 300  # new orderings to choose from in each round; a smaller sp
 NUM_CLIMBS = 5  # steps of the hill climb
 NUM_CLIMBERS = 10  # beam width of the hill climb
 NUM_MOVES = 20  # random moves tried from each ordering in the beam
+NUM_TRIES = 3  # random moves to draw for each one that is made: the one that keeps the longest prefix
+BEGINNING_STEP = 2  # difference in length between beginnings of a random ordering; 1 tries too few items
 MIN_ELITES = 5
 # All but one in this many random orderings have the first item of each choice: other
 # instructions may all be worse, and then hardly anything would be learnt about the demos.
@@ -129,9 +132,7 @@ class Search(ABC):
         Apart from the identity and the whole programs, at least half are random. There are
         fewer if few are left.
         """
-        num_first = max(1 + len(self.space.programs), number // 2)
-        first = self.space.first_candidates[:num_first]
-        candidates = dict.fromkeys(candidate for candidate in first if candidate not in known)
+        candidates = self._first(number, known)
         for _ in range(MAX_REDRAWS):
             if len(candidates) >= number:
                 break
@@ -142,6 +143,54 @@ class Search(ABC):
                 if len(candidates) < number and ordering not in known:
                     candidates[ordering] = None
         return list(candidates)
+
+    def nested(self, number: int) -> list[Candidate]:
+        """Return the first candidates of the space, then random orderings with some of their beginnings.
+
+        A server with a prefix cache reads only two items for each. No item is drawn again
+        before all others have been.
+        """
+        candidates = self._first(number, ())
+        num_first = len(candidates)
+        for _ in range(MAX_REDRAWS):
+            if len(candidates) >= number:
+                break
+            for draw_number, dealt in enumerate(self._deal()):
+                ordering = dealt
+                if draw_number % FIRST_CHOICES_IN:
+                    ordering = self.space.with_first_choices(dealt)
+                candidates |= dict.fromkeys(self._beginnings(ordering, draw_number % BEGINNING_STEP))
+        chosen = list(candidates)[:number]
+        # Neighbours are scored on other examples, so that the effects of orderings that are
+        # alike are not confounded with those of examples.
+        shuffled = torch.randperm(len(chosen) - num_first, generator=self._generator).tolist()
+        return [*chosen[:num_first], *(chosen[num_first + place] for place in shuffled)]
+
+    def _first(self, number: int, known: Container[Candidate]) -> dict[Candidate, None]:
+        """Return the first candidates of the space, as an ordered set of at most half of the number."""
+        num_first = max(1 + len(self.space.programs), number // 2)
+        first = self.space.first_candidates[:num_first]
+        return dict.fromkeys(candidate for candidate in first if candidate not in known)
+
+    def _deal(self) -> Iterator[Ordering]:
+        """Deal the items of each block into orderings of the maximum length, until some block has none left."""
+        hands = []
+        for size, (_, upper) in zip(self.space.sizes, self.space.limits, strict=True):
+            items = torch.randperm(size, generator=self._generator).tolist()
+            hands.append([items[start : start + upper] for start in range(0, size - upper + 1, max(1, upper))])
+        for blocks in zip(*hands, strict=False):
+            ordering = self.space.shortened(self.space.canonical(blocks))
+            if ordering is not None:
+                yield ordering
+
+    def _beginnings(self, ordering: Ordering, num_dropped: int) -> Iterator[Ordering]:
+        """Yield allowed beginnings of an ordering that show items, first the one without its last few items."""
+        num_blocks = len(ordering) - len(self.space.choices)
+        blocks = ordering[:num_blocks]
+        for length in range(max(map(len, blocks), default=0) - num_dropped, 0, -BEGINNING_STEP):
+            beginning = (*(items[:length] for items in blocks), *ordering[num_blocks:])
+            if self.space.contains(beginning) and self.space.allows(beginning):
+                yield beginning
 
     def refit(self, elites: Sequence[ScoreEstimate], *, anew: bool = False) -> None:
         """Update the distributions to fit the elites; with `anew`, start from uniform distributions."""
@@ -286,6 +335,8 @@ class ThompsonSearch(Search):
         self._num_initial = num_initial
         self._seed = seed
         self._has_responses = responses is not None
+        # With log-probabilities, it pays to read the demos of more arrangements.
+        self._keeps_prefixes = space.from_end and responses is None
         self._counts: dict[Candidate, int] = {}  # number of scores of each candidate after the last round
         self._finished: set[Candidate] = set()  # candidates that got no new scores when last asked for
         self._num_rounds = 0
@@ -296,6 +347,8 @@ class ThompsonSearch(Search):
             if self.fitted is None:
                 if self.space.num_distinct <= self._num_initial:
                     return list(self.space.enumerate())
+                if self._keeps_prefixes:
+                    return self.nested(self._num_initial)
                 return self.fresh(self._num_initial, ())
             rng = np.random.default_rng([self._seed, self._num_rounds])
             candidates = self._propose(self.fitted, rng)
@@ -351,10 +404,17 @@ class ThompsonSearch(Search):
             elites = self._best[: self._num_elites]
             candidates |= dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
             for number in rng.integers(len(elites), size=NUM_CANDIDATES // 2):
-                candidates[self.space.moved(elites[number], rng)] = None
+                candidates[self._moved(elites[number], rng)] = None
             candidates |= dict.fromkeys(self.draw(NUM_CANDIDATES // 6, uniformly=True))
             candidates |= dict.fromkeys(self._climb(fitted, rng))
         return [candidate for candidate in candidates if candidate not in self._counts]
+
+    def _moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
+        """Return an ordering after a random move; of several, the one with the fewest items after a shared prefix."""
+        if not self._keeps_prefixes:
+            return self.space.moved(ordering, rng)
+        moved = [self.space.moved(ordering, rng) for _ in range(NUM_TRIES)]
+        return min(moved, key=lambda other: num_new_items(ordering, other))
 
     def _climb(self, fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
         """Climb the posterior mean by beam search with random moves; return all beams' orderings."""
@@ -363,12 +423,41 @@ class ThompsonSearch(Search):
         for _ in range(NUM_CLIMBS):
             neighbours = dict.fromkeys(beam)
             for ordering in beam:
-                neighbours |= dict.fromkeys(self.space.moved(ordering, rng) for _ in range(NUM_MOVES))
+                neighbours |= dict.fromkeys(self._moved(ordering, rng) for _ in range(NUM_MOVES))
             orderings = list(neighbours)
             ranked = np.argsort(-fitted.predict(orderings), kind="stable")
             beam = [orderings[number] for number in ranked[:NUM_CLIMBERS]]
             kept += beam
         return kept
+
+
+def by_prefix(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return the candidates so that neighbours share long prefixes of their prompts; whole programs first.
+
+    An instruction, which is the last block of an ordering, comes first in a prompt.
+    """
+    programs = []
+    orderings = []
+    for candidate in candidates:
+        if isinstance(candidate, WholeProgram):
+            programs.append(candidate)
+        else:
+            orderings.append(candidate)
+    return [*programs, *sorted(orderings, key=lambda ordering: ordering[::-1])]
+
+
+def num_new_items(previous: Ordering, ordering: Ordering) -> int:
+    """Return the number of items that an ordering shows after the prefix that each block shares with the previous."""
+    number = 0
+    for before, items in zip(previous, ordering, strict=True):
+        number += len(items) - shared_length(before, items)
+    return number
+
+
+def shared_length(first: Sequence[object], second: Sequence[object]) -> int:
+    """Return the length of the longest common prefix of two sequences."""
+    equal = (item == other for item, other in zip(first, second, strict=False))
+    return sum(1 for _ in itertools.takewhile(bool, equal))
 
 
 def reason_to_stop(history: Sequence[Iteration], *, stop_at_score: float | None, patience: int | None) -> Stop | None:

@@ -1,0 +1,86 @@
+"""Counts the prompt tokens that a server with a prefix cache reads anew.
+
+A server such as llama.cpp keeps the longest prefix that a prompt shares with the last one, and
+providers price cached tokens lower. Instructions come first in a prompt, then the demos.
+"""
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import dspy
+
+from plr_dspy.programs.slots import PromptSlots, as_text, messages_of
+from plr_dspy.programs.tokens import token_counter
+from plr_dspy.scoring.budget import UNCOUNTED
+from plr_dspy.scoring.run_log import Tokens
+from plr_dspy.search.space import Candidate
+
+# Maximum tokens of demos that a choice of demos lets a server read anew, relative to those of
+# the examples.
+NEW_SHARE = 0.4
+
+Prefix: TypeAlias = dict[str, list[str]]  # messages before the inputs, by predictor
+
+
+class PromptPrefixes:
+    """Counts the tokens that candidates' prompts share, by GPT-4o's tokenizer.
+
+    Each predictor is assumed to have a cache of its own.
+    """
+
+    def __init__(self, slots: PromptSlots) -> None:
+        self._slots = slots
+        self._count = token_counter()
+        self._prefixes: dict[Candidate, Prefix] = {}
+        self._sizes: dict[str, int] = {}  # tokens of each message
+
+    def num_shared(self, first: Candidate, second: Candidate) -> int:
+        """Return the number of tokens at the beginning of the prompts of both candidates."""
+        prefixes = self._of(first)
+        num_tokens = 0
+        for name, messages in self._of(second).items():
+            for before, after in zip(prefixes.get(name, ()), messages, strict=False):
+                if before != after:
+                    break
+                num_tokens += self._sizes[after]
+        return num_tokens
+
+    def num_new(self, calls: Iterable[tuple[Candidate, Tokens]]) -> int | None:
+        """Return the prompt tokens that are read anew for calls in this order; None if replies have no token counts."""
+        previous: Candidate | None = None
+        num_new = 0
+        for candidate, tokens in calls:
+            if any(counts.get(UNCOUNTED) for counts in tokens.values()):
+                return None
+            if not tokens:  # No prompt was sent: DSPy's cache answered, or the call failed.
+                continue
+            num_shared = 0 if previous is None else self.num_shared(previous, candidate)
+            num_tokens = sum(counts.get("prompt_tokens", 0) for counts in tokens.values())
+            num_new += max(0, num_tokens - num_shared)
+            previous = candidate
+        return num_new
+
+    def size(self, candidate: Candidate) -> int:
+        """Return the number of tokens in a candidate's prompts before the inputs."""
+        return self.num_shared(candidate, candidate)
+
+    def _of(self, candidate: Candidate) -> Prefix:
+        if candidate not in self._prefixes:
+            predictors = self._slots.build(candidate).named_sub_modules(dspy.Predict)
+            self._prefixes[candidate] = {name: self._messages(predictor) for name, predictor in predictors}
+        return self._prefixes[candidate]
+
+    def _messages(self, predictor: dspy.Predict) -> list[str]:
+        """Return the instructions and the fixed demos, which come before the inputs."""
+        signature = predictor.signature
+        *instructions, _ = messages_of(predictor, [], dict.fromkeys(signature.input_fields, ""))
+        if not instructions:  # The adapter makes one message of all.
+            instructions = [{"role": "system", "content": signature.instructions}]
+        texts = []
+        for message in [*instructions, *messages_of(predictor, predictor.demos)]:
+            text = as_text([message])
+            if text not in self._sizes:
+                # A list of messages has some tokens of its own.
+                self._sizes[text] = self._count([message, message]) - self._count([message])
+            texts.append(text)
+        return texts
