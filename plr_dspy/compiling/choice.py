@@ -176,7 +176,7 @@ def _results(
     original, *_ = finalists
     entries = [(origin, ordering) for ordering, origin in finalists.items()]
     if not fitted.keeps_scores:
-        entries.insert(1, (fitted.adjective, original))
+        entries.insert(1, ("calibrated", original))
     before = fitted.as_it_is(original)
     counted = fitted.counted(scores)
     gains = fitted.gains(original)

@@ -1,7 +1,5 @@
 """The effect of calibration on the original and on the chosen candidate, for the report and the returned program."""
 
-from collections.abc import Mapping
-
 from plr_dspy.report.schema import CalibrationEffect, Comparison
 from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.scoring.observations import CallRecords
@@ -67,7 +65,7 @@ def effect_on_set_metric(
     """
     values = {}
     for name, candidate in (("original", original), ("chosen", chosen)):
-        labels = _calibrated_labels(fitted, candidate)
+        labels = fitted.calibrated_labels(candidate)
         values[name] = metric.value(metric.answers(records[candidate], {}).items())
         values[f"{name}_calibrated"] = metric.value(metric.answers(records[candidate], labels).items())
     if compared.expected_chosen is not None:
@@ -84,10 +82,3 @@ def revision_of(effect: CalibrationEffect | None) -> Revision | None:
     if effect is None or not effect.applied:
         return None
     return Revision(tuple(effect.offsets), tuple(effect.shares))
-
-
-def _calibrated_labels(fitted: FittedModel, candidate: Candidate) -> Mapping[int, int]:
-    """Return the indices of a candidate's calibrated labels, by example."""
-    assert fitted.responses is not None
-    columns, labels = fitted.responses.answers.calibrated_labels_of(fitted.orderings.index(candidate))
-    return dict(zip(fitted.scored.examples[columns].tolist(), labels.tolist(), strict=True))

@@ -172,7 +172,7 @@ def compare_ways(slots: RetrievalSlots, expected: Sequence[ExpectedScore], chose
 def _way_of(expected: ExpectedScore) -> str:
     """Return the report's name for the kind of demos that a candidate shows."""
     if expected.kind == "original":
-        return "your program" if expected.revision is None else f"your program, {expected.revision.adjective}"
+        return "your program" if expected.revision is None else "your program, calibrated"
     if expected.kind == "retrieved":
         return "the best retrieved demos"
     return "the best fixed demos" if expected.num_demos else "no demos"

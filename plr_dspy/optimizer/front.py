@@ -153,7 +153,7 @@ def _name(slots: PoolSlots, score: ExpectedScore) -> str:
         return slots.rivals[score.candidate].name
     name = count(score.num_demos, f"{score.kind} demo") if score.num_demos else "no demos"
     if score.kind == "original":
-        name = "your program" if score.revision is None else f"your program, {score.revision.adjective}"
+        name = "your program" if score.revision is None else "your program, calibrated"
     for predictor, number in slots.instructions(score.candidate).items():
         if number:
             name += f", instruction {number} of {predictor}"

@@ -11,7 +11,8 @@ process         the Gaussian process of scores, Eq. 2
 components      a Gaussian process's variances and posterior
 effects         label bias and slope of orderings, and effects of examples, from log-probabilities
 logits          logits of labels under these effects, Eq. 3
-responses       expected scores under these logits, Eq. 4
+responses       the calls that a model is fitted to: scores, and log-probabilities of labels
+response_model  expected scores under these logits, Eq. 4
 unread          replies in which no label can be read
 answers         the answers to score: as programs gave them, or calibrated, Eq. 5 and 6
 gains           gains over a reference on new examples, Eq. 7 to 9

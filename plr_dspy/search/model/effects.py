@@ -239,8 +239,8 @@ class EffectProcess:
         gain = (self.fit.covariance @ self.fit.inverse)[np.ix_(is_measured, is_measured)]
         return np.asarray(gain @ (noise * np.outer(deviations, deviations)) @ gain.T)
 
-    def predict(self, products: Families, squares: Array) -> tuple[Array, Array]:
-        """Return the posterior means ``[c, k]`` and variances ``[c]`` of other orderings.
+    def predict_variances(self, products: Families, squares: Array) -> Array:
+        """Return the posterior variances of other orderings, ``[c]``.
 
         Args:
             products: Inner products of their features with those of the fitted orderings,
@@ -250,4 +250,4 @@ class EffectProcess:
         *family_variances, own_variance = self.fit.variances
         covariance = np.tensordot(family_variances, products, axes=1)
         prior_variances = squares @ family_variances + own_variance
-        return covariance @ self.fit.solved + self.level, self.fit.remaining(prior_variances, covariance)
+        return self.fit.remaining(prior_variances, covariance)

@@ -36,9 +36,9 @@ from threadpoolctl import ThreadpoolController
 from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.features import Features
 from plr_dspy.search.model.gains import OUTSIDER_SCALES
-from plr_dspy.search.model.logits import LabelTable
 from plr_dspy.search.model.process import AdditiveProcess
-from plr_dspy.search.model.responses import LabelResponses, ResponseModel
+from plr_dspy.search.model.response_model import ResponseModel
+from plr_dspy.search.model.responses import Calls, LabelResponses, LabelTable
 from plr_dspy.search.model.score_table import InformationWeights, ScoreTable
 from plr_dspy.search.space import Candidate, Ordering, OrderingSpace, ScoreEstimate, Scores, WholeProgram, best_first
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
@@ -67,32 +67,6 @@ def one_thread() -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(num_threads)
-
-
-@dataclass(frozen=True)
-class _Data:
-    """The known scores and log-probabilities of candidates."""
-
-    candidates: list[Candidate]
-    scored: ScoreTable
-    label_table: LabelTable | None
-    is_program: Mask
-    is_outsider: Mask
-
-    def select(self, rows: Numbers) -> _Data:
-        """Return the data of some candidates, without examples that none of them was scored on."""
-        columns = self.scored.known[rows].any(axis=0)
-        cells = np.ix_(rows, columns)
-        label_table = self.label_table
-        if label_table is not None:
-            label_table = LabelTable(label_table.logs[cells], label_table.unseen[cells])
-        return _Data(
-            [self.candidates[row] for row in rows],
-            ScoreTable(self.scored.scores[cells], self.scored.examples[columns], self.scored.information_weights[rows]),
-            label_table,
-            self.is_program[rows],
-            self.is_outsider[rows],
-        )
 
 
 class OrderingModel:
@@ -128,7 +102,7 @@ class OrderingModel:
         self._responses = responses
         self._features = Features(space, classes=classes) if with_features else None
         self._example_classes = None if example_classes is None else np.array(example_classes)
-        self.keeps_scores = responses is None or responses.answers.keeps_scores
+        self.keeps_scores = responses is None or not responses.are_calibrated
         self.varies_in_length = space.from_end
 
     def fit(
@@ -143,12 +117,12 @@ class OrderingModel:
         """
         earlier = earlier or {}
         with one_thread():
-            data = self._data(scores)
-            if len(data.candidates) > MAX_MODELLED:
-                data = data.select(self._modelled(data, kept))
-            features = self.features(data.candidates)
-            responses = self._respond(data, features=features, earlier=earlier.get("responses"))
-            scored = data.scored
+            calls = self._calls(scores)
+            if len(calls.candidates) > MAX_MODELLED:
+                calls = calls.select(self._modelled(calls, kept))
+            features = self.features(calls.candidates)
+            responses = self._respond(calls, features=features, earlier=earlier.get("responses"))
+            scored = calls.scored
             counted_scores = scored.scores
             unexplained = scored
             classes = None
@@ -164,11 +138,11 @@ class OrderingModel:
                 unexplained,
                 classes=classes,
                 references=None if self._features is None else self._features.references,
-                is_outsider=data.is_outsider,
+                is_outsider=calls.is_outsider,
                 extra_variances=extra_variances,
                 earlier=earlier,
             )
-        return FittedModel(self, data.candidates, process, responses, scored, counted_scores)
+        return FittedModel(self, calls.candidates, process, responses, scored, counted_scores)
 
     def clipped(self, estimates: Sequence[ScoreEstimate], scores: Scores) -> list[ScoreEstimate]:
         """Clip estimates to the range of known scores and scores of labels.
@@ -190,46 +164,37 @@ class OrderingModel:
         orderings = [self._arrangement(candidate) or self._space.identity for candidate in candidates]
         return [family * ~is_outsider[:, None] for family in self._features(orderings)]
 
-    def _data(self, scores: Scores) -> _Data:
+    def _calls(self, scores: Scores) -> Calls:
         candidates = list(scores)
         scored = ScoreTable.from_rows([*scores.values()], self.information_weights)
-        label_table = None
-        if self._responses is not None:
-            label_table = self._responses.table(scores, scored.examples)
+        if self._responses is None:
+            labels = LabelTable.unknown(*scored.known.shape)
+        else:
+            labels = self._responses.table(scores, scored.examples)
         is_program = np.array([isinstance(candidate, WholeProgram) for candidate in candidates], dtype=bool)
-        return _Data(candidates, scored, label_table, is_program, self._is_outsider(candidates))
+        return Calls(candidates, scored, labels, is_program, self._is_outsider(candidates))
 
-    def _modelled(self, data: _Data, kept: Sequence[Candidate]) -> Numbers:
+    def _modelled(self, calls: Calls, kept: Sequence[Candidate]) -> Numbers:
         """Return the rows to model: programs, `kept`, the most scored, the best, and some others."""
-        responses = self._respond(data)
-        means = np.array(data.scored.shrunk_means if responses is None else responses.means)
-        most_scored = np.lexsort((means, data.scored.counts))[-MOST_SCORED:]
+        responses = self._respond(calls)
+        means = np.array(calls.scored.shrunk_means if responses is None else responses.means)
+        most_scored = np.lexsort((means, calls.scored.counts))[-MOST_SCORED:]
         means[most_scored] = np.inf
-        is_kept = np.array([candidate in kept for candidate in data.candidates])
-        means[is_kept | data.is_program] = np.inf
+        is_kept = np.array([candidate in kept for candidate in calls.candidates])
+        means[is_kept | calls.is_program] = np.inf
         num_best = min(max(MAX_MODELLED // 2, int(np.isinf(means).sum())), MAX_MODELLED)
         spread = np.linspace(num_best, len(means), MAX_MODELLED - num_best, endpoint=False).astype(np.int64)
         ranked = np.argsort(-means, kind="stable")
         return np.sort(ranked[[*range(num_best), *spread]])
 
     def _respond(
-        self, data: _Data, *, features: Sequence[Array] | None = None, earlier: Sequence[Sequence[float]] | None = None
+        self, calls: Calls, *, features: Sequence[Array] | None = None, earlier: Sequence[Any] | None = None
     ) -> ResponseModel | None:
         """Fit the model of log-probabilities, or return None if too few calls have them."""
-        if self._responses is None or data.label_table is None:
+        has_few = calls.labels.known.sum() <= LEAST_SHARE * calls.scored.counts.sum()
+        if self._responses is None or has_few:
             return None
-        if data.label_table.known.sum() <= LEAST_SHARE * data.scored.counts.sum():
-            return None
-        return ResponseModel(
-            self._responses,
-            data.scored.examples,
-            data.label_table,
-            is_outsider=data.is_outsider,
-            is_program=data.is_program,
-            call_scores=data.scored.scores,
-            features=features,
-            earlier=earlier,
-        )
+        return ResponseModel(self._responses, calls, features=features, earlier=earlier)
 
     def _arrangement(self, candidate: Candidate) -> Ordering | None:
         """Return an ordering of the space that shows demos; None for other candidates."""
@@ -268,9 +233,8 @@ class FittedModel:
     """A model fitted to scores. Only `predict` and `sample` accept other orderings.
 
     Attributes:
-        keeps_scores: As in `OrderingModel`.
-        adjective: Describes how answers are revised, such as "calibrated"; empty if they are
-            not.
+        keeps_scores: Whether calls keep the metric's scores, as they do without
+            log-probabilities.
         variances: JSON data for the next fit to start from.
     """
 
@@ -284,8 +248,7 @@ class FittedModel:
     def __post_init__(self) -> None:
         self._all_scores = np.stack([self.counted_scores, self.scored.scores])
         self._range = float(np.nanmin(self._all_scores)), float(np.nanmax(self._all_scores))
-        self.keeps_scores = self.responses is None or self.responses.answers.keeps_scores
-        self.adjective = "" if self.responses is None else self.responses.answers.adjective
+        self.keeps_scores = self.responses is None or self.model.keeps_scores
         self.variances = {**self.process.state, "responses": self.responses and self.responses.state}
 
     def estimates(self) -> list[ScoreEstimate]:
@@ -352,8 +315,12 @@ class FittedModel:
         below_alike = np.zeros(len(self.orderings))
         summaries = []
         with one_thread():
-            label_gains = None if self.responses is None else self.responses.gains(number)
-            revision_gain = None if self.responses is None else self.responses.answers.gain_of_revision(number)
+            label_gains = None
+            revision_gain = None
+            if self.responses is not None:
+                label_gains = self.responses.gains(number)
+                if not self.keeps_scores:
+                    revision_gain = self.responses.answers.gain_of_calibration(number)
             # Log-probabilities may explain an outsider's scores so well that no further
             # difference seems likely. To avoid false certainty, also assume that outsiders
             # differ, and keep the less certain result. Without log-probabilities, the
@@ -398,16 +365,24 @@ class FittedModel:
 
     def revised_labels(self, ordering: Candidate) -> dict[int, int]:
         """Return the labels that replace an ordering's own answers, by example."""
-        if self.responses is None or ordering not in self.orderings:
+        if self.keeps_scores or ordering not in self.orderings:
             return {}
-        columns, labels = self.responses.answers.labels_of(self.orderings.index(ordering))
+        return self.calibrated_labels(ordering)
+
+    def calibrated_labels(self, ordering: Candidate) -> dict[int, int]:
+        """Return the calibrated answers of an ordering with log-probabilities, by example."""
+        assert self.responses is not None
+        number = self.orderings.index(ordering)
+        columns = np.flatnonzero(self.responses.labels.known[number])
+        labels = self.responses.answers.calibrated_labels.answers[number, columns]
         return dict(zip(self.scored.examples[columns].tolist(), labels.tolist(), strict=True))
 
     def revision(self, ordering: Candidate) -> Revision | None:
         """Return how an ordering's answers are revised; None if they are not."""
-        if self.responses is None or ordering not in self.orderings:
+        if self.responses is None or self.keeps_scores or ordering not in self.orderings:
             return None
-        return self.responses.answers.revision(self.orderings.index(ordering))
+        answers = self.responses.answers
+        return Revision(answers.rounded_offsets(self.orderings.index(ordering)), answers.calibrated_shares)
 
     def predict(self, orderings: Sequence[Candidate]) -> Array:
         """Return the expected scores of orderings, fitted or not, ``[m]``."""
