@@ -2,16 +2,6 @@
 
     z[o, e]  =  a[e]  +  b[o]  +  q[o] g[e]  +  noise          (3)
 
-    symbol  code        shape      meaning
-    m, E                           number of orderings o, and of examples e
-    d                              number of orthonormal contrasts of d + 1 labels
-    z       contrasts   [m, E, d]  log-probabilities as contrasts, NaN for unknown cells
-    a       examples    [E, d]     effects of examples
-    b       label_bias  [m, d]     label bias of orderings
-    q       slope       [m]        how much an ordering favours labels with high scores
-    g       directions  [E, d]     direction towards the labels with high scores
-    w       weights     [m, E]     weights of the cells in the fit of b and q
-
 Two examples determine an ordering's b almost exactly, so a few examples predict its score on
 all others. Expectation-maximisation fits the effects and their variances (N. M. Laird and J.
 H. Ware, Biometrics 38, 1982).
@@ -53,8 +43,8 @@ class ResponseEffects:
     """The effects of examples and orderings, fitted to log-probabilities.
 
     Attributes:
-        examples, example_variances: Posterior means of a, ``[E, d]``, and their variances,
-            ``[E]``.
+        examples, example_variances: Posterior means of a, here effects on log-probabilities,
+            ``[E, d]``, and their variances, ``[E]``.
         label_bias, slope: Posteriors of b and q.
         noise: Noise variance of a contrast.
         leverage: Influence of each cell on its own fitted value, from 0 to 1, ``[m, E]``.

@@ -1,11 +1,4 @@
-"""Features of orderings, in families.
-
-symbol  code      shape      meaning
-n, k                         number of items in a block, and of positions, counted from the end
-p       items     [m, k]     item at each position, n if empty
-x       is_item   [m, k, n]  whether an item is at a position
-c       is_class  [m, k, C]  whether an item of a class is at a position
-"""
+"""Features of orderings, in families."""
 
 from __future__ import annotations
 

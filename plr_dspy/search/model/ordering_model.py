@@ -2,22 +2,8 @@
 
     y[o, e] - s[o, e]  =  a[e]  +  f(o)  +  b[c(e)] l(o)  +  noise          (2)
 
-    symbol   code            shape      meaning
-    m, c, E                             fitted orderings, other orderings, examples
-    L                                   labels
-             scores                     scores of calls by candidate and example
-             scored          [m, E]     the same as a table, NaN if unknown
-    y        counted_scores  [m, E]     scores of calls, or of the calibrated answers that replace theirs
-    p        label_table     [m, E, L]  log-probabilities of labels
-    s        responses       [m, E]     scores expected from p, see `responses.py`; 0 without p
-    y - s    unexplained     [m, E]     remainder, which the process explains
-    a, f     process                    effects of examples, and a Gaussian process of orderings, see `process.py`
-    b l      process         [m, E]     label bias; only if s = 0 and examples have classes
-             features        [m, d]     features of orderings, one array for each family
-             is_outsider     [m]        candidates without features, such as programs
-             is_program      [m]        whole programs
-
-The equation number is that of docs/method.md.
+The process explains what log-probabilities do not. Label bias l has effects b on classes c of
+examples, and is modelled only without log-probabilities.
 """
 
 from __future__ import annotations

@@ -1,17 +1,9 @@
 """The model of whole programs, from their scores on the same examples.
 
-symbol  code             shape      meaning
-n, E, H                             programs, examples, hypotheses
-y       scores           [n, E]     score of a program on an example, NaN if unknown
-t       unshrunk         [n]        effects of programs, as scores on an average example
-a       example_effects  [E]        effects of examples
-L       _laplacian       [n, n]     normal equations of t after elimination of a
-N       noise            [n, n]     covariance of the errors of t
-P       priors           [H, n, n]  prior covariance of true effects
+    y[o, e]  =  t[o]  +  a[e]  +  noise, which may be correlated between programs on an example
 
 Inside the process, scores are relative to their mean, in units of their standard deviation.
-
-y  =  t  +  a  +  noise, which may be correlated between programs on an example
+Here, n is the number of programs, and H that of hypotheses about their effects.
 """
 
 from __future__ import annotations
