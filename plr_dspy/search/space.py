@@ -201,7 +201,11 @@ class OrderingSpace:
         """Yield each allowed candidate once: the identity, the programs, then the other orderings."""
         yield self.identity
         yield from self.programs
-        for ordering in _orderings(self.kinds, self.limits):
+        blocks = []
+        for kinds, (lower, upper) in zip(self.kinds, self.limits, strict=True):
+            lengths = range(lower, upper + 1)
+            blocks.append([items for length in lengths for items in _arrangements(kinds, length, range(len(kinds)))])
+        for ordering in itertools.product(*blocks):
             if ordering != self.identity and self.allows(ordering):
                 yield ordering
 
@@ -292,30 +296,11 @@ class OrderingSpace:
 
 
 def _count_with_kind(num_by_length: Sequence[int], length: int, num_alike: int) -> int:
-    """Count the sequences of a given length after `num_alike` items of a new kind are added.
-
-    Args:
-        num_by_length: Number of sequences without the new kind, by length.
-        length: Length of the sequences to count.
-        num_alike: Number of items of the new kind.
-    """
+    """Count the sequences of a length after `num_alike` items of a new kind join those of `num_by_length`."""
     total = 0
     for num_used in range(min(num_alike, length) + 1):
         total += num_by_length[length - num_used] * math.comb(length, num_used)
     return total
-
-
-def _orderings(kinds: Sequence[tuple[int, ...]], limits: Sequence[tuple[int, int]]) -> Iterator[Ordering]:
-    """Yield the distinct orderings within the limits, allowed or not."""
-    if not kinds:
-        yield ()
-        return
-    *other_limits, (lower, upper) = limits
-    block_kinds = kinds[-1]
-    for ordering in _orderings(kinds[:-1], other_limits):
-        for length in range(lower, upper + 1):
-            for items in _arrangements(block_kinds, length, range(len(block_kinds))):
-                yield (*ordering, items)
 
 
 def _arrangements(kinds: tuple[int, ...], length: int, unused: Sequence[int]) -> Iterator[tuple[int, ...]]:
