@@ -24,7 +24,8 @@ from plr_dspy.programs.checks import WholeNumber, arguments
 from plr_dspy.scoring.confusion_scores import Answers, ConfusionScores
 from plr_dspy.scoring.run_log import FAILED, WRONG
 from plr_dspy.search.space import Candidate
-from plr_dspy.statistics.comparisons import SIGNIFICANT, Array, spread
+from plr_dspy.statistics.arrays import Array
+from plr_dspy.statistics.comparisons import SIGNIFICANT, spread
 
 MIN_SEARCHED = 100  # A search is assumed to find the best of at least this many random orders.
 NUM_ORDERS = 10

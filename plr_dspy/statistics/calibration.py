@@ -36,12 +36,7 @@ def batch_offsets(
 
 
 def log_mean(log_probabilities: Array, weights: Array) -> Array:
-    """Return the logs of the weighted mean probabilities over inputs, ``[..., L]``.
-
-    Args:
-        log_probabilities: Log-probabilities of the labels, ``[..., N, L]``.
-        weights: Weights of the inputs, ``[..., N]``.
-    """
+    """Return log mean probabilities ``[..., L]`` of inputs ``[..., N, L]`` with weights ``[..., N]``."""
     sums = logsumexp(log_probabilities, axis=-2, b=weights[..., None])
     return np.asarray(sums - np.log(weights.sum(axis=-1, keepdims=True)))
 

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special  # scipy.stats takes half a second to import
 
-Array = NDArray[np.float64]
+from plr_dspy.statistics.arrays import Array
 
 NUM_FLIPS = 4_999
 NUM_DRAWS = 20_000
@@ -37,7 +36,6 @@ def paired_interval(
     Args:
         differences: Differences of scores, one for each example.
         confidence: Joint confidence level of all `num_comparisons` intervals (Bonferroni).
-        num_comparisons: Number of intervals that hold jointly.
         largest: Largest possible absolute difference, if larger than those observed.
 
     Raises:
@@ -98,10 +96,10 @@ def spread(
 ) -> Spread:
     """Separate real differences between orders from chance.
 
-    The model: true scores of orders are normal, with a flat prior on their standard deviation
-    s, and mean scores add noise. The program's own order may have been selected, so it is
-    part of the sample only if all orders are scored. Intervals start at 0 if chance alone
-    explains the scores.
+    True scores of orders are normal, with a flat prior on their standard deviation s, and mean
+    scores add noise. The program's own order may have been selected, so it is part of the
+    sample only if all orders are scored. Intervals start at 0 if chance alone explains the
+    scores.
 
     Args:
         scores: Scores ``[R, E]`` of at least 3 orders (or of both, if only 2 exist): the
@@ -112,17 +110,9 @@ def spread(
         seed: Seed of the random draws.
     """
     rng = np.random.default_rng(seed)
-    scores = np.round(scores, 9)
-    # The order of the examples must not affect the draws.
-    scores = scores[:, np.lexsort(scores)]
-    lowest = min(0.0, float(scores.min()))
-    highest = max(1.0, float(scores.max()))
-    if bounds is not None:
-        lowest, highest = bounds
+    scores, (lowest, highest), disagreement = prepared(scores, bounds)
     largest = (highest - lowest) / 2
-    disagreement = float(np.ptp(scores, axis=0).max()) or highest - lowest
     p_value = p_value_of(scores, rng)
-
     all_scored = len(scores) == num_distinct
     sample = scores if all_scored else scores[1:]
     population = min(num_distinct, MANY_ORDERS) - (len(scores) - len(sample))
@@ -133,7 +123,6 @@ def spread(
     deviations = np.minimum(np.sqrt(squares / population), largest)
     low, high = _interval(deviations, p_value)
     deviation = math.sqrt(max(0.0, variance) * (population - 1) / population)
-
     best = effects.max(axis=1)
     num_unscored = num_searched - len(scores)
     if num_unscored > 0:
@@ -157,6 +146,18 @@ def spread(
         expected_gain=float(gains.mean()),
         gain_interval=_interval(gains, p_value),
     )
+
+
+def prepared(scores: Array, bounds: tuple[float, float] | None) -> tuple[Array, tuple[float, float], float]:
+    """Return scores ``[R, E]``, bounds of mean scores, and the largest difference on an example.
+
+    The scores are rounded and their examples sorted, because their order must not affect draws.
+    """
+    scores = np.round(scores, 9)
+    scores = scores[:, np.lexsort(scores)]
+    lowest, highest = bounds or (min(0.0, float(scores.min())), max(1.0, float(scores.max())))
+    disagreement = float(np.ptp(scores, axis=0).max()) or highest - lowest
+    return scores, (lowest, highest), disagreement
 
 
 def p_value_of(scores: Array, rng: np.random.Generator) -> float:

@@ -11,7 +11,8 @@ import numpy as np
 from scipy import special
 
 from plr_dspy.statistics import comparisons
-from plr_dspy.statistics.comparisons import PSEUDO_EXAMPLES, SIGNIFICANT, TAIL, Array
+from plr_dspy.statistics.arrays import Array
+from plr_dspy.statistics.comparisons import PSEUDO_EXAMPLES, SIGNIFICANT, TAIL
 
 USUAL_SPREAD = 0.2  # scale of the prior of the standard deviation between programs, relative to the range of scores
 MOST_SPREAD = 5  # largest standard deviation in integrals over its prior, relative to its scale
@@ -61,12 +62,10 @@ class PairedExperiment:
 
     def __init__(self, scores: Array, *, bounds: tuple[float, float] | None = None, seed: int = 0) -> None:
         self._rng = rng = np.random.default_rng(seed)
-        scores = np.round(scores, 9)
-        self._scores = scores = scores[:, np.lexsort(scores)]  # The order of the examples must not affect the draws.
-        lowest, highest = bounds or (min(0.0, float(scores.min())), max(1.0, float(scores.max())))
+        scores, (lowest, highest), self._disagreement = comparisons.prepared(scores, bounds)
+        self._scores = scores
         self._highest = highest
         self._range = highest - lowest
-        self._disagreement = float(np.ptp(scores, axis=0).max()) or self._range
         self.means = scores.mean(axis=1)
         num_examples = scores.shape[1]
         freedom = num_examples - 1
