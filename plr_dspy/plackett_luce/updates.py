@@ -109,12 +109,9 @@ class MixtureEM(_Rule):
         return PlackettLuce(logits, weights=weights)
 
     def fit(self, logits: Tensor, elites: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Maximise sum_m w_m log Pr(pi_m) - l2/2 |logits|^2 by Adam, and return the logits.
+        """Maximise sum_m w_m log Pr(pi_m) - l2/2 |logits|^2 by Adam, from logits ``[n]`` or ``[c, n]``.
 
-        Args:
-            logits: Initial logits, ``[n]`` or ``[c, n]``.
-            elites: The rankings pi_m, ``[m, n]``.
-            weights: The weights w_m, ``[m]`` or ``[c, m]``; None for 1.
+        Weights are ``[m]`` or ``[c, m]``; None for 1.
         """
         weights = logits.new_ones(len(elites)) if weights is None else weights.to(logits)
         positions = item_positions(elites, elites.shape[-1])
@@ -235,5 +232,4 @@ def _weights_of(elites: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
 
 
 def _centred(logits: Tensor) -> Tensor:
-    """Centre the logits to mean 0 over the items."""
     return logits - logits.mean(dim=-1, keepdim=True)

@@ -52,15 +52,11 @@ class CalibratedLabels(NamedTuple):
 class ExampleWeights:
     """The weights of examples in mean scores; see `ConfusionScores.weights`.
 
-    Args:
-        influence: Weights for a metric over a set; None if all examples count the same.
-        examples: Numbers of the examples, ``[E]``.
-        is_seen: Examples with a known answer, ``[E]``.
-
     Attributes:
-        all, of_seen: Weights of all examples, and of those seen, with the sum 1.
-        columns, of_columns: Examples to average expected scores over, at most `MAX_EXAMPLES`
-            of those seen, and their weights, ``[n]``.
+        all: Weights of all examples, ``[E]``, with the sum 1.
+        seen, of_seen: Examples with log-probabilities, and their weights.
+        columns, of_columns: At most `MAX_EXAMPLES` of these, to average expected scores over,
+            and their weights, ``[n]``.
     """
 
     def __init__(self, influence: SetMetricWeights | None, examples: Numbers, is_seen: Mask) -> None:
@@ -94,14 +90,10 @@ class Answers:
     """The answers of orderings, and the estimated effect of calibrating them.
 
     Args:
-        calls: Scores and log-probabilities of calls.
-        logits: Logits of labels under the effects of orderings.
-        weights: Weights of the examples.
-        shares: Alternatives for the shares of labels, ``[L]`` or ``[S, L]``; None for even
-            ones.
+        calls, logits, weights: The data, and what is known of other examples.
+        shares, are_calibrated: As in `LabelResponses`.
         are_drawn: Whether programs sample their answers instead of giving the likeliest
             label.
-        are_calibrated: Whether calibrated answers are scored.
     """
 
     def __init__(
@@ -133,13 +125,9 @@ class Answers:
     def expected_scores(
         self, effects: Array, examples: Numbers, weights: Array, bias_variances: Array | float = 0.0
     ) -> Array:
-        """Return expected scores under effects, ``[m, n]``.
+        """Return expected scores under effects on examples with weights, ``[m, n]``.
 
-        Args:
-            effects: Effects of orderings, ``[m, d + 1]``.
-            examples: The examples.
-            weights: Their weights, ``[n]``.
-            bias_variances: Additional variances of the label bias, ``[m]``.
+        `bias_variances` are additional variances of the label bias, ``[m]``.
         """
         logits, variances = self._logits.under(effects, examples)  # Eq. 3
         if self._are_calibrated and self.calibrated_labels.calibrates:
@@ -221,8 +209,8 @@ class Answers:
     def corrected(self, number: int) -> tuple[float, float, Array]:
         """Return an ordering's uncalibrated score, the gain of calibration, and the gain's errors.
 
-        Scores of the ordering's own n calls correct the expected ones, so unread replies
-        count. The errors ``[n]`` are those on these calls.
+        Scores of the ordering's own calls correct the expected ones, so unread replies count.
+        The errors are those on these calls.
         """
         weights = self._weights
         call_scores = self._call_scores[number]

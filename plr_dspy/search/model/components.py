@@ -88,16 +88,11 @@ def fit_components(
     Source: D. A. Harville, JASA 72, 1977.
 
     Args:
-        features: Features of every component except the last.
-        kernels: Kernels of all components.
-        errors: As above.
         measure: Returns the measured values and the noise, given the current fit.
         earlier: Variances to start from; ignored if their number differs from that of the
             kernels.
-        total: Prior mean of the sum of the variances, and its initial value without
-            `earlier`.
+        total: Prior mean of the sum of the variances, and its initial value.
         noise: Initial noise.
-        fixed: As above.
         extra_variances: Further prior variances in the unit of the values, ``[m]``.
     """
     stacked: Array = np.stack(kernels)

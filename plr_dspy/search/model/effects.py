@@ -166,10 +166,7 @@ class ResponseEffects:
 def _sum_variances(cross: Array, rows: Array, columns: Array) -> Array:
     """Return the variance of the sum of each row's and each column's effect, ``[r, c]``.
 
-    Args:
-        cross: Precisions that couple the rows with the columns, ``[r, c]``.
-        rows: Precisions of the rows, ``[r]``.
-        columns: Precisions of the columns, ``[c]``.
+    The precision matrix has diagonal blocks `rows` and `columns`, coupled by `cross`.
     """
     scaled = cross / columns
     row_covariance = np.linalg.inv(np.diag(rows) - cross @ scaled.T)
@@ -188,8 +185,7 @@ class EffectProcess:
 
     Attributes:
         fit: The fitted components, with variances relative to `unit`.
-        means, variances: Posterior means and variances given all orderings, ``[m, k]`` and
-            ``[m]``.
+        means, variances: Posterior given all orderings, ``[m, k]`` and ``[m]``.
     """
 
     def __init__(
@@ -219,11 +215,9 @@ class EffectProcess:
         self.variances = self.fit.posterior_variances
 
     def errors(self, noise: Array, is_measured: Mask) -> Array:
-        """Return the covariance ``[c, c]`` of the errors that noise causes in the posterior means of c orderings.
+        """Return the covariance of the errors that noise causes in the means of measured orderings.
 
-        Args:
-            noise: Covariance of the noise in any unit, ``[c, c]``.
-            is_measured: Mask of the c orderings, ``[m]``.
+        Both covariances are ``[c, c]``, that of the noise in any unit.
         """
         deviations = 1.0 / np.sqrt(self._precisions[is_measured] * np.diag(noise))
         gain = (self.fit.covariance @ self.fit.inverse)[np.ix_(is_measured, is_measured)]
@@ -233,8 +227,7 @@ class EffectProcess:
         """Return the posterior variances of other orderings, ``[c]``.
 
         Args:
-            products: Inner products of their features with those of the fitted orderings,
-                ``[c, m]`` for each family.
+            products: Inner products of their features with the fitted ones, ``[c, m]`` each.
             squares: Squared norms of their features, ``[c, families]``.
         """
         *family_variances, own_variance = self.fit.variances

@@ -94,11 +94,7 @@ class Gains(NamedTuple):
 def conditional_gains(means: Array, priors: Array, noise: Array, probabilities: Array, reference: int) -> Gains:
     """Return gains by Gaussian conditioning under each hypothesis, weighted by its likelihood.
 
-    Args:
-        means, reference: As above.
-        priors: Prior covariances, ``[H, m, m]``.
-        noise: Covariance of the errors of the means, ``[m, m]`` or ``[H, m, m]``.
-        probabilities: Prior probabilities of the hypotheses, ``[H]``.
+    The noise is ``[m, m]`` or ``[H, m, m]``. Probabilities are those before the scores, ``[H]``.
     """
     inverses: Array = np.linalg.inv(priors + noise)  # Eq. 7
     sums = inverses.sum(axis=1)

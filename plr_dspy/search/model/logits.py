@@ -42,12 +42,8 @@ def likeliest_chances(logits: Array, variances: Array) -> Array:
 class LabelLogits:
     """The logits of labels, predicted from effects that are fitted to log-probabilities.
 
-    Whole programs have no effects, because their prompts differ by example.
-
-    Args:
-        calls: Log-probabilities of labels.
-        features: Features of the orderings; None for a fast fit that cannot predict others.
-        earlier: `state` of an earlier fit to start from.
+    Whole programs have no effects, because their prompts differ by example. Without features,
+    the fit is fast, and cannot predict other orderings.
 
     Attributes:
         known: Calls whose log-probabilities are used, ``[m, E]``.

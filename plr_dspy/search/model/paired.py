@@ -115,10 +115,6 @@ class PairedProcess:
 
         This is the knowledge gradient (P. Frazier, W. Powell and S. Dayanik, SIAM J. Control
         Optim. 47, 2008), relative to the standard deviation of scores.
-
-        Args:
-            reference: Index of the program that would be chosen now.
-            num_examples: Number of examples seen by then.
         """
         now = self._relative_gains(reference, self._num_examples)
         later = self._relative_gains(reference, num_examples)

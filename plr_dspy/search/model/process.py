@@ -92,9 +92,7 @@ class LabelBias:
 def _class_direction(sums: Array, counts: Array) -> Array:
     """Return b, the direction in which orderings differ most, with mean 0 and mean square 1 over the scores.
 
-    Args:
-        sums: Sum of each ordering's residuals on each class, ``[m, C]``.
-        counts: Number of these residuals, ``[m, C]``.
+    Sums and counts are those of each ordering's residuals on each class, ``[m, C]``.
     """
     profiles = sums / (counts + PRIOR_NOISE_RATIO)
     profiles -= profiles.mean(axis=1, keepdims=True)
@@ -164,18 +162,17 @@ class AdditiveProcess:
     """The process f, fitted to the scores of orderings on examples.
 
     Args:
-        features: Features of the orderings, ``[m, d]`` for each family.
+        features: Features of the orderings.
         table: Scores, with at least one for each ordering.
         classes: Classes of the examples.
         references: Features of random orderings. No label bias is modelled without them or
             `classes`.
         is_outsider: Whether each candidate has only an own effect, ``[m]``.
         extra_variances: Prior variances in addition to the estimated ones, ``[m]``.
-        earlier: The `state` of an earlier fit to start from.
+        earlier: As in the package.
 
     Attributes:
-        mean, variances: Posterior means and variances of the scores on an average example,
-            ``[m]``.
+        mean, variances: Posterior of the scores on an average example, ``[m]``.
         unshrunk: Scores on an average example, estimated from each ordering's own scores
             alone, ``[m]``.
         state: Variances of the components of f and of the label bias, as JSON data.
@@ -261,14 +258,7 @@ class AdditiveProcess:
     def gains(
         self, reference: int, *, outsider_scales: Sequence[float] = OUTSIDER_SCALES, may_differ: bool = False
     ) -> Gains:
-        """Return the gains of the fitted orderings over a reference on new examples.
-
-        Args:
-            reference: Index of the reference among the fitted orderings.
-            outsider_scales: As in `expected_gains`.
-            may_differ: Whether the reference may be unlike all other orderings, as outsiders
-                are.
-        """
+        """Return gains over a reference; `may_differ` says whether it may be an outsider."""
         outsiders = self._outsiders.copy()
         if may_differ:
             outsiders[reference, reference] = OUTSIDER_VARIANCE
@@ -290,13 +280,8 @@ class AdditiveProcess:
 
         Matheron's rule draws from the prior, then corrects by the difference from the scores
         (J. T. Wilson et al., "Efficiently sampling functions from Gaussian process
-        posteriors", ICML 2020).
-
-        Args:
-            features: Features of the other orderings.
-            num_draws: Number of draws.
-            rng: Source of random numbers.
-            extra_variances: Additional prior variances of the other orderings, ``[c]``.
+        posteriors", ICML 2020). `extra_variances` are additional prior variances of the other
+        orderings, ``[c]``.
         """
         fit = self._fit
         size = len(self.mean)

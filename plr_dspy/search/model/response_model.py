@@ -28,14 +28,9 @@ OUTSIDER_SCORE = np.float64(0.25)  # variance of the mean score of a candidate w
 class ResponseModel:
     """Expected scores of orderings, given the log-probabilities of labels.
 
-    Args:
-        responses: The answers to score.
-        calls: Scores and log-probabilities of calls.
-        features: Features of the orderings; None for a fast fit that cannot predict others.
-        earlier: `state` of an earlier fit to start from.
+    Without features, the fit is fast, and cannot predict other orderings.
 
     Attributes:
-        labels: Log-probabilities of labels.
         answers: The answers to score.
         means, mean_variances: Expected mean scores of the orderings, and their variances,
             ``[m]``.
@@ -99,12 +94,7 @@ class ResponseModel:
         return np.asarray(read_scores @ weights)
 
     def _draw(self, effects: Array, variances: Array) -> Array:
-        """Return expected mean scores ``[draws, m]`` under random effects with shared noise.
-
-        Args:
-            effects: Means of the effects, ``[m, d + 1]``.
-            variances: Variances of the label bias and of the slope, ``[m, 2]``.
-        """
+        """Return expected mean scores ``[draws, m]`` under random effects with shared noise."""
         half = np.random.default_rng(0).normal(size=(NUM_DRAWS // 2, effects.shape[1]))
         num_contrasts = effects.shape[1] - 1
         deviations = np.sqrt(variances).repeat([num_contrasts, 1], axis=1)

@@ -21,7 +21,6 @@ class UnreadReplies:
         mean_score: Mean score of unread replies.
         shares, variances: Posterior of the shares of read replies, ``[m]``.
         process: The process of these shares; None if all replies were read.
-        state: `state` of the process; None if there is no process.
     """
 
     def __init__(self, calls: Calls, features: Families | None, earlier: dict[str, Any] | None) -> None:
