@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -90,18 +90,13 @@ class OrderingSpace:
 
         Args:
             sizes: Number of items in each block.
-            min_length: Minimum number of items shown from each block.
-            max_length: Maximum number of items shown from each block.
-            identity: As in the class.
-            allowed: As in the class.
+            min_length, max_length: Numbers of items shown from each block.
+            identity, allowed: As in the class.
         """
         kinds = tuple(tuple(range(size)) for size in sizes)
         if min_length is None and max_length is None:
             return cls(kinds, (), identity, allowed)
-        limits = []
-        for size in sizes:
-            upper = size if max_length is None else min(size, max_length)
-            limits.append((min_length or 0, upper))
+        limits = [(min_length or 0, size if max_length is None else min(size, max_length)) for size in sizes]
         return cls(kinds, tuple(limits), identity, allowed)
 
     def __post_init__(self) -> None:
@@ -141,8 +136,7 @@ class OrderingSpace:
         """Return the representative of all orderings that look the same as this one.
 
         Raises:
-            ValueError: If the ordering does not fit the blocks and limits. It need not be
-                allowed.
+            ValueError: If the ordering does not fit the blocks and limits.
         """
         if len(ordering) != len(self.kinds):
             raise ValueError(f"ordering must have a permutation for each of {len(self.kinds)} blocks; got {ordering!r}")
@@ -210,11 +204,7 @@ class OrderingSpace:
                 yield ordering
 
     def draw(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
-        """Draw orderings with replacement: a uniform length for each block, then random items.
-
-        Raises:
-            ValueError: If hardly any ordering is allowed.
-        """
+        """Draw allowed orderings with replacement: a uniform length for each block, then random items."""
         return [self._draw_allowed(rng) for _ in range(num_draws)]
 
     def _draw_allowed(self, rng: np.random.Generator) -> Ordering:
@@ -284,15 +274,10 @@ class OrderingSpace:
     def _canonical_items(self, block: int, items: Sequence[int]) -> tuple[int, ...]:
         """Replace each item by the first unused item of its kind."""
         kinds = self.kinds[block]
-        if len(set(kinds)) == len(kinds):
-            return tuple(items)
-        unused = list(range(len(kinds)))
-        canonical_items = []
-        for item in items:
-            first = next(other for other in unused if kinds[other] == kinds[item])
-            unused.remove(first)
-            canonical_items.append(first)
-        return tuple(canonical_items)
+        unused_of_kind = defaultdict(list)
+        for item in reversed(range(len(kinds))):
+            unused_of_kind[kinds[item]].append(item)
+        return tuple(unused_of_kind[kinds[item]].pop() for item in items)
 
 
 def _count_with_kind(num_by_length: Sequence[int], length: int, num_alike: int) -> int:

@@ -12,7 +12,6 @@ from scipy.special import chdtrc, log_softmax, logsumexp  # scipy.stats takes a 
 from plr_dspy.statistics.arrays import Array
 
 MAX_P_VALUE = 0.01  # p value of a chi-squared test below which labels count as uneven
-FAR_FROM_EVEN = 0.2  # total variation distance from even shares that counts as far; that of 0.7 and 0.3
 MIN_GAP = 1e-6  # minimum gap in log-probability between the seen labels and an unseen one
 
 
@@ -79,7 +78,7 @@ def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
     """
     counts = np.asarray(counts, dtype=np.float64)
     even = np.full(len(counts), 1.0 / len(counts))
-    if not is_uneven(counts):
+    if not _are_uneven(counts):
         return even[None]
     smoothed = counts + 1.0
     alternatives = [smoothed / smoothed.sum()]
@@ -89,17 +88,11 @@ def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
     return np.stack([*alternatives, even])
 
 
-def is_uneven(counts: ArrayLike, *, far: bool = False) -> bool:
-    """Return whether label counts ``[L]`` are clearly uneven and, with `far`, far from even."""
-    counts = np.asarray(counts, dtype=np.float64)
-    if not counts.any():
-        return False
+def _are_uneven(counts: Array) -> bool:
+    """Return whether label counts ``[L]`` are clearly uneven."""
     mean = counts.mean()
-    p_value = chdtrc(len(counts) - 1, ((counts - mean) ** 2 / mean).sum())
-    if p_value >= MAX_P_VALUE:
-        return False
-    distance = 0.5 * np.abs(counts / counts.sum() - 1.0 / len(counts)).sum()
-    return not far or bool(distance >= FAR_FROM_EVEN - 1e-9)
+    p_value = chdtrc(len(counts) - 1, ((counts - mean) ** 2 / max(mean, 1e-9)).sum())
+    return bool(p_value < MAX_P_VALUE)
 
 
 def right_counts(scores: ArrayLike) -> Array:

@@ -43,7 +43,7 @@ class Gain:
         """The 95 % interval."""
         return float(np.quantile(self.least, TAIL)), float(np.quantile(self.draws, 1 - TAIL))
 
-    def exceeds(self, other: "Gain | float", tail: float = TAIL) -> bool:
+    def exceeds(self, other: "Gain | float", tail: float) -> bool:
         """Return whether this gain is larger than another one beyond chance."""
         baseline = other.least if isinstance(other, Gain) else other
         return bool(np.quantile(self.least - baseline, tail) > 0)

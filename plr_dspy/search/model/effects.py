@@ -148,31 +148,18 @@ class ResponseEffects:
     def _fit_noise(self) -> None:
         """Update the noise from the residuals and their degrees of freedom."""
         own_precision = self._known / self.noise
-        example_precisions = 1.0 / self.example_variances
         ordering_precisions = 1.0 / self.label_bias.prior_variances + own_precision.sum(axis=1)
-        # Invert the smaller of two systems (Woodbury identity).
-        if len(ordering_precisions) <= len(example_precisions):
-            variances = _sum_variances(own_precision, ordering_precisions, example_precisions)
-        else:
-            variances = _sum_variances(own_precision.T, example_precisions, ordering_precisions).T
+        scaled = own_precision * self.example_variances
+        ordering_covariance = np.linalg.inv(np.diag(ordering_precisions) - own_precision @ scaled.T)
+        cross_covariance = ordering_covariance @ scaled
+        of_examples = self.example_variances + (scaled * cross_covariance).sum(axis=0)
+        variances = np.diag(ordering_covariance)[:, None] - 2.0 * cross_covariance + of_examples
         self.leverage = np.minimum(variances / self.noise + self._slope_leverage, MAX_LEVERAGE)
         residuals = (self._example_responses - self._examples[:, None]) * self._known
         self.residuals = np.moveaxis(residuals, 0, 2)
         degrees = float(((1.0 - self.leverage) * self._known).sum()) * len(residuals)
         squares = float(np.vdot(residuals, residuals))
         self.noise = (squares + PRIOR_COUNT * PRIOR_NOISE) / (degrees + PRIOR_COUNT)
-
-
-def _sum_variances(cross: Array, rows: Array, columns: Array) -> Array:
-    """Return the variance of the sum of each row's and each column's effect, ``[r, c]``.
-
-    The precision matrix has diagonal blocks `rows` and `columns`, coupled by `cross`.
-    """
-    scaled = cross / columns
-    row_covariance = np.linalg.inv(np.diag(rows) - cross @ scaled.T)
-    cross_covariance = row_covariance @ scaled
-    column_variances = 1.0 / columns + (scaled * cross_covariance).sum(axis=0)
-    return np.asarray(np.diag(row_covariance)[:, None] - 2.0 * cross_covariance + column_variances)
 
 
 def _posterior_variance(squares: Array, prior: float) -> float:

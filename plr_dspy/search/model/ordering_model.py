@@ -59,10 +59,7 @@ class OrderingModel:
     """A model of known scores that predicts scores of other orderings and on other examples.
 
     Args:
-        space: The orderings to model.
-        classes: Classes of the demos, as in `ThompsonSearch`.
-        example_classes: Classes of the examples, as in `ThompsonSearch`.
-        responses: Log-probabilities of labels; None if there are none.
+        space, classes, example_classes, responses: As in `ThompsonSearch`.
         with_features: Whether to use features, so that similar orderings have similar scores.
 
     Attributes:
@@ -94,12 +91,9 @@ class OrderingModel:
     def fit(
         self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Candidate] = ()
     ) -> FittedModel:
-        """Fit the process to the scores.
+        """Fit the process to the scores; `earlier` has the `variances` of an earlier fit.
 
-        Args:
-            scores: Scores by candidate and example.
-            earlier: `variances` of an earlier fit, which this one continues in fewer steps.
-            kept: Candidates to model even if there are more than `MAX_MODELLED`.
+        If there are more than `MAX_MODELLED` candidates, those in `kept` are modelled anyway.
         """
         earlier = earlier or {}
         with one_thread():
@@ -108,9 +102,8 @@ class OrderingModel:
                 calls = calls.select(self._modelled(calls, kept))
             features = self.features(calls.candidates)
             responses = self._respond(calls, features=features, earlier=earlier.get("responses"))
-            scored = calls.scored
-            counted_scores = scored.scores
-            unexplained = scored
+            counted_scores = calls.scored.scores
+            unexplained = calls.scored
             classes = None
             extra_variances: Array | float = 0.0
             if responses is not None:
@@ -118,7 +111,7 @@ class OrderingModel:
                 unexplained = ScoreTable(counted_scores - responses.expected)  # Eq. 2
                 extra_variances = responses.mean_variances
             elif self._example_classes is not None:
-                classes = np.unique(self._example_classes[scored.examples], return_inverse=True)[1]
+                classes = np.unique(self._example_classes[calls.scored.examples], return_inverse=True)[1]
             process = AdditiveProcess(
                 features,
                 unexplained,
@@ -128,7 +121,7 @@ class OrderingModel:
                 extra_variances=extra_variances,
                 earlier=earlier,
             )
-        return FittedModel(self, calls.candidates, process, responses, scored, counted_scores)
+        return FittedModel(self, calls.candidates, process, responses, calls.scored, counted_scores)
 
     def clipped(self, estimates: Sequence[ScoreEstimate], scores: Scores) -> list[ScoreEstimate]:
         """Clip estimates to the range of known scores and scores of labels.
@@ -293,8 +286,7 @@ class FittedModel:
     def gains(self, reference: Candidate, *, margin: float = 0.0) -> dict[Candidate, Gain]:
         """Return each fitted ordering's gain over the reference, whose answers stay unrevised.
 
-        Its probabilities are those of a gain above and below ``-margin``, and not above and
-        below 0.
+        Its probabilities are those of a gain above and below ``-margin``, not 0.
         """
         number = self.orderings.index(reference)
         above_alike = np.ones(len(self.orderings))
@@ -379,9 +371,8 @@ class FittedModel:
     def expected_at_random(self, drawn: Sequence[Candidate], longest: Sequence[Candidate]) -> float:
         """Return the expected mean score of random orderings with as many items as possible.
 
-        Args:
-            drawn: Random orderings with any number of items, among those scored.
-            longest: Other random orderings, with as many items as possible.
+        Those in `drawn` have any number of items, and may be scored; those in `longest` are
+        others with as many as possible.
         """
         estimates = dict(self.estimates())
         with one_thread():
