@@ -17,7 +17,7 @@ from plr_dspy.search.model.gains import Families, Gains, independent_gains
 from plr_dspy.search.model.logits import LabelLogits, softmax
 from plr_dspy.search.model.responses import Calls, LabelResponses
 from plr_dspy.search.model.unread import UnreadReplies
-from plr_dspy.statistics.arrays import Array, Mask
+from plr_dspy.statistics.arrays import Array, Numbers
 
 NUM_DRAWS = 8  # draws of an ordering's effects, for the variance of its expected score; an even number
 UNDERSTATED = 1.6  # factor by which fits understate error variances of effects, by simulation
@@ -129,13 +129,10 @@ class ResponseModel:
         # Candidates without log-probabilities count as average orderings, so one stands for
         # all.
         is_mute = self._logits.is_mute
-        first_mute = int(is_mute.argmax())
-        chosen = ~is_mute
-        chosen[first_mute] = True
-        if chosen.sum() < 2:
+        representatives = np.where(is_mute, is_mute.argmax(), np.arange(len(is_mute)))
+        chosen, columns = np.unique(representatives, return_inverse=True)
+        if len(chosen) < 2:
             return share_gains
-        representatives = np.where(is_mute, first_mute, np.arange(len(is_mute)))
-        columns = (np.cumsum(chosen) - 1)[representatives]
         gains = independent_gains(
             self._read_means[chosen],
             self._example_errors(chosen) + self._effect_errors(chosen),
@@ -143,15 +140,13 @@ class ResponseModel:
             reference=int(columns[reference]),
             num_examples=self.num_examples,
         )
-        gains = Gains(
-            gains.probabilities, gains.means[:, columns], gains.variances[:, columns], gains.possible[:, columns]
-        )
-        label_gains = gains.times(self._unread.shares)
+        of_all = [values[:, columns] for values in (gains.means, gains.variances, gains.possible)]
+        label_gains = Gains(gains.probabilities, *of_all).times(self._unread.shares)
         if share_gains is None:
             return label_gains
         return label_gains.plus(share_gains)
 
-    def _example_errors(self, chosen: Mask) -> Array:
+    def _example_errors(self, chosen: Numbers) -> Array:
         """Return the covariance ``[c, c]`` of mean scores due to the sampling of examples."""
         examples = self._weights.columns
         weights = self._weights.of_columns
@@ -163,11 +158,11 @@ class ResponseModel:
         share_free = max(1, len(examples) - of_kind.shape[1]) / len(examples)
         return np.asarray((centred * weights**2) @ centred.T / share_free)
 
-    def _effect_errors(self, chosen: Mask) -> Array:
+    def _effect_errors(self, chosen: Numbers) -> Array:
         """Return the covariance ``[c, c]`` of mean scores due to errors in the effects."""
         is_mute = self._logits.is_mute
         places = np.flatnonzero(~is_mute[chosen])
-        bias_errors, slope_errors = self._logits.effect_errors(chosen & ~is_mute)
+        bias_errors, slope_errors = self._logits.effect_errors(~is_mute)
         effects = self._logits.effects[chosen]
         num_effects = effects.shape[1]
         errors = np.zeros((len(effects), len(effects)))
