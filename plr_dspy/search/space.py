@@ -197,8 +197,10 @@ class OrderingSpace:
         yield from self.programs
         blocks = []
         for kinds, (lower, upper) in zip(self.kinds, self.limits, strict=True):
-            lengths = range(lower, upper + 1)
-            blocks.append([items for length in lengths for items in _arrangements(kinds, length, range(len(kinds)))])
+            arrangements: list[tuple[int, ...]] = []
+            for length in range(lower, upper + 1):
+                arrangements += _arrangements(kinds, length, range(len(kinds)))
+            blocks.append(arrangements)
         for ordering in itertools.product(*blocks):
             if ordering != self.identity and self.allows(ordering):
                 yield ordering

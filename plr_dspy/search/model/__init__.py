@@ -20,26 +20,28 @@ gains           gains over a reference on new examples, Eq. 7 to 9
 All modules share this notation; the equations are those of docs/method.md. NaN marks unknown
 cells, and arrays of candidates begin with the orderings that the model is fitted to.
 
-symbol  code                 shape      meaning
-m, c                                    numbers of fitted orderings o, and of other orderings
-E, n                                    numbers of examples e, and of examples in a subset
-L, d, k                                 numbers of labels, of features or contrasts, and of outputs
-y       scores, call_scores  [m, E]     scores of calls
-s       expected             [m, E]     scores expected from log-probabilities; 0 without them
-a       example_effects      [E]        effects of examples on scores, shrunk
-t       adjusted_means       [m]        effects of orderings on scores
-f       process.mean         [m]        Gaussian process of the orderings' scores
-l       LabelBias            [m]        label bias of orderings, measured by scores
-p       logs                 [m, E, L]  log-probabilities of labels
-z       contrasts            [m, E, d]  p as d = L - 1 orthonormal contrasts
-b, q    label_bias, slope    [m, d], m  effects of orderings on z
-        effects              [m, d+1]   the same side by side
-g       directions           [E, d]     direction towards the labels with high scores
-P       chances              [m, n, L]  chance of each label being the answer
-M       labels.scores        [E, L]     score of each label on each example
-        shares               [L]        how often each label is to be answered
-F_i     features             [m, d]     one family of features
-K_i     kernels              [m, m]     F_i F_i^T; for the orderings' own effects, the identity
+symbol  code         shape      meaning
+m, c                            numbers of fitted orderings o, and of others
+E, n                            numbers of examples e, and of a subset
+L                               number of labels
+d, k                            numbers of features or contrasts, and of outputs
+y       scores       [m, E]     scores of calls
+s       expected     [m, E]     scores expected from p; 0 if p is unknown
+a       examples     [E]        effects of examples, shrunk
+t       means        [m]        effects of orderings on scores
+f       process      [m]        Gaussian process of scores
+l       LabelBias    [m]        label bias, measured by scores
+p       logs         [m, E, L]  log-probabilities of labels
+z       contrasts    [m, E, d]  p as d = L - 1 orthonormal contrasts
+b       label_bias   [m, d]     label bias of orderings in z
+q       slope        [m]        how much they favour labels with high scores
+        effects      [m, d+1]   b and q, side by side
+g       directions   [E, d]     direction towards labels with high scores
+P       chances      [m, n, L]  chance of each label being the answer
+M       scores       [E, L]     score of each label on each example
+        shares       [L]        how often each label is to be answered
+F_i     features     [m, d]     one family of features
+K_i     kernels      [m, m]     F_i F_i^T; the identity for own effects
 
 A candidate without features, such as a whole program, is an "outsider". It has only an own
 effect. `earlier` is the `state` of an earlier fit, from which a fit continues in fewer steps.

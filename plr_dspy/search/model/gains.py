@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from scipy import special
 
-from plr_dspy.statistics.arrays import Array, Mask
+from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
 Families: TypeAlias = Sequence[Array]  # one array for each family of features, such as the features [m, d]
 
@@ -67,6 +67,12 @@ class Gains(NamedTuple):
         """Multiply the gains by a number, or by a factor for each ordering, ``[m]``."""
         return self._replace(means=factor * self.means, variances=np.square(factor) * self.variances)
 
+    def of(self, columns: Numbers) -> Gains:
+        """Return the gains of the orderings in these columns."""
+        return self._replace(
+            means=self.means[:, columns], variances=self.variances[:, columns], possible=self.possible[:, columns]
+        )
+
     def condensed(self) -> Gains:
         """Merge hypotheses under which the same gains are possible; keep mean and variance."""
         possible, groups = np.unique(self.possible, axis=0, return_inverse=True)
@@ -94,9 +100,12 @@ class Gains(NamedTuple):
 def conditional_gains(means: Array, priors: Array, noise: Array, probabilities: Array, reference: int) -> Gains:
     """Return gains by Gaussian conditioning under each hypothesis, weighted by its likelihood.
 
-    The noise is ``[m, m]`` or ``[H, m, m]``. Probabilities are those before the scores, ``[H]``.
+    Args:
+        means, priors, reference: As above.
+        noise: Covariance of the errors, ``[m, m]`` or ``[H, m, m]``.
+        probabilities: Prior probabilities of the hypotheses, ``[H]``.
     """
-    inverses: Array = np.linalg.inv(priors + noise)  # Eq. 7
+    inverses = np.asarray(np.linalg.inv(priors + noise), dtype=np.float64)  # Eq. 7
     sums = inverses.sum(axis=1)
     precisions = sums.sum(axis=1)
     residuals = means - (sums @ means / precisions)[:, None]  # Eq. 8

@@ -53,7 +53,8 @@ class ResponseModel:
         *earlier_effects, earlier_unread = earlier or (None, None, None)
         self._unread = UnreadReplies(calls, features, earlier_unread)
         self._logits = LabelLogits(calls, features=features, earlier=earlier_effects)
-        self._weights = ExampleWeights(responses.influence, calls.scored.examples, calls.labels.known.any(axis=0))
+        is_seen = np.asarray(calls.labels.known.any(axis=0))
+        self._weights = ExampleWeights(responses.influence, calls.scored.examples, is_seen)
         self.answers = Answers(
             calls,
             self._logits,
@@ -140,8 +141,7 @@ class ResponseModel:
             reference=int(columns[reference]),
             num_examples=self.num_examples,
         )
-        of_all = [values[:, columns] for values in (gains.means, gains.variances, gains.possible)]
-        label_gains = Gains(gains.probabilities, *of_all).times(self._unread.shares)
+        label_gains = gains.of(columns).times(self._unread.shares)
         if share_gains is None:
             return label_gains
         return label_gains.plus(share_gains)
