@@ -144,7 +144,10 @@ class MixtureEM(_Rule):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MaximumLikelihood(MixtureEM):
-    """A smoothed maximum-likelihood fit to the elites (the MLE update of PLR): `MixtureEM` with one component."""
+    """A smoothed maximum-likelihood fit to the elites (the MLE update of PLR).
+
+    This is `MixtureEM` with one component.
+    """
 
     name: ClassVar[str] = "mle"
     num_components: int = field(default=1, init=False, repr=False)

@@ -126,7 +126,8 @@ class OrderingSpace:
         """Count the whole programs and the distinct orderings within the limits, allowed or not."""
         total = 1
         for kinds, (lower, upper) in zip(self.kinds, self.limits, strict=True):
-            num_by_length = [1] + [0 for _ in range(upper)]  # number of sequences of each length, from the kinds so far
+            # Count the sequences of each length, from the kinds so far.
+            num_by_length = [1] + [0 for _ in range(upper)]
             for num_alike in Counter(kinds).values():
                 num_by_length = [_count_with_kind(num_by_length, length, num_alike) for length in range(upper + 1)]
             total *= sum(num_by_length[lower:])
@@ -155,12 +156,12 @@ class OrderingSpace:
         return all(lower <= len(items) <= upper for items, (lower, upper) in zip(candidate, self.limits, strict=True))
 
     def shows_items(self, ordering: Ordering) -> bool:
-        """Tell whether an ordering shows any items, choices aside."""
+        """Return whether an ordering shows any items, choices aside."""
         return any(ordering[: len(ordering) - len(self.choices)])
 
     @property
     def first_candidates(self) -> list[Candidate]:
-        """Return the identity, the whole programs, and the identity with another item in one of the choices."""
+        """Return the identity, the programs, and the identity with another choice."""
         candidates: list[Candidate] = [self.identity, *self.programs]
         for block in range(len(self.sizes) - len(self.choices), len(self.sizes)):
             for item in range(self.sizes[block]):

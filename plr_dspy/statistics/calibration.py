@@ -96,7 +96,7 @@ def _are_uneven(counts: Array) -> bool:
 
 
 def right_counts(scores: ArrayLike) -> Array:
-    """Count the examples for which each label is correct, ``[L]``, given scores ``[E, L]``; ties share an example."""
+    """Count the examples that each label is right for, ``[L]``; ties share an example."""
     is_best = np.asarray(scores) == np.max(scores, axis=1, keepdims=True)
     shares = is_best / is_best.sum(axis=1, keepdims=True)
     return np.asarray(shares[~is_best.all(axis=1)].sum(axis=0))

@@ -47,7 +47,7 @@ def paired_interval(
 
 
 def paired_probability(differences: Sequence[float]) -> float:
-    """Return the probability that the mean is above 0, as in `paired_interval`; 0.5 if all differences are 0."""
+    """Return the probability of a mean above 0, as in `paired_interval`; 0.5 without differences."""
     mean, error, freedom = _with_pseudo_examples(differences)
     if not error:
         return 0.5

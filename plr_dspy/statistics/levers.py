@@ -14,8 +14,9 @@ from plr_dspy.statistics import comparisons
 from plr_dspy.statistics.arrays import Array
 from plr_dspy.statistics.comparisons import PSEUDO_EXAMPLES, SIGNIFICANT, TAIL
 
-USUAL_SPREAD = 0.2  # scale of the prior of the standard deviation between programs, relative to the range of scores
-MOST_SPREAD = 5  # largest standard deviation in integrals over its prior, relative to its scale
+# Scale of the prior of the standard deviation between programs, relative to the range of scores.
+USUAL_SPREAD = 0.2
+MOST_SPREAD = 5  # largest standard deviation in integrals, relative to this scale
 
 
 @dataclass(frozen=True)
@@ -89,14 +90,14 @@ class PairedExperiment:
         return Gain(self._shrunk(observed, draws), observed, draws, draws)
 
     def gain_on_top(self, base: Gain, row: int, base_row: int) -> Gain:
-        """Return a base's gain plus that of one program over another one, which differ in a further change alone."""
+        """Return a base's gain plus that of a further change, in which the two rows differ."""
         difference = self._draws[:, row] - self._draws[:, base_row]
         observed = base.observed + float(self.means[row] - self.means[base_row])
         draws = base.draws + difference
         return Gain(self._shrunk(observed, draws), observed, draws, base.least + difference)
 
     def gain_of_best(self, rows: Sequence[int], average: Gain, num_searched: int) -> Gain:
-        """Return the expected gain of the best of `num_searched` programs, given a sample and the average gain.
+        """Return the expected gain of the best of `num_searched` programs, given a sample.
 
         The best observed score would be too high. So the standard deviation of true scores is
         multiplied by the expected maximum of a standard normal sample (G. Blom, 1958).

@@ -153,10 +153,12 @@ class Answers:
         """Return labels calibrated to the best-scoring shares; to the first if none is clearly better."""
         options = [self._calibrate(alternative) for alternative in np.atleast_2d(self._shares)]
         known = self._labels.known
-        tables = np.array([np.where(known, self._labels.scores[self._all, option.answers], 0.0) for option in options])
-        means = (tables.sum(axis=1) / np.maximum(1, known.sum(axis=0)))[:, self._weights.seen]
+        means = []
+        for option in options:
+            scores = np.where(known, self._labels.scores[self._all, option.answers], 0.0)
+            means.append((scores.sum(axis=0) / np.maximum(1, known.sum(axis=0)))[self._weights.seen])
         weights = self._weights.of_seen
-        gains = means - means[0]
+        gains = np.array(means) - means[0]
         mean_gains = gains @ weights
         min_gains = np.zeros(len(options))
         # With a metric over a set, uncalibrated answers come first, and a few rare examples
@@ -261,7 +263,7 @@ class Answers:
 
     @cached_property
     def _log_means(self) -> tuple[Array, Array, Array]:
-        """Return log mean probabilities ``[m, L]``, means over own cells ``[m, L]``, and their shrinkage ``[m, 1]``.
+        """Return log mean probabilities, means over own cells, and their shrinkage, ``[m, 1]``.
 
         The mean over all examples is the expected one, corrected by the difference on the own
         cells.

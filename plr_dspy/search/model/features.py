@@ -20,7 +20,7 @@ FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region",
 - "class region", "class adjacency": "region" and "adjacency" of classes, such as the answers of demos
 - "none": whether a block that may be empty is empty
 - "choice": which item is chosen, in a block of which exactly one is
-- "choice and none", "choice and number": "choice", together with "none" or "number" of the block that it belongs to
+- "choice and none", "choice and number": "choice", together with "none" or "number" of its block
 """
 
 CHOICE_FAMILIES = ("none", "choice", "choice and none", "choice and number")

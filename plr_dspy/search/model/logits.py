@@ -35,7 +35,7 @@ def mean_probabilities(logits: Array, variances: Array) -> Array:
 
 
 def likeliest_chances(logits: Array, variances: Array) -> Array:
-    """Return the probability that each label has the highest logit, with logistic in place of normal errors."""
+    """Return the probability that each label has the highest logit, with logistic errors."""
     return softmax(logits * (np.pi / np.sqrt(6.0 * variances))[..., None])
 
 
@@ -90,7 +90,7 @@ class LabelLogits:
         return means @ self.basis, self._cells.noise + self._cells.example_variances[examples]
 
     def leave_one_out(self) -> tuple[Array, Array]:
-        """Return logits of the known cells ``[m, E, L]`` and variances ``[m, E]``, each given all other cells."""
+        """Return logits of known cells ``[m, E, L]``, and variances, each given all other cells."""
         rest = 1.0 - self._cells.leverage
         logits = np.nan_to_num(self._contrasts - self._cells.residuals / rest[..., None]) @ self.basis
         return logits, self._cells.noise / rest

@@ -22,13 +22,14 @@ from plr_dspy.search.model.score_table import ScoreTable
 from plr_dspy.search.space import Candidate, Scores
 from plr_dspy.statistics.arrays import Array
 
-EFFECT_DEVIATIONS = (0.04, 0.08, 0.16, 0.32)  # equally likely prior deviations of effects, relative to that of scores
+# Deviations are relative to that of scores. Those of effects are equally likely a priori.
+EFFECT_DEVIATIONS = (0.04, 0.08, 0.16, 0.32)
 PRIOR_NO_EFFECT = 0.05  # prior probability that all programs score the same on new examples
 PRIOR_OUTSIDER = 0.5  # prior probability that one program is unlike the others, if programs differ
-OUTSIDER_DEVIATION = 0.2  # additional prior deviation of this program's effect, relative to that of scores
+OUTSIDER_DEVIATION = 0.2  # additional prior deviation of this program's effect
 PRIOR_EXAMPLES = 50.0  # weight of the prior that errors are independent, in examples
 MAX_ROUNDING = 1e-9  # maximum relative deviation of scores that are equal except for rounding errors
-MIN_VARIANCE = 0.02  # minimum variance of errors, relative to that of scores: a few examples may agree by chance
+MIN_VARIANCE = 0.02  # minimum relative variance of errors: a few examples may agree by chance
 
 
 class PairedProcess:

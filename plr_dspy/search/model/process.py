@@ -24,7 +24,8 @@ OUTSIDER_VARIANCE = 1.0  # prior variance of an outsider's effect, relative to t
 PRIOR_SHARE = 0.2  # prior mean of the preferences' share of the residual variance
 MAX_SHARE = 0.95  # maximum of that share
 PRIOR_PRECISION = 40.0  # prior precision of each kernel's share, in pairs of scores on one example
-CENTRES = np.arange(-4.0, 4.01, 0.5)  # centres of the Gaussian bumps of l, in standard deviations over random orderings
+# Centres of the Gaussian bumps of l, in standard deviations over random orderings.
+CENTRES = np.arange(-4.0, 4.01, 0.5)
 MIN_FREE_SHARE = 0.25  # minimum degrees of freedom of the noise, relative to the number of scores
 
 

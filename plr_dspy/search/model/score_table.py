@@ -47,7 +47,7 @@ class ScoreTable:
     def from_rows(
         cls, rows: Sequence[Mapping[int, float]], information_weights: InformationWeights | None = None
     ) -> ScoreTable:
-        """Build the table from each ordering's scores by example; columns are in ascending order of examples."""
+        """Build the table from each ordering's scores; columns are sorted examples."""
         examples = np.array(sorted(set().union(*rows)), dtype=np.int64)
         scores = np.full((len(rows), len(examples)), np.nan)
         for number, row in enumerate(rows):
