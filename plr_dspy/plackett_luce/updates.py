@@ -48,6 +48,9 @@ class _Rule:
     clip: float = Field(default=20.0, gt=0)
     weighted: bool = False
 
+    def initial(self, num_items: int) -> PlackettLuce:
+        return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
+
     def _project(self, logits: Tensor) -> Tensor:
         """Centre the logits, then clip them."""
         return _centred(logits).clamp(-self.clip, self.clip)
@@ -66,9 +69,6 @@ class RankEMA(_Rule):
 
     name: ClassVar[str] = "ema"
     temperature: float = Field(default=1.0, gt=0)
-
-    def initial(self, num_items: int) -> PlackettLuce:
-        return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
 
     def update(self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None) -> PlackettLuce:
         weights = _weights_of(elites, weights, distribution.logits)
@@ -103,7 +103,7 @@ class MixtureEM(_Rule):
 
     def initial(self, num_items: int) -> PlackettLuce:
         if self.num_components == 1:
-            return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
+            return super().initial(num_items)
         logits = torch.zeros(self.num_components, num_items, dtype=torch.float64)
         weights = torch.full_like(logits[:, 0], 1.0 / self.num_components)
         return PlackettLuce(logits, weights=weights)
