@@ -36,7 +36,7 @@ def comparison(
     gains = [after - before for before, after in zip(original, chosen, strict=True)]
     scores = [0.0, 1.0, *original, *chosen]
     largest = max(scores) - min(scores)
-    low, high = paired_interval(gains, CONFIDENCE, num_comparisons=max(1, num_candidates - 1))
+    low, high = paired_interval(gains, num_comparisons=max(1, num_candidates - 1))
     mean_gain = sum(gains) / len(gains)
     return Comparison(
         original=sum(original) / len(original),

@@ -35,9 +35,7 @@ def effect_on_set_metric(
     effect: CalibrationEffect, metric: ConfusionScores, records: CallRecords, fitted: FittedModel, original: Candidate
 ) -> CalibrationEffect:
     """Replace the scores of an effect, which approximate a metric over a set, by the metric."""
-    assert fitted.responses is not None
-    columns, labels = fitted.responses.answers.calibrated_labels_of(fitted.orderings.index(original))
-    calibrated_labels = dict(zip(fitted.scored.examples[columns].tolist(), labels.tolist(), strict=True))
+    calibrated_labels = fitted.calibrated_labels(original)
     before = metric.value(metric.answers(records[original], {}).items())
     after = metric.value(metric.answers(records[original], calibrated_labels).items())
     return effect.model_copy(update={"original": round(before, 6), "original_calibrated": round(after, 6)})

@@ -21,7 +21,7 @@ from plr_dspy.metrics.copies import own_copy
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
 from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import CallRecord
-from plr_dspy.search.model.answers import CalibratedAnswers, OwnAnswers, Revision
+from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.arrays import Array
@@ -163,8 +163,7 @@ class LabelWork(MetricWork):
                 return None
             return record.label_logprobs, record.unseen_labels
 
-        answers = OwnAnswers if self._likeliest is None else CalibratedAnswers
-        return LabelResponses(scores, read, self.shares, answers, self.influence)
+        return LabelResponses(scores, read, self.shares, self._likeliest is not None, self.influence)
 
     def answering(self, program: dspy.Module, revision: Revision | None) -> dspy.Module:
         if revision is None:

@@ -120,7 +120,7 @@ def _name(slots: PromptSlots, candidate: Candidate, kind: PromptKind, revision: 
     num_demos = slots.num_demos(candidate)
     name = count(num_demos, f"{kind} demo") if num_demos else "no demos"
     if kind == "original":
-        name = "your program" if revision is None else f"your program, {revision.adjective}"
+        name = "your program" if revision is None else "your program, calibrated"
     for predictor, number in slots.instructions(candidate).items():
         if number:
             name += f", instruction {number} of {predictor}"

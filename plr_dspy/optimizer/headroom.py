@@ -30,8 +30,9 @@ from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.scoring.confusion_scores import Answers, ConfusionScores
 from plr_dspy.scoring.run_log import FAILED
 from plr_dspy.search.space import Candidate, Ordering, WholeProgram
+from plr_dspy.statistics.arrays import Array
 from plr_dspy.statistics.calibration import cross_validated, likely_shares, right_counts
-from plr_dspy.statistics.comparisons import TAIL, Array
+from plr_dspy.statistics.comparisons import TAIL
 from plr_dspy.statistics.levers import Gain, PairedExperiment
 
 NUM_SETS = 4  # random sets of demos, unless the budget pays for more

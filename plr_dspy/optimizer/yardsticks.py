@@ -62,8 +62,8 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
     if isinstance(slots, PoolSlots):
         name = count(num_demos, "random demo")
         tokens = round(np.mean([slots.tokens(ordering) for ordering in orderings]))
-    if fitted.adjective:
-        name += f", {fitted.adjective}"
+    if not fitted.keeps_scores:
+        name += ", calibrated"
     scores = fitted.counted(run.scores())
     rows = [scores[ordering] for ordering in random_orderings]
     to_metric_scale: Callable[[float], float] = float

@@ -1,9 +1,7 @@
 """The Plackett-Luce distribution over full or partial orderings of n items, and its likelihood.
 
-Rankings of different lengths share a tensor, in which shorter rows are padded with
-`NOT_SHOWN`.
-
-Shapes: n items, at most k items per ranking, m rankings, c mixture components.
+Shorter rankings in a tensor are padded with `NOT_SHOWN`. Shapes: n items, at most k items per
+ranking, m rankings, c mixture components.
 """
 
 from __future__ import annotations
@@ -68,8 +66,7 @@ class PlackettLuce:
 
     def copy(self, **changes: Any) -> PlackettLuce:
         """Return a copy of the distribution with some arguments replaced."""
-        names = (*STATE_TENSORS, "length", "generator")
-        arguments = {name: getattr(self, name) for name in names}
+        arguments = {name: getattr(self, name) for name in (*STATE_TENSORS, "length", "generator")}
         return PlackettLuce(**(arguments | changes))
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -135,11 +132,8 @@ class PlackettLuce:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the distribution as JSON data, for `from_state`."""
-        state: dict[str, Any] = {}
-        for name in STATE_TENSORS:
-            tensor = getattr(self, name)
-            if tensor is not None:
-                state[name] = tensor.tolist()
+        tensors = {name: getattr(self, name) for name in STATE_TENSORS}
+        state = {name: tensor.tolist() for name, tensor in tensors.items() if tensor is not None}
         if self.length < self.num_items:
             state["length"] = self.length
         return state

@@ -48,6 +48,9 @@ class _Rule:
     clip: float = Field(default=20.0, gt=0)
     weighted: bool = False
 
+    def initial(self, num_items: int) -> PlackettLuce:
+        return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
+
     def _project(self, logits: Tensor) -> Tensor:
         """Centre the logits, then clip them."""
         return _centred(logits).clamp(-self.clip, self.clip)
@@ -66,9 +69,6 @@ class RankEMA(_Rule):
 
     name: ClassVar[str] = "ema"
     temperature: float = Field(default=1.0, gt=0)
-
-    def initial(self, num_items: int) -> PlackettLuce:
-        return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
 
     def update(self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None) -> PlackettLuce:
         weights = _weights_of(elites, weights, distribution.logits)
@@ -103,18 +103,15 @@ class MixtureEM(_Rule):
 
     def initial(self, num_items: int) -> PlackettLuce:
         if self.num_components == 1:
-            return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
+            return super().initial(num_items)
         logits = torch.zeros(self.num_components, num_items, dtype=torch.float64)
         weights = torch.full_like(logits[:, 0], 1.0 / self.num_components)
         return PlackettLuce(logits, weights=weights)
 
     def fit(self, logits: Tensor, elites: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Maximise sum_m w_m log Pr(pi_m) - l2/2 |logits|^2 by Adam, and return the logits.
+        """Maximise sum_m w_m log Pr(pi_m) - l2/2 |logits|^2 by Adam, from logits ``[n]`` or ``[c, n]``.
 
-        Args:
-            logits: Initial logits, ``[n]`` or ``[c, n]``.
-            elites: The rankings pi_m, ``[m, n]``.
-            weights: The weights w_m, ``[m]`` or ``[c, m]``; None for 1.
+        Weights are ``[m]`` or ``[c, m]``; None for 1.
         """
         weights = logits.new_ones(len(elites)) if weights is None else weights.to(logits)
         positions = item_positions(elites, elites.shape[-1])
@@ -147,7 +144,10 @@ class MixtureEM(_Rule):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MaximumLikelihood(MixtureEM):
-    """A smoothed maximum-likelihood fit to the elites (the MLE update of PLR): `MixtureEM` with one component."""
+    """A smoothed maximum-likelihood fit to the elites (the MLE update of PLR).
+
+    This is `MixtureEM` with one component.
+    """
 
     name: ClassVar[str] = "mle"
     num_components: int = field(default=1, init=False, repr=False)
@@ -235,5 +235,4 @@ def _weights_of(elites: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
 
 
 def _centred(logits: Tensor) -> Tensor:
-    """Centre the logits to mean 0 over the items."""
     return logits - logits.mean(dim=-1, keepdim=True)

@@ -47,9 +47,8 @@ class EliminationSearch(Search):
     def can_change(self, leader: Candidate, num_examples: int) -> bool:
         """Return whether some program's expected improvement on the leader is worth further examples.
 
-        Args:
-            leader: The program that would be chosen now.
-            num_examples: Maximum number of examples per program at the end of the race.
+        The leader would be chosen now. At the end of the race, a program has at most
+        `num_examples`.
         """
         return max(self._improvements(leader, num_examples).values()) >= MAX_LOSS_BY_ENDING
 
@@ -57,9 +56,6 @@ class EliminationSearch(Search):
         """Drop the programs whose expected improvement on the leader is negligible.
 
         The baseline stays, and so does the most promising other program.
-
-        Args:
-            leader, num_examples: As in `can_change`.
         """
         improvements = self._improvements(leader, num_examples)
         baseline = self.alive[0]
@@ -72,10 +68,7 @@ class EliminationSearch(Search):
                 self.alive.remove(program)
 
     def _improvements(self, leader: Candidate, num_examples: int) -> dict[Candidate, float]:
-        """Return the expected improvements of the other remaining programs on the leader.
-
-        They are in standard errors of a program's final mean score.
-        """
+        """Return the other programs' improvements on the leader, in standard errors of a final mean score."""
         fitted = self.fitted
         assert fitted is not None
         with one_thread():

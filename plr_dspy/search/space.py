@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -90,18 +90,13 @@ class OrderingSpace:
 
         Args:
             sizes: Number of items in each block.
-            min_length: Minimum number of items shown from each block.
-            max_length: Maximum number of items shown from each block.
-            identity: As in the class.
-            allowed: As in the class.
+            min_length, max_length: Numbers of items shown from each block.
+            identity, allowed: As in the class.
         """
         kinds = tuple(tuple(range(size)) for size in sizes)
         if min_length is None and max_length is None:
             return cls(kinds, (), identity, allowed)
-        limits = []
-        for size in sizes:
-            upper = size if max_length is None else min(size, max_length)
-            limits.append((min_length or 0, upper))
+        limits = [(min_length or 0, size if max_length is None else min(size, max_length)) for size in sizes]
         return cls(kinds, tuple(limits), identity, allowed)
 
     def __post_init__(self) -> None:
@@ -131,7 +126,8 @@ class OrderingSpace:
         """Count the whole programs and the distinct orderings within the limits, allowed or not."""
         total = 1
         for kinds, (lower, upper) in zip(self.kinds, self.limits, strict=True):
-            num_by_length = [1] + [0 for _ in range(upper)]  # number of sequences of each length, from the kinds so far
+            # Count the sequences of each length, from the kinds so far.
+            num_by_length = [1] + [0 for _ in range(upper)]
             for num_alike in Counter(kinds).values():
                 num_by_length = [_count_with_kind(num_by_length, length, num_alike) for length in range(upper + 1)]
             total *= sum(num_by_length[lower:])
@@ -141,8 +137,7 @@ class OrderingSpace:
         """Return the representative of all orderings that look the same as this one.
 
         Raises:
-            ValueError: If the ordering does not fit the blocks and limits. It need not be
-                allowed.
+            ValueError: If the ordering does not fit the blocks and limits.
         """
         if len(ordering) != len(self.kinds):
             raise ValueError(f"ordering must have a permutation for each of {len(self.kinds)} blocks; got {ordering!r}")
@@ -161,12 +156,12 @@ class OrderingSpace:
         return all(lower <= len(items) <= upper for items, (lower, upper) in zip(candidate, self.limits, strict=True))
 
     def shows_items(self, ordering: Ordering) -> bool:
-        """Tell whether an ordering shows any items, choices aside."""
+        """Return whether an ordering shows any items, choices aside."""
         return any(ordering[: len(ordering) - len(self.choices)])
 
     @property
     def first_candidates(self) -> list[Candidate]:
-        """Return the identity, the whole programs, and the identity with another item in one of the choices."""
+        """Return the identity, the programs, and the identity with another choice."""
         candidates: list[Candidate] = [self.identity, *self.programs]
         for block in range(len(self.sizes) - len(self.choices), len(self.sizes)):
             for item in range(self.sizes[block]):
@@ -201,16 +196,18 @@ class OrderingSpace:
         """Yield each allowed candidate once: the identity, the programs, then the other orderings."""
         yield self.identity
         yield from self.programs
-        for ordering in _orderings(self.kinds, self.limits):
+        blocks = []
+        for kinds, (lower, upper) in zip(self.kinds, self.limits, strict=True):
+            arrangements: list[tuple[int, ...]] = []
+            for length in range(lower, upper + 1):
+                arrangements += _arrangements(kinds, length, range(len(kinds)))
+            blocks.append(arrangements)
+        for ordering in itertools.product(*blocks):
             if ordering != self.identity and self.allows(ordering):
                 yield ordering
 
     def draw(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
-        """Draw orderings with replacement: a uniform length for each block, then random items.
-
-        Raises:
-            ValueError: If hardly any ordering is allowed.
-        """
+        """Draw allowed orderings with replacement: a uniform length for each block, then random items."""
         return [self._draw_allowed(rng) for _ in range(num_draws)]
 
     def _draw_allowed(self, rng: np.random.Generator) -> Ordering:
@@ -280,42 +277,18 @@ class OrderingSpace:
     def _canonical_items(self, block: int, items: Sequence[int]) -> tuple[int, ...]:
         """Replace each item by the first unused item of its kind."""
         kinds = self.kinds[block]
-        if len(set(kinds)) == len(kinds):
-            return tuple(items)
-        unused = list(range(len(kinds)))
-        canonical_items = []
-        for item in items:
-            first = next(other for other in unused if kinds[other] == kinds[item])
-            unused.remove(first)
-            canonical_items.append(first)
-        return tuple(canonical_items)
+        unused_of_kind = defaultdict(list)
+        for item in reversed(range(len(kinds))):
+            unused_of_kind[kinds[item]].append(item)
+        return tuple(unused_of_kind[kinds[item]].pop() for item in items)
 
 
 def _count_with_kind(num_by_length: Sequence[int], length: int, num_alike: int) -> int:
-    """Count the sequences of a given length after `num_alike` items of a new kind are added.
-
-    Args:
-        num_by_length: Number of sequences without the new kind, by length.
-        length: Length of the sequences to count.
-        num_alike: Number of items of the new kind.
-    """
+    """Count the sequences of a length after `num_alike` items of a new kind join those of `num_by_length`."""
     total = 0
     for num_used in range(min(num_alike, length) + 1):
         total += num_by_length[length - num_used] * math.comb(length, num_used)
     return total
-
-
-def _orderings(kinds: Sequence[tuple[int, ...]], limits: Sequence[tuple[int, int]]) -> Iterator[Ordering]:
-    """Yield the distinct orderings within the limits, allowed or not."""
-    if not kinds:
-        yield ()
-        return
-    *other_limits, (lower, upper) = limits
-    block_kinds = kinds[-1]
-    for ordering in _orderings(kinds[:-1], other_limits):
-        for length in range(lower, upper + 1):
-            for items in _arrangements(block_kinds, length, range(len(block_kinds))):
-                yield (*ordering, items)
 
 
 def _arrangements(kinds: tuple[int, ...], length: int, unused: Sequence[int]) -> Iterator[tuple[int, ...]]:

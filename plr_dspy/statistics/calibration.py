@@ -12,7 +12,6 @@ from scipy.special import chdtrc, log_softmax, logsumexp  # scipy.stats takes a 
 from plr_dspy.statistics.arrays import Array
 
 MAX_P_VALUE = 0.01  # p value of a chi-squared test below which labels count as uneven
-FAR_FROM_EVEN = 0.2  # total variation distance from even shares that counts as far; that of 0.7 and 0.3
 MIN_GAP = 1e-6  # minimum gap in log-probability between the seen labels and an unseen one
 
 
@@ -36,12 +35,7 @@ def batch_offsets(
 
 
 def log_mean(log_probabilities: Array, weights: Array) -> Array:
-    """Return the logs of the weighted mean probabilities over inputs, ``[..., L]``.
-
-    Args:
-        log_probabilities: Log-probabilities of the labels, ``[..., N, L]``.
-        weights: Weights of the inputs, ``[..., N]``.
-    """
+    """Return log mean probabilities ``[..., L]`` of inputs ``[..., N, L]`` with weights ``[..., N]``."""
     sums = logsumexp(log_probabilities, axis=-2, b=weights[..., None])
     return np.asarray(sums - np.log(weights.sum(axis=-1, keepdims=True)))
 
@@ -81,7 +75,7 @@ def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
     """
     counts = np.asarray(counts, dtype=np.float64)
     even = np.full(len(counts), 1.0 / len(counts))
-    if not is_uneven(counts):
+    if not _are_uneven(counts):
         return even[None]
     smoothed = counts + 1.0
     alternatives = [smoothed / smoothed.sum()]
@@ -91,21 +85,15 @@ def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
     return np.stack([*alternatives, even])
 
 
-def is_uneven(counts: ArrayLike, *, far: bool = False) -> bool:
-    """Return whether label counts ``[L]`` are clearly uneven and, with `far`, far from even."""
-    counts = np.asarray(counts, dtype=np.float64)
-    if not counts.any():
-        return False
+def _are_uneven(counts: Array) -> bool:
+    """Return whether label counts ``[L]`` are clearly uneven."""
     mean = counts.mean()
-    p_value = chdtrc(len(counts) - 1, ((counts - mean) ** 2 / mean).sum())
-    if p_value >= MAX_P_VALUE:
-        return False
-    distance = 0.5 * np.abs(counts / counts.sum() - 1.0 / len(counts)).sum()
-    return not far or bool(distance >= FAR_FROM_EVEN - 1e-9)
+    p_value = chdtrc(len(counts) - 1, ((counts - mean) ** 2 / max(mean, 1e-9)).sum())
+    return bool(p_value < MAX_P_VALUE)
 
 
 def right_counts(scores: ArrayLike) -> Array:
-    """Count the examples for which each label is correct, ``[L]``, given scores ``[E, L]``; ties share an example."""
+    """Count the examples that each label is right for, ``[L]``; ties share an example."""
     is_best = np.asarray(scores) == np.max(scores, axis=1, keepdims=True)
     shares = is_best / is_best.sum(axis=1, keepdims=True)
     return np.asarray(shares[~is_best.all(axis=1)].sum(axis=0))

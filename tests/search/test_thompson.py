@@ -88,7 +88,7 @@ class TestSearch:
         program = WholeProgram(0, "nearest last")
         first = []
         space = OrderingSpace((tuple(range(3)),), programs=(program,))
-        silent = LabelResponses(np.eye(2), lambda *cell: None)
+        silent = LabelResponses(np.eye(4, 2), lambda *cell: None)
         cases = [(4, 1.0, silent), (3, 0.0, silent), (3, 0.0, None)]
         for num_scored, score, responses in cases:
             known = {space.identity: dict.fromkeys(range(4), 1.0)}

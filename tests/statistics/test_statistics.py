@@ -11,14 +11,7 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 from scipy.special import log_softmax
 
-from plr_dspy.statistics.calibration import (
-    batch_offsets,
-    calibrated,
-    is_uneven,
-    label_offsets,
-    likely_shares,
-    shares_to_try,
-)
+from plr_dspy.statistics.calibration import batch_offsets, calibrated, label_offsets, likely_shares, shares_to_try
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 SHAPES = st.tuples(st.integers(1, 12), st.integers(2, 6))
@@ -65,16 +58,11 @@ class TestUnevenLabels:
     )
     def test_are_those_that_chance_does_not_explain(self, counts, uneven):
         """A chi-squared test gives 90 to 60 a probability of .014, and 120 to 80 one of .005."""
-        assert is_uneven(counts) is uneven
         shares = likely_shares(counts)
         assert len(shares) == 1 + uneven
         assert shares[-1].tolist() == [0.5, 0.5]
         if uneven:
             assert shares[0] == pytest.approx([121 / 202, 81 / 202])
-
-    @pytest.mark.parametrize(("counts", "far"), [([138, 62], False), ([140, 60], True), ([7, 3], False)])
-    def test_far_from_even(self, counts, far):
-        assert is_uneven(counts, far=True) is far
 
 
 class TestCalibrated:

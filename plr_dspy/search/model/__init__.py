@@ -1,18 +1,48 @@
 """A model that predicts scores of orderings from known scores and log-probabilities of labels.
 
-Searches use `ordering_model`. Modules begin with their notation; equations are those of
-docs/method.md.
+Searches use `ordering_model`.
 
 module          what it computes
 ordering_model  estimates, gains and posterior draws of orderings
+paired          the same of whole programs
 score_table     the table of scores, and means adjusted for the difficulty of examples
 features        features of orderings
 process         the Gaussian process of scores, Eq. 2
 components      a Gaussian process's variances and posterior
+responses       the calls that a model is fitted to: scores, and log-probabilities of labels
 effects         label bias and slope of orderings, and effects of examples, from log-probabilities
 logits          logits of labels under these effects, Eq. 3
-responses       expected scores under these logits, Eq. 4
+response_model  expected scores under these logits, Eq. 4
 unread          replies in which no label can be read
 answers         the answers to score: as programs gave them, or calibrated, Eq. 5 and 6
 gains           gains over a reference on new examples, Eq. 7 to 9
+
+All modules share this notation; the equations are those of docs/method.md. NaN marks unknown
+cells, and arrays of candidates begin with the orderings that the model is fitted to.
+
+symbol  code         shape      meaning
+m, c                            numbers of fitted orderings o, and of others
+E, n                            numbers of examples e, and of a subset
+L                               number of labels
+d, k                            numbers of features or contrasts, and of outputs
+y       scores       [m, E]     scores of calls
+s       expected     [m, E]     scores expected from p; 0 if p is unknown
+a       examples     [E]        effects of examples, shrunk
+t       means        [m]        effects of orderings on scores
+f       process      [m]        Gaussian process of scores
+l       LabelBias    [m]        label bias, measured by scores
+p       logs         [m, E, L]  log-probabilities of labels
+z       contrasts    [m, E, d]  p as d = L - 1 orthonormal contrasts
+b       label_bias   [m, d]     label bias of orderings in z
+q       slope        [m]        how much they favour labels with high scores
+        effects      [m, d+1]   b and q, side by side
+g       directions   [E, d]     direction towards labels with high scores
+P       chances      [m, n, L]  chance of each label being the answer
+M       scores       [E, L]     score of each label on each example
+        shares       [L]        how often each label is to be answered
+F_i     features     [m, d]     one family of features
+K_i     kernels      [m, m]     F_i F_i^T; the identity for own effects
+
+A candidate without features, such as a whole program, is an "outsider". It has only an own
+effect. `earlier` is the `state` of an earlier fit, from which a fit continues in fewer steps.
 """

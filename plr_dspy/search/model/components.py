@@ -1,16 +1,12 @@
 """Gaussian processes that are sums of components with estimated variances.
 
 symbol  code        shape   meaning
-m, c                        number of fitted orderings, and of other orderings
-k                           number of outputs; with one output, arrays lack this axis
-F_i     features    [m, d]  features of every component except the last
-K_i     kernels     [m, m]  covariance of component i with variance 1
-v_i     variances   [n]     variances of the components
+v_i     variances   [n]     variances of the components, of which the last has no features
 G       fixed       [m, m]  prior covariance that is not estimated
 K       covariance  [m, m]  sum_i v_i K_i + G
 E       errors      [m, m]  covariance of the errors of the measured values
 s       noise               variance of the noise, the unit of all variances above
-y       values      [m, k]  measured values minus their mean
+y       values      [m, k]  measured values minus their mean; without the last axis if k = 1
 u       solved      [m, k]  (K + E)^-1 y
 """
 
@@ -92,16 +88,11 @@ def fit_components(
     Source: D. A. Harville, JASA 72, 1977.
 
     Args:
-        features: Features of every component except the last.
-        kernels: Kernels of all components.
-        errors: Covariance of the errors of the measured values.
         measure: Returns the measured values and the noise, given the current fit.
         earlier: Variances to start from; ignored if their number differs from that of the
             kernels.
-        total: Prior mean of the sum of the variances, and its initial value without
-            `earlier`.
+        total: Prior mean of the sum of the variances, and its initial value.
         noise: Initial noise.
-        fixed: Prior covariance that is not estimated.
         extra_variances: Further prior variances in the unit of the values, ``[m]``.
     """
     stacked: Array = np.stack(kernels)

@@ -2,16 +2,6 @@
 
     z[o, e]  =  a[e]  +  b[o]  +  q[o] g[e]  +  noise          (3)
 
-    symbol  code        shape      meaning
-    m, E                           number of orderings o, and of examples e
-    d                              number of orthonormal contrasts of d + 1 labels
-    z       contrasts   [m, E, d]  log-probabilities as contrasts, NaN for unknown cells
-    a       examples    [E, d]     effects of examples
-    b       label_bias  [m, d]     label bias of orderings
-    q       slope       [m]        how much an ordering favours labels with high scores
-    g       directions  [E, d]     direction towards the labels with high scores
-    w       weights     [m, E]     weights of the cells in the fit of b and q
-
 Two examples determine an ordering's b almost exactly, so a few examples predict its score on
 all others. Expectation-maximisation fits the effects and their variances (N. M. Laird and J.
 H. Ware, Biometrics 38, 1982).
@@ -53,8 +43,8 @@ class ResponseEffects:
     """The effects of examples and orderings, fitted to log-probabilities.
 
     Attributes:
-        examples, example_variances: Posterior means of a, ``[E, d]``, and their variances,
-            ``[E]``.
+        examples, example_variances: Posterior means of a, here effects on log-probabilities,
+            ``[E, d]``, and their variances, ``[E]``.
         label_bias, slope: Posteriors of b and q.
         noise: Noise variance of a contrast.
         leverage: Influence of each cell on its own fitted value, from 0 to 1, ``[m, E]``.
@@ -158,34 +148,18 @@ class ResponseEffects:
     def _fit_noise(self) -> None:
         """Update the noise from the residuals and their degrees of freedom."""
         own_precision = self._known / self.noise
-        example_precisions = 1.0 / self.example_variances
         ordering_precisions = 1.0 / self.label_bias.prior_variances + own_precision.sum(axis=1)
-        # Invert the smaller of two systems (Woodbury identity).
-        if len(ordering_precisions) <= len(example_precisions):
-            variances = _sum_variances(own_precision, ordering_precisions, example_precisions)
-        else:
-            variances = _sum_variances(own_precision.T, example_precisions, ordering_precisions).T
+        scaled = own_precision * self.example_variances
+        ordering_covariance = np.linalg.inv(np.diag(ordering_precisions) - own_precision @ scaled.T)
+        cross_covariance = ordering_covariance @ scaled
+        of_examples = self.example_variances + (scaled * cross_covariance).sum(axis=0)
+        variances = np.diag(ordering_covariance)[:, None] - 2.0 * cross_covariance + of_examples
         self.leverage = np.minimum(variances / self.noise + self._slope_leverage, MAX_LEVERAGE)
         residuals = (self._example_responses - self._examples[:, None]) * self._known
         self.residuals = np.moveaxis(residuals, 0, 2)
         degrees = float(((1.0 - self.leverage) * self._known).sum()) * len(residuals)
         squares = float(np.vdot(residuals, residuals))
         self.noise = (squares + PRIOR_COUNT * PRIOR_NOISE) / (degrees + PRIOR_COUNT)
-
-
-def _sum_variances(cross: Array, rows: Array, columns: Array) -> Array:
-    """Return the variance of the sum of each row's and each column's effect, ``[r, c]``.
-
-    Args:
-        cross: Precisions that couple the rows with the columns, ``[r, c]``.
-        rows: Precisions of the rows, ``[r]``.
-        columns: Precisions of the columns, ``[c]``.
-    """
-    scaled = cross / columns
-    row_covariance = np.linalg.inv(np.diag(rows) - cross @ scaled.T)
-    cross_covariance = row_covariance @ scaled
-    column_variances = 1.0 / columns + (scaled * cross_covariance).sum(axis=0)
-    return np.asarray(np.diag(row_covariance)[:, None] - 2.0 * cross_covariance + column_variances)
 
 
 def _posterior_variance(squares: Array, prior: float) -> float:
@@ -198,8 +172,7 @@ class EffectProcess:
 
     Attributes:
         fit: The fitted components, with variances relative to `unit`.
-        means, variances: Posterior means and variances given all orderings, ``[m, k]`` and
-            ``[m]``.
+        means, variances: Posterior given all orderings, ``[m, k]`` and ``[m]``.
     """
 
     def __init__(
@@ -229,25 +202,22 @@ class EffectProcess:
         self.variances = self.fit.posterior_variances
 
     def errors(self, noise: Array, is_measured: Mask) -> Array:
-        """Return the covariance ``[c, c]`` of the errors that noise causes in the posterior means of c orderings.
+        """Return the covariance of the errors that noise causes in the means of measured orderings.
 
-        Args:
-            noise: Covariance of the noise in any unit, ``[c, c]``.
-            is_measured: Mask of the c orderings, ``[m]``.
+        Both covariances are ``[c, c]``, that of the noise in any unit.
         """
         deviations = 1.0 / np.sqrt(self._precisions[is_measured] * np.diag(noise))
         gain = (self.fit.covariance @ self.fit.inverse)[np.ix_(is_measured, is_measured)]
         return np.asarray(gain @ (noise * np.outer(deviations, deviations)) @ gain.T)
 
-    def predict(self, products: Families, squares: Array) -> tuple[Array, Array]:
-        """Return the posterior means ``[c, k]`` and variances ``[c]`` of other orderings.
+    def predict_variances(self, products: Families, squares: Array) -> Array:
+        """Return the posterior variances of other orderings, ``[c]``.
 
         Args:
-            products: Inner products of their features with those of the fitted orderings,
-                ``[c, m]`` for each family.
+            products: Inner products of their features with the fitted ones, ``[c, m]`` each.
             squares: Squared norms of their features, ``[c, families]``.
         """
         *family_variances, own_variance = self.fit.variances
         covariance = np.tensordot(family_variances, products, axes=1)
         prior_variances = squares @ family_variances + own_variance
-        return covariance @ self.fit.solved + self.level, self.fit.remaining(prior_variances, covariance)
+        return self.fit.remaining(prior_variances, covariance)

@@ -1,11 +1,4 @@
-"""Features of orderings, in families.
-
-symbol  code      shape      meaning
-n, k                         number of items in a block, and of positions, counted from the end
-p       items     [m, k]     item at each position, n if empty
-x       is_item   [m, k, n]  whether an item is at a position
-c       is_class  [m, k, C]  whether an item of a class is at a position
-"""
+"""Features of orderings, in families."""
 
 from __future__ import annotations
 
@@ -27,7 +20,7 @@ FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region",
 - "class region", "class adjacency": "region" and "adjacency" of classes, such as the answers of demos
 - "none": whether a block that may be empty is empty
 - "choice": which item is chosen, in a block of which exactly one is
-- "choice and none", "choice and number": "choice", together with "none" or "number" of the block that it belongs to
+- "choice and none", "choice and number": "choice", together with "none" or "number" of its block
 """
 
 CHOICE_FAMILIES = ("none", "choice", "choice and none", "choice and number")

@@ -1,36 +1,32 @@
 """Gains of orderings over a reference on new examples, averaged over hypotheses about the variances.
 
-    W        =  (s K + k A + v N)^-1                      (7)
-    mu       =  1' W y / 1' W 1                           (8)
-    gain[o]  =  (P[o] - P[r]) W (y - mu)                  (9)
+W        =  (s K + k A + v N)^-1                      (7)
+mu       =  1' W y / 1' W 1                           (8)
+gain[o]  =  (P[o] - P[r]) W (y - mu)                  (9)
 
-    symbol       code           shape   meaning
-    m                                   orderings
-    H                                   hypotheses about s, k and v
-    y            means          [m]     measured mean scores, without the effects of examples
-    K            covariance     [m, m]  estimated prior covariance of true scores
-    A            outsiders      [m, m]  further prior covariance of candidates that may be unlike others
-    N            noise          [m, m]  covariance of the errors of y
-    s, k, v                             factors of K, A and N
-    r            reference              index of the ordering that the others are compared with
-    P            prior          [m, m]  s K + k A
-    W            inverse        [m, m]  inverse covariance of y
-    mu           centre                 generalised least-squares mean of y
-    P - P[r]     contrasts      [m, m]  prior covariance of gains and true scores
-
-The equation numbers are those of docs/method.md.
+symbol       code           shape      meaning
+H                                      hypotheses about s, k and v
+y            means          [m]        measured mean scores, without the effects of examples
+K            covariance     [m, m]     estimated prior covariance of true scores
+A            outsiders      [m, m]     further prior covariance of candidates that may be unlike others
+N            noise          [m, m]     covariance of the errors of y
+s, k, v                                factors of K, A and N
+r            reference                 index of the ordering that the others are compared with
+P            priors         [H, m, m]  s K + k A
+W            inverses       [H, m, m]  inverse covariances of y
+P - P[r]     contrasts      [H, m, m]  prior covariances of gains and true scores
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from scipy import special
 
-from plr_dspy.statistics.arrays import Array, Mask
+from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
 Families: TypeAlias = Sequence[Array]  # one array for each family of features, such as the features [m, d]
 
@@ -71,6 +67,12 @@ class Gains(NamedTuple):
         """Multiply the gains by a number, or by a factor for each ordering, ``[m]``."""
         return self._replace(means=factor * self.means, variances=np.square(factor) * self.variances)
 
+    def of(self, columns: Numbers) -> Gains:
+        """Return the gains of the orderings in these columns."""
+        return self._replace(
+            means=self.means[:, columns], variances=self.variances[:, columns], possible=self.possible[:, columns]
+        )
+
     def condensed(self) -> Gains:
         """Merge hypotheses under which the same gains are possible; keep mean and variance."""
         possible, groups = np.unique(self.possible, axis=0, return_inverse=True)
@@ -95,6 +97,33 @@ class Gains(NamedTuple):
         )
 
 
+def conditional_gains(means: Array, priors: Array, noise: Array, probabilities: Array, reference: int) -> Gains:
+    """Return gains by Gaussian conditioning under each hypothesis, weighted by its likelihood.
+
+    Args:
+        means, priors, reference: As above.
+        noise: Covariance of the errors, ``[m, m]`` or ``[H, m, m]``.
+        probabilities: Prior probabilities of the hypotheses, ``[H]``.
+    """
+    inverses = np.asarray(np.linalg.inv(priors + noise), dtype=np.float64)  # Eq. 7
+    sums = inverses.sum(axis=1)
+    precisions = sums.sum(axis=1)
+    residuals = means - (sums @ means / precisions)[:, None]  # Eq. 8
+    weighted = (inverses @ residuals[..., None])[..., 0]
+    # The mean is estimated by generalised least squares, so use the restricted likelihood.
+    log_determinants = np.linalg.slogdet(inverses)[1]
+    log_likelihoods = 0.5 * (log_determinants - np.log(precisions) - (residuals * weighted).sum(axis=1))
+    contrasts = priors - priors[:, [reference]]
+    slopes = contrasts @ inverses
+    diagonals = np.diagonal(priors, axis1=1, axis2=2)
+    prior_variances = diagonals + diagonals[:, [reference]] - 2.0 * priors[:, reference]
+    explained = (slopes * contrasts).sum(axis=2) - slopes.sum(axis=2) ** 2 / precisions[:, None]
+    variances = np.maximum(prior_variances - explained, 0.0)
+    gains = (contrasts @ weighted[..., None])[..., 0]  # Eq. 9
+    posterior = special.softmax(np.log(probabilities) + log_likelihoods)
+    return Gains(posterior, gains, variances, prior_variances > 1e-12)
+
+
 def expected_gains(
     means: Array,
     *,
@@ -105,33 +134,17 @@ def expected_gains(
     num_examples: int,
     outsider_scales: Sequence[float] = OUTSIDER_SCALES,
 ) -> Gains:
-    """Return the gains of orderings over a reference, by Gaussian conditioning.
+    """Return the gains of orderings over a reference.
 
     If orderings do not differ, their estimated variance mistakes chance for an effect. So the
-    gains average over scales of this variance, weighted by the likelihood of the scores. The
-    covariance of the errors has `num_examples - 1` degrees of freedom. To be cautious,
-    hypotheses may enlarge it, but never reduce it.
+    gains average over scales of this variance. The covariance of the errors has
+    `num_examples - 1` degrees of freedom. To be cautious, hypotheses may enlarge it, but never
+    reduce it.
     """
-    hypotheses = []
-    for scale, outsider_scale, error_scale in _factors(outsiders, outsider_scales, num_examples):
-        prior = scale * covariance + outsider_scale * outsiders
-        inverse = np.linalg.inv(prior + error_scale * noise)  # Eq. 7
-        precision = inverse.sum()
-        centre = inverse.sum(axis=0) @ means / precision  # Eq. 8
-        residuals = means - centre
-        # The mean is estimated by generalised least squares, so use the restricted
-        # likelihood.
-        log_determinant = np.linalg.slogdet(inverse)[1]
-        log_likelihood = 0.5 * (log_determinant - np.log(precision) - residuals @ inverse @ residuals)
-        contrasts = prior - prior[reference]
-        weights = contrasts @ inverse
-        prior_variances = np.diag(prior) + prior[reference, reference] - 2 * prior[reference]
-        explained = (weights * contrasts).sum(axis=1)
-        variance_of_mean = weights.sum(axis=1) ** 2 / precision
-        variances = np.maximum(prior_variances - explained + variance_of_mean, 0.0)
-        gains = weights @ residuals  # Eq. 9
-        hypotheses.append((scale, log_likelihood, gains, variances, prior_variances > 1e-12))
-    return _gains_from(hypotheses)
+    factors = _factors(outsiders, outsider_scales, num_examples)
+    scales, outsider_factors, error_scales = factors[..., None, None]
+    priors = scales * covariance + outsider_factors * outsiders
+    return conditional_gains(means, priors, error_scales * noise, _prior_weights(factors[0]), reference)
 
 
 def independent_gains(means: Array, noise: Array, *, outsiders: Array, reference: int, num_examples: int) -> Gains:
@@ -139,14 +152,7 @@ def independent_gains(means: Array, noise: Array, *, outsiders: Array, reference
 
     Errors on a few shared examples move many orderings together, so many orderings are hardly
     more evidence than one. The spread of the means therefore has the effective degrees of
-    freedom of the errors' covariance.
-
-    Args:
-        means: As in `expected_gains`.
-        noise: As in `expected_gains`.
-        outsiders: Additional prior variances, ``[m]``.
-        reference: As in `expected_gains`.
-        num_examples: As in `expected_gains`.
+    freedom of the errors' covariance. Here, `outsiders` are variances, ``[m]``.
     """
     errors = noise - noise.mean(axis=0) - noise.mean(axis=1)[:, None] + noise.mean()
     error_variances = np.diag(errors)
@@ -159,34 +165,29 @@ def independent_gains(means: Array, noise: Array, *, outsiders: Array, reference
     half_degrees = 0.5 * np.trace(errors) ** 2 / ((errors**2).sum() + 1e-24)
     estimate = max(spread - error, 0.1 * PRIOR_SPREAD)
     gain_errors = np.maximum(np.diag(noise) + noise[reference, reference] - 2 * noise[reference], 0.0)
-    hypotheses = []
-    for scale, outsider_scale, error_scale in _factors(outsiders, OUTSIDER_SCALES, num_examples):
-        variance = scale * estimate
-        total = error_scale * error + variance
-        outsider_totals = (error_variances + variance + outsider_scale * outsiders)[is_outsider] + 1e-12
-        outsider_terms = np.log(outsider_totals) + (means - centre)[is_outsider] ** 2 / outsider_totals
-        log_likelihood = -half_degrees * (np.log(total) + spread / total) - 0.5 * outsider_terms.sum()
-        prior_variances = 2.0 * variance + outsider_scale * (outsiders + outsiders[reference])
-        prior_variances[reference] = 0.0
-        shrinkage = prior_variances / (prior_variances + 2.0 * error_scale * error)
-        gains = shrinkage * (means - means[reference])
-        variances = shrinkage * error_scale * gain_errors
-        hypotheses.append((scale, log_likelihood, gains, variances, prior_variances > 0.0))
-    return _gains_from(hypotheses)
+    factors = _factors(outsiders, OUTSIDER_SCALES, num_examples)
+    scales, outsider_scales, error_scales = factors[..., None]
+    variances = scales * estimate
+    totals = error_scales * error + variances
+    outsider_totals = (error_variances + variances + outsider_scales * outsiders)[:, is_outsider] + 1e-12
+    outsider_terms = np.log(outsider_totals) + (means - centre)[is_outsider] ** 2 / outsider_totals
+    spread_terms = (np.log(totals) + spread / totals)[:, 0]
+    log_likelihoods = -half_degrees * spread_terms - 0.5 * outsider_terms.sum(axis=1)
+    prior_variances = 2.0 * variances + outsider_scales * (outsiders + outsiders[reference])
+    prior_variances[:, reference] = 0.0
+    shrinkage = prior_variances / (prior_variances + 2.0 * error_scales * error)
+    posterior = special.softmax(np.log(_prior_weights(factors[0])) + log_likelihoods)
+    gains = shrinkage * (means - means[reference])
+    return Gains(posterior, gains, shrinkage * error_scales * gain_errors, prior_variances > 0.0)
 
 
-def _factors(
-    outsiders: Array, outsider_scales: Sequence[float], num_examples: int
-) -> Iterator[tuple[float, float, float]]:
-    """Return all combinations of the factors s, k and v of the covariances."""
+def _factors(outsiders: Array, outsider_scales: Sequence[float], num_examples: int) -> Array:
+    """Return all combinations of the factors s, k and v of the covariances, ``[3, H]``."""
     degrees = max(1, num_examples - 1)
     error_scales = np.maximum(1.0, degrees / special.chdtri(degrees, ERROR_QUANTILES))
-    return itertools.product(SCALES, outsider_scales if outsiders.any() else (0.0,), error_scales)
+    return np.array([*itertools.product(SCALES, outsider_scales if outsiders.any() else (0.0,), error_scales)]).T
 
 
-def _gains_from(hypotheses: Sequence[tuple[float, float, Array, Array, Mask]]) -> Gains:
-    """Return the gains with the posterior probabilities of the hypotheses."""
-    scales, log_likelihoods, means, variances, possible = map(np.array, zip(*hypotheses, strict=True))
-    priors = np.where(scales == 0.0, PRIOR_NO_EFFECT, (1 - PRIOR_NO_EFFECT) / (len(SCALES) - 1))
-    weights = priors * np.exp(log_likelihoods - log_likelihoods.max())
-    return Gains(weights / weights.sum(), means, variances, possible)
+def _prior_weights(scales: Array) -> Array:
+    """Return the prior weights of hypotheses, given s."""
+    return np.where(scales == 0.0, PRIOR_NO_EFFECT, (1 - PRIOR_NO_EFFECT) / (len(SCALES) - 1))

@@ -2,23 +2,11 @@
 
     z[o, e]  =  a[e]  +  b[o]  +  q[o] g[e]  +  noise          (3)
 
-    symbol  code         shape      meaning
-    m, E                            orderings o, examples e
-    c, n                            other orderings, examples in a subset
-    L                               labels
-    p       logs         [m, E, L]  log-probabilities of labels, NaN if unknown
-    B       basis        [d, L]     orthonormal contrasts, d = L - 1
-    z       contrasts    [m, E, d]  p B^T, NaN if unknown
-    a, b, q                         effects of the example, label bias and slope of the ordering, see `effects.py`
-    g       directions   [E, d]     direction towards the labels with high scores
-    b, q    effects      [m, d+1]   label bias and slope of orderings, side by side
-    z B     logits       [m, n, L]  mean logits of labels
-
-The equation numbers are those of docs/method.md.
+The effects a, b and q come from `effects.py`. Contrasts z are p B^T with the orthonormal basis
+B, ``[d, L]``, and logits are z B.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import helmert
@@ -27,23 +15,11 @@ from plr_dspy.search.model.components import Variances, kernels_of, linear
 from plr_dspy.search.model.effects import NUM_QUICK_SWEEPS, NUM_SWEEPS, EffectProcess, Posterior, ResponseEffects
 from plr_dspy.search.model.gains import Families
 from plr_dspy.search.model.process import covariance_of_means
+from plr_dspy.search.model.responses import Calls
 from plr_dspy.search.model.score_table import ScoreTable
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-MIN_LOG = -1e3  # lower bound, since servers return -9999 or nothing for a probability of 0
 MAX_CONTRAST = 8.0  # upper bound; beyond it, a label is practically impossible
-
-
-class LabelTable(NamedTuple):
-    """Log-probabilities of labels, and which labels are unseen, ``[m, E, L]`` each."""
-
-    logs: Array  # NaN if unknown
-    unseen: Mask  # not among the likeliest tokens
-
-    @property
-    def known(self) -> Mask:
-        """Return which cells are known, ``[m, E]``."""
-        return ~np.isnan(self.logs[..., 0])
 
 
 def softmax(logits: Array) -> Array:
@@ -59,52 +35,38 @@ def mean_probabilities(logits: Array, variances: Array) -> Array:
 
 
 def likeliest_chances(logits: Array, variances: Array) -> Array:
-    """Return the probability that each label has the highest logit, with logistic in place of normal errors."""
+    """Return the probability that each label has the highest logit, with logistic errors."""
     return softmax(logits * (np.pi / np.sqrt(6.0 * variances))[..., None])
 
 
 class LabelLogits:
     """The logits of labels, predicted from effects that are fitted to log-probabilities.
 
-    Whole programs have no effects, because their prompts differ by example.
-
-    Args:
-        table: Log-probabilities of labels.
-        label_scores: Score of each label on each example, ``[E, L]``.
-        is_outsider: Candidates without features, ``[m]``, as in `AdditiveProcess`.
-        is_program: Whole programs, ``[m]``.
-        features: Features of the orderings; None for a fast fit that cannot predict others.
-        earlier: `state` of an earlier fit to start from.
+    Whole programs have no effects, because their prompts differ by example. Without features,
+    the fit is fast, and cannot predict other orderings.
 
     Attributes:
-        noise: Noise variance of a contrast.
-        num_cells: Known cells of each ordering, ``[m]``.
+        known: Calls whose log-probabilities are used, ``[m, E]``.
         effects, effect_variances: Effects of orderings, ``[m, d + 1]``, and the variances of
             label bias and of slope, ``[m, 2]``.
+        is_mute: Candidates without effects of their own, ``[m]``.
         state: Fitted variances of the effects, as JSON data.
     """
 
-    def __init__(
-        self,
-        table: LabelTable,
-        label_scores: Array,
-        *,
-        is_outsider: Mask,
-        is_program: Mask,
-        features: Families | None,
-        earlier: Sequence[Variances],
-    ) -> None:
-        self.basis = helmert(label_scores.shape[1])
-        directions = label_scores @ self.basis.T
-        lengths = np.sqrt((directions**2).sum(axis=1, keepdims=True))
+    def __init__(self, calls: Calls, *, features: Families | None, earlier: Sequence[Variances]) -> None:
+        labels = calls.labels
+        self.basis = helmert(labels.scores.shape[1])
+        directions = labels.scores @ self.basis.T
+        lengths = np.linalg.norm(directions, axis=1, keepdims=True)
         self._directions = np.where(lengths > 1e-9, directions / np.maximum(lengths, 1e-9), 0.0)
-        logs = np.where(is_program[:, None, None], np.nan, table.logs)
+        logs = np.where(calls.is_program[:, None, None], np.nan, labels.logs)
         self._contrasts = np.clip(logs @ self.basis.T, -MAX_CONTRAST, MAX_CONTRAST)
         self.known = ~np.isnan(self._contrasts[..., 0])
         num_sweeps = NUM_QUICK_SWEEPS if features is None else NUM_SWEEPS
-        self._cells = ResponseEffects(self._contrasts, self._directions, is_outsider=is_outsider, num_sweeps=num_sweeps)
-        self.noise = self._cells.noise
-        self.num_cells = self._cells.num_cells
+        self._cells = ResponseEffects(
+            self._contrasts, self._directions, is_outsider=calls.is_outsider, num_sweeps=num_sweeps
+        )
+        self.is_mute = calls.is_program | (self._cells.num_cells <= 0)
         measured = [self._cells.label_bias, self._cells.slope]
         posteriors: Sequence[Posterior | EffectProcess] = measured
         self.state: list[list[float]] = []
@@ -113,7 +75,7 @@ class LabelLogits:
             self._kernels = kernels_of(features)
             self._processes = []
             for posterior, variances in zip(measured, earlier, strict=True):
-                process = EffectProcess(features, self._kernels, posterior, unit=self.noise, earlier=variances)
+                process = EffectProcess(features, self._kernels, posterior, unit=self._cells.noise, earlier=variances)
                 self._processes.append(process)
             self.state = [process.fit.variances.tolist() for process in self._processes]
             posteriors = self._processes
@@ -124,27 +86,24 @@ class LabelLogits:
         """Return mean logits ``[m, n, L]`` under effects (Eq. 3), and contrasts' variances ``[n]``."""
         label_bias = effects[:, None, :-1]
         slopes = effects[:, -1:, None]
-        means = self._cells.examples[examples] + label_bias
-        means += slopes * self._directions[examples]
-        return means @ self.basis, self.noise + self._cells.example_variances[examples]
+        means = self._cells.examples[examples] + label_bias + slopes * self._directions[examples]
+        return means @ self.basis, self._cells.noise + self._cells.example_variances[examples]
 
     def leave_one_out(self) -> tuple[Array, Array]:
-        """Return logits of the known cells ``[m, E, L]`` and variances ``[m, E]``, each given all other cells."""
+        """Return logits of known cells ``[m, E, L]``, and variances, each given all other cells."""
         rest = 1.0 - self._cells.leverage
         logits = np.nan_to_num(self._contrasts - self._cells.residuals / rest[..., None]) @ self.basis
-        return logits, self.noise / rest
+        return logits, self._cells.noise / rest
 
     def predict(self, features: Families) -> tuple[Array, Array]:
-        """Return the effects of other orderings ``[c, d + 1]`` and their variances ``[c, 2]``."""
+        """Return the effects of other orderings ``[c, d + 1]``, and their variances ``[c, 2]``."""
         products = [other @ fitted.T for other, fitted in zip(features, self._features, strict=True)]
         squares = np.stack([(other**2).sum(axis=1) for other in features], axis=1)
-        bias, bias_variances = self._processes[0].predict(products, squares)
-        slopes, slope_variances = self._processes[1].predict(products, squares)
-        effects = np.concatenate([bias, slopes], axis=1)
-        return effects, np.stack([bias_variances, slope_variances], axis=1)
+        variances = [process.predict_variances(products, squares) for process in self._processes]
+        return self.predict_effects(features), np.stack(variances, axis=1)
 
     def predict_effects(self, features: Families) -> Array:
-        """Return only the effects of `predict`, in less time, ``[c, d + 1]``."""
+        """Return the effects of other orderings, ``[c, d + 1]``."""
         effects = [linear(features, process.fit.weights) + process.level for process in self._processes]
         return np.concatenate(effects, axis=1)
 

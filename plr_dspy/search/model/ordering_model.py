@@ -2,22 +2,8 @@
 
     y[o, e] - s[o, e]  =  a[e]  +  f(o)  +  b[c(e)] l(o)  +  noise          (2)
 
-    symbol   code            shape      meaning
-    m, c, E                             fitted orderings, other orderings, examples
-    L                                   labels
-             scores                     scores of calls by candidate and example
-             scored          [m, E]     the same as a table, NaN if unknown
-    y        counted_scores  [m, E]     scores of calls, or of the calibrated answers that replace theirs
-    p        label_table     [m, E, L]  log-probabilities of labels
-    s        responses       [m, E]     scores expected from p, see `responses.py`; 0 without p
-    y - s    unexplained     [m, E]     remainder, which the process explains
-    a, f     process                    effects of examples, and a Gaussian process of orderings, see `process.py`
-    b l      process         [m, E]     label bias; only if s = 0 and examples have classes
-             features        [m, d]     features of orderings, one array for each family
-             is_outsider     [m]        candidates without features, such as programs
-             is_program      [m]        whole programs
-
-The equation number is that of docs/method.md.
+The process explains what log-probabilities do not. Label bias l has effects b on classes c of
+examples, and is modelled only without log-probabilities.
 """
 
 from __future__ import annotations
@@ -36,9 +22,9 @@ from threadpoolctl import ThreadpoolController
 from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.features import Features
 from plr_dspy.search.model.gains import OUTSIDER_SCALES
-from plr_dspy.search.model.logits import LabelTable
 from plr_dspy.search.model.process import AdditiveProcess
-from plr_dspy.search.model.responses import LabelResponses, ResponseModel
+from plr_dspy.search.model.response_model import ResponseModel
+from plr_dspy.search.model.responses import Calls, LabelResponses, LabelTable
 from plr_dspy.search.model.score_table import InformationWeights, ScoreTable
 from plr_dspy.search.space import Candidate, Ordering, OrderingSpace, ScoreEstimate, Scores, WholeProgram, best_first
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
@@ -69,40 +55,11 @@ def one_thread() -> Iterator[None]:
             torch.set_num_threads(num_threads)
 
 
-@dataclass(frozen=True)
-class _Data:
-    """The known scores and log-probabilities of candidates."""
-
-    candidates: list[Candidate]
-    scored: ScoreTable
-    label_table: LabelTable | None
-    is_program: Mask
-    is_outsider: Mask
-
-    def select(self, rows: Numbers) -> _Data:
-        """Return the data of some candidates, without examples that none of them was scored on."""
-        columns = self.scored.known[rows].any(axis=0)
-        cells = np.ix_(rows, columns)
-        label_table = self.label_table
-        if label_table is not None:
-            label_table = LabelTable(label_table.logs[cells], label_table.unseen[cells])
-        return _Data(
-            [self.candidates[row] for row in rows],
-            ScoreTable(self.scored.scores[cells], self.scored.examples[columns], self.scored.information_weights[rows]),
-            label_table,
-            self.is_program[rows],
-            self.is_outsider[rows],
-        )
-
-
 class OrderingModel:
     """A model of known scores that predicts scores of other orderings and on other examples.
 
     Args:
-        space: The orderings to model.
-        classes: Classes of the demos, as in `ThompsonSearch`.
-        example_classes: Classes of the examples, as in `ThompsonSearch`.
-        responses: Log-probabilities of labels; None if there are none.
+        space, classes, example_classes, responses: As in `ThompsonSearch`.
         with_features: Whether to use features, so that similar orderings have similar scores.
 
     Attributes:
@@ -128,29 +85,25 @@ class OrderingModel:
         self._responses = responses
         self._features = Features(space, classes=classes) if with_features else None
         self._example_classes = None if example_classes is None else np.array(example_classes)
-        self.keeps_scores = responses is None or responses.answers.keeps_scores
+        self.keeps_scores = responses is None or not responses.are_calibrated
         self.varies_in_length = space.from_end
 
     def fit(
         self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Candidate] = ()
     ) -> FittedModel:
-        """Fit the process to the scores.
+        """Fit the process to the scores; `earlier` has the `variances` of an earlier fit.
 
-        Args:
-            scores: Scores by candidate and example.
-            earlier: `variances` of an earlier fit, which this one continues in fewer steps.
-            kept: Candidates to model even if there are more than `MAX_MODELLED`.
+        If there are more than `MAX_MODELLED` candidates, those in `kept` are modelled anyway.
         """
         earlier = earlier or {}
         with one_thread():
-            data = self._data(scores)
-            if len(data.candidates) > MAX_MODELLED:
-                data = data.select(self._modelled(data, kept))
-            features = self.features(data.candidates)
-            responses = self._respond(data, features=features, earlier=earlier.get("responses"))
-            scored = data.scored
-            counted_scores = scored.scores
-            unexplained = scored
+            calls = self._calls(scores)
+            if len(calls.candidates) > MAX_MODELLED:
+                calls = calls.select(self._modelled(calls, kept))
+            features = self.features(calls.candidates)
+            responses = self._respond(calls, features=features, earlier=earlier.get("responses"))
+            counted_scores = calls.scored.scores
+            unexplained = calls.scored
             classes = None
             extra_variances: Array | float = 0.0
             if responses is not None:
@@ -158,17 +111,17 @@ class OrderingModel:
                 unexplained = ScoreTable(counted_scores - responses.expected)  # Eq. 2
                 extra_variances = responses.mean_variances
             elif self._example_classes is not None:
-                classes = np.unique(self._example_classes[scored.examples], return_inverse=True)[1]
+                classes = np.unique(self._example_classes[calls.scored.examples], return_inverse=True)[1]
             process = AdditiveProcess(
                 features,
                 unexplained,
                 classes=classes,
                 references=None if self._features is None else self._features.references,
-                is_outsider=data.is_outsider,
+                is_outsider=calls.is_outsider,
                 extra_variances=extra_variances,
                 earlier=earlier,
             )
-        return FittedModel(self, data.candidates, process, responses, scored, counted_scores)
+        return FittedModel(self, calls.candidates, process, responses, calls.scored, counted_scores)
 
     def clipped(self, estimates: Sequence[ScoreEstimate], scores: Scores) -> list[ScoreEstimate]:
         """Clip estimates to the range of known scores and scores of labels.
@@ -190,46 +143,37 @@ class OrderingModel:
         orderings = [self._arrangement(candidate) or self._space.identity for candidate in candidates]
         return [family * ~is_outsider[:, None] for family in self._features(orderings)]
 
-    def _data(self, scores: Scores) -> _Data:
+    def _calls(self, scores: Scores) -> Calls:
         candidates = list(scores)
         scored = ScoreTable.from_rows([*scores.values()], self.information_weights)
-        label_table = None
-        if self._responses is not None:
-            label_table = self._responses.table(scores, scored.examples)
+        if self._responses is None:
+            labels = LabelTable.unknown(*scored.known.shape)
+        else:
+            labels = self._responses.table(scores, scored.examples)
         is_program = np.array([isinstance(candidate, WholeProgram) for candidate in candidates], dtype=bool)
-        return _Data(candidates, scored, label_table, is_program, self._is_outsider(candidates))
+        return Calls(candidates, scored, labels, is_program, self._is_outsider(candidates))
 
-    def _modelled(self, data: _Data, kept: Sequence[Candidate]) -> Numbers:
+    def _modelled(self, calls: Calls, kept: Sequence[Candidate]) -> Numbers:
         """Return the rows to model: programs, `kept`, the most scored, the best, and some others."""
-        responses = self._respond(data)
-        means = np.array(data.scored.shrunk_means if responses is None else responses.means)
-        most_scored = np.lexsort((means, data.scored.counts))[-MOST_SCORED:]
+        responses = self._respond(calls)
+        means = np.array(calls.scored.shrunk_means if responses is None else responses.means)
+        most_scored = np.lexsort((means, calls.scored.counts))[-MOST_SCORED:]
         means[most_scored] = np.inf
-        is_kept = np.array([candidate in kept for candidate in data.candidates])
-        means[is_kept | data.is_program] = np.inf
+        is_kept = np.array([candidate in kept for candidate in calls.candidates])
+        means[is_kept | calls.is_program] = np.inf
         num_best = min(max(MAX_MODELLED // 2, int(np.isinf(means).sum())), MAX_MODELLED)
         spread = np.linspace(num_best, len(means), MAX_MODELLED - num_best, endpoint=False).astype(np.int64)
         ranked = np.argsort(-means, kind="stable")
         return np.sort(ranked[[*range(num_best), *spread]])
 
     def _respond(
-        self, data: _Data, *, features: Sequence[Array] | None = None, earlier: Sequence[Sequence[float]] | None = None
+        self, calls: Calls, *, features: Sequence[Array] | None = None, earlier: Sequence[Any] | None = None
     ) -> ResponseModel | None:
         """Fit the model of log-probabilities, or return None if too few calls have them."""
-        if self._responses is None or data.label_table is None:
+        has_few = calls.labels.known.sum() <= LEAST_SHARE * calls.scored.counts.sum()
+        if self._responses is None or has_few:
             return None
-        if data.label_table.known.sum() <= LEAST_SHARE * data.scored.counts.sum():
-            return None
-        return ResponseModel(
-            self._responses,
-            data.scored.examples,
-            data.label_table,
-            is_outsider=data.is_outsider,
-            is_program=data.is_program,
-            call_scores=data.scored.scores,
-            features=features,
-            earlier=earlier,
-        )
+        return ResponseModel(self._responses, calls, features=features, earlier=earlier)
 
     def _arrangement(self, candidate: Candidate) -> Ordering | None:
         """Return an ordering of the space that shows demos; None for other candidates."""
@@ -268,9 +212,8 @@ class FittedModel:
     """A model fitted to scores. Only `predict` and `sample` accept other orderings.
 
     Attributes:
-        keeps_scores: As in `OrderingModel`.
-        adjective: Describes how answers are revised, such as "calibrated"; empty if they are
-            not.
+        keeps_scores: Whether calls keep the metric's scores, as they do without
+            log-probabilities.
         variances: JSON data for the next fit to start from.
     """
 
@@ -284,8 +227,7 @@ class FittedModel:
     def __post_init__(self) -> None:
         self._all_scores = np.stack([self.counted_scores, self.scored.scores])
         self._range = float(np.nanmin(self._all_scores)), float(np.nanmax(self._all_scores))
-        self.keeps_scores = self.responses is None or self.responses.answers.keeps_scores
-        self.adjective = "" if self.responses is None else self.responses.answers.adjective
+        self.keeps_scores = self.responses is None or self.model.keeps_scores
         self.variances = {**self.process.state, "responses": self.responses and self.responses.state}
 
     def estimates(self) -> list[ScoreEstimate]:
@@ -344,16 +286,19 @@ class FittedModel:
     def gains(self, reference: Candidate, *, margin: float = 0.0) -> dict[Candidate, Gain]:
         """Return each fitted ordering's gain over the reference, whose answers stay unrevised.
 
-        Its probabilities are those of a gain above and below ``-margin``, and not above and
-        below 0.
+        Its probabilities are those of a gain above and below ``-margin``, not 0.
         """
         number = self.orderings.index(reference)
         above_alike = np.ones(len(self.orderings))
         below_alike = np.zeros(len(self.orderings))
         summaries = []
         with one_thread():
-            label_gains = None if self.responses is None else self.responses.gains(number)
-            revision_gain = None if self.responses is None else self.responses.answers.gain_of_revision(number)
+            label_gains = None
+            revision_gain = None
+            if self.responses is not None:
+                label_gains = self.responses.gains(number)
+                if not self.keeps_scores:
+                    revision_gain = self.responses.answers.gain_of_calibration(number)
             # Log-probabilities may explain an outsider's scores so well that no further
             # difference seems likely. To avoid false certainty, also assume that outsiders
             # differ, and keep the less certain result. Without log-probabilities, the
@@ -398,16 +343,24 @@ class FittedModel:
 
     def revised_labels(self, ordering: Candidate) -> dict[int, int]:
         """Return the labels that replace an ordering's own answers, by example."""
-        if self.responses is None or ordering not in self.orderings:
+        if self.keeps_scores or ordering not in self.orderings:
             return {}
-        columns, labels = self.responses.answers.labels_of(self.orderings.index(ordering))
+        return self.calibrated_labels(ordering)
+
+    def calibrated_labels(self, ordering: Candidate) -> dict[int, int]:
+        """Return the calibrated answers of an ordering with log-probabilities, by example."""
+        assert self.responses is not None
+        number = self.orderings.index(ordering)
+        columns = np.flatnonzero(self.responses.labels.known[number])
+        labels = self.responses.answers.calibrated_labels.answers[number, columns]
         return dict(zip(self.scored.examples[columns].tolist(), labels.tolist(), strict=True))
 
     def revision(self, ordering: Candidate) -> Revision | None:
         """Return how an ordering's answers are revised; None if they are not."""
-        if self.responses is None or ordering not in self.orderings:
+        if self.responses is None or self.keeps_scores or ordering not in self.orderings:
             return None
-        return self.responses.answers.revision(self.orderings.index(ordering))
+        answers = self.responses.answers
+        return Revision(answers.rounded_offsets(self.orderings.index(ordering)), answers.calibrated_shares)
 
     def predict(self, orderings: Sequence[Candidate]) -> Array:
         """Return the expected scores of orderings, fitted or not, ``[m]``."""
@@ -418,9 +371,8 @@ class FittedModel:
     def expected_at_random(self, drawn: Sequence[Candidate], longest: Sequence[Candidate]) -> float:
         """Return the expected mean score of random orderings with as many items as possible.
 
-        Args:
-            drawn: Random orderings with any number of items, among those scored.
-            longest: Other random orderings, with as many items as possible.
+        Those in `drawn` have any number of items, and may be scored; those in `longest` are
+        others with as many as possible.
         """
         estimates = dict(self.estimates())
         with one_thread():

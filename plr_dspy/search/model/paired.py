@@ -1,17 +1,9 @@
 """The model of whole programs, from their scores on the same examples.
 
-symbol  code             shape      meaning
-n, E, H                             programs, examples, hypotheses
-y       scores           [n, E]     score of a program on an example, NaN if unknown
-t       unshrunk         [n]        effects of programs, as scores on an average example
-a       example_effects  [E]        effects of examples
-L       _laplacian       [n, n]     normal equations of t after elimination of a
-N       noise            [n, n]     covariance of the errors of t
-P       priors           [H, n, n]  prior covariance of true effects
+    y[o, e]  =  t[o]  +  a[e]  +  noise, which may be correlated between programs on an example
 
 Inside the process, scores are relative to their mean, in units of their standard deviation.
-
-y  =  t  +  a  +  noise, which may be correlated between programs on an example
+Here, n is the number of programs, and H that of hypotheses about their effects.
 """
 
 from __future__ import annotations
@@ -19,33 +11,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy import special
 
-from plr_dspy.search.model.gains import OUTSIDER_SCALES, Gains
+from plr_dspy.search.model.gains import OUTSIDER_SCALES, Gains, conditional_gains
 from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel, one_thread
 from plr_dspy.search.model.score_table import ScoreTable
 from plr_dspy.search.space import Candidate, Scores
 from plr_dspy.statistics.arrays import Array
 
-EFFECT_DEVIATIONS = (0.04, 0.08, 0.16, 0.32)  # equally likely prior deviations of effects, relative to that of scores
+# Deviations are relative to that of scores. Those of effects are equally likely a priori.
+EFFECT_DEVIATIONS = (0.04, 0.08, 0.16, 0.32)
 PRIOR_NO_EFFECT = 0.05  # prior probability that all programs score the same on new examples
 PRIOR_OUTSIDER = 0.5  # prior probability that one program is unlike the others, if programs differ
-OUTSIDER_DEVIATION = 0.2  # additional prior deviation of this program's effect, relative to that of scores
+OUTSIDER_DEVIATION = 0.2  # additional prior deviation of this program's effect
 PRIOR_EXAMPLES = 50.0  # weight of the prior that errors are independent, in examples
 MAX_ROUNDING = 1e-9  # maximum relative deviation of scores that are equal except for rounding errors
-MIN_VARIANCE = 0.02  # minimum variance of errors, relative to that of scores: a few examples may agree by chance
-
-
-class _Posterior(NamedTuple):
-    """The posterior over the hypotheses."""
-
-    probabilities: Array  # [H]
-    priors: Array  # P
-    inverses: Array  # inverse covariances of measured effects, [H, n, n]
-    weighted_effects: Array  # inverses, times measured effects minus their mean, [H, n]
+MIN_VARIANCE = 0.02  # minimum relative variance of errors: a few examples may agree by chance
 
 
 class PairedProcess:
@@ -100,56 +84,19 @@ class PairedProcess:
         return np.asarray(self.unshrunk.mean() + expected - expected.mean())
 
     def gains(
-        self,
-        reference: int,
-        *,
-        outsider_scales: Sequence[float] = OUTSIDER_SCALES,
-        may_differ: bool = False,
-        num_examples: float | None = None,
+        self, reference: int, *, outsider_scales: Sequence[float] = OUTSIDER_SCALES, may_differ: bool = False
     ) -> Gains:
         """Return the gains of the programs over a reference on new examples.
 
-        Args:
-            reference: Index of the reference among the programs.
-            outsider_scales, may_differ: Ignored, because any program may be an outsider here.
-            num_examples: Assumed number of examples, which affects the variances; None for
-                those seen.
+        Options are ignored, because any program may be an outsider here.
         """
-        return self._relative_gains(reference, num_examples).times(self._unit)
+        return self._relative_gains(reference, self._num_examples).times(self._unit)
 
-    def _relative_gains(self, reference: int, num_examples: float | None = None) -> Gains:
-        """Return the gains in standard deviations of scores."""
-        posterior = self._posterior
-        inverses = posterior.inverses
-        priors = posterior.priors
-        if num_examples is not None:
-            noise = self._noise * (self._num_examples / num_examples)
-            inverses = np.asarray(np.linalg.inv(priors + noise), dtype=np.float64)
-        contrasts = priors - priors[:, [reference]]
-        slopes = contrasts @ inverses
-        diagonals = np.diagonal(priors, axis1=1, axis2=2)
-        prior_variances = diagonals + diagonals[:, [reference]] - 2.0 * priors[:, reference]
-        precisions = inverses.sum(axis=(1, 2))
-        explained = (slopes * contrasts).sum(axis=2) - slopes.sum(axis=2) ** 2 / precisions[:, None]
-        variances = np.maximum(prior_variances - explained, 0.0)
-        means = (contrasts @ posterior.weighted_effects[..., None])[..., 0]
-        return Gains(posterior.probabilities, means, variances, prior_variances > 1e-12)
-
-    @cached_property
-    def _posterior(self) -> _Posterior:
-        """The hypotheses, weighted by their likelihood."""
+    def _relative_gains(self, reference: int, num_examples: float) -> Gains:
+        """Return the gains in standard deviations of scores, if this many examples had been seen."""
         probabilities, priors = self._hypotheses()
-        inverses = np.asarray(np.linalg.inv(priors + self._noise), dtype=np.float64)
-        sums = inverses.sum(axis=1)
-        precisions = sums.sum(axis=1)
-        # The mean effect is estimated by generalised least squares, so use the restricted
-        # likelihood (REML).
-        centred = self._effects - (sums @ self._effects / precisions)[:, None]
-        weighted_effects = (inverses @ centred[..., None])[..., 0]
-        log_determinants = np.linalg.slogdet(inverses)[1]
-        log_likelihoods = 0.5 * (log_determinants - np.log(precisions) - (centred * weighted_effects).sum(axis=1))
-        weights = probabilities * np.exp(log_likelihoods - log_likelihoods.max())
-        return _Posterior(weights / weights.sum(), priors, inverses, weighted_effects)
+        noise = self._noise * (self._num_examples / num_examples)
+        return conditional_gains(self._effects, priors, noise, probabilities, reference)
 
     def _hypotheses(self) -> tuple[Array, Array]:
         """Return the prior probabilities ``[H]``, and P."""
@@ -169,12 +116,8 @@ class PairedProcess:
 
         This is the knowledge gradient (P. Frazier, W. Powell and S. Dayanik, SIAM J. Control
         Optim. 47, 2008), relative to the standard deviation of scores.
-
-        Args:
-            reference: Index of the program that would be chosen now.
-            num_examples: Number of examples seen by then.
         """
-        now = self._relative_gains(reference)
+        now = self._relative_gains(reference, self._num_examples)
         later = self._relative_gains(reference, num_examples)
         deviations = np.sqrt(np.maximum(now.variances - later.variances, 1e-18))
         z_scores = now.means / deviations

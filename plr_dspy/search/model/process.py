@@ -2,20 +2,9 @@
 
     y[o, e]  =  a[e]  +  f(o)  +  b[c(e)] l(o)  +  g[o, e]  +  noise          (2)
 
-    symbol  code             shape   meaning
-    y       table            [m, E]  scores of orderings o on examples e
-    a                        [E]     effects of examples, shrunk
-    f       AdditiveProcess  [m]     expected scores of orderings on unseen examples
-    F_i     features         [m, d]  one family of features
-    K_i     kernels          [m, m]  F_i F_i^T; for the orderings' own effects, the identity
-    l       LabelBias        [m]     label bias of orderings
-    c       classes          [E]     classes of examples, numbered from 0 without gaps
-    b       direction        [C]     effect of the label bias on each class
-    g       preferences      [m, E]  interactions of orderings and examples
-
 f is the sum of a linear function of each feature family, a smooth function of l, and an
-independent effect of each ordering (its "own effect"). Candidates without features
-("outsiders") have only an own effect.
+independent effect of each ordering (its "own effect"). b has an effect for each class c of
+examples. Preferences g are interactions of orderings and examples.
 """
 
 from __future__ import annotations
@@ -35,28 +24,9 @@ OUTSIDER_VARIANCE = 1.0  # prior variance of an outsider's effect, relative to t
 PRIOR_SHARE = 0.2  # prior mean of the preferences' share of the residual variance
 MAX_SHARE = 0.95  # maximum of that share
 PRIOR_PRECISION = 40.0  # prior precision of each kernel's share, in pairs of scores on one example
-CENTRES = np.arange(-4.0, 4.01, 0.5)  # centres of the Gaussian bumps of l, in standard deviations over random orderings
+# Centres of the Gaussian bumps of l, in standard deviations over random orderings.
+CENTRES = np.arange(-4.0, 4.01, 0.5)
 MIN_FREE_SHARE = 0.25  # minimum degrees of freedom of the noise, relative to the number of scores
-
-
-class _BiasMeasurement:
-    """The label bias as measured: each ordering's mean residual along b, with precisions ``[m]``."""
-
-    def __init__(self, table: ScoreTable, residuals: Array, sums: Array, precisions: Array) -> None:
-        self._sums = sums
-        self._precisions = precisions
-        self._means = sums / precisions
-        self.centre = float(np.average(self._means, weights=precisions))
-        self._squares = float(np.vdot(residuals, residuals))
-        self._degrees = float(table.counts.sum() - table.num_example_parameters)
-
-    def update(self, covariance: Array, inverse: Array) -> tuple[Array, float]:
-        """Return the centred means and the noise variance, given the current fit; see `Measure`."""
-        values = self._means - self.centre
-        bias = covariance @ (inverse @ values) + self.centre
-        squares = self._squares - 2 * float(self._sums @ bias) + float(self._precisions @ bias**2)
-        degrees = self._degrees - float(np.vdot(covariance, inverse))
-        return values, max(squares / max(degrees, MIN_FREE_SHARE * self._degrees), 1e-9)
 
 
 class LabelBias:
@@ -85,11 +55,23 @@ class LabelBias:
         sums = residuals @ is_of_class
         counts = table.known @ is_of_class
         direction = _class_direction(sums, counts)
+        # Each ordering's mean residual along b measures l.
+        sums = sums @ direction
         precisions = np.maximum(counts @ direction**2, 1e-3)
-        measurement = _BiasMeasurement(table, residuals, sums @ direction, precisions)
-        fit = fit_components(features, kernels, np.diag(1.0 / precisions), measurement.update, earlier=earlier)
+        centre = float(np.average(sums / precisions, weights=precisions))
+        values = sums / precisions - centre
+        squares = float(np.vdot(residuals, residuals))
+        max_degrees = float(table.counts.sum() - table.num_example_parameters)
+
+        def measure(covariance: Array, inverse: Array) -> tuple[Array, float]:
+            bias = covariance @ (inverse @ values) + centre
+            remaining = squares - 2 * float(sums @ bias) + float(precisions @ bias**2)
+            degrees = max_degrees - float(np.vdot(covariance, inverse))
+            return values, max(remaining / max(degrees, MIN_FREE_SHARE * max_degrees), 1e-9)
+
+        fit = fit_components(features, kernels, np.diag(1.0 / precisions), measure, earlier=earlier)
         self.variances: list[float] = fit.variances.tolist()
-        self.explained: Array = (fit.values + measurement.centre)[:, None] * direction[classes]
+        self.explained: Array = (fit.values + centre)[:, None] * direction[classes]
         self._weights = fit.weights
         reference_bias = linear(references, fit.weights)
         self._reference_mean = float(reference_bias.mean())
@@ -111,9 +93,7 @@ class LabelBias:
 def _class_direction(sums: Array, counts: Array) -> Array:
     """Return b, the direction in which orderings differ most, with mean 0 and mean square 1 over the scores.
 
-    Args:
-        sums: Sum of each ordering's residuals on each class, ``[m, C]``.
-        counts: Number of these residuals, ``[m, C]``.
+    Sums and counts are those of each ordering's residuals on each class, ``[m, C]``.
     """
     profiles = sums / (counts + PRIOR_NOISE_RATIO)
     profiles -= profiles.mean(axis=1, keepdims=True)
@@ -179,50 +159,21 @@ def preference_shares(kernels: Families, residuals: Array, known: Mask) -> Array
     return shares * min(1.0, MAX_SHARE / max(float(shares.sum()), 1e-12))
 
 
-class _ScoreMeasurement:
-    """The mean scores of orderings minus effects of examples. Updates re-estimate the effects."""
-
-    def __init__(self, table: ScoreTable, effects: Array) -> None:
-        self._table = table
-        self.effects = effects
-        self.means = effects
-        self.centre = 0.0
-        scores = table.scores[table.known]
-        self.variance = float(scores.var())
-        self._varies = self.variance > 1e-18 * float(np.abs(scores).max()) ** 2
-
-    def update(self, covariance: Array, inverse: Array) -> tuple[Array, float]:
-        """Return the centred means and the noise variance, given the current fit; see `Measure`."""
-        table = self._table
-        self.means = table.ordering_effects(self.effects)
-        # The centre is the generalised least-squares mean.
-        self.centre = float(inverse.sum(axis=0) @ self.means / inverse.sum())
-        values = self.means - self.centre
-        self.effects = covariance @ (inverse @ values) + self.centre
-        if not self._varies:
-            return values, 1.0
-        count = table.counts.sum()
-        degrees = count - (float(np.vdot(covariance, inverse)) + table.num_example_parameters)
-        squares = table.squares(table.residuals(self.effects))
-        return values, max(squares / max(degrees, MIN_FREE_SHARE * count), 1e-6 * self.variance)
-
-
 class AdditiveProcess:
     """The process f, fitted to the scores of orderings on examples.
 
     Args:
-        features: Features of the orderings, ``[m, d]`` for each family.
+        features: Features of the orderings.
         table: Scores, with at least one for each ordering.
         classes: Classes of the examples.
         references: Features of random orderings. No label bias is modelled without them or
             `classes`.
         is_outsider: Whether each candidate has only an own effect, ``[m]``.
         extra_variances: Prior variances in addition to the estimated ones, ``[m]``.
-        earlier: The `state` of an earlier fit to start from.
+        earlier: As in the package.
 
     Attributes:
-        mean, variances: Posterior means and variances of the scores on an average example,
-            ``[m]``.
+        mean, variances: Posterior of the scores on an average example, ``[m]``.
         unshrunk: Scores on an average example, estimated from each ordering's own scores
             alone, ``[m]``.
         state: Variances of the components of f and of the label bias, as JSON data.
@@ -246,7 +197,7 @@ class AdditiveProcess:
         own_effects = np.diag((~is_outsider).astype(np.float64))
         self._unit = float(np.nanmax(np.abs(table.scores))) or 1.0
         table = ScoreTable(table.scores / self._unit, information_weights=table.information_weights)
-        effects = table.shrunk_means
+        self._effects = table.shrunk_means
         kernels = kernels_of(features)
         self._label_bias: LabelBias | None = None
         bias_variances = earlier.get("label_bias")
@@ -255,28 +206,45 @@ class AdditiveProcess:
             self._label_bias = bias
             bias_variances = bias.variances
             table = table.minus(bias.explained)
+        self._table = table
         self._num_examples = int(table.seen.sum())
         self._errors = covariance_of_means(kernels, table)
         self._features = self._all_features(features)
-        measurement = _ScoreMeasurement(table, effects)
+        scores = table.scores[table.known]
+        self._score_variance = float(scores.var())
+        self._varies = self._score_variance > 1e-18 * float(np.abs(scores).max()) ** 2
         self._fit = fit_components(
             self._features,
             [*kernels_of(self._features), own_effects],
             self._errors,
-            measurement.update,
+            self._measure,
             earlier=earlier.get("variances"),
-            noise=max(measurement.variance, 1e-12),
+            noise=max(self._score_variance, 1e-12),
             fixed=self._outsiders,
             extra_variances=extra_variances / self._unit**2,
         )
-        self._means = measurement.means
         self._deviation = float(np.sqrt(self._fit.noise))
-        mean_example = float(table.example_effects(measurement.effects)[table.seen].mean())
-        self._level = mean_example + measurement.centre
+        mean_example = float(table.example_effects(self._effects)[table.seen].mean())
+        self._level = mean_example + self._centre
         self.unshrunk = self._unit * (self._means + mean_example)
         self.mean: Array = self._unit * (self._fit.values + self._level)
         self.variances = self._unit**2 * self._fit.posterior_variances
         self.state = {"variances": self._fit.variances.tolist(), "label_bias": bias_variances}
+
+    def _measure(self, covariance: Array, inverse: Array) -> tuple[Array, float]:
+        """Measure the orderings' mean scores without effects of examples, which it re-estimates."""
+        table = self._table
+        self._means = table.ordering_effects(self._effects)
+        # The centre is the generalised least-squares mean.
+        self._centre = float(inverse.sum(axis=0) @ self._means / inverse.sum())
+        values = self._means - self._centre
+        self._effects = covariance @ (inverse @ values) + self._centre
+        if not self._varies:
+            return values, 1.0
+        count = table.counts.sum()
+        degrees = count - (float(np.vdot(covariance, inverse)) + table.num_example_parameters)
+        squares = table.squares(table.residuals(self._effects))
+        return values, max(squares / max(degrees, MIN_FREE_SHARE * count), 1e-6 * self._score_variance)
 
     def _all_features(self, features: Families) -> list[Array]:
         """Return the features with those of the label bias, if it is modelled."""
@@ -291,14 +259,7 @@ class AdditiveProcess:
     def gains(
         self, reference: int, *, outsider_scales: Sequence[float] = OUTSIDER_SCALES, may_differ: bool = False
     ) -> Gains:
-        """Return the gains of the fitted orderings over a reference on new examples.
-
-        Args:
-            reference: Index of the reference among the fitted orderings.
-            outsider_scales: As in `expected_gains`.
-            may_differ: Whether the reference may be unlike all other orderings, as outsiders
-                are.
-        """
+        """Return gains over a reference; `may_differ` says whether it may be an outsider."""
         outsiders = self._outsiders.copy()
         if may_differ:
             outsiders[reference, reference] = OUTSIDER_VARIANCE
@@ -320,13 +281,8 @@ class AdditiveProcess:
 
         Matheron's rule draws from the prior, then corrects by the difference from the scores
         (J. T. Wilson et al., "Efficiently sampling functions from Gaussian process
-        posteriors", ICML 2020).
-
-        Args:
-            features: Features of the other orderings.
-            num_draws: Number of draws.
-            rng: Source of random numbers.
-            extra_variances: Additional prior variances of the other orderings, ``[c]``.
+        posteriors", ICML 2020). `extra_variances` are additional prior variances of the other
+        orderings, ``[c]``.
         """
         fit = self._fit
         size = len(self.mean)

@@ -1,42 +1,47 @@
-"""Expected scores of orderings, given the log-probabilities of labels.
+"""The calls that a model of scores is fitted to: their scores, and their log-probabilities of labels."""
 
-    symbol  code            shape      meaning
-    m, E                               orderings, examples
-    c, n                               other or chosen orderings, examples in a subset
-    L, S                               labels, alternatives for the shares of labels among right answers
-    p       logs            [m, E, L]  log-probabilities of labels, NaN if unknown
-    z B     logits          [m, n, L]  mean logits of labels, see `logits.py`
-    b, q    effects         [m, d+1]   label bias and slope of orderings, d = L - 1
-    P       chances         [m, n, L]  chance of each label being the answer
-    y       call_scores     [m, E]     scores of calls, NaN if unknown
-    M       label_scores    [E, L]     score of each label on each example
-    w       weights         [n]        weights of the examples in mean scores
-    s       read_scores     [m, n]     expected scores of replies with a readable label
-            read_means      [m]        their weighted means
-
-    s[o, e]  =  sum_l P[o, e, l] M[e, l]          (4)
-
-The effects give the chances of each label on each example, and the metric scores the labels.
-Whole programs have no effects, and are expected to score like an average ordering. "Unread"
-replies have a score, but no readable label. The equation numbers are those of docs/method.md.
-"""
+from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from plr_dspy.search.model.answers import ExampleWeights, OwnAnswers, SetMetricWeights, expected_scores
-from plr_dspy.search.model.gains import Families, Gains, independent_gains
-from plr_dspy.search.model.logits import MIN_LOG, LabelLogits, LabelTable, softmax
-from plr_dspy.search.model.unread import UnreadReplies
+from plr_dspy.search.model.score_table import ScoreTable
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-NUM_DRAWS = 8  # draws of an ordering's effects, for the variance of its expected score; an even number
-UNDERSTATED = 1.6  # factor by which fits understate error variances of effects, by simulation
-STEP = 0.05  # change of an effect, for numerical derivatives
-OUTSIDER_SCORE = np.float64(0.25)  # variance of the mean score of a candidate without features
+MIN_LOG = -1e3  # lower bound, since servers return -9999 or nothing for a probability of 0
+
+
+class SetMetricWeights(Protocol):
+    """The methods of `ConfusionScores` that weight scores."""
+
+    def weights(self, known: Mask, examples: Numbers) -> Array:
+        """Return the weights of known scores on examples, ``[m, n]``."""
+
+    def reweighted(self, table: Array, examples: Numbers) -> Array:
+        """Return scores ``[m, n]`` rescaled so that each row's mean is its weighted mean."""
+
+
+class LabelTable(NamedTuple):
+    """The log-probabilities of labels in calls, and the labels' scores."""
+
+    logs: Array  # p, at least MIN_LOG
+    unseen: Mask  # whether a label was not among the likeliest tokens, [m, E, L]
+    scores: Array  # M
+
+    @classmethod
+    def unknown(cls, num_candidates: int, num_examples: int) -> LabelTable:
+        """Return a table without log-probabilities, as of a single label."""
+        logs = np.full((num_candidates, num_examples, 1), np.nan)
+        return cls(logs, np.zeros(logs.shape, dtype=bool), np.zeros((num_examples, 1)))
+
+    @property
+    def known(self) -> Mask:
+        """Return which calls have log-probabilities, ``[m, E]``."""
+        return ~np.isnan(self.logs[..., 0])
 
 
 @dataclass(frozen=True)
@@ -49,14 +54,14 @@ class LabelResponses:
             unseen labels; or None.
         shares: Share of examples that each label is right for, ``[L]`` or ``[S, L]``; None if
             even.
-        answers: The class of the answers to score: own or calibrated.
+        are_calibrated: Whether calibrated answers are scored.
         influence: The `ConfusionScores` of a metric over a set; None for other metrics.
     """
 
     scores: Array
     logprobs_of: Callable[[Candidate, int], tuple[Sequence[float], Sequence[int]] | None]
     shares: Array | None = None
-    answers: type[OwnAnswers] = OwnAnswers
+    are_calibrated: bool = False
     influence: SetMetricWeights | None = None
 
     def table(self, rows: Mapping[Candidate, Collection[int]], examples: Numbers) -> LabelTable:
@@ -67,223 +72,34 @@ class LabelResponses:
             for column, example in enumerate(examples.tolist()):
                 response = self.logprobs_of(candidate, example) if example in own_examples else None
                 if response is not None:
-                    logs[row, column] = response[0]
+                    logs[row, column] = np.maximum(response[0], MIN_LOG)
                     unseen[row, column, list(response[1])] = True
-        return LabelTable(logs, unseen)
+        return LabelTable(logs, unseen, self.scores[examples])
 
 
-class ResponseModel:
-    """Expected scores of orderings, given the log-probabilities of labels.
-
-    Args:
-        examples: Numbers of the examples, ``[E]``.
-        table: Log-probabilities of labels.
-        is_outsider: Candidates without features, ``[m]``, as in `AdditiveProcess`.
-        is_program: Whole programs, ``[m]``, which have no effects.
-        call_scores: Scores of calls, ``[m, E]``.
-        features: Features of the orderings; None for a fast fit that cannot predict others.
-        earlier: `state` of an earlier fit to start from.
+@dataclass(frozen=True)
+class Calls:
+    """The known scores and log-probabilities of candidates.
 
     Attributes:
-        answers: The answers to score.
-        means, mean_variances: Expected mean scores of the orderings, and their variances,
-            ``[m]``.
-        expected: Expected scores of the calls, ``[m, E]``.
-        state: Fitted variances of effects and of unread replies, as JSON data.
-        num_examples: Number of examples that expected scores are averaged over.
-        always: Mean score of each label as the answer to all examples, ``[L]``.
+        is_program: Whole programs, ``[m]``, whose log-probabilities say nothing about others.
+        is_outsider: Candidates without features, ``[m]``, such as programs.
     """
 
-    def __init__(
-        self,
-        responses: LabelResponses,
-        examples: Numbers,
-        table: LabelTable,
-        *,
-        is_outsider: Mask,
-        is_program: Mask,
-        call_scores: Array,
-        features: Families | None = None,
-        earlier: Sequence[Sequence[float]] | None = None,
-    ) -> None:
-        self._is_outsider = is_outsider
-        self._is_program = is_program
-        self._call_scores = call_scores
-        self._label_scores = responses.scores[examples]
-        are_drawn = False
-        if responses.influence is None:
-            are_drawn = _are_drawn(call_scores[~is_program], table.logs[~is_program], self._label_scores)
-        table = LabelTable(np.maximum(table.logs, MIN_LOG), table.unseen)
-        *earlier_effects, earlier_unread = earlier or (None, None, None)
-        self._unread = UnreadReplies(call_scores, table.known, features, is_outsider, earlier_unread)
-        self._logits = LabelLogits(
-            table,
-            self._label_scores,
-            is_outsider=is_outsider,
-            is_program=is_program,
-            features=features,
-            earlier=earlier_effects,
+    candidates: list[Candidate]
+    scored: ScoreTable
+    labels: LabelTable
+    is_program: Mask
+    is_outsider: Mask
+
+    def select(self, rows: Numbers) -> Calls:
+        """Return the calls of some candidates, without examples that none of them was scored on."""
+        columns = self.scored.known[rows].any(axis=0)
+        cells = np.ix_(rows, columns)
+        return Calls(
+            [self.candidates[row] for row in rows],
+            ScoreTable(self.scored.scores[cells], self.scored.examples[columns], self.scored.information_weights[rows]),
+            LabelTable(self.labels.logs[cells], self.labels.unseen[cells], self.labels.scores[columns]),
+            self.is_program[rows],
+            self.is_outsider[rows],
         )
-        self._weights = ExampleWeights(responses.influence, examples, np.asarray(table.known.any(axis=0)))
-        self.answers = responses.answers(
-            self._logits,
-            table,
-            self._label_scores,
-            call_scores=call_scores,
-            is_program=is_program,
-            shares=responses.shares,
-            weights=self._weights,
-            are_drawn=are_drawn,
-        )
-        self.num_examples = len(self._weights.columns)
-        self.always = np.round(self._weights.all @ self._label_scores, 6).tolist()
-        self.state = [*self._logits.state, self._unread.state]
-        every_example = np.arange(len(examples))
-        read_scores = self._expected_scores(self._logits.effects, every_example, self._weights.all)
-        self._read_means: Array = np.asarray(read_scores[:, self._weights.columns] @ self._weights.of_columns)
-        self.means = self._unread.mixed(self._read_means, self._unread.shares)
-        if features is not None:
-            self.mean_variances = self._variances_of_means()
-            self.expected = self._expected_of_calls(read_scores)
-
-    def _variances_of_means(self) -> Array:
-        """Return the variances of expected mean scores, ``[m]``."""
-        unread = self._unread
-        draws = self._draw(self._logits.effects, self._logits.effect_variances)
-        by_effects = draws.var(axis=0, ddof=1) * ~self._is_program
-        by_shares = (self._read_means - unread.mean_score) ** 2 * unread.variances
-        return np.asarray(unread.shares**2 * by_effects + by_shares)
-
-    def _expected_of_calls(self, read_scores: Array) -> Array:
-        """Return leave-one-out predictions of the calls' scores, ``[m, E]``."""
-        logits, variances = self._logits.leave_one_out()
-        chances = self.answers.chances(self.answers.decision_logits_of_calls(logits), variances)
-        read_scores = np.where(self._logits.known, expected_scores(chances, self._label_scores), read_scores)
-        of_calls = self._unread.mixed(read_scores, self._unread.shares[:, None])
-        of_calls = np.where(np.isnan(self._call_scores), np.nan, of_calls)
-        return self._weights.reweighted(of_calls)
-
-    def _expected_scores(
-        self, effects: Array, examples: Numbers, weights: Array, bias_variances: Array | float = 0.0
-    ) -> Array:
-        """Return expected scores ``[m, n]``, with extra variances ``[m]`` of the label bias."""
-        logits, variances = self._logits.under(effects, examples)  # Eq. 3
-        logits, variances = self.answers.decision_logits(logits, variances, weights, bias_variances)
-        chances = self.answers.chances(logits, variances)
-        return expected_scores(chances, self._label_scores[examples])  # Eq. 4
-
-    def _mean_scores(self, effects: Array, bias_variances: Array | float = 0.0) -> Array:
-        """Return weighted means of expected scores under effects, ``[m]``."""
-        weights = self._weights.of_columns
-        read_scores = self._expected_scores(effects, self._weights.columns, weights, bias_variances)
-        return np.asarray(read_scores @ weights)
-
-    def _draw(self, effects: Array, variances: Array) -> Array:
-        """Return expected mean scores ``[draws, m]`` under random effects with shared noise.
-
-        Args:
-            effects: Means of the effects, ``[m, d + 1]``.
-            variances: Variances of the label bias and of the slope, ``[m, 2]``.
-        """
-        half = np.random.default_rng(0).normal(size=(NUM_DRAWS // 2, effects.shape[1]))
-        num_contrasts = effects.shape[1] - 1
-        deviations = np.sqrt(variances).repeat([num_contrasts, 1], axis=1)
-        return np.stack([self._mean_scores(effects + deviations * draw) for draw in (*half, *-half)])
-
-    def predict(self, features: Families) -> tuple[Array, Array]:
-        """Return expected mean scores of other orderings, and their variances, ``[c]`` each."""
-        unread = self._unread
-        draws = self._draw(*self._logits.predict(features))
-        read_means = draws.mean(axis=0)
-        shares = unread.predict(features)
-        by_shares = (read_means - unread.mean_score) ** 2 * unread.variances.mean()
-        variances = shares**2 * draws.var(axis=0, ddof=1) + by_shares
-        return unread.mixed(read_means, shares), variances
-
-    def predict_means(self, features: Families) -> Array:
-        """Approximate the means of `predict` in less time, ``[c]``."""
-        # Assume the mean variance of the fitted orderings' label bias.
-        bias_variance = self._logits.effect_variances[:, 0].mean()
-        read_means = self._mean_scores(self._logits.predict_effects(features), bias_variance)
-        return self._unread.mixed(read_means, self._unread.predict(features))
-
-    def gains(self, reference: int) -> Gains | None:
-        """Return the fitted orderings' gains over a reference on new examples; None if none differ.
-
-        Gains come from the labels of read replies, and from the share of read replies.
-        """
-        share_gains = None
-        if self._unread.process is not None:
-            share_gains = self._unread.process.gains(reference).condensed()
-            share_gains = share_gains.times(float(self._read_means[reference]) - self._unread.mean_score)
-        # Candidates without log-probabilities count as average orderings, so one stands for
-        # all.
-        is_mute = self._is_program | (self._logits.num_cells <= 0)
-        first_mute = int(is_mute.argmax())
-        chosen = ~is_mute
-        chosen[first_mute] = True
-        if chosen.sum() < 2:
-            return share_gains
-        representatives = np.where(is_mute, first_mute, np.arange(len(is_mute)))
-        columns = (np.cumsum(chosen) - 1)[representatives]
-        gains = independent_gains(
-            self._read_means[chosen],
-            self._example_errors(chosen) + self._effect_errors(chosen, is_mute),
-            outsiders=OUTSIDER_SCORE * (self._is_outsider & ~is_mute)[chosen],
-            reference=int(columns[reference]),
-            num_examples=self.num_examples,
-        )
-        gains = Gains(
-            gains.probabilities, gains.means[:, columns], gains.variances[:, columns], gains.possible[:, columns]
-        )
-        label_gains = gains.times(self._unread.shares)
-        if share_gains is None:
-            return label_gains
-        return label_gains.plus(share_gains)
-
-    def _example_errors(self, chosen: Mask) -> Array:
-        """Return the covariance ``[c, c]`` of mean scores due to the sampling of examples."""
-        examples = self._weights.columns
-        weights = self._weights.of_columns
-        read_scores = self._expected_scores(self._logits.effects[chosen], examples, weights)
-        kinds = np.unique(self._label_scores[examples], axis=0, return_inverse=True)[1].ravel()
-        of_kind = np.eye(kinds.max() + 1)[kinds]
-        means = read_scores @ of_kind / of_kind.sum(axis=0)
-        centred = read_scores - means @ of_kind.T
-        share_free = max(1, len(examples) - of_kind.shape[1]) / len(examples)
-        return np.asarray((centred * weights**2) @ centred.T / share_free)
-
-    def _effect_errors(self, chosen: Mask, is_mute: Mask) -> Array:
-        """Return the covariance ``[c, c]`` of mean scores due to errors in the effects."""
-        places = np.flatnonzero(~is_mute[chosen])
-        bias_errors, slope_errors = self._logits.effect_errors(chosen & ~is_mute)
-        effects = self._logits.effects[chosen]
-        num_effects = effects.shape[1]
-        errors = np.zeros((len(effects), len(effects)))
-        for number, step in enumerate(STEP * np.eye(num_effects)):
-            is_slope = number == num_effects - 1
-            change = self._mean_scores(effects + step) - self._mean_scores(effects - step)
-            derivative = change[places] / (2.0 * STEP)
-            of_effect = np.outer(derivative, derivative) * (slope_errors if is_slope else bias_errors)
-            errors[np.ix_(places, places)] += UNDERSTATED * of_effect
-        return errors
-
-
-def _are_drawn(call_scores: Array, logs: Array, label_scores: Array) -> bool:
-    """Return whether programs sample their answers instead of giving the likeliest label.
-
-    Args:
-        call_scores: Scores of calls, ``[m, E]``.
-        logs: Log-probabilities of labels, ``[m, E, L]``.
-        label_scores: Score of each label on each example, ``[E, L]``.
-    """
-    known = ~np.isnan(logs[..., 0]) & ~np.isnan(call_scores)
-    of_labels = label_scores[np.nonzero(known)[1]]
-    chances = softmax(np.maximum(logs[known], MIN_LOG))
-    likeliest = np.take_along_axis(of_labels, chances.argmax(axis=1)[:, None], axis=1)[:, 0]
-    num_agreeing = np.isclose(call_scores[known], likeliest).sum()
-    # Expected numbers of agreeing calls if all answers are the likeliest labels, or are
-    # sampled.
-    num_if_likeliest = len(of_labels)
-    num_if_drawn = (chances * np.isclose(of_labels, likeliest[:, None])).sum()
-    return bool(2 * num_agreeing < num_if_likeliest + num_if_drawn)

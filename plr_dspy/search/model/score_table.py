@@ -1,15 +1,6 @@
 """Scores of orderings on examples, and means adjusted for the difficulty of the examples.
 
-y[o, e]  =  t_o  +  a_e  +  noise
-
-symbol  code                 shape   meaning
-y       scores               [m, E]  score of ordering o on example e, NaN if unknown
-t       adjusted_means       [m]     effects of orderings
-a       example_effects      [E]     effects of examples, shrunk
-n       counts               [m]     number of known scores
-w       information_weights  [m]     information per score, relative to a score on a random example
-h       shrinkage            [m]     factor that shrinks t to its posterior mean
-r       noise_ratio                  variance of the noise, relative to that of a
+y[o, e]  =  t[o]  +  a[e]  +  noise
 """
 
 from __future__ import annotations
@@ -56,7 +47,7 @@ class ScoreTable:
     def from_rows(
         cls, rows: Sequence[Mapping[int, float]], information_weights: InformationWeights | None = None
     ) -> ScoreTable:
-        """Build the table from each ordering's scores by example; columns are in ascending order of examples."""
+        """Build the table from each ordering's scores; columns are sorted examples."""
         examples = np.array(sorted(set().union(*rows)), dtype=np.int64)
         scores = np.full((len(rows), len(examples)), np.nan)
         for number, row in enumerate(rows):

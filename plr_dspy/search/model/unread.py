@@ -1,20 +1,14 @@
-"""Replies in which no label can be read: their mean score, and their frequency by ordering.
+"""Replies in which no label can be read: their mean score, and their frequency by ordering."""
 
-code          shape   meaning
-m, c, E               orderings, other orderings, examples
-call_scores   [m, E]  scores of calls, NaN if unknown
-read          [m, E]  calls with a label that can be read
-shares        [m]     shares of read replies
-mean_score            mean score of unread replies
-"""
+from typing import Any
 
 import numpy as np
 
-from plr_dspy.search.model.components import Variances
 from plr_dspy.search.model.gains import Families
 from plr_dspy.search.model.process import AdditiveProcess
+from plr_dspy.search.model.responses import Calls
 from plr_dspy.search.model.score_table import ScoreTable
-from plr_dspy.statistics.arrays import Array, Mask
+from plr_dspy.statistics.arrays import Array
 
 
 class UnreadReplies:
@@ -27,29 +21,28 @@ class UnreadReplies:
         mean_score: Mean score of unread replies.
         shares, variances: Posterior of the shares of read replies, ``[m]``.
         process: The process of these shares; None if all replies were read.
-        state: Variances of the process, as JSON data.
     """
 
-    def __init__(
-        self, call_scores: Array, read: Mask, features: Families | None, is_outsider: Mask, earlier: Variances
-    ) -> None:
+    def __init__(self, calls: Calls, features: Families | None, earlier: dict[str, Any] | None) -> None:
+        size = len(calls.candidates)
         self.mean_score = 0.0
-        self.shares = np.ones(len(read))
-        self.variances = np.zeros(len(read))
+        self.shares = np.ones(size)
+        self.variances = np.zeros(size)
         self.process: AdditiveProcess | None = None
-        self.state: list[float] = []
-        is_called = ~np.isnan(call_scores)
-        is_unread = is_called & ~read
+        self.state: dict[str, Any] | None = None
+        is_read = calls.labels.known
+        is_called = calls.scored.known
+        is_unread = is_called & ~is_read
         if not is_unread.any():
             return
-        self.mean_score = float(call_scores[is_unread].mean())
-        table = ScoreTable(np.where(is_called, read, np.nan))
+        self.mean_score = float(calls.scored.scores[is_unread].mean())
+        table = ScoreTable(np.where(is_called, is_read, np.nan))
         shares = table.scores[table.known].mean() + table.shrunk_means
         if features is not None:
-            self.process = AdditiveProcess(features, table, is_outsider=is_outsider, earlier={"variances": earlier})
+            self.process = AdditiveProcess(features, table, is_outsider=calls.is_outsider, earlier=earlier)
             shares = self.process.mean
             self.variances = self.process.variances
-            self.state = self.process.state["variances"]
+            self.state = self.process.state
         self.shares = np.clip(shares, 0.0, 1.0)
 
     def predict(self, features: Families) -> Array:

@@ -1,0 +1,191 @@
+"""Expected scores of orderings, given the log-probabilities of labels.
+
+    s[o, e]  =  sum_l P[o, e, l] M[e, l]          (4)
+
+The effects give the chances P of each label on each example, and the metric scores the labels.
+Whole programs have no effects, and are expected to score like an average ordering. "Unread"
+replies have a score, but no readable label. "Read" scores are those expected of the others.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from plr_dspy.search.model.answers import Answers, ExampleWeights
+from plr_dspy.search.model.gains import Families, Gains, independent_gains
+from plr_dspy.search.model.logits import LabelLogits, softmax
+from plr_dspy.search.model.responses import Calls, LabelResponses
+from plr_dspy.search.model.unread import UnreadReplies
+from plr_dspy.statistics.arrays import Array, Numbers
+
+NUM_DRAWS = 8  # draws of an ordering's effects, for the variance of its expected score; an even number
+UNDERSTATED = 1.6  # factor by which fits understate error variances of effects, by simulation
+STEP = 0.05  # change of an effect, for numerical derivatives
+OUTSIDER_SCORE = np.float64(0.25)  # variance of the mean score of a candidate without features
+
+
+class ResponseModel:
+    """Expected scores of orderings, given the log-probabilities of labels.
+
+    Without features, the fit is fast, and cannot predict other orderings.
+
+    Attributes:
+        answers: The answers to score.
+        means, mean_variances: Expected mean scores of the orderings, and their variances,
+            ``[m]``.
+        expected: Expected scores of the calls, ``[m, E]``.
+        state: Fitted variances of effects and of unread replies, as JSON data.
+        num_examples: Number of examples that expected scores are averaged over.
+        always: Mean score of each label as the answer to all examples, ``[L]``.
+    """
+
+    def __init__(
+        self,
+        responses: LabelResponses,
+        calls: Calls,
+        *,
+        features: Families | None = None,
+        earlier: Sequence[Any] | None = None,
+    ) -> None:
+        self._calls = calls
+        self.labels = calls.labels
+        *earlier_effects, earlier_unread = earlier or (None, None, None)
+        self._unread = UnreadReplies(calls, features, earlier_unread)
+        self._logits = LabelLogits(calls, features=features, earlier=earlier_effects)
+        is_seen = np.asarray(calls.labels.known.any(axis=0))
+        self._weights = ExampleWeights(responses.influence, calls.scored.examples, is_seen)
+        self.answers = Answers(
+            calls,
+            self._logits,
+            self._weights,
+            shares=responses.shares,
+            are_drawn=responses.influence is None and _are_drawn(calls),
+            are_calibrated=responses.are_calibrated,
+        )
+        self.num_examples = len(self._weights.columns)
+        self.always = np.round(self._weights.all @ calls.labels.scores, 6).tolist()
+        self.state = [*self._logits.state, self._unread.state]
+        every_example = np.arange(len(calls.scored.examples))
+        read_scores = self.answers.expected_scores(self._logits.effects, every_example, self._weights.all)
+        self._read_means: Array = np.asarray(read_scores[:, self._weights.columns] @ self._weights.of_columns)
+        self.means = self._unread.mixed(self._read_means, self._unread.shares)
+        if features is not None:
+            self.mean_variances = self._variances_of_means()
+            self.expected = self._expected_of_calls(read_scores)
+
+    def _variances_of_means(self) -> Array:
+        """Return the variances of expected mean scores, ``[m]``."""
+        unread = self._unread
+        draws = self._draw(self._logits.effects, self._logits.effect_variances)
+        by_effects = draws.var(axis=0, ddof=1) * ~self._calls.is_program
+        by_shares = (self._read_means - unread.mean_score) ** 2 * unread.variances
+        return np.asarray(unread.shares**2 * by_effects + by_shares)
+
+    def _expected_of_calls(self, read_scores: Array) -> Array:
+        """Return leave-one-out predictions of the calls' scores, ``[m, E]``."""
+        read_scores = np.where(self._logits.known, self.answers.expected_scores_of_calls(), read_scores)
+        of_calls = self._unread.mixed(read_scores, self._unread.shares[:, None])
+        return self._weights.reweighted(np.where(self._calls.scored.known, of_calls, np.nan))
+
+    def _mean_scores(self, effects: Array, bias_variances: Array | float = 0.0) -> Array:
+        """Return weighted means of expected scores under effects, ``[m]``."""
+        weights = self._weights.of_columns
+        read_scores = self.answers.expected_scores(effects, self._weights.columns, weights, bias_variances)
+        return np.asarray(read_scores @ weights)
+
+    def _draw(self, effects: Array, variances: Array) -> Array:
+        """Return expected mean scores ``[draws, m]`` under random effects with shared noise."""
+        half = np.random.default_rng(0).normal(size=(NUM_DRAWS // 2, effects.shape[1]))
+        num_contrasts = effects.shape[1] - 1
+        deviations = np.sqrt(variances).repeat([num_contrasts, 1], axis=1)
+        return np.stack([self._mean_scores(effects + deviations * draw) for draw in (*half, *-half)])
+
+    def predict(self, features: Families) -> tuple[Array, Array]:
+        """Return expected mean scores of other orderings, and their variances, ``[c]`` each."""
+        unread = self._unread
+        draws = self._draw(*self._logits.predict(features))
+        read_means = draws.mean(axis=0)
+        shares = unread.predict(features)
+        by_shares = (read_means - unread.mean_score) ** 2 * unread.variances.mean()
+        variances = shares**2 * draws.var(axis=0, ddof=1) + by_shares
+        return unread.mixed(read_means, shares), variances
+
+    def predict_means(self, features: Families) -> Array:
+        """Approximate the means of `predict` in less time, ``[c]``."""
+        # Assume the mean variance of the fitted orderings' label bias.
+        bias_variance = self._logits.effect_variances[:, 0].mean()
+        read_means = self._mean_scores(self._logits.predict_effects(features), bias_variance)
+        return self._unread.mixed(read_means, self._unread.predict(features))
+
+    def gains(self, reference: int) -> Gains | None:
+        """Return the fitted orderings' gains over a reference on new examples; None if none differ.
+
+        Gains come from the labels of read replies, and from the share of read replies.
+        """
+        share_gains = None
+        if self._unread.process is not None:
+            share_gains = self._unread.process.gains(reference).condensed()
+            share_gains = share_gains.times(float(self._read_means[reference]) - self._unread.mean_score)
+        # Candidates without log-probabilities count as average orderings, so one stands for
+        # all.
+        is_mute = self._logits.is_mute
+        representatives = np.where(is_mute, is_mute.argmax(), np.arange(len(is_mute)))
+        chosen, columns = np.unique(representatives, return_inverse=True)
+        if len(chosen) < 2:
+            return share_gains
+        gains = independent_gains(
+            self._read_means[chosen],
+            self._example_errors(chosen) + self._effect_errors(chosen),
+            outsiders=OUTSIDER_SCORE * (self._calls.is_outsider & ~is_mute)[chosen],
+            reference=int(columns[reference]),
+            num_examples=self.num_examples,
+        )
+        label_gains = gains.of(columns).times(self._unread.shares)
+        if share_gains is None:
+            return label_gains
+        return label_gains.plus(share_gains)
+
+    def _example_errors(self, chosen: Numbers) -> Array:
+        """Return the covariance ``[c, c]`` of mean scores due to the sampling of examples."""
+        examples = self._weights.columns
+        weights = self._weights.of_columns
+        read_scores = self.answers.expected_scores(self._logits.effects[chosen], examples, weights)
+        kinds = np.unique(self._calls.labels.scores[examples], axis=0, return_inverse=True)[1].ravel()
+        of_kind = np.eye(kinds.max() + 1)[kinds]
+        means = read_scores @ of_kind / of_kind.sum(axis=0)
+        centred = read_scores - means @ of_kind.T
+        share_free = max(1, len(examples) - of_kind.shape[1]) / len(examples)
+        return np.asarray((centred * weights**2) @ centred.T / share_free)
+
+    def _effect_errors(self, chosen: Numbers) -> Array:
+        """Return the covariance ``[c, c]`` of mean scores due to errors in the effects."""
+        is_mute = self._logits.is_mute
+        places = np.flatnonzero(~is_mute[chosen])
+        bias_errors, slope_errors = self._logits.effect_errors(~is_mute)
+        effects = self._logits.effects[chosen]
+        num_effects = effects.shape[1]
+        errors = np.zeros((len(effects), len(effects)))
+        for number, step in enumerate(STEP * np.eye(num_effects)):
+            is_slope = number == num_effects - 1
+            change = self._mean_scores(effects + step) - self._mean_scores(effects - step)
+            derivative = change[places] / (2.0 * STEP)
+            of_effect = np.outer(derivative, derivative) * (slope_errors if is_slope else bias_errors)
+            errors[np.ix_(places, places)] += UNDERSTATED * of_effect
+        return errors
+
+
+def _are_drawn(calls: Calls) -> bool:
+    """Return whether programs sample their answers instead of giving the likeliest label."""
+    labels = calls.labels
+    known = labels.known & calls.scored.known & ~calls.is_program[:, None]
+    call_scores = calls.scored.scores[known]
+    of_labels = labels.scores[np.nonzero(known)[1]]
+    chances = softmax(labels.logs[known])
+    likeliest = np.take_along_axis(of_labels, chances.argmax(axis=1)[:, None], axis=1)[:, 0]
+    num_agreeing = np.isclose(call_scores, likeliest).sum()
+    # Expected numbers of agreeing calls if all answers are the likeliest labels, or are
+    # sampled.
+    num_if_likeliest = len(of_labels)
+    num_if_drawn = (chances * np.isclose(of_labels, likeliest[:, None])).sum()
+    return bool(2 * num_agreeing < num_if_likeliest + num_if_drawn)
