@@ -53,7 +53,15 @@ def about(args: argparse.Namespace) -> str:
 
 def main() -> None:
     args = options(
-        __doc__, task=BUNDLED, data_dir=Path, demos=5, test=100, seed=0, out=Path("runs/recorded.npz"), **SERVED
+        __doc__,
+        task=BUNDLED,
+        data_dir=Path,
+        demos=5,
+        test=100,
+        seed=0,
+        format="plain",
+        out=Path("runs/recorded.npz"),
+        **SERVED,
     )
     args.share = 0.0
     args.pool = args.demos

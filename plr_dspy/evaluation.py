@@ -16,7 +16,8 @@ from scipy import special
 from plr_dspy.data.examples import Rows, as_examples
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.loading import with_saved_wrappers
-from plr_dspy.labels.work import check_answers
+from plr_dspy.labels.outputs import LabelOutput, label_output
+from plr_dspy.labels.work import check_answers, label_scores
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_value
@@ -52,7 +53,8 @@ def load_program(
         path: The JSON or pickle (.pkl) file.
         allow_pickle: Whether to load pickles, which can run any code; pass True only for
             files that you trust.
-        allow_unsafe_lm_state: As in ``dspy.Module.load``.
+        allow_unsafe_lm_state: Whether to use language models' endpoints from the file, as in
+            ``dspy.Module.load``.
         embedder: The embedder with which the program retrieves demos; loading does not call
             it.
 
@@ -60,7 +62,10 @@ def load_program(
         A copy of the student with the demos, instructions and calibration from the file.
 
     Raises:
-        TypeError, ValueError: If an argument is invalid, or the file does not fit the student.
+        OSError: If the file cannot be read.
+        TypeError: If the student is not a DSPy program, or the path is not path-like.
+        ValueError: If the file is no saved program or does not fit the student, or is a
+            pickle that is not allowed.
     """
     if not isinstance(student, dspy.Module):
         raise UserTypeError(
@@ -115,6 +120,14 @@ class ProgramScore:
 
 
 @dataclass(frozen=True)
+class ConstantScore:
+    """The score of answering every example with the same label."""
+
+    label: str
+    score: float
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """The scores of programs on the same examples; `print` shows a table.
 
@@ -122,15 +135,22 @@ class Evaluation:
         programs: The score of each program, by name.
         num_examples: Number of examples that every program answered.
         num_failed: Number of examples left out because a call on them failed.
+        constant: Of the two most frequent labels, the one that scores better as the only
+            answer. None if the first program has no label output, or the metric cannot score
+            a label alone.
     """
 
     programs: Mapping[str, ProgramScore]
     num_examples: int
     num_failed: int = 0
+    constant: ConstantScore | None = None
 
     def __str__(self) -> str:
-        width = max(map(len, self.programs))
-        lines = [f"  {name:{width}}  {score}" for name, score in self.programs.items()]
+        rows = {name: str(score) for name, score in self.programs.items()}
+        if self.constant is not None:
+            rows[f"always {self.constant.label!r}"] = f"{self.constant.score:.3f}, without any call"
+        width = max(map(len, rows))
+        lines = [f"  {name:{width}}  {row}" for name, row in rows.items()]
         title = f"{self.num_examples} examples"
         if self.num_failed:
             title += f", without {self.num_failed} on which a call failed"
@@ -182,9 +202,9 @@ def evaluate_programs(
 ) -> Evaluation | Evaluations:
     """Score programs on the same examples, with 95 % confidence intervals.
 
-    If a call fails, its example is left out for all programs and metrics, with a warning.
-    Intervals of metrics over a set are from the infinitesimal jackknife, with two best and two
-    worst pseudo-answers added.
+    A failed call does not count as a wrong answer: its example is left out for all programs
+    and metrics, with a warning. Intervals of metrics over a set are from the infinitesimal
+    jackknife, with two best and two worst pseudo-answers added.
 
     Args:
         programs: Programs by name; the others are compared with the first. They are not
@@ -227,8 +247,9 @@ def evaluate_programs(
     examples = [devset[number] for number in numbers]
     evaluations = {}
     for name, single_metric in metrics.items():
+        constant = _constant_score(single_metric, runs[0].program, examples)
         scores = _compare(name, single_metric, runs, examples, numbers)
-        evaluations[name] = Evaluation(scores, len(numbers), len(devset) - len(numbers))
+        evaluations[name] = Evaluation(scores, len(numbers), len(devset) - len(numbers), constant)
     return Evaluations(evaluations) if isinstance(metric, Mapping) else evaluations[""]
 
 
@@ -390,3 +411,28 @@ def _paired_interval(
         largest = 0.0
     least, most = paired_interval(differences, largest=largest)
     return max(-limit, least), min(limit, most)
+
+
+def _constant_score(metric: Metric, program: dspy.Module, examples: Examples) -> ConstantScore | None:
+    output = label_output(program)
+    if not isinstance(output, LabelOutput):
+        return None
+    names = list(output.labels)
+    counts = output.counts(examples)
+    if not counts.any():
+        return None
+    frequent_labels = [names[number] for number in np.argsort(-counts, kind="stable")[:2]]
+    if isinstance(metric, SetMetric):
+        right_labels = metric.right_labels(examples)
+        values = []
+        for label in frequent_labels:
+            answers = [label for _ in examples]
+            values.append(metric.score(right_labels, answers, labels=names))
+    else:
+        few_labels = {label: output.labels[label] for label in frequent_labels}
+        scores = label_scores(metric, examples, replace(output, labels=few_labels))
+        if isinstance(scores, str):
+            return None
+        values = scores.mean(axis=0).tolist()
+    best = int(np.argmax(values))
+    return ConstantScore(frequent_labels[best], values[best])

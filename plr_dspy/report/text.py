@@ -353,6 +353,10 @@ def details(report: ReportData) -> Iterator[str]:
         )
     for slot in report.slots:
         yield from _demos(slot)
+    if len(report.front) > 1:
+        yield "the best prompt of each kind, number of demos and instruction, from the cheapest:"
+        rows = {entry.name: f"{_score_of(entry)}, {_price(entry)}" for entry in report.front}
+        yield from _table(rows)
     for instruction in report.instructions:
         yield from _instructions(instruction)
     proposals = report.proposals

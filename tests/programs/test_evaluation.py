@@ -67,8 +67,29 @@ def test_accuracy_and_difference():
     low, high = half.difference_interval
     assert low < half.difference < high
     text = str(evaluation)
-    assert "half   0.700 [" in text
+    assert "half         0.700 [" in text
+    assert evaluation.constant.label == "no"
+    assert evaluation.constant.score == 0.75
+    assert "\n  always 'no'  0.750, without any call" in text
     assert "1 of the replies could not be read" in text
+
+
+def test_the_constant_answer_is_the_best_one_by_the_metric():
+    devset = examples(20, range(5))
+    calls = []
+
+    def judged(example, prediction):
+        calls.append(prediction)
+        dspy.Predict("label -> verdict")(label=prediction.label)
+        return exact(example, prediction)
+
+    metrics = {"F1": F1("yes"), "judged": judged}
+    evaluations = evaluated({"never": Answering([])}, metrics, devset)
+    constant = evaluations["F1"].constant
+    assert constant.label == "yes"
+    assert constant.score == pytest.approx(0.4)
+    assert evaluations["judged"].constant is None
+    assert len(calls) == len(devset) + 1
 
 
 def minus(example, prediction):

@@ -357,7 +357,7 @@ class TestChoice:
             report.save(tmp_path / "report.json")
             assert type(report).load(tmp_path / "report.json") == report
             pyplot.close(report.plot())
-            assert ("the best retrieved demos" in report.details()) == (limit > 0)
+            assert ("\n  4 retrieved demos" in report.details()) == (limit > 0)
             assert "all 45 are saved with the program" in str(report)
             assert "vote of the 4 nearest" in str(report)
             assert report.vote.score == 0.0 or report.vote.num_examples == 45
