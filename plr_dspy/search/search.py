@@ -160,7 +160,7 @@ class Search(ABC):
                 if draw_number % FIRST_CHOICES_IN:
                     ordering = self.space.with_first_choices(dealt)
                 candidates |= dict.fromkeys(self._beginnings(ordering, draw_number % BEGINNING_STEP))
-        chosen = list(candidates)[:number]
+        chosen = list(candidates)[: max(number, num_first)]
         # Neighbours are scored on other examples, so that the effects of orderings that are
         # alike are not confounded with those of examples.
         shuffled = torch.randperm(len(chosen) - num_first, generator=self._generator).tolist()
