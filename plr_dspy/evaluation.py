@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -35,6 +36,7 @@ from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 logger = logging.getLogger(__name__)
 
+OWN_NAME = re.compile(r"\$\{(\w+)\}")  # the description of a field that has none, in saved programs
 TAIL = 0.975  # quantile for 95 % intervals
 
 
@@ -77,10 +79,13 @@ def load_program(
         retrievals = {}
         for name, predictor in program.named_predictors():
             predictor_state = state if predictor is program else state.get(name, {})
+            _check_fields(path, predictor, predictor_state)
             if "retrieval" in predictor_state:
                 retrievals[name] = loaded(predictor, predictor_state["retrieval"], embedder)
         program = retrieve_in(program, retrievals)
         program.load_state(state, allow_unsafe_lm_state=allow_unsafe_lm_state)
+    except UserError:
+        raise
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(
             f"{path} cannot be loaded into the student ({type(error).__name__}: {error}); it holds {sorted(state)}: "
@@ -91,6 +96,21 @@ def load_program(
     if differences:
         logger.warning("%s was made with %s, or compile it again", path, "; with ".join(differences))
     return program
+
+
+def _check_fields(path: str | Path, predictor: dspy.Predict, state: Mapping[str, Any]) -> None:
+    """Raise a ValueError if the saved state of a predictor has other fields; DSPy saves only their texts."""
+    fields = predictor.signature.fields
+    saved = [field["description"] for field in state.get("signature", {}).get("fields", [])]
+    if not saved:
+        return
+    # A field without a description of its own is described by its name.
+    names = [match.group(1) for match in map(OWN_NAME.fullmatch, saved) if match is not None]
+    if len(saved) != len(fields) or not fields.keys() >= set(names):
+        raise UserError(
+            f"{path} must hold a program with the student's fields {list(fields)}; got {saved}: create the student in the "
+            "same way as the saved program"
+        )
 
 
 @dataclass(frozen=True)

@@ -36,14 +36,19 @@ class FutilityCheck:
         """Return the reason to stop, if any; raise RuntimeError if almost no answer can be parsed."""
         by_prompt: dict[str, list[CallRecord]] = defaultdict(list)
         by_example: dict[int, list[CallRecord]] = defaultdict(list)
+        failures = []
         for (prompt, example), record in self.evaluator.records_asked().items():
-            if example < self.num_train and record.outcome != FAILED:
+            if record.outcome == FAILED:
+                failures.append(record)
+            elif example < self.num_train:
                 by_prompt[prompt].append(record)
                 by_example[example].append(record)
         self._check_parsed(list(by_prompt.values()))
         if not self.compares:
             return ""
         reason = self._find_no_difference(list(by_example.values()))
+        if reason and failures:
+            reason += f", and {len(failures)} calls failed ({failures[0].error}: {failures[0].message})"
         if reason:
             logger.warning(
                 "%s, so more calls would be wasted. If you did not expect this, check that the metric compares the "

@@ -13,7 +13,7 @@ from plr_dspy.compiling.plan import Plan, ProblemSize, most_calls
 from plr_dspy.errors import UserError
 from plr_dspy.labels.work import check_answers, check_answers_itself
 from plr_dspy.metrics.confusion import SetMetric
-from plr_dspy.programs.checks import AnyMetric, check_given
+from plr_dspy.programs.checks import AnyMetric, check_given, is_single_step
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.instructions import Instruction
@@ -259,10 +259,24 @@ def checked_rivals(
     for name, program in named_programs(programs).items():
         argument = f"programs[{name!r}]"
         rival = Rival(name, _checked_copy(options, program, trainset, valset, name=argument, to_order=False))
+        _check_outputs(argument, rival.program, first)
         same = distinct.setdefault(rival.digest, rival)
         if same is not rival:
-            logger.warning("%r and %r are the same program, and compete as %r", name, same.name, same.name)
+            logger.warning("%r and %r are the same program, so only %r competes", name, same.name, same.name)
     return list(distinct.values())[1:]
+
+
+def _check_outputs(argument: str, program: dspy.Module, first: Rival) -> None:
+    """Raise a ValueError if a program lacks an output of the first one; only single steps name their outputs."""
+    if not (is_single_step(program) and is_single_step(first.program)):
+        return
+    outputs = program.predictors()[0].signature.output_fields
+    missing = first.program.predictors()[0].signature.output_fields.keys() - outputs.keys()
+    if missing:
+        raise UserError(
+            f"{argument} must have the outputs of {first.name!r}, which the metric reads; it has {sorted(outputs)}, "
+            f"without {sorted(missing)}: rename its fields, or leave it out"
+        )
 
 
 def _checked_copy(

@@ -21,6 +21,8 @@ from plr_dspy.report.stop import StopReason
 MIN_WIN_PROBABILITY = 0.9  # below this probability of a gain, it "may be chance"
 ENOUGH_COMPARED = 0.8  # If two programs share this part of the examples, more calls would not help.
 TOO_LONG = "ContextWindowExceededError"  # exception type if a prompt exceeds the context length
+MUCH_CHEAPER = 0.95  # share of the returned program's tokens from which on a cheaper prompt is not worth a line
+LIMITS = {StopReason.COST: "max_cost", StopReason.TIME: "max_seconds"}  # arguments to raise, by what ended the search
 MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
 FEW_EXAMPLES = 30  # With fewer examples, chance decides which order looks best.
 FIELD_WIDTH = 40  # maximum number of characters to show of a field
@@ -97,8 +99,7 @@ def summary(report: ReportData) -> Iterator[str]:
     if retrieval is not None and report.retrieves:
         yield f"retrieved demos: {retrieval.text}; all {retrieval.num_pooled:,} are saved with the program"
     if not report.original_stays and (report.comparison is not None or report.retrieves):
-        student = f", with {report.returned.name!r} as the student" if report.returned.name else ""
-        yield f"save it with program.save, and load it with plr_dspy.load_program{student}"
+        yield "save it with program.save, and load it with plr_dspy.load_program and its student"
 
 
 def _unread_replies(report: ReportData) -> Iterator[str]:
@@ -279,7 +280,8 @@ def _advice(report: ReportData) -> Iterator[str]:
     if is_enough or not racing or budget >= settings.get("most_useful_calls", math.inf):
         yield "only more examples, in trainset or valset, would reduce the uncertainty"
     else:
-        yield "a larger budget (max_metric_calls) would reduce the uncertainty"
+        limit = LIMITS.get(report.stop_reason, "max_metric_calls")
+        yield f"a larger budget ({limit}) would reduce the uncertainty"
 
 
 def _rivals(report: ReportData) -> Iterator[str]:
@@ -325,7 +327,9 @@ def _cheaper_prompt(report: ReportData) -> Iterator[str]:
     """Name the cheapest prompt that is as good as the returned one, if it is another one."""
     cheapest = next((entry for entry in report.front if entry.is_as_good), None)
     returned = next((entry for entry in report.front if entry.is_returned), None)
-    if cheapest is None or returned is None or cheapest.is_returned:
+    if cheapest is None or returned is None or report.comparison is None:
+        return
+    if cheapest.prompt_tokens > MUCH_CHEAPER * returned.prompt_tokens:
         return
     yield (
         f"a cheaper prompt is probably as good, within {AS_GOOD}: {cheapest.name} ({_price(cheapest)} instead of "
@@ -351,14 +355,16 @@ def details(report: ReportData) -> Iterator[str]:
             f"{title}: {comparison.original:.3f} -> {comparison.chosen:.3f} on "
             f"{count(comparison.num_examples, 'example')}, gain {gain} for the best of {comparison.num_candidates}"
         )
-    for slot in report.slots:
-        yield from _demos(slot)
+    # A program of the user shows demos and instructions of its own.
+    if not report.returned.name:
+        for slot in report.slots:
+            yield from _demos(slot)
     if len(report.front) > 1:
         yield "the best prompt of each kind, number of demos and instruction, from the cheapest:"
         rows = {entry.name: f"{_score_of(entry)}, {_price(entry)}" for entry in report.front}
         yield from _table(rows)
     for instruction in report.instructions:
-        yield from _instructions(instruction)
+        yield from _instructions(instruction, is_chosen=not report.returned.name)
     proposals = report.proposals
     if proposals is not None:
         yield f"{count(proposals.num_texts, 'instruction')} proposed by {proposals.model}"
@@ -407,10 +413,11 @@ def _demos(slot: SlotReport) -> Iterator[str]:
         yield f"  demo {number}{origin}: {' | '.join(fields)}"
 
 
-def _instructions(report: InstructionReport) -> Iterator[str]:
+def _instructions(report: InstructionReport, *, is_chosen: bool) -> Iterator[str]:
     """List a predictor's instructions, with the score of the best prompt with each."""
     if report.alternatives:
-        yield f"{report.predictor}: instruction {report.chosen} was chosen; the best prompt with each:"
+        chosen = f"instruction {report.chosen} was chosen" if is_chosen else "no instruction was chosen"
+        yield f"{report.predictor}: {chosen}; the best prompt with each:"
     for number, instruction in enumerate(report.alternatives):
         score = "not scored"
         if instruction.score is not None:
