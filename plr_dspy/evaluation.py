@@ -108,8 +108,8 @@ def _check_fields(path: str | Path, predictor: dspy.Predict, state: Mapping[str,
     names = [match.group(1) for match in map(OWN_NAME.fullmatch, saved) if match is not None]
     if len(saved) != len(fields) or not fields.keys() >= set(names):
         raise UserError(
-            f"{path} must hold a program with the student's fields {list(fields)}; got {saved}: create the student in the "
-            "same way as the saved program"
+            f"{path} must hold a program with the student's fields {list(fields)}; got {saved}: create the student in "
+            "the same way as the saved program"
         )
 
 
