@@ -74,8 +74,8 @@ def measure_gain(
     """Return a finalist's gain on new examples, and its comparison, by the set metric itself.
 
     The score model approximates the metric linearly. If the metric gained less than this
-    approximation, reduce the model's expected gain. A bootstrap over the examples that both
-    answered limits the certainty.
+    approximation, the model's expected gain is reduced. A bootstrap over the examples that
+    both programs answered limits the certainty.
 
     Args:
         before, after: Answers of the original and of the finalist.

@@ -34,7 +34,7 @@ def estimate_effect(
 def effect_on_set_metric(
     effect: CalibrationEffect, metric: ConfusionScores, records: CallRecords, fitted: FittedModel, original: Candidate
 ) -> CalibrationEffect:
-    """Replace the scores of an effect, which approximate a metric over a set, by the metric."""
+    """Replace an effect's scores, which approximate a set metric, by values of the metric itself."""
     assert fitted.responses is not None
     columns, labels = fitted.responses.answers.calibrated_labels_of(fitted.orderings.index(original))
     calibrated_labels = dict(zip(fitted.scored.examples[columns].tolist(), labels.tolist(), strict=True))

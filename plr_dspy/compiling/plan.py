@@ -25,7 +25,7 @@ RACE_SHARE = 0.15  # share for the race, of the calls that remain after the fina
 # scores it first avoids replacing it by mistake (see "lone original" in
 # `benchmarks/landscapes.py`).
 RACED = 3  # number of orders that this race can score on all train examples
-LARGEST_RACE = 0.25  # maximum share of this race in the calls that are not reserved for the final comparison
+LARGEST_RACE = 0.25  # maximum share of this race, of the calls that remain after the final comparison
 ORIGINAL_SHARE = 0.5  # share of the race's calls that score the original first
 
 CALLS_PER_SQUARE = 2.5  # maximum number of useful calls, relative to the squared number of examples

@@ -44,7 +44,7 @@ class Rival:
         predictors: All predictors, including those in modules that another optimizer marked
             as compiled.
         models: Their language models.
-        digest: Fingerprint of everything but the name; equal for identical programs.
+        digest: Digest of everything except the name; equal for identical programs.
     """
 
     def __init__(self, name: str, program: dspy.Module) -> None:
@@ -57,7 +57,7 @@ class Rival:
         self._factory = ProgramFactory(program)
 
     def build(self, *, guarded: bool = False) -> dspy.Module:
-        """Return a copy; if `guarded`, it retrieves demos only if the scored example is known."""
+        """Return a copy; if `guarded`, it retrieves no demos if the scored example is unknown."""
         program = self._factory.build({})
         for predictor in _predictors_of(program):
             retrieval: Any = getattr(predictor, "retrieval", None)
@@ -68,7 +68,7 @@ class Rival:
     def matching(self, name: str, predictor: dspy.Predict) -> dspy.Predict | None:
         """Return the predictor that matches one of the student's, or None.
 
-        It has the same fields and the same name, or it is the only one with the same fields.
+        It has the same fields and name, or else it alone has the same fields.
         """
         matches = [own for own in self.predictors if _fields(own) == _fields(predictor)]
         namesake = dict(self.program.named_predictors()).get(name)

@@ -1,4 +1,4 @@
-"""Predictors that retrieve demos for the inputs of each call; how they are saved and loaded."""
+"""Predictors that retrieve demos for the inputs of each call, and their saved state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load
 class Retrieval:
     """The retrieval of demos from a pool.
 
-    If `guarded`, it is skipped if the example being scored is unknown, which it might show.
+    If `guarded`, retrieve nothing unless the scored example is known: a demo might show it.
     """
 
     pool: Pool
@@ -100,7 +100,7 @@ class RetrievingPredict(dspy.Predict):
         return {**state, "retrieval": retrieval, "fields": {**state.get("fields", {}), LOADER: {}}}
 
     def load_state(self, state: Mapping[str, Any], **options: Any) -> RetrievingPredict:
-        """Load all but the retrieval; `load_program` restores that, because it knows the embedder."""
+        """Load everything but the retrieval; `load_program` restores it, because that needs the embedder."""
         fields = {name: value for name, value in state.get("fields", {}).items() if name != LOADER}
         rest = {name: value for name, value in state.items() if name not in ("retrieval", "fields")}
         super().load_state({**rest, "fields": fields}, **options)
@@ -145,11 +145,11 @@ def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Emb
     version = state.get("version", 1)
     if version != STATE_VERSION:
         raise UserError(
-            f"its retrieval was saved as version {version}, but this plr_dspy reads version {STATE_VERSION}: compile "
+            f"the retrieval was saved as version {version}, but this plr_dspy reads version {STATE_VERSION}: compile "
             "it again"
         )
     if state["vectors"] is not None and embedder is None:
-        raise UserError("its demos are found by embeddings, but embedder is None: pass the embedder that compile used")
+        raise UserError("the demos are found by embeddings, but embedder is None: pass the embedder that compile used")
     if state["vectors"] is None:  # The search compared words.
         embedder = None
     examples = [dspy.Example(demo) for demo in state["demos"]]

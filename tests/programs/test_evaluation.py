@@ -68,7 +68,7 @@ def test_accuracy_and_difference():
     assert low < half.difference < high
     text = str(evaluation)
     assert "half   0.700 [" in text
-    assert "1 of the replies could not be read" in text
+    assert "1 of the replies could not be parsed" in text
 
 
 def minus(example, prediction):
