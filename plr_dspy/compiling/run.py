@@ -167,7 +167,7 @@ class CompileRun(SearchRounds):
         compared = list(self.evaluator.evaluate(dict.fromkeys(finalists, examples)))
         if len(compared) < len(finalists):
             # If a limit leaves fewer than two, compare the first two on the examples that both
-            # have.
+            # were scored on.
             if len(compared) < 2:
                 compared = finalists[:2]
             logger.warning("only %d of %d finalists were compared before the limit", len(compared), len(finalists))
