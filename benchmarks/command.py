@@ -17,7 +17,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 RECORDED = Path(__file__).parent / "recorded"
 
 SERVED = {"model": "local", "api_base": [str], "threads": 2, "cache": False}
-"""Options of the language model: the local one, or one on a server. The cache is DSPy's."""
+"""Options of the language model, local or on a server; `cache` turns on DSPy's cache."""
 
 
 def options(text: str, *, among: Mapping[str, Sequence[str]] | None = None, **defaults: object) -> argparse.Namespace:
@@ -26,8 +26,8 @@ def options(text: str, *, among: Mapping[str, Sequence[str]] | None = None, **de
     Args:
         text: Help text.
         among: Allowed values, by name of the option.
-        defaults: Default of each option, by name. A list makes an option that takes several values, and False a
-            switch. A type instead of a value makes an option without a default.
+        defaults: Default of each option, by name. An option whose default is a list takes several values, and one
+            whose default is False is a switch. If a type is given, the option has no default.
     """
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():
@@ -50,7 +50,7 @@ def options(text: str, *, among: Mapping[str, Sequence[str]] | None = None, **de
 
 
 def print_table(rows: Iterable[Mapping[str, object]]) -> None:
-    """Print rows, which have the same columns, as a Markdown table; print each as soon as it is available."""
+    """Print rows with the same columns as a Markdown table, each as soon as it is available."""
     for number, row in enumerate(rows):
         if number == 0:
             print(f"| {' | '.join(row)} |")
@@ -75,7 +75,7 @@ def with_interval(values: Sequence[float] | np.ndarray) -> str:
 
 
 def read_table(text: str, first_column: str) -> pd.DataFrame:
-    """Return the table of a Markdown page whose header starts with `first_column`, indexed by its first cells."""
+    """Return the table of a Markdown page whose header starts with `first_column`; the first cells are the index."""
     lines = text[text.index(f"| {first_column}") :].split("\n\n")[0].strip()
     frame = pd.read_csv(io.StringIO(lines), sep=r"\s*\|\s*", engine="python", dtype=str, keep_default_na=False)
     without_rule = frame.iloc[1:, 1:-1]
