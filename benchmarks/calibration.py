@@ -46,7 +46,7 @@ def split(table: np.ndarray, gold: np.ndarray, seed: int) -> dict[str, float]:
     calibrated_tables = [calibrated(rows, own) for rows, own in zip(table, offsets, strict=True)]
     is_right = table.argmax(axis=2) == gold
     is_right_calibrated = np.stack(calibrated_tables).argmax(axis=2) == gold
-    # The distance of the mean probabilities from the uniform distribution, up to constants.
+    # PDO minimizes the distance of the mean probabilities from uniform; constants are left out.
     unevenness = -logsumexp(table[:, pool], axis=1).sum(axis=1)
     by_pdo = unevenness.argmin()
     best = is_right[:, pool].mean(axis=1).argmax()
@@ -89,7 +89,7 @@ def reanchored(table: np.ndarray, right_labels: np.ndarray) -> np.ndarray:
 
 
 def by_labels(table: np.ndarray, right_labels: np.ndarray) -> np.ndarray:
-    """Return the offsets ``[L]`` that are best by cross-validation: zeros, or those for likely label shares."""
+    """Return the offsets ``[L]`` with the best cross-validated accuracy, among zeros and those for likely shares."""
     num_labels = table.shape[1]
     accuracy = (table.argmax(axis=1) == right_labels).mean()
     candidates = [(accuracy, np.zeros(num_labels))]

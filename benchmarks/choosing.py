@@ -43,7 +43,7 @@ from plr_dspy.search.space import Candidate, OrderingSpace, WholeProgram
 
 TOLERANCE = 0.005  # A program is right if its score is this close to the best.
 EFFECTS = (0.3, 0.6, 1.0)  # standard deviations of interactions, relative to that of the examples' ease
-ABILITIES = (0.5, 0.8)  # range of the mean score of most programs
+ABILITIES = (0.5, 0.8)  # range from which the programs' true mean score is drawn
 
 
 @dataclass(frozen=True)

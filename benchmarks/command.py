@@ -24,7 +24,7 @@ def options(text: str, *, among: Mapping[str, Sequence[str]] | None = None, **de
     """Read options from the command line.
 
     Args:
-        text: Help text.
+        text: Text to print for --help.
         among: Allowed values, by name of the option.
         defaults: Default of each option, by name. An option whose default is a list takes several values, and one
             whose default is False is a switch. If a type is given, the option has no default.
@@ -59,7 +59,7 @@ def print_table(rows: Iterable[Mapping[str, object]]) -> None:
 
 
 def percent(values: Sequence[float] | np.ndarray) -> str:
-    """Return the share of true values among those that are not NaN; an empty string if all are NaN."""
+    """Format the share of true values, without NaNs; return an empty string if all are NaN."""
     known = np.asarray(values, dtype=float)
     if np.isnan(known).all():
         return ""

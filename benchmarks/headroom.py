@@ -42,7 +42,7 @@ ALIKE = 0.3  # share of the variance of answers that all programs with demos hav
 
 @dataclass(frozen=True)
 class World:
-    """A simulated world, from which tables of scores are drawn."""
+    """The true effects from which tables of scores are simulated."""
 
     has_demos: bool  # whether the program as it is shows demos
     accuracy: float = 0.6  # true score of the program

@@ -72,7 +72,7 @@ class Landscape:
         return self.log_probabilities(order).argmax(axis=1) == self.right_labels
 
     def noise(self, order: Order) -> np.random.Generator:
-        """Return a generator of noise that is seeded by the order, so that each call draws the same values."""
+        """Return a generator that is seeded by the order, so that repeated calls get equal noise."""
         return np.random.default_rng([self.seed, zlib.crc32(bytes(order))])
 
 
@@ -107,7 +107,7 @@ class SyntheticLandscape(Landscape):
         return self._margin + leaning + quality + 0.6 * noise
 
     def _effect(self, kind: str, rng: np.random.Generator) -> Effect:
-        """Return a random effect of a kind."""
+        """Draw a random effect of the given kind."""
         n = self.num_demos
         if kind == "item":
             scores = rng.normal(size=n)

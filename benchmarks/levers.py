@@ -58,7 +58,7 @@ class Record:
     """The recorded answers of a model to the examples of a task.
 
     Attributes:
-        prompt: `PLAIN` or `CHAT`.
+        prompt: Format of the prompts, `PLAIN` or `CHAT`.
         log_probabilities: ``[A, N, L]``, normalised over the labels.
         gold: Numbers of the right labels, ``[N]``.
         is_own: Whether the model itself begins its reply as recorded, ``[A, N]``; None if unknown.
@@ -204,7 +204,7 @@ def _seen_and_noise(scores: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray,
     """Return the variance of the rows' mean scores, and the part of it that is noise, both ``[B]``.
 
     Args:
-        scores: ``[rows, N]``.
+        scores: Scores to compare, such as a row per order, ``[rows, N]``.
         counts: How often each example is in each sample, ``[B, N]``.
     """
     num_examples = scores.shape[1]

@@ -32,11 +32,11 @@ class Peer:
 
     Attributes:
         student: The program without demos.
-        labelled: Labelled examples.
-        metric: DSPy metric.
+        labelled: Labelled examples, half of which become the valset if one is needed.
+        metric: A DSPy metric, by which answers are right or wrong.
         output_field: Name of the field that the metric compares.
         make_lm: Builds an LM whose replies have at most this number of tokens.
-        demos: Maximum number of demos.
+        demos: Maximum demos per prompt.
         calls: Target number of program calls.
     """
 
@@ -173,7 +173,7 @@ def compile_with(name: str, peer: Peer) -> dspy.Module:
 
 
 def tokens_read(api_base: str) -> float | None:
-    """Return the number of prompt tokens that a server has read, without those in its prefix cache; None if unknown.
+    """Return how many prompt tokens outside the prefix cache a server has read; None if unknown.
 
     Args:
         api_base: Address of the server, ending in /v1.

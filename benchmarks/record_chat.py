@@ -99,7 +99,7 @@ class Chat:
         for label in self._task.labels:
             tokens = self._encode(text + label + self.closing)
             if tokens[: len(before)] != before:
-                raise SystemExit(f"label {label!r} merges with the token before it, so it cannot be read alone")
+                raise SystemExit(f"label {label!r} merges with the token before it. Use another model or task")
             without_closing = self._encode(text + label)
             answers.append(tokens[len(before) : len(without_closing) + 1])
         firsts = [answer[:1] for answer in answers]
@@ -151,8 +151,7 @@ class ChatModel:
             from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
         except ImportError as error:
             raise SystemExit(
-                f"{error.name} is not installed, and it is needed to record a chat model. "
-                "Run: pip install torch transformers gguf accelerate"
+                f"recording a chat model needs {error.name}. Run: pip install torch transformers gguf accelerate"
             ) from error
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
@@ -235,7 +234,7 @@ class Arrangement:
     """The demos that are shown before an example.
 
     Attributes:
-        kind: `NO_DEMOS`, `NEAREST` or `RANDOM`.
+        kind: Choice of the demos: `NO_DEMOS`, `NEAREST` or `RANDOM`.
         demos: Numbers of the demos in the pool, in prompt order; empty unless random.
         set: Number of the random set among those of equal size.
     """
@@ -251,8 +250,8 @@ def arrangements(
     """Return the arrangements to record, the most important first.
 
     Args:
-        demos: Numbers of demos.
-        sets, orders: For each number of demos, the number of random sets, and of random orders of each set.
+        demos: How many demos the random arrangements show.
+        sets, orders: By number of demos, how many random sets to draw, and how many random orders of each set.
         num_pool: Number of labelled examples.
         seed: Seed of the draws; additional sets and orders do not change the others.
     """

@@ -147,7 +147,7 @@ class Lookup(dspy.Predict):
 
 
 def number_of(text: str) -> int:
-    """Return the number of a demo or an example in the landscape."""
+    """Return the number at the start of the text of a demo or an example."""
     return int(NAMES.findall(text)[0])
 
 

@@ -111,7 +111,9 @@ def better_together(student: dspy.Module, examples: Examples, metric: Metric, lm
 def finetune(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
     """Order the demos before fine-tuning, because the training prompts show them."""
     if not lm.provider.finetunable:
-        raise ValueError(f"--lm must be a model that can be fine-tuned; got {lm.model}. Pass one such as openai/...")
+        raise ValueError(
+            f"--lm must be a model that can be fine-tuned; got {lm.model}. Pass another, such as one of OpenAI"
+        )
     # Do not train on the demos, whose answers the prompts would show.
     demo_examples = examples[:20]
     training_examples = examples[20:]

@@ -22,7 +22,7 @@ from .tasks import TASKS, Task
 logger = logging.getLogger(__name__)
 
 NUM_HELD_OUT = 2_000
-"""Maximum number of held-out examples of a data set without a test split, unless a fifth of the examples is fewer."""
+"""A data set without a test split holds out a fifth of its examples, but at most this many."""
 
 
 class DataError(ValueError):
@@ -111,7 +111,7 @@ def load(task: Task, *, data_dir: Path | None = None) -> tuple[list[dspy.Example
     are compared without regard to whitespace. The test part is used as published, so its texts may repeat.
 
     Args:
-        task: The task.
+        task: The task, which determines the data set and the valid labels.
         data_dir: Folder with NAME_train.jsonl and NAME_test.jsonl; None reads the hub.
 
     Raises:
@@ -207,7 +207,7 @@ def _load_split(source: HubSource) -> Rows:
     dataset = load_hub_split(source.split)
     missing = [column for column in columns if column not in dataset.column_names]
     if missing:
-        raise UserError(f"{source.split} must have the columns {columns}; it has {dataset.column_names}")
+        raise UserError(f"{source.split} must have the columns {columns}; it has {dataset.column_names}: pass data_dir")
     return dataset.select_columns(columns)
 
 

@@ -1,4 +1,4 @@
-"""The methods and ablations of the paper, the grid of runs, and the demos and examples of each run."""
+"""The paper's methods and ablations, the grid of runs, and the demos and examples of each run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METHODS = ("Static", "Top-K", *LABEL_METHODS, "PLR-EMA", "PLR-1", "PLR-4", "Ours
 """The methods of the paper's tables, in order; "PLR-C" is its search with a mixture of C Plackett-Luce models."""
 
 OUR_SHARE = 0.1
-"""Budget of "Ours", as a fraction of the program calls of the paper's algorithm."""
+"""Budget of "Ours", relative to the calls of the paper's algorithm."""
 
 ABLATIONS: dict[str, dict[str, float]] = {
     "components": {f"PLR-{count}": count for count in (1, 2, 4, 8, 16, 32, 64)},
@@ -111,8 +111,8 @@ def new_method(name: str, task: Task, experiment: Experiment, *, train: Sequence
     """Build the optimizer of a method.
 
     Args:
-        name: Name of the method.
-        task: Task to optimize for.
+        name: Name of the method, as in `METHODS`.
+        task: Task whose metric and labels to use.
         experiment: Experiment whose metric and pool size to use.
         train: Train part of the task, whose label shares are the prior of "PDO-FewShotUP".
         common: Arguments of all optimizers.

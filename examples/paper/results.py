@@ -37,7 +37,8 @@ class Ranking:
         lengths = {len(set(self.orders)), len(self.orders), len(self.log_probabilities), len(self.accuracies)}
         if len(lengths) > 1:
             raise ValueError(
-                "orders must be distinct, each with a log-probability and an accuracy. Make the run again."
+                f"orders must be distinct, each with a log-probability and an accuracy; got numbers {sorted(lengths)}. "
+                "Make the run again."
             )
 
 
@@ -132,7 +133,7 @@ class Store(dict[Run, Result]):
 
 @contextmanager
 def open_store(folder: Path, settings: Mapping[str, Any]) -> Iterator[Store]:
-    """Lock and yield the results of an experiment, which must have the same settings."""
+    """Lock and yield an experiment's results; raise a ValueError if they have other settings."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / "results.lock")
     try:

@@ -175,7 +175,7 @@ def run_on_ray(
 
     Args:
         experiment: The settings of all runs.
-        runs: The runs to make.
+        runs: Runs without a result.
         address: Address of the cluster; "local" starts one on this machine.
         num_workers: Number of concurrent runs; None uses all CPUs of the cluster.
     """

@@ -41,7 +41,7 @@ class Table:
 
     Attributes:
         name: Name of the files, without suffix.
-        title: Title of the table.
+        title: Heading of the Markdown file.
         blocks: Cell texts by heading, as frames with row and column labels.
         numbers: Rows of the CSV file.
         notes: Sentences to print below the table.

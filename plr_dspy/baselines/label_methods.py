@@ -155,7 +155,7 @@ class LabelRun(CompileRun):
         return self.outcome(Decision(self._winner), Stop(reason or StopReason.TIME))
 
     def _probe(self, orderings: Sequence[Candidate]) -> Rows:
-        """Return the call records of each order by input; empty if time or budget runs out first."""
+        """Return each order's call records by input, or an empty dict if time or budget runs out."""
         scorer = self.evaluator
         if self._work.first:
             input_rows = scorer.evaluate(dict.fromkeys(orderings, range(1)))
@@ -262,7 +262,7 @@ class ProbingWork(LabelReadingWork):
         return CallRecord(None, value=distribution(cell.label_logprobs, cell.unseen_labels).tolist())
 
     def _write_input(self, program: dspy.Module) -> dict[str, str]:
-        """Let the LM write a new input that resembles those of the program's demos."""
+        """Return a new input, written by the LM, that resembles the inputs of the program's demos."""
         predictor = program.predictors()[0]
         lm = predictor.lm or dspy.settings.lm
         adapter, signature, inputs = _writing_prompt(predictor, lm)
@@ -403,11 +403,11 @@ class PDO(LabelOptimizer):
 
 @arguments
 class DEmO(LabelOptimizer):
-    """Optimizer that returns a program that chooses an order for each input (`PerInputOrder`).
+    """Optimizer whose program chooses an order of demos for each input (`PerInputOrder`).
 
     A compile keeps the orders whose mean label distribution over content-free inputs
     ("[N/A]", "", "[MASK]") is closest to uniform. For each input, the program uses the
-    order in which the input most raises the predicted label's probability.
+    order under which the input most raises the predicted label's probability.
     A compile makes ``3 * num_candidates`` program calls; the program makes `num_kept` LM
     calls per input. Requirements are as for `LocalE`.
 

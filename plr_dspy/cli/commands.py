@@ -20,9 +20,9 @@ from plr_dspy.runtime import Redactor
 Options: TypeAlias = dict[str, dict[str, Any]]
 
 # Exit codes.
-USER_ERROR = 2  # invalid argument or file
-FAILED = 1  # program, metric, model or machine failure
-INTERRUPTED = 130  # the user pressed Ctrl-C
+USER_ERROR = 2  # An argument or a file is invalid.
+FAILED = 1  # The program, metric, model or machine failed.
+INTERRUPTED = 130  # The user pressed Ctrl-C.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,7 +68,7 @@ def _run(args: argparse.Namespace) -> None:
 def _file(text: str) -> Path:
     path = Path(text)
     if not path.is_file():
-        raise argparse.ArgumentTypeError(f"file not found: {path}")
+        raise argparse.ArgumentTypeError(f"file not found: {path}: correct the path")
     return path
 
 

@@ -57,7 +57,7 @@ def comparison(
 def _interval_of_expected(gain: Gain, observed: float, largest: float) -> tuple[float, float]:
     """Return the 95 % interval of the expected gain.
 
-    The upper end starts from the observed gain if that is larger, in case shrinkage was too
+    The upper end is that of the observed gain if this is larger, because shrinkage may be too
     strong.
     """
     margin = DEVIATIONS * gain.deviation
@@ -120,7 +120,7 @@ def measure_gain(
     lower, upper = np.quantile(spread, [tail, 1.0 - tail], axis=0)
     expected_chosen = as_it_is + expected
     highest = expected_chosen
-    if expected:  # Shrinkage may have been too strong.
+    if expected:  # Include the measured value, because shrinkage may be too strong.
         highest = max(highest, value_after)
     compared = Comparison(
         original=value_before,

@@ -48,7 +48,7 @@ def load_hub_split(split: HubSplit, **options: Any) -> Any:
     """Load a split from the hub or the local cache; raise a ValueError if this fails.
 
     Args:
-        split: The split.
+        split: Name, configuration and split of the data set.
         options: Options of `datasets.load_dataset`, such as streaming=True.
     """
     import datasets

@@ -104,7 +104,7 @@ class PlainTextAdapter(dspy.Adapter):
         values = dict(apply_output_field_defaults(signature, values))
         missing = [field for field in outputs if field not in values]
         if missing:
-            message = f"No value for {', '.join(missing)}."
+            message = f"The reply has no value for {', '.join(missing)}."
             raise AdapterParseError(name, signature, completion, message, values)
         return values
 
@@ -154,7 +154,7 @@ def _sections(fields: Mapping[str, FieldInfo], completion: str) -> dict[str, str
         if matches and len(titles) > 1:
             current = matches[0]
             if current in lines:
-                raise ValueError(f"The title {titles[current]!r} appears more than once.")
+                raise ValueError(f"The reply has the title {titles[current]!r} more than once.")
             lines[current] = []
             line = line.removeprefix(titles[current])
         lines[current].append(line)

@@ -99,7 +99,7 @@ class LocalServer:
         replies = (json.loads(line) for line in child.stdout if line.startswith("{"))
         reply = next(replies, {"error": "its process exited"})
         if "error" in reply:
-            raise RuntimeError(f"llama.cpp could not serve {self.weights}: {reply['error']}")
+            raise RuntimeError(f"llama.cpp could not serve {self.weights}: {reply['error']}. Check the file.")
         return str(reply["address"])
 
     def __exit__(self, *exception: object) -> None:

@@ -138,7 +138,7 @@ class ProgramEvaluator:
         slots: Builds a program for each order.
         work: Makes and scores a call.
         names: Names of the examples, for messages.
-        log: Stores the records.
+        log: Stores the call records, on disk if it has a path.
         num_threads: Maximum concurrent calls; None uses DSPy's setting.
         max_errors: Number of examples with failed calls that ends the run. None uses DSPy's
             setting or 5 % of the calls made, whichever is larger.

@@ -140,7 +140,7 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
     """Raise an error unless a program can run on these examples with DSPy's settings.
 
     Args:
-        student: The program.
+        student: The program to check.
         name: The program's name in messages.
         to_order: Whether the program must have predictors whose demos can be ordered.
         datasets: Lists of examples, by their names in messages.

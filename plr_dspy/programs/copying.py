@@ -118,7 +118,7 @@ def _parts(value: Any) -> list[Any]:
     for container in CONTAINERS:
         if issubclass(kind, container):
             parts += container.__iter__(value)
-    # Queues and other objects of the standard library are shared.
+    # Share queues and other objects of the standard library, because some cannot be copied.
     if kind.__module__.partition(".")[0] not in sys.stdlib_module_names:
         parts += attributes(value).values()
     return parts

@@ -201,7 +201,7 @@ def _parts_of_function(function: FunctionType) -> dict[str, object]:
 
 
 def _parts_of_class(kind: type) -> dict[str, object]:
-    """Return a class's name and members, with those of its bases that are not in libraries."""
+    """Return a class's name and members; include inherited members, except those from libraries."""
     parts: dict[str, object] = {"": _name(kind)}
     members: dict[str, object] = {}
     for base in reversed(kind.__mro__):

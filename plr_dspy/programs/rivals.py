@@ -37,13 +37,13 @@ class Rival:
     """A program of the user that competes unchanged.
 
     Args:
-        name: Name in reports.
+        name: The program's name in reports.
         program: A copy of the user's program.
 
     Attributes:
         predictors: All predictors, including those in modules that another optimizer marked
             as compiled.
-        models: Their language models.
+        models: Language models of the predictors.
         digest: Digest of everything except the name; equal for identical programs.
     """
 

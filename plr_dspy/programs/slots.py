@@ -43,7 +43,7 @@ class Slot:
     """One predictor's list of demos, or its pool of demos as a single block.
 
     Attributes:
-        predictor: The predictor's name.
+        predictor: Name of the predictor in the program.
         demos: The demos in their original order. In a pool, the student's own come first.
         blocks: Groups of demo indices that can swap places; most adapters show incomplete
             demos first.
@@ -98,7 +98,7 @@ class PromptSlots(ABC):
 
     @property
     def classes(self) -> tuple[tuple[int, ...], ...]:
-        """Return the class of each item of each block of the space."""
+        """Return the class of each item in the space, by block."""
         return tuple(classes for slot in self.slots for classes in slot.classes)
 
     def instructions(self, candidate: Candidate) -> dict[str, int]:
@@ -213,7 +213,7 @@ class ProgramSlots(PromptSlots):
 
 
 def _blocks(predictor: dspy.Predict, demos: Sequence[Any], kinds: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
-    """Return groups of demos such that an order within a group changes the prompt."""
+    """Return groups of demos; swapping demos within a group changes the prompt."""
     groups: list[list[int]] = []
     for kind in dict.fromkeys(kinds.values()):
         for group in groups:
@@ -234,7 +234,7 @@ class PoolSlots(PromptSlots):
     """The demo pools of a program's predictors, and the space of arrangements within limits.
 
     Args:
-        program: The program.
+        program: The student.
         pools: The demos to choose from, by predictor.
         min_demos: Minimum demos per predictor, or the size of its pool if that is smaller.
         max_demos: Maximum demos per predictor.

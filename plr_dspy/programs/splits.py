@@ -28,7 +28,7 @@ Examples: TypeAlias = Sequence[dspy.Example]
 
 @dataclass(frozen=True)
 class Splits:
-    """The examples that guide the search, and those that decide the result.
+    """The train split, which guides the search, and the selection split, which decides the result.
 
     Attributes:
         names: Names of the train examples, then of the selection examples, such as
@@ -66,7 +66,7 @@ def make_splits(
     The order of the examples does not matter.
 
     Args:
-        trainset: Examples to split.
+        trainset: Examples for the train split and, without a valset, for selection.
         valset: The selection split; if empty, a fifth of the trainset is used.
         demos: Demos that the program shows or may show.
         rng: Shuffles the examples.
@@ -153,8 +153,8 @@ def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str]
     instead have every input of the example by name.
 
     Args:
-        demos: Examples or dicts.
-        examples: Examples with inputs.
+        demos: The demos, as examples or dicts.
+        examples: Examples to compare with the demos, with inputs.
         prompted: Names of the inputs that prompts contain, if known. The first rule ignores
             other inputs, such as an ID, unless the examples have no prompted input.
     """

@@ -98,12 +98,12 @@ class SlotReport(Part):
 
 
 class Alternative(Part):
-    """The score of an alternative, such as random demos.
+    """A program to compare with, such as random demos or a candidate of `front`, and its score.
 
     Attributes:
         score, interval: Expected score on new examples, and its 95 % interval, if known.
         num_examples: Number of examples that the score is estimated from.
-        tokens: Number of tokens in all its demos, by GPT-4o's tokenizer; 0 in `programs`.
+        tokens: Total tokens of the demos, by GPT-4o's tokenizer; 0 in `programs`.
         num_demos, ordering, instructions: Number of demos; in `front`, also the indices of
             demos and instructions, as in `Candidate`.
     """
@@ -205,8 +205,8 @@ class Comparison(Part):
 
     Attributes:
         original, chosen, gain: Mean scores on these examples, and their difference.
-        interval: 95 % interval of this gain, corrected for the number of orders or of raced
-            programs (Bonferroni).
+        interval: 95 % interval of this gain, Bonferroni-corrected for the number of orders or
+            raced programs.
         expected_gain, gain_interval: Expected gain on new examples and its 95 % interval. The
             gain is shrunk, because the order was selected as the best of many.
         probability, probability_worse: Probabilities that the chosen order is better or worse

@@ -159,7 +159,7 @@ def _cost(report: ReportData) -> str:
 
 
 def _scores(report: ReportData) -> Iterator[str]:
-    """Yield a table of the scores of both programs and of simpler methods."""
+    """Yield a table with the scores of the student, the returned program and simpler methods."""
     comparison = report.comparison
     rows = {}
     title = "for comparison:"

@@ -86,7 +86,7 @@ class Pool:
     Args:
         predictor: The predictor whose input fields are compared, and whose output fields
             define the demos' classes.
-        demos: Examples or dicts.
+        demos: The demos to search, as examples or dicts.
         sources: Identifiers of the program inputs that each demo was made from, `[n]`.
         embedder: Embeds the texts to compare; None compares their words.
         vectors: Embeddings of the demos, `[n, d]`, if known.
