@@ -63,7 +63,7 @@ class World:
         sizes |= {CALIBRATED: 1, BOTH: headroom.NUM_SETS}
         numbers = itertools.count()
         rows = {name: list(itertools.islice(numbers, size)) for name, size in sizes.items() if size}
-        if not self.has_demos:  # The first order is that of the first set.
+        if not self.has_demos:  # The first set is already in the first order.
             rows[ORDERS][0] = rows[RANDOM][0]
         return rows
 

@@ -155,7 +155,7 @@ def _standardized(effect: Effect, sample: np.ndarray) -> Effect:
 
 
 class OwnEffectsLandscape(Landscape):
-    """A landscape where each demo at each position affects each example by itself, and all examples in common.
+    """A landscape where each demo at each position has one effect on all examples, and others on single examples.
 
     `own` and `common` are the effects' standard deviations over orders, in logits. Without a common effect, all orders
     are equally good on new examples. If `leaning`, the common effect favours a label, right or wrong.
@@ -243,11 +243,11 @@ STRENGTHS = {
 class ArrangementWorld(Landscape):
     """A landscape whose accuracy depends on which demos are shown, how many, and in what order.
 
-    As in `SyntheticLandscape`, an arrangement has a quality and a leaning. The quality is the sum of the worths of its
-    demos, weighted towards the end, and grows with their number. The leaning is the model's own plus that of the
-    classes shown, also weighted towards the end. The kind decides what matters most: "classes", as in recorded answers,
-    or "items". With "nothing", all arrangements are equal. With "harm", any demos are worse than none. With "cost",
-    each additional demo lowers the accuracy.
+    As in `SyntheticLandscape`, an arrangement has a quality and a leaning. The quality is a sum over the demos' worths,
+    with larger weights towards the end, and grows with the number of demos. The leaning is the sum of the model's own
+    and of the shown classes, with similar weights. The kind decides what matters most: "classes", as in recorded
+    answers, or "items". With "nothing", all arrangements are equal. With "harm", any demos are worse than none. With
+    "cost", each additional demo lowers the accuracy.
     """
 
     num_held_out = 2_000
@@ -346,8 +346,8 @@ LIKENESS = {
 class LikenessLandscape(Landscape):
     """A landscape whose examples may all be shown as demos.
 
-    Each demo has a quality and a leaning towards a label, which weigh more the nearer it is to the question. A demo
-    also moves the answer towards its own label, in proportion to the words that it shares with the input.
+    Each demo has a quality and a leaning towards a label, with weights that grow towards the question. A demo also
+    moves the answer towards its own label, in proportion to the words that it shares with the input.
     """
 
     num_labels = 3

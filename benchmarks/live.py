@@ -40,7 +40,7 @@ the name, PLReorder, scores, calibrate and calibrated also optimize this F1.
 A number after a side's name limits its program calls, as in "PLFewShot@300". Without a number, the limit is the calls
 of the random search if that is one of the sides, and otherwise the side's own default.
 
-With `--format chat`, prompts are those of `dspy.ChatAdapter`, and replies have at most 64 tokens. PLR_DSPY_GGUF=FILE
+With `--format chat`, `dspy.ChatAdapter` renders prompts, and replies have at most 64 tokens. PLR_DSPY_GGUF=FILE
 replaces the local model.
 
 Tables have the difference of each side from each of `--against` (by default the first side), with intervals over draws

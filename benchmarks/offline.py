@@ -129,7 +129,7 @@ class World:
 
 
 def measure(seed: int, *, world: World, method: str) -> dict[str, float]:
-    """Return the results of a method in one world."""
+    """Run a method in one world, and return the results."""
     torch.set_num_threads(1)
     pool, best = world.pool(seed)
     original = pool.space.identity[0]

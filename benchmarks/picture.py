@@ -32,7 +32,7 @@ STYLES = {
 """Label, colour and marker by row of the table in docs/fewshot.md."""
 
 CALLS = [0, 64, 300, 1_067]
-"""The axis shows these numbers of calls; each method is drawn at the nearest one."""
+"""Numbers of calls that the axis shows; each method is drawn at the nearest one."""
 
 INK = "#808080"
 TEXT = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)

@@ -60,7 +60,7 @@ class Pool:
         return OrderingSpace.of_sizes(size, max_length=min(most, size), identity=((),))
 
     def held_out(self, order: Order, offsets: Sequence[float] = ()) -> float:
-        """Return the score of an order on the held-out examples, with calibration by these label offsets."""
+        """Return the score of an order on the held-out examples, with answers calibrated by `offsets`."""
         log_probabilities = self.landscape.log_probabilities(order)
         if offsets:
             log_probabilities = log_probabilities + np.array(offsets)

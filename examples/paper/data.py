@@ -195,7 +195,7 @@ def _hub_rows(source: HubSource, task: Task) -> Iterator[tuple[str, dict[str, An
 
 
 def _load_split(source: HubSource) -> Rows:
-    """Load a split, with the columns of text and answer."""
+    """Load the text and answer columns of a split."""
     import datasets
 
     columns = [source.text, source.answer]

@@ -149,7 +149,7 @@ def equal(predicted: str, gold: str) -> bool:
     try:
         ours = plain_symbols(answers[0])
         theirs = plain_symbols(golds[0])
-        # math-verify wrongly treats 2^{-98} and 2^{-99} as equal, and all equations that it cannot solve.
+        # math-verify wrongly accepts 2^{-98} for 2^{-99}, and equations that it cannot solve.
         if isinstance(ours, Eq) and isinstance(theirs, Eq):
             return same_equation(ours, theirs)
         if isinstance(ours, Expr) and isinstance(theirs, Expr):

@@ -402,7 +402,7 @@ def published_table(frame: pd.DataFrame) -> Table | None:
         "If the models differ, the difference mostly reflects the models, not the methods.",
     ]
     if "math500" in set(cells.task):
-        notes.append("The paper has its MATH500 columns in the order 8, 4, 32, 16; numbers are by these headings.")
+        notes.append("The paper has its MATH500 columns in the order 8, 4, 32, 16; this table follows these headings.")
     title = f"Our accuracy and that of {PAPER}, in %: {model}, {frame.format[0]} prompts"
     return Table("published", title, blocks, cells.drop(columns="block"), notes)
 

@@ -13,14 +13,14 @@ def estimate_effect(
     """Return the effect of calibration on the original; None without log-probabilities.
 
     Args:
-        applied: Whether anything but the unchanged original was chosen.
+        applied: Whether the choice differs from the unchanged original.
     """
     responses = fitted.responses
     if responses is None or original not in fitted.orderings or chosen not in fitted.orderings:
         return None
     answers = responses.answers
     calibrated = answers.estimate(fitted.orderings.index(original)).after
-    if not fitted.keeps_scores:  # The search compared calibrated scores, so the model shrinks these.
+    if not fitted.keeps_scores:  # The search compared calibrated scores, so the model's estimate is shrunk.
         calibrated = fitted.expected_scores(original)[original]
     return CalibrationEffect(
         original=round(fitted.as_it_is(original), 6),

@@ -45,7 +45,7 @@ class EliminationRun(CompileRun):
         nothing_to_do = self.reason_not_to_begin()
         if nothing_to_do is not None:
             if nothing_to_do.reason is StopReason.ONE_PROMPT:
-                nothing_to_do = replace(nothing_to_do, detail="all programs are the same")
+                nothing_to_do = replace(nothing_to_do, detail="all programs are identical")
             return self.outcome(stop=nothing_to_do)
         self.begin_phase("race")
         stop: Stop | None = None

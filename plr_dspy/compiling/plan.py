@@ -140,7 +140,7 @@ def make_plan(
     if size.num_attempts:
         purpose = f"{size.num_attempts} calls that bootstrap demos, then {purpose}"
         lower = ", or pass candidates='labeled', which needs no calls for demos"
-    cure = f"got {total}: raise it" if max_metric_calls is not None else f"{auto=} gives {total}: pass a larger one"
+    cure = f"got {total}: raise it" if max_metric_calls is not None else f"{auto=} gives {total}: set a larger number"
     raise UserError(f"max_metric_calls must be at least {enough + size.num_attempts} for {purpose}; {cure}{lower}")
 
 

@@ -105,7 +105,7 @@ class SearchRounds:
         return stop
 
     def observe(self, wanted: Wanted) -> list[Candidate]:
-        """Call the candidates on their examples. Return those whose calls all fit the budget.
+        """Call the candidates on their examples. Return the candidates whose calls all fit the budget.
 
         Raises:
             RuntimeError: If all new calls failed, probably because of an outage.

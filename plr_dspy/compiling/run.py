@@ -131,7 +131,7 @@ class CompileRun(SearchRounds):
         fraction = min(1.0, budget.calls_left / max(1, plan.race_calls + plan.final_calls))
         if self.stop.reason not in STOPS_WITHOUT_CUT:
             fraction = min(fraction, evaluator.num_calls("search") / max(1, plan.search_calls))
-        # The comparison gets its planned calls. The race gets all others, including those that
+        # The comparison gets its planned calls. The race gets all others, including calls that
         # the search did not use.
         comparison_calls = plan.final_calls
         # Unlike `program_calls`, `num_calls` includes the calls that bootstrapped demos.
@@ -166,8 +166,8 @@ class CompileRun(SearchRounds):
         self.begin_phase("final")
         compared = list(self.evaluator.evaluate(dict.fromkeys(finalists, examples)))
         if len(compared) < len(finalists):
-            # If a limit leaves fewer than two, compare the first two on the examples that both
-            # were scored on.
+            # If a limit leaves fewer than two, compare the first two on the examples that they
+            # share.
             if len(compared) < 2:
                 compared = finalists[:2]
             logger.warning("only %d of %d finalists were compared before the limit", len(compared), len(finalists))

@@ -112,7 +112,7 @@ def _named_rows(dataset: "datasets.Dataset") -> list[dict[str, Any]]:
 
 
 def _check_same_inputs(example: dspy.Example, inputs: Sequence[str] | None, row_name: str) -> None:
-    """Raise a ValueError if an example declares inputs other than those that the user names."""
+    """Raise a ValueError if an example's declared inputs differ from the `inputs` argument."""
     own_inputs = example.inputs().keys()
     if inputs is not None and set(own_inputs) != set(inputs):
         raise UserError(

@@ -89,15 +89,15 @@ class CompletionEngine:
         return cls(**state)
 
     def _arguments(self, request: lm15.Request) -> Json:
-        """Return the arguments for litellm, without those that are unset or empty."""
+        """Return the arguments for litellm; leave out unset and empty ones."""
         validate_request(request)
         config = request.config
         arguments: Json = {name: getattr(config, name) for name in SHARED_SETTINGS}
         arguments["stop"] = list(config.stop)
         arguments["user"] = config.user_id
         if config.logprobs is not None:
-            # In DSPy, 0 requests those of the chosen tokens only. Some servers would return no
-            # log-probabilities.
+            # In DSPy, 0 requests log-probabilities of the chosen tokens only, but some servers
+            # would return none.
             arguments["logprobs"] = max(1, config.logprobs)
         extra_body = {**(self.extra_body or {}), **(config.extensions or {}), "top_k": config.top_k}
         # `metadata` is only for DSPy's cache; see `completion_lm`.
@@ -216,5 +216,5 @@ def completion_lm(
     settings: Json = {"api_base": api_base, "model": model, "api_key": api_key, "api_key_env": api_key_env}
     settings |= {"timeout": timeout, "provider": provider, "extra_body": extra_body}
     engines = {"engine": CompletionEngine(**settings), "async_engine": AsyncCompletionEngine(**settings)}
-    # The provider in the name keeps DSPy's cache from mixing up answers with those of a chat LM.
+    # The provider in the name keeps DSPy's cache from returning answers of a chat LM.
     return dspy.LM(f"{provider}/{model}", temperature=temperature, max_tokens=max_tokens, **engines, **lm_kwargs)

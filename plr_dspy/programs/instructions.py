@@ -1,4 +1,4 @@
-"""Instructions to choose from: the predictor's own, given and proposed ones, and those of rivals."""
+"""Instructions to choose from: the predictor's own, given and proposed ones, and the rivals' instructions."""
 
 import math
 from collections.abc import Mapping, Sequence

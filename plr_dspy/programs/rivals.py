@@ -1,4 +1,4 @@
-"""Programs of the user that compete unchanged, such as the results of other optimizers."""
+"""The user's programs that compete unchanged, such as the results of other optimizers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ Programs: TypeAlias = Mapping[str, dspy.Module] | Sequence[dspy.Module]
 
 
 def named_programs(programs: Programs, *, min_number: int = 1) -> dict[str, dspy.Module]:
-    """Return programs by name; those of a list are named "program 1", "program 2" and so on."""
+    """Return programs by name; programs in a list are named "program 1", "program 2" and so on."""
     if isinstance(programs, Mapping):
         named = dict(programs)
     elif isinstance(programs, Sequence) and not isinstance(programs, (str, bytes)):
@@ -34,7 +34,7 @@ def named_programs(programs: Programs, *, min_number: int = 1) -> dict[str, dspy
 
 
 class Rival:
-    """A program of the user that competes unchanged.
+    """One of the user's programs, which competes unchanged.
 
     Args:
         name: The program's name in reports.

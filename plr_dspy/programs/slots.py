@@ -239,7 +239,7 @@ class PoolSlots(PromptSlots):
         min_demos: Minimum demos per predictor, or the size of its pool if that is smaller.
         max_demos: Maximum demos per predictor.
         max_tokens: Maximum total tokens of all demos.
-        rivals: Programs of the user that compete with the arrangements.
+        rivals: The user's programs, which compete with the arrangements.
         programs: Other programs that compete with them.
         alternatives: The instructions of predictors that have several, by predictor; the
             first is the program's own.
@@ -349,7 +349,7 @@ class PoolSlots(PromptSlots):
         return {slot.predictor: list(items) for slot, items in zip(self.slots, arrangements, strict=True)}
 
     def tokens(self, candidate: Candidate) -> int:
-        """Return the number of tokens in a candidate's demos; 0 for programs of the user."""
+        """Return the number of tokens in a candidate's demos; 0 for the user's programs."""
         tokens = 0
         permutations = self.permutations(candidate)
         for slot in self.slots:

@@ -1,4 +1,4 @@
-"""Split examples into train and selection, without those that demos show."""
+"""Split examples into train and selection; leave out examples that demos show."""
 
 import hashlib
 import logging

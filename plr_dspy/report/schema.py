@@ -27,7 +27,7 @@ class Iteration(Part):
 
     Attributes:
         index: Number of the round, from 0.
-        num_samples, num_new: Number of orderings scored, and of those scored for the first
+        num_samples, num_new: Number of orderings scored, and of orderings scored for the first
             time.
         mean_score, best_score: Mean and maximum of the mean scores of these orderings.
         best_score_so_far, best_ordering: The estimated best score after this round, and its
@@ -255,7 +255,7 @@ class ErrorCount(Part):
 
 
 class Signal(Part):
-    """What the search learnt from."""
+    """Whether the search learnt from log-probabilities, too."""
 
     used: str  # "score" or, if log-probabilities of these labels were also used, "logprobs"
     reason: str  # why only scores were used; empty if the user requested that
@@ -289,8 +289,8 @@ class ProgramState(Part):
         num_demos, demo_tokens: Number of demos in all predictors, and of their tokens if
             demos were chosen.
         num_calls: Number of calls that scored the program.
-        num_failed, num_unread: Number of calls without a score, and of those with an
-            unparsable reply.
+        num_failed, num_unread: Number of calls without a score, and of calls with an unparsable
+            reply.
         name: The name of a program that the user passed in `programs`; empty for others.
     """
 
@@ -324,7 +324,7 @@ class ReportData(Part):
         front: If demos were chosen, the best candidate for each number of demos, instruction
             and kind; the cheapest first.
         programs: The programs that the user passed, best first.
-        instructions, proposals, retrieval: None or empty if these were not chosen.
+        instructions, proposals, retrieval: None or empty if the compile did not choose them.
         random: Expected score of random demos, or of the same demos in a random order.
         constant: Score of always giving the most frequent answer; for a metric over a
             set, the best of the frequent answers.

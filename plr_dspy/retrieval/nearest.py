@@ -1,4 +1,4 @@
-"""Find the demos in a pool that are most similar to an input, and choose those to show."""
+"""Find the demos in a pool that are most similar to an input, and choose which ones to show."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WITHOUT_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9
 TOKEN = rf"[{WITHOUT_SPACES}]|[^\W{WITHOUT_SPACES}]+"  # a word, or a character of a script without spaces
 CACHE_SIZE = 4_096  # vectors of inputs to cache beyond the pool's, because a search repeats examples
 LABEL_WEIGHT = 0.5  # weight of a label's share among the candidates; similarity has weight 1
-REDUNDANCY_WEIGHT = 0.5  # weight of the similarity to demos already chosen, as a penalty
+REDUNDANCY_WEIGHT = 0.5  # weight of the penalty for similarity to demos already chosen
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,8 @@ class Pool:
         if without is not None:
             source = source_of(without)
             values = set(map(input_key, without.values()))
-            # Skip equal inputs, unless the program derived them: other examples may share those.
+            # Skip equal inputs, unless the program derived them: other examples may share derived
+            # inputs.
             if any(input_key(inputs[name]) in values for name in self.names if name in inputs):
                 own_key = self._input_key(inputs)
         best = np.argsort(-cosines, kind="stable")

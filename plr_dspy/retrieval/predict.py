@@ -141,7 +141,7 @@ def _retrieving(kind: type[dspy.Predict]) -> type[RetrievingPredict]:
 
 
 def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Embedder | None) -> Retrieval:
-    """Return the retrieval of a saved predictor."""
+    """Return a predictor's retrieval, restored from its saved state."""
     version = state.get("version", 1)
     if version != STATE_VERSION:
         raise UserError(
