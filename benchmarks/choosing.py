@@ -109,7 +109,7 @@ def race(world: World, *, max_calls: int | None = None) -> EliminationRun:
 
 
 def chosen_by_all(world: World) -> int:
-    """Return the number of the program that the race's rule chooses given all scores."""
+    """Return the number of the program that the race's rule chooses, given all scores."""
     programs = [WholeProgram(number, "") for number in range(len(world.scores))]
     rows = [dict(enumerate(row.tolist())) for row in world.scores]
     fitted = ProgramModel(OrderingSpace(())).fit(dict(zip(programs, rows, strict=True)))
@@ -166,7 +166,7 @@ def cells(frame: pd.DataFrame) -> dict[str, str]:
 
 
 def rows_of(args: argparse.Namespace, pool: ProcessPoolExecutor) -> Iterator[dict[str, object]]:
-    """Yield the rows of the table: each world, and the mean over worlds with the same number of programs."""
+    """Yield a row for each world, and for the mean over worlds with the same number of programs."""
     worlds = [*itertools.product(["one better"], args.gaps), *itertools.product(["spread"], args.spreads)]
     seeds = range(args.first_seed, args.first_seed + args.races)
     for num_programs in args.programs:

@@ -26,8 +26,8 @@ def options(text: str, *, among: Mapping[str, Sequence[str]] | None = None, **de
     Args:
         text: Text to print for --help.
         among: Allowed values, by name of the option.
-        defaults: Default of each option, by name. An option whose default is a list takes several values, and one
-            whose default is False is a switch. If a type is given, the option has no default.
+        defaults: Default of each option, by name. A list makes an option with several values, False a switch, and a
+            type an option without a default.
     """
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():
@@ -75,7 +75,7 @@ def with_interval(values: Sequence[float] | np.ndarray) -> str:
 
 
 def read_table(text: str, first_column: str) -> pd.DataFrame:
-    """Return the table of a Markdown page whose header starts with `first_column`; the first cells are the index."""
+    """Return a Markdown page's table whose header starts with `first_column`; the first cells are the index."""
     lines = text[text.index(f"| {first_column}") :].split("\n\n")[0].strip()
     frame = pd.read_csv(io.StringIO(lines), sep=r"\s*\|\s*", engine="python", dtype=str, keep_default_na=False)
     without_rule = frame.iloc[1:, 1:-1]

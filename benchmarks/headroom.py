@@ -2,8 +2,8 @@
 
 python benchmarks/headroom.py                    # all worlds, 400 tables each: 5 minutes on 2 cores
 
-Answers are right or wrong. In worlds without an effect, all programs have the same true score. The other worlds have
-one or more true effects, and some have an instruction. Two programs of equal true score disagree on a given share of
+Answers are right or wrong. In worlds without an effect, all programs have the same true score. Other worlds have one or
+more true effects, and some an instruction. Two programs of equal true score disagree on a given share of
 the examples. Programs with demos agree more with each other than with the program without demos.
 """
 
@@ -140,9 +140,9 @@ def covers(interval: tuple[float, float], truth: float) -> bool:
 
 
 def results(world: World, tables: int) -> dict[str, list[float]]:
-    """Return the coverage, the share that excludes 0, the mean width and the mean error of each lever's intervals.
+    """Return how often each lever's interval covers the truth and excludes 0, its mean width, and the mean error.
 
-    Two more values are how often the advice is to keep the program, and how often it mentions an instruction.
+    The last two values are how often the advice is to keep the program, and how often it has an instruction.
     """
     comparisons.NUM_DRAWS = 2_000
     comparisons.NUM_FLIPS = 999

@@ -155,7 +155,7 @@ def _standardized(effect: Effect, sample: np.ndarray) -> Effect:
 
 
 class OwnEffectsLandscape(Landscape):
-    """A landscape where each demo at each position has one effect on all examples, and others on single examples.
+    """A landscape where each demo at each position has an effect on all examples, and one on each example.
 
     `own` and `common` are the effects' standard deviations over orders, in logits. Without a common effect, all orders
     are equally good on new examples. If `leaning`, the common effect favours a label, right or wrong.
@@ -237,7 +237,7 @@ STRENGTHS = {
     "harm": (0.0, 0.0, 0.0, 0.5),
     "cost": (0.0, 0.0, -0.2, 0.0),
 }
-"""By kind: weights of the leaning, the worths and the log number of demos, and the harm done by showing any demos."""
+"""By kind: weights of the leaning, the worths and the log number of demos, and the harm of any demos."""
 
 
 class ArrangementWorld(Landscape):

@@ -14,8 +14,7 @@ own opening        how often the model itself begins its reply as the adapter's 
 calibrated         batch calibration on one half of the examples, without labels, measured on the other
 
 The spread is the standard deviation of accuracies over sets of demos, and over orders of one set. "Seen" includes the
-noise from the choice of examples, "true" does not. All arrangements share their examples, so only noise in their
-differences counts.
+noise of the examples, "true" does not. The noise is that of differences, because arrangements share their examples.
 """
 
 import json
@@ -140,7 +139,7 @@ def read(path: Path) -> Record:
 def known_part(is_known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return arrangements and examples for which all answers are known, given a mask ``[A, N]``.
 
-    In an unfinished record, some arrangements may have fewer examples. The choice keeps as many answers as possible.
+    In an unfinished record, some arrangements may have fewer examples. Keep as many answers as possible.
     """
     counts = is_known.sum(axis=1)
     num_examples = max(np.unique(counts), key=lambda count: count * (counts >= count).sum())

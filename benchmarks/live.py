@@ -100,7 +100,7 @@ USUAL_CALLS = 300  # default limit for DSPy's optimizers
 
 @dataclass(frozen=True)
 class SideProgram:
-    """The program of a side, the number of program calls to make it, and the comparison in the report."""
+    """The program of a side, the calls to make it, and the comparison in its report."""
 
     program: dspy.Module
     calls: int = 0
@@ -326,7 +326,7 @@ def knn_few_shot(draw: Draw, _: int | None) -> SideProgram:
 
 
 class Vote(dspy.Module):
-    """A program that answers with the most frequent label of the nearest examples, without a language model."""
+    """A program that answers with the most frequent label of the nearest examples, without an LM."""
 
     def __init__(self, pool: Pool, number: int) -> None:
         super().__init__()

@@ -64,8 +64,8 @@ class World:
 
     Attributes:
         num_pool: Number of known examples; for recorded answers, 0 means half.
-        best_of: Number of random orders of which the original is the best. With 0, recorded answers have a random
-            original, and simulated worlds keep their own.
+        best_of: Number of random orders of which the original is the best. 0 means a random original for recorded
+            answers, and keeps the original of simulated worlds.
         share, rare: Share and index of the rare label; with share 0, scores are accuracies.
     """
 

@@ -32,8 +32,8 @@ class Peer:
 
     Attributes:
         student: The program without demos.
-        labelled: Labelled examples, half of which become the valset if one is needed.
-        metric: A DSPy metric, by which answers are right or wrong.
+        labelled: Examples for demos, and for the valset if needed.
+        metric: DSPy metric that returns a bool.
         output_field: Name of the field that the metric compares.
         make_lm: Builds an LM whose replies have at most this number of tokens.
         demos: Maximum demos per prompt.
@@ -116,8 +116,8 @@ def mipro(peer: Peer) -> dspy.Module:
 def simba(peer: Peer) -> dspy.Module:
     """Return the program of SIMBA, after as many steps as the calls pay for.
 
-    Each step samples answers to a batch, and scores new candidates on it. In the end, SIMBA scores its best programs on
-    all examples, so it gets only half of them.
+    Each step samples answers to a batch, and scores new candidates on it. SIMBA gets only half of the examples, because
+    it finally scores its best programs on all of them.
     """
     per_step = 2 * BATCH * CANDIDATES
     num_steps = (peer.calls - CANDIDATES * len(peer.trainset)) // per_step

@@ -8,7 +8,7 @@ demos come from `--pool` labelled examples. `--demos 8 4 2 --sets 12 8 8 --order
 orders each, 8 sets of 4 demos, and 8 sets of 2 demos.
 
 Each reply is begun for the model in the adapter's format. A small model may begin differently by itself, mostly without
-demos; the file says for which prompts it would not.
+demos; the file says for each prompt whether it does.
 
 The file is written after each arrangement. If the command is interrupted, run it again to resume. More sets, orders or
 examples extend a file. `levers.py` reads the files, even unfinished ones.
@@ -89,7 +89,7 @@ class Chat:
         return self._encode(self.text(demos, inputs))
 
     def label_tokens(self) -> list[list[int]]:
-        """Return the tokens to read for each label: the first token if all labels differ in it, otherwise all tokens.
+        """Return the tokens to read for each label: the first if it differs between labels, otherwise all.
 
         All tokens include the one after the label, because one label may be the start of another.
         """
@@ -171,7 +171,7 @@ class ChatModel:
         Args:
             prompts: Tokens of each prompt, including the opening at its end.
             opening: Tokens of the opening.
-            answers: Tokens to read for each label; if there is one each, all labels are read at once.
+            answers: Tokens to read for each label; with one each, all labels are read at once.
         """
         num_shared = shared_length(prompts, num_own=len(opening) + 1)
         shared = self._cache(prompts[0][:num_shared])

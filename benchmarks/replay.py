@@ -1,4 +1,4 @@
-"""Run methods that choose orders of demos on landscapes, which replace only the LM of DSPy."""
+"""Run methods that choose orders of demos on landscapes, which replace the language model."""
 
 import functools
 import re

@@ -39,7 +39,7 @@ class Data:
 
 
 def load_data(name: str, data_dir: Path | None) -> Data:
-    """Load the bundled reviews, or the examples of a task from a folder."""
+    """Load the bundled reviews, or the examples of a task."""
     if name == BUNDLED:
         return Data(TASKS["mr"], load_reviews("train"), load_reviews("test"))
     train, test = load(TASKS[name], data_dir=data_dir)

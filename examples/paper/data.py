@@ -212,7 +212,7 @@ def _load_split(source: HubSource) -> Rows:
 
 
 def hold_out(rows: list[Row]) -> list[list[Row]]:
-    """Split rows into train and test by a digest of their texts, so that the order of rows does not matter."""
+    """Split rows into train and test by a digest of their texts, regardless of their order."""
     by_text: dict[str, Row] = {}
     for row in rows:
         by_text.setdefault(_normalized_text(row), row)

@@ -65,8 +65,8 @@ def draw_probability(frame: pd.DataFrame) -> Figure:
     """Draw the accuracy of all orders, the most probable first.
 
     Args:
-        frame: Rows of `probability_frame`. Each task, number of demos and update rule gets a row of plots, and each
-            seed a column.
+        frame: Rows of `probability_frame`. A row of plots has one task, number of demos and update rule; a column has
+            one seed.
     """
     places = frame.groupby(["task", "num_demos", "update"], sort=False)
     seeds = sorted(frame.seed.unique())

@@ -262,7 +262,7 @@ class ProbingWork(LabelReadingWork):
         return CallRecord(None, value=distribution(cell.label_logprobs, cell.unseen_labels).tolist())
 
     def _write_input(self, program: dspy.Module) -> dict[str, str]:
-        """Return a new input, written by the LM, that resembles the inputs of the program's demos."""
+        """Return a new input that the LM writes in the style of the program's demos."""
         predictor = program.predictors()[0]
         lm = predictor.lm or dspy.settings.lm
         adapter, signature, inputs = _writing_prompt(predictor, lm)

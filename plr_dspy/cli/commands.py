@@ -73,7 +73,7 @@ def _file(text: str) -> Path:
 
 
 def _data(text: str) -> Path | HubSplit:
-    """Return the path of a file or, if a name begins with "hub:", a split of a data set on the hub."""
+    """Return the path of a file or, if it begins with "hub:", a split of a data set on the hub."""
     if not text.startswith(HUB):
         return _file(text)
     try:

@@ -192,6 +192,6 @@ def _named_program(reference: str, saved_path: Path | None) -> dspy.Module:
         program = program()
     if not isinstance(program, dspy.Module):
         raise UserTypeError(
-            f"program must be a DSPy module, or a function that returns one; got {program!r} from {reference}: fix it"
+            f"program must be a DSPy module, or a function that returns one; got {program!r} from {reference}"
         )
     return program if saved_path is None else load_program(program, saved_path)

@@ -111,8 +111,7 @@ def compare_finalists(
         examples: Examples that all finalists were scored on.
         observations: The calls on which to base the choice.
         min_probability, by_score: As in `choose`.
-        num_dropped: Number of other candidates, which were dropped because of their scores
-            on these examples.
+        num_dropped: Number of candidates dropped because of their scores on these examples.
     """
     original = finalists[0]
     scores = observations.counted()

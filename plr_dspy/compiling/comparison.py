@@ -120,7 +120,7 @@ def measure_gain(
     lower, upper = np.quantile(spread, [tail, 1.0 - tail], axis=0)
     expected_chosen = as_it_is + expected
     highest = expected_chosen
-    if expected:  # Include the measured value, because shrinkage may be too strong.
+    if expected:  # Shrinkage may be too strong, so include the measured value.
         highest = max(highest, value_after)
     compared = Comparison(
         original=value_before,

@@ -35,8 +35,8 @@ class EliminationRun(CompileRun):
         self.observations = Observations(self.evaluator.effective)
         schedule = self.schedule.examples_for([self.original], self.observations, self.num_train)
         self._examples = schedule[self.original]  # in the order of scoring
-        # A race has a stopping rule of its own, even if no score differs, so this check looks
-        # only for replies that cannot be parsed.
+        # A race has its own stopping rule, so this check looks only for replies that cannot be
+        # parsed.
         self._futility = replace(self._futility, compares=False, by_program=True)
         self._num_scored = 0  # number of examples that all remaining programs were scored on
 

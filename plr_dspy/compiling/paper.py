@@ -98,9 +98,9 @@ def random_plan(
 class PaperRun(CompileRun):
     """A compile by PLR Algorithm 1, or by random search, which does not learn from scores.
 
-    Deviation: The paper compares only draws from the final distribution, so its result may be
-    worse than the original order or another order that it has scored. Here, the original, the
-    best orders so far and the mode join the comparison.
+    Deviation: The paper compares only draws from the final distribution, which may all be worse
+    than the original order or another scored one. Here, the original, the best orders so far
+    and the mode join the comparison.
     """
 
     def __post_init__(self) -> None:

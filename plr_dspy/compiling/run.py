@@ -26,8 +26,7 @@ logger = logging.getLogger(__name__)
 MIN_COMPARED = 8
 
 # After these stops, race and comparison get all calls that the limits still allow. After other
-# stops, the search ended early by choice. Race and comparison then use the same fraction of
-# their planned calls as the search.
+# stops, they get only the fraction of their planned calls that the search has used of its own.
 STOPS_WITHOUT_CUT = {StopReason.TIME, StopReason.COST, StopReason.BUDGET, StopReason.NOTHING_NEW}
 
 
@@ -63,8 +62,8 @@ class CompileRun(SearchRounds):
         if stop is not None:
             return self.outcome(stop=stop)
 
-        # 1. Search: ask for candidates, score them on some train examples, and tell the
-        # search the scores.
+        # 1. Search: ask for candidates, score them on some train examples, and update the
+        # search.
         self.begin_phase("search", reserved_calls=self.plan.race_calls + self.plan.final_calls)
         while stop is None:
             candidates = self.search.ask()

@@ -122,7 +122,7 @@ def _check_same_inputs(example: dspy.Example, inputs: Sequence[str] | None, row_
 
 
 def _inferred_inputs(program: dspy.Module, columns: Sequence[str], row_name: str) -> list[str]:
-    """Return the columns that are inputs of the program; raise a ValueError if this is ambiguous."""
+    """Return the columns that are inputs of the program; raise a ValueError if ambiguous."""
     given = program_inputs(program)
     are_certain = is_single_step(program)
     if not given and program.predictors():  # Its forward takes any inputs, as in wrappers.
@@ -145,7 +145,7 @@ def _inferred_inputs(program: dspy.Module, columns: Sequence[str], row_name: str
 
 
 def _check_values(row: Any, inputs: Sequence[str], needed: Sequence[str], row_name: str) -> None:
-    """Raise a ValueError unless a row has all inputs, and a value for each that the program needs."""
+    """Raise a ValueError unless a row has all inputs, and values for the ones that the program needs."""
     columns = list(row.keys())
     missing = [name for name in inputs if name not in columns]
     if missing:

@@ -122,7 +122,7 @@ def _lines(fields: Mapping[str, FieldInfo], values: Mapping[str, Value]) -> list
     for name, field in fields.items():
         if name in values and (values[name] is not None or annotation_allows_none(field.annotation)):
             text = one_block(format_field_value(field, values[name]))
-            # Strip the space after a title without text, because it would change the tokens.
+            # Strip the space before an empty text, because it would change the tokens.
             lines.append(f"{title_of(name, field)} {text}".rstrip())
     return lines
 

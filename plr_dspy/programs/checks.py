@@ -220,12 +220,12 @@ def predictor_inputs(predictor: dspy.Predict) -> dict[str, ProgramInput]:
 
 
 def is_single_step(program: dspy.Module) -> bool:
-    """Return whether a program is a single predictor, so that its signature defines the inputs."""
+    """Return whether a program is a single predictor, whose signature defines the inputs."""
     return isinstance(program, (dspy.Predict, dspy.ChainOfThought))
 
 
 def json_obstacle(program: dspy.Module) -> str:
-    """Return a message about the first demo that JSON cannot store, or "" if there is none."""
+    """Return a message about the first demo that JSON cannot store, or ""."""
     for name, predictor in program.named_predictors():
         for i, demo in enumerate(predictor.demos):
             for field, value in demo.items():
@@ -240,7 +240,7 @@ def json_obstacle(program: dspy.Module) -> str:
 
 
 def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, Any]:
-    """Return the state in a file that `program.save` wrote; refuse a pickle unless allowed."""
+    """Return the state that `program.save` wrote; refuse a pickle unless allowed."""
     path = Path(path)
     if path.suffix not in (".json", PICKLE):
         raise UserError(

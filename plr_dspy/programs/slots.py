@@ -190,7 +190,7 @@ class ProgramSlots(PromptSlots):
         return shown
 
     def _slot(self, name: str, predictor: dspy.Predict) -> Slot:
-        """Return a predictor's slot. Render demos to find blocks, because adapters differ in their rules."""
+        """Return a predictor's slot; render demos to find blocks, because adapters differ."""
         demos = tuple(predictor.demos)
         no_text = as_text(messages_of(predictor, []))
         texts = [as_text(messages_of(predictor, [demo])) for demo in demos]

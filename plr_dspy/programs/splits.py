@@ -66,7 +66,7 @@ def make_splits(
     The order of the examples does not matter.
 
     Args:
-        trainset: Examples for the train split and, without a valset, for selection.
+        trainset: Examples for training and, without a valset, selection.
         valset: The selection split; if empty, a fifth of the trainset is used.
         demos: Demos that the program shows or may show.
         rng: Shuffles the examples.
@@ -215,7 +215,7 @@ def mixed(indices: Sequence[int], labels: Sequence[Hashable], rng: random.Random
 
 
 def are_classes(labels: Sequence[Any]) -> bool:
-    """Return whether labels are classes: at least two, with at least four examples each on average."""
+    """Return whether labels are classes: at least two, with four or more examples each on average."""
     return 1 < len(set(labels)) <= len(labels) / EXAMPLES_PER_CLASS
 
 

@@ -10,7 +10,7 @@ from plr_dspy.report.stop import StopReason
 
 SCHEMA_VERSION: Literal[22] = 22  # version of the JSON format
 
-AS_GOOD = 0.01  # A prompt is as good as the returned one if its expected score is at most this much lower.
+AS_GOOD = 0.01  # maximum loss of expected score at which a prompt is still as good as the returned one
 
 PromptKind = Literal["original", "fixed", "retrieved", "program"]
 ScoreRange = tuple[float, float, float]  # a score, and the ends of its 95 % interval
@@ -146,8 +146,8 @@ class InstructionScore(Part):
         origin: "student", "instructions[2]" or ``instructions['name'][2]`` (passed by the
             user), "proposed[0]" (by the prompt model), or the name of the user's program.
         reason: Why the instruction did not take part; empty if it did.
-        score, interval, num_examples: As in `Alternative`, for this best arrangement; None if
-            no arrangement was scored with the instruction.
+        score, interval, num_examples: As in `Alternative`, for this arrangement; None if there is
+            none.
     """
 
     text: str
@@ -310,8 +310,8 @@ class ReportData(Part):
         comparison: The final comparison, or that of a race of programs; None if nothing was
             compared.
         candidates: The orderings that reached the final comparison, or the programs that
-            were not dropped from a race. The original is first. If answers are calibrated, the
-            calibrated original is second, and all others are calibrated.
+            were not dropped from a race. The original is first. If answers are calibrated, all
+            others are, and the calibrated original is second.
         evidence, signal: None if the metric did not score orders.
         calibration: None if the calls returned no log-probabilities.
         program_calls: Calls by phase: "bootstrap" (for demos), "search", "race" (of the best

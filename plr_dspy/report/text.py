@@ -159,7 +159,7 @@ def _cost(report: ReportData) -> str:
 
 
 def _scores(report: ReportData) -> Iterator[str]:
-    """Yield a table with the scores of the student, the returned program and simpler methods."""
+    """Yield a table of scores: of the student, the returned program and simpler methods."""
     comparison = report.comparison
     rows = {}
     title = "for comparison:"
@@ -322,7 +322,7 @@ def _calibration(report: ReportData) -> Iterator[str]:
 
 
 def _cheaper_prompt(report: ReportData) -> Iterator[str]:
-    """Name the cheapest prompt that is as good as the returned one, if there is a cheaper one."""
+    """Name the cheapest prompt that is as good as the returned one, if they differ."""
     cheapest = next((entry for entry in report.front if entry.is_as_good), None)
     returned = next((entry for entry in report.front if entry.is_returned), None)
     if cheapest is None or returned is None or cheapest.is_returned:

@@ -24,7 +24,7 @@ LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load
 
 @dataclass(frozen=True)
 class Retrieval:
-    """The retrieval of demos from a pool.
+    """A pool of demos, and how to choose from it.
 
     If `guarded`, retrieve nothing unless the scored example is known: a demo might show it.
     """
@@ -100,7 +100,7 @@ class RetrievingPredict(dspy.Predict):
         return {**state, "retrieval": retrieval, "fields": {**state.get("fields", {}), LOADER: {}}}
 
     def load_state(self, state: Mapping[str, Any], **options: Any) -> RetrievingPredict:
-        """Load everything but the retrieval; `load_program` restores it, because that needs the embedder."""
+        """Load all but the retrieval, which `load_program` restores with the embedder."""
         fields = {name: value for name, value in state.get("fields", {}).items() if name != LOADER}
         rest = {name: value for name, value in state.items() if name not in ("retrieval", "fields")}
         super().load_state({**rest, "fields": fields}, **options)
