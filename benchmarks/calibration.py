@@ -3,9 +3,9 @@
 python benchmarks/calibration.py --recorded benchmarks/recorded/*.npz
 python benchmarks/calibration.py      # simulated, compared with dspy.experimental.ReAnchor
 
-Of recorded answers, half of the examples are the pool, and the other half is held out. Each order is
-calibrated by its mean label probabilities on the pool. The best orders are those of the highest accuracy
-on the pool. Means are over 40 splits.
+Recorded examples are split into a pool and a held-out half. Each order is calibrated by its mean label
+probabilities on the pool. The best order is the one with the highest accuracy on the pool. Means are over
+40 splits.
 
 Simulated models favour the last label, by `--leans` in log-odds. The first label is right for the share
 `--shares` of the inputs; with 0, all labels are equally frequent. Calibrations are fitted to `--inputs`
@@ -33,7 +33,7 @@ NUM_HELD_OUT = 500
 
 
 def recorded_answers(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the log-probabilities ``[orders, examples, L]`` and the right labels in a file of `record.py`."""
+    """Read the log-probabilities ``[orders, examples, L]`` and the right labels from a file of `record.py`."""
     data = np.load(path)
     return log_softmax(data["logprobs"].astype(np.float64), axis=2), data["gold"]
 
@@ -46,7 +46,7 @@ def split(table: np.ndarray, gold: np.ndarray, seed: int) -> dict[str, float]:
     calibrated_tables = [calibrated(rows, own) for rows, own in zip(table, offsets, strict=True)]
     is_right = table.argmax(axis=2) == gold
     is_right_calibrated = np.stack(calibrated_tables).argmax(axis=2) == gold
-    # Distance of the mean probabilities from uniform ones, up to constants.
+    # PDO minimizes the distance of the mean probabilities from uniform; constants are left out.
     unevenness = -logsumexp(table[:, pool], axis=1).sum(axis=1)
     by_pdo = unevenness.argmin()
     best = is_right[:, pool].mean(axis=1).argmax()
@@ -66,7 +66,7 @@ def split(table: np.ndarray, gold: np.ndarray, seed: int) -> dict[str, float]:
 
 
 def reanchored(table: np.ndarray, right_labels: np.ndarray) -> np.ndarray:
-    """Return the log-weights ``[L]`` that `dspy.experimental.ReAnchor` itself fits for accuracy."""
+    """Return the log-weights ``[L]`` that `dspy.experimental.ReAnchor` fits to maximize accuracy."""
     names = [str(number) for number in range(table.shape[1])]
     probabilities = np.exp(table)
     predict = SimpleNamespace(fields={"label": {"weights": dict.fromkeys(names, 1.0)}})
@@ -89,7 +89,7 @@ def reanchored(table: np.ndarray, right_labels: np.ndarray) -> np.ndarray:
 
 
 def by_labels(table: np.ndarray, right_labels: np.ndarray) -> np.ndarray:
-    """Return the offsets ``[L]`` that are best by cross-validation: zeros, or those for likely label shares."""
+    """Return the offsets ``[L]`` with the best cross-validated accuracy, among zeros and those for likely shares."""
     num_labels = table.shape[1]
     accuracy = (table.argmax(axis=1) == right_labels).mean()
     candidates = [(accuracy, np.zeros(num_labels))]
@@ -104,8 +104,8 @@ def by_labels(table: np.ndarray, right_labels: np.ndarray) -> np.ndarray:
 def simulated(num_labels: int, share: float, lean: float, num_inputs: int, seed: int) -> dict[str, float]:
     """Return the accuracy of each method on held-out inputs.
 
-    Logits are normal, plus the log share of each label. Without the lean, the model's probabilities are the true
-    ones.
+    Logits are normally distributed around the log share of each label. Without the lean, the model's probabilities are
+    the true ones.
     """
     rng = np.random.default_rng(seed)
     share = share or 1 / num_labels
@@ -137,7 +137,7 @@ def means(measure: Callable[[int], dict[str, float]], number: int) -> dict[str, 
 
 
 def rows(args: argparse.Namespace) -> Iterator[dict[str, object]]:
-    """Yield a row per file of recorded answers, or per kind of simulated world."""
+    """Yield a row for each file of recorded answers, or for each simulated setting."""
     for path in args.recorded:
         table, gold = recorded_answers(path)
         yield {"recorded answers": path.stem} | means(partial(split, table, gold), 40)

@@ -1,19 +1,19 @@
-"""What a race of whole programs finds where the truth is known, for how many calls.
+"""Measure how often a race finds the best of simulated programs, and how many calls it takes.
 
 python benchmarks/choosing.py                     # 2, 5 and 20 programs, and gaps of 0 to .1
 python benchmarks/choosing.py --programs 2 --gaps 0.05 --races 1000 --jobs 2
 
-Scores are right or wrong. A program is right on an example if the sum of its ability, of the example's ease and of an
-effect of both is positive. One program is better than all others by the gap; which one is drawn. With "spread" the
-abilities of all programs are drawn with this deviation.
+Answers are right or wrong. A program is right on an example if the sum of its ability, the example's ease and their
+interaction is positive. One program, drawn at random, is better than all others by the gap. With "spread", the
+abilities of all programs are drawn with this standard deviation.
 
-calls          those of the race, over those of scoring all programs on all examples
-right          the share of races that end with a program within half a point of the best
-rule           the same for the rule of the race, by all scores
-best mean      the same for the best mean of all scores
-inside         the share of true scores and gains of returned programs in the intervals that reports state
-better         the share of races that state a gain with a probability of at least .9
-false          the share of all races that state one where the returned program is not better than the first
+calls          calls of the race, relative to scoring all programs on all examples
+right          share of races that end with a program within half a point of the best
+rule           "right" for the program that the race's rule would choose given all scores
+best mean      "right" for the program with the best mean of all scores
+inside         share of reported intervals that contain the returned program's true score or gain
+better         share of races that report a gain with a probability of at least .9
+false          share of all races that report one although the returned program is not better than the first
 """
 
 import argparse
@@ -41,9 +41,9 @@ from plr_dspy.search.elimination import EliminationSearch
 from plr_dspy.search.model.paired import ProgramModel
 from plr_dspy.search.space import Candidate, OrderingSpace, WholeProgram
 
-TOLERANCE = 0.005  # A program this close to the best is as good.
-EFFECTS = (0.3, 0.6, 1.0)  # deviations of the effects of programs by examples, over that of examples
-ABILITIES = (0.5, 0.8)  # range of the mean score of most programs
+TOLERANCE = 0.005  # A program is right if its score is this close to the best.
+EFFECTS = (0.3, 0.6, 1.0)  # standard deviations of interactions, relative to that of the examples' ease
+ABILITIES = (0.5, 0.8)  # range from which the programs' true mean score is drawn
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def make_world(seed: int, *, num_programs: int, gap: float, kind: str, num_examp
 
 
 class TablePayer:
-    """Looks scores up in a table."""
+    """A payer whose calls look up scores in a table."""
 
     def __init__(self, scores: np.ndarray, max_calls: int) -> None:
         self.scores = scores
@@ -89,7 +89,7 @@ class TablePayer:
 
 
 def race(world: World, *, max_calls: int | None = None) -> EliminationRun:
-    """Return a race that has not begun."""
+    """Return a race of the world's programs, ready to run."""
     num_programs, num_examples = world.scores.shape
     first, *others = (WholeProgram(number, f"program {number}") for number in range(num_programs))
     most = max_calls or world.scores.size
@@ -109,7 +109,7 @@ def race(world: World, *, max_calls: int | None = None) -> EliminationRun:
 
 
 def chosen_by_all(world: World) -> int:
-    """Return the program that the rule of the race chooses by all scores."""
+    """Return the number of the program that the race's rule chooses, given all scores."""
     programs = [WholeProgram(number, "") for number in range(len(world.scores))]
     rows = [dict(enumerate(row.tolist())) for row in world.scores]
     fitted = ProgramModel(OrderingSpace(())).fit(dict(zip(programs, rows, strict=True)))
@@ -121,7 +121,7 @@ def chosen_by_all(world: World) -> int:
 def measured(
     seed: int, *, num_programs: int, gap: float, kind: str, num_examples: int, share: float
 ) -> dict[str, float]:
-    """Return what a race comes to in one world."""
+    """Run a race in one world, and return the table's values for it."""
     torch.set_num_threads(1)
     world = make_world(seed, num_programs=num_programs, gap=gap, kind=kind, num_examples=num_examples)
     most = world.scores.size
@@ -155,7 +155,7 @@ def measured(
 
 
 def cells(frame: pd.DataFrame) -> dict[str, str]:
-    """Return a row of the table."""
+    """Return the table row of several races."""
     row = {"races": str(len(frame)), "calls": f"{frame['calls'].mean():.2f}"}
     for name in ("right", "rule", "best mean"):
         row[name] = percent(frame[name])
@@ -166,7 +166,7 @@ def cells(frame: pd.DataFrame) -> dict[str, str]:
 
 
 def rows_of(args: argparse.Namespace, pool: ProcessPoolExecutor) -> Iterator[dict[str, object]]:
-    """Yield the rows of the table: each world, and the mean of those with as many programs."""
+    """Yield a row for each world, and for the mean over worlds with the same number of programs."""
     worlds = [*itertools.product(["one better"], args.gaps), *itertools.product(["spread"], args.spreads)]
     seeds = range(args.first_seed, args.first_seed + args.races)
     for num_programs in args.programs:

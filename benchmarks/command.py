@@ -17,17 +17,17 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 RECORDED = Path(__file__).parent / "recorded"
 
 SERVED = {"model": "local", "api_base": [str], "threads": 2, "cache": False}
-"""Options of the language model: the local one, or one on a server. The cache is DSPy's."""
+"""Options of the language model, local or on a server; `cache` turns on DSPy's cache."""
 
 
 def options(text: str, *, among: Mapping[str, Sequence[str]] | None = None, **defaults: object) -> argparse.Namespace:
     """Read options from the command line.
 
     Args:
-        text: Help text.
+        text: Text to print for --help.
         among: Allowed values, by name of the option.
-        defaults: Default of each option, by name. A list makes an option that takes several values, and False a
-            switch. A type instead of a value makes an option without a default.
+        defaults: Default of each option, by name. A list makes an option with several values, False a switch, and a
+            type an option without a default.
     """
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():
@@ -50,7 +50,7 @@ def options(text: str, *, among: Mapping[str, Sequence[str]] | None = None, **de
 
 
 def print_table(rows: Iterable[Mapping[str, object]]) -> None:
-    """Print rows, which have the same columns, as a Markdown table; print each as soon as it is available."""
+    """Print rows with the same columns as a Markdown table, each as soon as it is available."""
     for number, row in enumerate(rows):
         if number == 0:
             print(f"| {' | '.join(row)} |")
@@ -59,7 +59,7 @@ def print_table(rows: Iterable[Mapping[str, object]]) -> None:
 
 
 def percent(values: Sequence[float] | np.ndarray) -> str:
-    """Return the share of true values among those that are not NaN; an empty string if all are NaN."""
+    """Format the share of true values, without NaNs; return an empty string if all are NaN."""
     known = np.asarray(values, dtype=float)
     if np.isnan(known).all():
         return ""
@@ -75,7 +75,7 @@ def with_interval(values: Sequence[float] | np.ndarray) -> str:
 
 
 def read_table(text: str, first_column: str) -> pd.DataFrame:
-    """Return the table of a Markdown page whose header starts with `first_column`, indexed by its first cells."""
+    """Return a Markdown page's table whose header starts with `first_column`; the first cells are the index."""
     lines = text[text.index(f"| {first_column}") :].split("\n\n")[0].strip()
     frame = pd.read_csv(io.StringIO(lines), sep=r"\s*\|\s*", engine="python", dtype=str, keep_default_na=False)
     without_rule = frame.iloc[1:, 1:-1]

@@ -1,10 +1,10 @@
-"""Repeat the figures of the docs that need no model, and compare them with the docs.
+"""Recompute the figures in the docs that need no model, and compare them with the docs.
 
 python benchmarks/evidence.py                      # some compiles of each figure, 20 minutes on 2 cores
 python benchmarks/evidence.py --only recorded --compiles 48
 
-Each figure is computed from fewer compiles than in the docs, and must agree within the noise of both. By
-chance, one in 2,000 figures disagrees.
+Each figure is computed from fewer compiles than in the docs, and must agree within the noise of both. One in
+2,000 figures disagrees by chance.
 """
 
 import itertools
@@ -28,14 +28,14 @@ from scipy.stats import t
 
 FILES = {"MR": RECORDED / "mr.npz", "SUBJ": RECORDED / "subj.npz", "AG News": RECORDED / "agnews.npz"}
 ROUNDING = 0.0006
-"""Difference that is always allowed."""
+"""A difference up to this rounding error is always allowed."""
 LEVEL = 0.0005
 """Significance level of the t test by which a figure disagrees."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the docs, and the new values whose mean it must match."""
+    """A figure in the docs, and the new values whose mean it must match."""
 
     name: str
     cell: str  # text in the docs
@@ -48,7 +48,7 @@ class Compiles:
     """Runs compiles in a pool of processes."""
 
     pool: ProcessPoolExecutor
-    number: int  # total over all worlds, but at least one in each
+    number: int  # number of compiles over all worlds, at least one in each
 
     def __call__(self, worlds: Sequence[World], method: str, first_seed: int, factor: int = 1) -> pd.DataFrame:
         number = max(1, factor * self.number // len(worlds))
@@ -72,7 +72,7 @@ def stated(cell: str) -> float:
 
 
 def tolerance(values: np.ndarray, num_in_docs: int) -> float:
-    """Return the allowed difference between the mean of values and a figure of the docs."""
+    """Return the allowed difference between the mean of values and the figure in the docs."""
     if not num_in_docs:
         return ROUNDING
     spread = values.std(ddof=1)
@@ -96,7 +96,7 @@ def text(name: str) -> str:
 
 
 def rows(name: str, first_column: str) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of a table of a page; empty cells of the first two columns repeat the cell above."""
+    """Yield the rows of a page's table; an empty cell in the first two columns repeats the cell above."""
     frame = read_table(page(name), first_column)
     frame.iloc[:, :2] = frame.iloc[:, :2].replace("", pd.NA).ffill()
     return frame.itertuples(index=False, name=None)
@@ -202,7 +202,7 @@ PARTS = {part.__name__: part for part in (*ON_RECORDED, *SIMULATED)}
 
 
 def compare_figures(figures: Iterator[Figure], agreed: list[bool]) -> Iterator[dict[str, str]]:
-    """Yield a row per figure, and append to `agreed` whether it agrees with the docs."""
+    """Yield a row for each figure, and append to `agreed` whether it agrees with the docs."""
     for figure in figures:
         values = np.asarray(figure.values, dtype=float)
         in_docs = stated(figure.cell)
@@ -222,7 +222,7 @@ def main() -> int:
     names = list(PARTS)
     args = options(__doc__, among={"only": names}, only=names, compiles=6, jobs=2)
     if args.compiles < 4:
-        raise SystemExit(f"--compiles must be at least 4 to estimate the noise; got {args.compiles}")
+        raise SystemExit(f"--compiles must be at least 4, to estimate the noise; got {args.compiles}: raise it")
     logging.disable(logging.WARNING)
     agreed: list[bool] = []
     with ProcessPoolExecutor(args.jobs) as pool:

@@ -2,9 +2,9 @@
 
 python benchmarks/headroom.py                    # all worlds, 400 tables each: 5 minutes on 2 cores
 
-Answers are right or wrong. Without an effect, all programs have the same true score. Each other world has one or more
-true effects, and some have an instruction. Two programs of equal true score disagree on a given share of the examples.
-Programs with demos agree more with each other than with the program without.
+Answers are right or wrong. In worlds without an effect, all programs have the same true score. Other worlds have one or
+more true effects, and some an instruction. Two programs of equal true score disagree on a given share of
+the examples. Programs with demos agree more with each other than with the program without demos.
 """
 
 import itertools
@@ -37,12 +37,12 @@ from plr_dspy.statistics.levers import PairedExperiment
 BEST_OF_20 = 1.8675  # expected maximum of 20 standard normal numbers
 CALLS = 300
 NUM_ORDERS = 40_320  # orders of 8 demos
-ALIKE = 0.3  # share of the tastes of examples that all programs with demos have in common
+ALIKE = 0.3  # share of the variance of answers that all programs with demos have in common
 
 
 @dataclass(frozen=True)
 class World:
-    """A simulated world, from which tables of scores are drawn."""
+    """The true effects from which tables of scores are simulated."""
 
     has_demos: bool  # whether the program as it is shows demos
     accuracy: float = 0.6  # true score of the program
@@ -52,18 +52,18 @@ class World:
     orders: float = 0.0  # standard deviation between orders
     nearest: float = 0.0  # gain of the nearest demos
     calibrated: float = 0.0  # gain of calibrated answers
-    instruction: float | None = None  # gain of an instruction over its own with the same demos; None without one
-    num_examples: int = 0  # 0: as many as the calls pay for
+    instruction: float | None = None  # gain of an instruction over the program's own; None if there is none
+    num_examples: int = 0  # 0 means as many as the calls pay for
 
     @property
     def rows(self) -> dict[str, list[int]]:
-        """The rows of each lever's programs; those of calibrated answers need no calls."""
+        """The row numbers of each lever's programs; rows of calibrated answers need no calls."""
         sizes = {PROGRAM: 1, NO_DEMOS: int(self.has_demos), RANDOM: headroom.NUM_SETS, NEAREST: 1}
         sizes |= {ORDERS: headroom.NUM_ORDERS, INSTRUCTION: int(self.instruction is not None)}
         sizes |= {CALIBRATED: 1, BOTH: headroom.NUM_SETS}
         numbers = itertools.count()
         rows = {name: list(itertools.islice(numbers, size)) for name, size in sizes.items() if size}
-        if not self.has_demos:  # The first order is that of the first set.
+        if not self.has_demos:  # The first set is already in the first order.
             rows[ORDERS][0] = rows[RANDOM][0]
         return rows
 
@@ -122,7 +122,7 @@ class World:
 
 @cache
 def shared_variance(accuracy: float, disagreement: float) -> float:
-    """Return the share of variance due to easy and hard examples with which two orders disagree this often."""
+    """Return the share of variance due to examples at which two equally good orders disagree this often."""
     disagreement = min(disagreement, 1.9 * accuracy * (1 - accuracy))
     level = special.ndtri(accuracy)
 
@@ -140,9 +140,9 @@ def covers(interval: tuple[float, float], truth: float) -> bool:
 
 
 def results(world: World, tables: int) -> dict[str, list[float]]:
-    """Return, for each lever, how often its interval covers the truth and excludes 0; and its mean width and error.
+    """Return how often each lever's interval covers the truth and excludes 0, its mean width, and the mean error.
 
-    The last entries are how often the advice is to keep the program, and how often it begins with an instruction.
+    The last two values are how often the advice is to keep the program, and how often it has an instruction.
     """
     comparisons.NUM_DRAWS = 2_000
     comparisons.NUM_FLIPS = 999
@@ -167,7 +167,7 @@ def results(world: World, tables: int) -> dict[str, list[float]]:
 
 
 def without_effect() -> Iterator[World]:
-    """Yield worlds where no lever gains, with the usual number of examples and as many as 40 leave for scoring."""
+    """Yield worlds where no lever gains, with the usual number of examples, or with 30."""
     for has_demos, accuracy, disagreement in itertools.product((False, True), (0.5, 0.8), (0.1, 0.4)):
         for num_examples in (0, 30):
             yield World(has_demos, accuracy, disagreement, num_examples=num_examples)
@@ -185,14 +185,14 @@ def with_effects() -> Iterator[World]:
 
 
 def with_instructions() -> Iterator[World]:
-    """Yield worlds with an instruction that is useless, or gains on top of the demos."""
+    """Yield worlds with an instruction that gains nothing, or gains in addition to the demos."""
     for has_demos, instruction in itertools.product((False, True), (0.0, 0.2)):
         yield World(has_demos, accuracy=0.4, demos=0.2, sets=0.1, instruction=instruction)
         yield World(has_demos, accuracy=0.4, demos=0.2, sets=0.1, instruction=instruction, num_examples=75)
 
 
 def table_rows(worlds: list[World], all_rates: list[dict[str, list[float]]]) -> Iterator[dict[str, object]]:
-    """Yield a row per lever, for worlds with an effect or without, with the worst world in brackets."""
+    """Yield a row for each lever, with means over worlds, and the worst world in brackets."""
     kinds = {"no effect": set(without_effect()), "effects": set(with_effects())}
     for gain in (0.0, 0.2):
         kinds[f"instruction {gain:+.1f}"] = {world for world in with_instructions() if world.instruction == gain}

@@ -1,24 +1,24 @@
-"""What one search for instructions and demos finds, against a search for either alone, where the truth is known.
+"""Compare a joint search for instructions and demos with a search for either alone, in simulated worlds.
 
 python benchmarks/instructions.py                                     # 40 compiles in each world, an hour on 2 cores
 python benchmarks/instructions.py --worlds helps nothing --compiles 8
 
 Each world has demos to choose from and some instructions, of which the program has the first. The worlds are:
 
-helps          one instruction helps, whatever the demos
+helps          one instruction helps with any demos
 hurts          all other instructions hurt
-no matter      instructions make no difference, demos do
-interacts      the best instruction does in place of demos, and another one hurts unless demos are shown
+no matter      only demos make a difference
+interacts      the best instruction replaces demos, and the others hurt unless demos are shown
 misleading     other instructions help some examples as much as they hurt others
 nothing        neither instructions nor demos make a difference
 
-all            scores on held-out examples with instructions and demos, in `--calls` program calls
-demos          the same with demos alone
-instructions   the same with instructions alone
-behind         "all" less the better of the other two, with its 95 % interval
-claims         share of the compiles "all" that call the result better than the program, with p >= .9
-false          those of them in which it is not
-inside         how often the held-out score lies in the interval that the report expects
+all            held-out score of a search for instructions and demos, in `--calls` program calls
+demos          held-out score of a search for demos alone
+instructions   held-out score of a search for instructions alone
+behind         "all" minus the better of the other two, with its 95 % interval
+claims         share of the "all" compiles whose report says "better" (p >= .9)
+false          share of the "all" compiles whose report says so by mistake
+inside         share of held-out scores inside the interval in the report
 """
 
 import itertools
@@ -46,7 +46,7 @@ NUM_DEMOS = 24
 NUM_INSTRUCTIONS = 7
 WAYS = ("all", "demos", "instructions")
 NOT_SHOWN = {"note": "no prompt shows it"}
-"""A demo without a field of the signature, so that there is none to choose."""
+"""A demo without any field of the signature, so that the search cannot choose demos."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class Effects:
 
     Attributes:
         demos: The kind of the `ArrangementWorld`.
-        best: Effect of one other instruction.
-        others: Effect of the other ones.
-        best_alone, others_alone: What both add if no demos are shown.
-        spread: Standard deviation of each instruction's effect on single examples.
+        best: Effect of one instruction, relative to the program's own.
+        others: Effect of all other instructions.
+        best_alone, others_alone: Additional effects if no demos are shown.
+        spread: Standard deviation of each instruction's effects on single examples.
     """
 
     demos: str = "classes"
@@ -80,7 +80,7 @@ WORLDS = {
 
 
 class InstructedWorld(ArrangementWorld):
-    """A program whose accuracy is decided by its instruction and its demos."""
+    """A landscape whose answers depend on the instruction and the demos."""
 
     def __init__(self, effects: Effects, seed: int) -> None:
         super().__init__(effects.demos, NUM_DEMOS, seed, NUM_KNOWN + self.num_held_out)
@@ -110,7 +110,7 @@ class InstructedWorld(ArrangementWorld):
 
 
 class InstructedLookup(Lookup):
-    """Answers from a world by its instruction and its demos."""
+    """A predictor that answers from a world, given its instruction and demos."""
 
     def forward(self, **inputs: str) -> dspy.Prediction:
         world = self.engine.landscape
@@ -121,7 +121,7 @@ class InstructedLookup(Lookup):
 
 
 class InstructedEngine(ReplayEngine):
-    """Keeps the answers to the last prompts."""
+    """A replay engine for worlds with instructions; it caches the answers to the last prompts."""
 
     def __init__(self, world: InstructedWorld) -> None:
         super().__init__(world)
@@ -140,7 +140,7 @@ def instruction_of(predictor: dspy.Predict) -> int:
 
 
 def compiled(seed: int, *, world: str, way: str, calls: int) -> dict[str, float]:
-    """Compile a program in a world by instructions, demos or both."""
+    """Search for instructions, demos or both in a world, and return the results."""
     torch.set_num_threads(1)
     landscape = InstructedWorld(WORLDS[world], seed)
     engine = InstructedEngine(landscape)
@@ -177,7 +177,7 @@ def compiled(seed: int, *, world: str, way: str, calls: int) -> dict[str, float]
 def rows(
     worlds: Sequence[str], seeds: Sequence[int], calls: int, pool: ProcessPoolExecutor
 ) -> Iterator[dict[str, str]]:
-    """Yield the row of each world."""
+    """Yield the table row of each world."""
     for world in worlds:
         frames = {}
         for way in WAYS:

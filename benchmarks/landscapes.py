@@ -1,9 +1,9 @@
 """Landscapes: answers to examples under each order of demos, known without a model.
 
-Synthetic landscapes combine the kinds of effect seen in recorded answers of a real model: a score of each item, of each
-item at each position, of adjacent demos, and of the sequence of labels. An order has a leaning and a quality. The
-leaning towards a label helps examples of that label, and hurts the others. The quality helps all examples. The leaning
-has the larger effect, as on three two-class tasks of SmolLM2-135M (correlation of -.89 to -.99 with the accuracy).
+Synthetic landscapes combine the effects seen in recorded answers of a real model: of each demo, of each demo at each
+position, of adjacent demos, and of the sequence of labels. An order has a leaning and a quality. The leaning towards a
+label helps examples of that label, and hurts the others. The quality helps all examples. The leaning has the larger
+effect, as on three two-class tasks of SmolLM2-135M (correlation of -.89 to -.99 with the accuracy).
 """
 
 import zlib
@@ -21,13 +21,13 @@ Effect = Callable[[np.ndarray], np.ndarray]  # maps orders [m, n] to values [m]
 
 
 class Landscape:
-    """Answers to every example under every order of one list of demos.
+    """The answers to every example under every order of a list of demos.
 
     Subclasses define the log-probabilities of labels; with two labels, the log-odds of the right one suffice.
 
     Attributes:
-        num_held_out: Number of the examples that a search does not see.
-        max_shown: Maximum number of demos in a prompt if demos may be left out; the original program then has none.
+        num_held_out: Number of examples that a search does not see.
+        max_shown: Maximum demos in a prompt if demos may be left out; the original program then has none.
     """
 
     num_demos: int
@@ -72,16 +72,16 @@ class Landscape:
         return self.log_probabilities(order).argmax(axis=1) == self.right_labels
 
     def noise(self, order: Order) -> np.random.Generator:
-        """Return a generator of noise that depends on the order, with the same values at each call."""
+        """Return a generator that is seeded by the order, so that repeated calls get equal noise."""
         return np.random.default_rng([self.seed, zlib.crc32(bytes(order))])
 
 
 class SyntheticLandscape(Landscape):
     """A random landscape with two labels, equally frequent among demos and examples.
 
-    The kind is one of `KINDS`, or "triples", effects of the relative order of three items, which no search models.
-    Accuracies of orders have mean .60 and standard deviation .09, and two orders disagree on 35 % of the examples. In
-    recorded answers, these are .46 to .68, .04 to .10, and 7 to 42 %.
+    The kind is one of `KINDS`, or "triples": effects of the relative order of three demos, which no search models.
+    Accuracies of orders have mean .60 and standard deviation .09, and two orders disagree on 35 % of the examples. The
+    values for recorded answers are .46 to .68, .04 to .10, and 7 to 42 %.
     """
 
     def __init__(self, kind: str, num_demos: int, seed: int, num_examples: int) -> None:
@@ -107,7 +107,7 @@ class SyntheticLandscape(Landscape):
         return self._margin + leaning + quality + 0.6 * noise
 
     def _effect(self, kind: str, rng: np.random.Generator) -> Effect:
-        """Return a random effect of a kind."""
+        """Draw a random effect of the given kind."""
         n = self.num_demos
         if kind == "item":
             scores = rng.normal(size=n)
@@ -155,10 +155,10 @@ def _standardized(effect: Effect, sample: np.ndarray) -> Effect:
 
 
 class OwnEffectsLandscape(Landscape):
-    """A landscape where each demo at each place has an effect on each example, and one common to all examples.
+    """A landscape where each demo at each position has an effect on all examples, and one on each example.
 
-    `own` and `common` are their standard deviations over orders, in logits. Without a common effect, no order is better
-    than another on new examples. If `leaning`, the common effect favours a label, whether it is right or not.
+    `own` and `common` are the effects' standard deviations over orders, in logits. Without a common effect, all orders
+    are equally good on new examples. If `leaning`, the common effect favours a label, right or wrong.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class OwnEffectsLandscape(Landscape):
 
 
 class CoinLandscape(Landscape):
-    """A landscape of random answers, right with one probability for the original order and another for all others."""
+    """A landscape of random answers, with one accuracy for the original order and another for all others."""
 
     def __init__(
         self, num_demos: int, seed: int, num_examples: int, of_original: float = 0.5, of_others: float = 0.5
@@ -204,10 +204,10 @@ class CoinLandscape(Landscape):
 
 
 class NoisyLogitsLandscape(Landscape):
-    """A landscape of three labels with noisy logits, where no order is better on new examples.
+    """A landscape of three labels with noisy logits, where all orders are equally good on new examples.
 
-    `noise` is the standard deviation of independent noise per order and example, and `own` that of an effect of each
-    demo at each place on each example.
+    `noise` is the standard deviation of independent noise for each order and example. `own` is that of the effects of
+    each demo at each position on each example.
     """
 
     num_labels = 3
@@ -237,17 +237,17 @@ STRENGTHS = {
     "harm": (0.0, 0.0, 0.0, 0.5),
     "cost": (0.0, 0.0, -0.2, 0.0),
 }
-"""By kind, the weights of the leaning, the worth and the log number of demos, and the harm of any demos."""
+"""By kind: weights of the leaning, the worths and the log number of demos, and the harm of any demos."""
 
 
 class ArrangementWorld(Landscape):
     """A landscape whose accuracy depends on which demos are shown, how many, and in what order.
 
-    As in `SyntheticLandscape`, an arrangement has a quality and a leaning. The quality is the sum of the worths of its
-    demos, weighted towards the end, and grows with their number. The leaning is the model's own plus that of the
-    classes shown, also weighted towards the end. The kind decides what matters most: "classes", as in recorded answers,
-    or "items". With "nothing", all arrangements are equal. With "harm", any demos are worse than none. With "cost",
-    each additional demo costs some points.
+    As in `SyntheticLandscape`, an arrangement has a quality and a leaning. The quality is a sum over the demos' worths,
+    with larger weights towards the end, and grows with the number of demos. The leaning is the sum of the model's own
+    and of the shown classes, with similar weights. The kind decides what matters most: "classes", as in recorded
+    answers, or "items". With "nothing", all arrangements are equal. With "harm", any demos are worse than none. With
+    "cost", each additional demo lowers the accuracy.
     """
 
     num_held_out = 2_000
@@ -325,9 +325,9 @@ class Rearranged(Landscape):
 
 @dataclass(frozen=True)
 class Likeness:
-    """Effects of demos that are similar to the input."""
+    """The effects of demos that are similar to the input."""
 
-    logits: float  # per quarter of the words that demo and input share
+    logits: float  # effect of a demo that shares four words with the input
     agree: float = 0.9  # share of examples whose words indicate the label
     quality: float = 0.3  # standard deviation of the demos' qualities
     leaning: float = 0.3  # standard deviation of the demos' leanings
@@ -346,7 +346,7 @@ LIKENESS = {
 class LikenessLandscape(Landscape):
     """A landscape whose examples may all be shown as demos.
 
-    Each demo has a quality and a leaning towards a label, which have more weight nearer to the question. A demo also
+    Each demo has a quality and a leaning towards a label, with weights that grow towards the question. A demo also
     moves the answer towards its own label, in proportion to the words that it shares with the input.
     """
 
@@ -404,4 +404,4 @@ WORLDS: dict[str, Callable[[int, int, int], Landscape]] = {
     **{kind: partial(ArrangementWorld, kind) for kind in STRENGTHS},
     **{f"likeness {kind}": partial(LikenessLandscape, kind) for kind in LIKENESS},
 }
-"""Constructors of synthetic landscapes by name; they take a number of demos, a seed and a number of examples."""
+"""Synthetic landscapes by name, as functions of the number of demos, the seed and the number of examples."""

@@ -1,21 +1,20 @@
-"""Compare what demos, their choice, their order and calibration are worth on recorded answers.
+"""Measure the gains from demos, their choice, their order and calibration on recorded answers.
 
 python benchmarks/levers.py                                  # all records, in seconds, without a model
 python benchmarks/levers.py --records benchmarks/recorded/chat/*.npz
 
-Records come from `record_chat.py`, or from `record.py`, which has one set of demos in all orders. Unfinished ones count
-with what they have. Intervals are of 95 %, by bootstrap over the examples. They hold for the recorded sets of demos;
-other sets may differ more.
+Records come from `record_chat.py`, or from `record.py`, which has one set of demos in all orders. Unfinished records
+may be used. 95 % intervals are by bootstrap over the examples. They hold for the recorded sets of demos; other sets may
+differ more.
 
-best recorded      the random arrangement with the highest accuracy on the examples of the table: this flatters
-best on half       the same, chosen on one half of the examples and measured on the other
-own opening        how often the model itself begins its reply as the adapter's format does; where it does not, the
-                   accuracies are those of a reply that is begun for it
-calibrated         by batch calibration on one half, without labels, and measured on the other
+best recorded      the random arrangement with the highest accuracy, measured on the same examples (biased upwards)
+best on half       the best random arrangement on one half of the examples, measured on the other
+own opening        how often the model itself begins its reply as the adapter's format requires; accuracies are those
+                   of replies that are begun for the model
+calibrated         batch calibration on one half of the examples, without labels, measured on the other
 
 The spread is the standard deviation of accuracies over sets of demos, and over orders of one set. "Seen" includes the
-noise of the examples, "true" does not. The noise is that of differences between arrangements, which share their
-examples.
+noise of the examples, "true" does not. The noise is that of differences, because arrangements share their examples.
 """
 
 import json
@@ -55,10 +54,10 @@ LEVERS = (
 
 @dataclass(frozen=True)
 class Record:
-    """Recorded answers of a model to the examples of a task.
+    """The recorded answers of a model to the examples of a task.
 
     Attributes:
-        prompt: `PLAIN` or `CHAT`.
+        prompt: Format of the prompts, `PLAIN` or `CHAT`.
         log_probabilities: ``[A, N, L]``, normalised over the labels.
         gold: Numbers of the right labels, ``[N]``.
         is_own: Whether the model itself begins its reply as recorded, ``[A, N]``; None if unknown.
@@ -79,7 +78,7 @@ class Record:
 
     @cached_property
     def is_right_calibrated(self) -> np.ndarray:
-        """Shares of the splits in which a calibrated answer is right, ``[A, N]``."""
+        """The share of splits in which each calibrated answer is right, ``[A, N]``."""
         tables = self.log_probabilities
         shares = np.zeros(tables.shape[:2])
         for known, held_out in splits(len(self.gold)):
@@ -106,7 +105,7 @@ class Record:
         return next(iter(self.sizes.values()))
 
     def sets(self) -> list[np.ndarray]:
-        """Return `is_right` of the orders of each set with the most demos."""
+        """Return the rows of `is_right` for the orders of each largest set."""
         sets: dict[int, list[int]] = {}
         for number in self.largest:
             sets.setdefault(self.plan[number].set, []).append(number)
@@ -138,9 +137,9 @@ def read(path: Path) -> Record:
 
 
 def known_part(is_known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the arrangements and the examples to compare, of ``[A, N]``: all answers of theirs are known.
+    """Return arrangements and examples for which all answers are known, given a mask ``[A, N]``.
 
-    An unfinished record may have arrangements with fewer examples than others. Those that leave the most answers count.
+    In an unfinished record, some arrangements may have fewer examples. Keep as many answers as possible.
     """
     counts = is_known.sum(axis=1)
     num_examples = max(np.unique(counts), key=lambda count: count * (counts >= count).sum())
@@ -150,7 +149,7 @@ def known_part(is_known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def splits(number: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield pairs of halves of the examples; each example is `NUM_SPLITS` times in the second."""
+    """Yield random halves of the examples, each pair in both orders."""
     rng = np.random.default_rng(0)
     for _ in range(NUM_SPLITS):
         shuffled = rng.permutation(number)
@@ -160,7 +159,7 @@ def splits(number: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def best_on_half(is_right: np.ndarray) -> np.ndarray:
-    """Return how often the arrangement that is best on one half is right on each example of the other, ``[N]``."""
+    """Return how often the best arrangement on one half is right on each example of the other half, ``[N]``."""
     shares = np.zeros(is_right.shape[1])
     for known, held_out in splits(is_right.shape[1]):
         best = is_right[:, known].mean(axis=1).argmax()
@@ -184,12 +183,12 @@ def with_interval(values: np.ndarray, *, sign: str = "") -> str:
 
 @dataclass(frozen=True)
 class Spread:
-    """Variances of accuracies, each for the sample or for a number of bootstrap samples.
+    """Variances of accuracies, for the sample itself or for each bootstrap sample.
 
     Attributes:
         seen: Variance of the accuracies.
-        noise: Its part that comes from the choice of examples.
-        true: The rest; below 0 by chance if the truth is about 0.
+        noise: Expected variance from the choice of examples.
+        true: Variance without the noise; may be below 0 by chance.
     """
 
     seen: np.ndarray
@@ -201,11 +200,11 @@ SpreadFunction = Callable[[Sequence[np.ndarray], np.ndarray], Spread | None]
 
 
 def _seen_and_noise(scores: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the variance of mean scores over rows and its part that is noise, both ``[B]``.
+    """Return the variance of the rows' mean scores, and the part of it that is noise, both ``[B]``.
 
     Args:
-        scores: ``[rows, N]``.
-        counts: How often each example counts, ``[B, N]``.
+        scores: Scores to compare, such as a row per order, ``[rows, N]``.
+        counts: How often each example is in each sample, ``[B, N]``.
     """
     num_examples = scores.shape[1]
     weights = counts.T / num_examples
@@ -217,7 +216,7 @@ def _seen_and_noise(scores: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray,
 
 
 def spread_over_orders(sets: Sequence[np.ndarray], counts: np.ndarray) -> Spread | None:
-    """Return how far the orders of one set differ, on average over sets of scores ``[orders, N]``."""
+    """Return the spread over the orders of a set, averaged over sets of scores ``[orders, N]``."""
     parts = [_seen_and_noise(scores, counts) for scores in sets if len(scores) > 1]
     if not parts:
         return None
@@ -226,7 +225,7 @@ def spread_over_orders(sets: Sequence[np.ndarray], counts: np.ndarray) -> Spread
 
 
 def spread_over_sets(sets: Sequence[np.ndarray], counts: np.ndarray) -> Spread | None:
-    """Return how far sets differ; what the order adds to the mean of a set's orders is taken off."""
+    """Return the spread over sets, without the spread that is due to the few orders of each set."""
     if len(sets) < 2:
         return None
     means = np.array([scores.mean(axis=0) for scores in sets])
@@ -239,7 +238,7 @@ def spread_over_sets(sets: Sequence[np.ndarray], counts: np.ndarray) -> Spread |
 
 
 def spread_cells(name: str, sets: Sequence[np.ndarray], spread: SpreadFunction) -> dict[str, str]:
-    """Return the standard deviations of a spread as cells."""
+    """Return the table cells of a spread, as standard deviations."""
     cells = dict.fromkeys((f"{name}: seen", f"{name}: noise", f"{name}: true"), "")
     num_examples = sets[0].shape[1]
     of_sample = spread(sets, np.ones((1, num_examples)))
@@ -251,7 +250,7 @@ def spread_cells(name: str, sets: Sequence[np.ndarray], spread: SpreadFunction) 
     noise_share = 1.0
     if seen:
         noise_share = min(1.0, of_sample.noise.item() / seen)
-    # A bootstrap sample adds its own noise to the variance, so the mean of all is moved to that of the sample.
+    # Bootstrap samples add noise to the variance, so shift their mean to the variance of the sample.
     centred = of_resamples.true - of_resamples.true.mean() + true
     variances = [true, *np.quantile(centred, TAILS)]
     deviation, low, high = np.sqrt(np.maximum(0.0, variances))
@@ -260,7 +259,7 @@ def spread_cells(name: str, sets: Sequence[np.ndarray], spread: SpreadFunction) 
 
 
 def levers(record: Record) -> dict[str, np.ndarray]:
-    """Return the share of right answers to each example, ``[N]``, by lever."""
+    """Return each lever's share of right answers to each example, ``[N]``."""
     right = record.is_right
     calibrated = record.is_right_calibrated
     random = right[record.of_kind(RANDOM)]
@@ -281,7 +280,7 @@ def levers(record: Record) -> dict[str, np.ndarray]:
 
 
 def named(record: Record) -> dict[str, str]:
-    """Return the first cells of a record's rows."""
+    """Return the cells that identify a record."""
     return {"model": record.model, "prompt": record.prompt, "task": record.task}
 
 
@@ -299,7 +298,7 @@ def accuracies(records: Sequence[Record]) -> Iterator[dict[str, str]]:
 
 
 def gains(records: Sequence[Record]) -> Iterator[dict[str, str]]:
-    """Yield the difference of each lever to random demos, by record."""
+    """Yield the gain of each lever over random demos, by record."""
     for record in records:
         cells = {}
         shares = levers(record)

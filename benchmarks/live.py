@@ -1,4 +1,4 @@
-"""Compare methods live: their held-out scores over tasks and draws of examples.
+"""Compare the held-out scores of methods with a live model, over tasks and draws of examples.
 
 python benchmarks/live.py                                        # the bundled reviews, the local model
 python benchmarks/live.py --model hosted_vllm/NAME --api-base http://127.0.0.1:8000/v1 --threads 8 --cache ...
@@ -14,41 +14,41 @@ TopKOrder, LocalE, GlobalE, PDO few-shot, PDO unlabelled, DEmO
                   the original in the order of these methods
 calibrated        the original after BatchCalibration
 TopK calibrated   the best of 10 random orders, each calibrated
-random search     BootstrapFewShotWithRandomSearch with 16 candidates, or as many as its number of calls pays for
-half of it        the same with 6 candidates, which takes about half of the calls
+random search     BootstrapFewShotWithRandomSearch with 16 candidates, or as many as the limit on calls allows
+half of it        BootstrapFewShotWithRandomSearch with 6 candidates, which takes about half of the calls
 half of it, PLReorder
-                  the demos of "half of it" in another order
+                  "half of it", then PLReorder
 BootstrapFewShot, MIPROv2, SIMBA, GEPA
                   these optimizers of DSPy (`peers.py`); the model itself writes instructions
 random search, then PLFewShot; MIPROv2, then PLFewShot; GEPA, then PLFewShot
-                  PLFewShot with the program that the other makes with half of the calls
+                  PLFewShot, given the program that the other optimizer makes with half of the calls
 PLFewShot propose PLFewShot(instructions="propose")
 PLFewShot, PLFewShot calibrated, PLFewShot auto, PLFewShot auto calibrated
                   "calibrated" with calibrate=True, "auto" with demos="auto"
 ..., then calibrated
                   followed by BatchCalibration, which gets 64 of the calls
 nearest last      the `--demos` nearest demos of each input
-nearest first     the same, with the nearest demo first
+nearest first     these demos, with the nearest first
 frequent labels   demos with labels that are frequent among the neighbours, as with max_metric_calls=0
 random order      the demos of "nearest last" in a random order
 vote              the most frequent label of the nearest demos
 KNNFewShot        DSPy's `KNNFewShot`, which bootstraps the nearest demos
 
-With `--share`, one label, which the seed selects, gets this share of the examples, and scores are its F1. With "F1"
-before PLReorder, scores, calibrate or calibrated, these also optimize its F1.
+With `--share`, the seed selects a label that gets this share of the examples, and scores are its F1. With "F1" before
+the name, PLReorder, scores, calibrate and calibrated also optimize this F1.
 
-A number after a side's name limits its program calls, as in "PLFewShot@300". Without one, the limit is the number of
-calls of the random search if that is one of the sides, and else the side's own default.
+A number after a side's name limits its program calls, as in "PLFewShot@300". Without a number, the limit is the calls
+of the random search if that is one of the sides, and otherwise the side's own default.
 
-With `--format chat`, prompts are those of `dspy.ChatAdapter`, and replies have at most 64 tokens. PLR_DSPY_GGUF=FILE
-makes the local model that of another file.
+With `--format chat`, `dspy.ChatAdapter` renders prompts, and replies have at most 64 tokens. PLR_DSPY_GGUF=FILE
+replaces the local model.
 
 Tables have the difference of each side from each of `--against` (by default the first side), with intervals over draws
 and over all held-out examples. "LM calls" include those that write instructions. "Tokens read" are the prompt tokens
-that the server read for them, without those in its prefix cache. The last columns check the reports: how many held-out
-scores and gains lie in their intervals, how many reports say "better", and how many of these are right. Gains are over
+of these calls that were not in the server's prefix cache. The last columns check the reports: how many held-out scores
+and gains lie in the reported intervals, how many reports say "better", and how many of these are right. Gains are over
 the student, if that is one of the sides. With --cache, DSPy caches all calls, so an interrupted command resumes, but
-seconds and tokens read mean nothing.
+seconds and tokens read are meaningless.
 """
 
 import argparse
@@ -93,14 +93,14 @@ SEARCH = "random search"
 HALF = "half of it"
 PUBLISHED = ["LocalE", "GlobalE", "PDO few-shot", "DEmO"]
 USUAL = [ORIGINAL, "TopKOrder@1000", *PUBLISHED, "PDO unlabelled@1000", "PLReorder@1000"]
-NUM_ORDERS = 10  # of "TopK calibrated"
+NUM_ORDERS = 10  # number of random orders in "TopK calibrated"
 CALIBRATION_CALLS = 64
-USUAL_CALLS = 300  # of an optimizer of DSPy
+USUAL_CALLS = 300  # default limit for DSPy's optimizers
 
 
 @dataclass(frozen=True)
 class SideProgram:
-    """The program of a side, the program calls it took, and the comparison of its report."""
+    """The program of a side, the calls to make it, and the comparison in its report."""
 
     program: dspy.Module
     calls: int = 0
@@ -109,11 +109,11 @@ class SideProgram:
 
 @dataclass(frozen=True)
 class Result:
-    """The program of a side, what it took to make, and its scores by held-out example, or its F1.
+    """The program of a side, its cost, and its scores on the held-out examples, or the F1.
 
     Attributes:
         lm_calls: LM calls, including those that DSPy's cache answered.
-        tokens_read: Prompt tokens that the server read; None if it does not say.
+        tokens_read: Prompt tokens that the server read; None if unknown.
     """
 
     program: SideProgram
@@ -124,12 +124,12 @@ class Result:
 
 
 def open_model(args: argparse.Namespace) -> AbstractContextManager[MakeLM]:
-    """Return a context with a function that builds LMs of the model in the options."""
+    """Return a context that yields a function to build LMs, for the model in the options."""
     return ServedModel(args.model, tuple(args.api_base), cache=args.cache).open(format=args.format)
 
 
 class Draw:
-    """One draw of examples of a task, with the results of all sides.
+    """A draw of examples of a task, with the results of all sides.
 
     Attributes:
         rare: The label whose F1 is the score; None for accuracy.
@@ -155,7 +155,7 @@ class Draw:
         self._results: dict[str, Result] = {}
 
     def _drawn(self, examples: Sequence[dspy.Example], number: int) -> list[dspy.Example]:
-        """Return random examples; a rare label gets its share of them."""
+        """Return random examples, in which the rare label, if any, has its share."""
         if self.rare is None:
             return self.rng.sample(examples, min(number, len(examples)))
         field = self.task.output_field
@@ -167,12 +167,12 @@ class Draw:
         return self.rng.sample(drawn, number)
 
     def answering(self) -> AbstractContextManager[None]:
-        """Return a context in which the model answers in the prompt format of this task."""
+        """Return a context in which prompts have this task's format."""
         lm = self.make_lm(self.task.max_tokens(self.args.format))
         return dspy.context(lm=lm, adapter=self.task.adapter(self.args.format))
 
     def result(self, side: str) -> Result:
-        """Return the result of a side, which is computed once."""
+        """Return the result of a side; compute it only once."""
         if side not in self._results:
             name, _, calls = side.partition("@")
             budget = int(calls) if calls else None
@@ -212,7 +212,7 @@ class Draw:
         if side == EMPTY:
             return student
         optimizer = dspy.LabeledFewShot(k=self.args.demos)
-        # With a rare label, the examples are shuffled already.
+        # If a label is rare, the examples are already shuffled.
         return optimizer.compile(student, trainset=self.labelled, sample=self.rare is None)
 
     @cached_property
@@ -238,7 +238,7 @@ class FixedRetrieval(dspy.Predict):
 def optimized(
     draw: Draw, calls: int | None, *, kind: Any, base: str = ORIGINAL, by_f1: bool = False, **settings: Any
 ) -> SideProgram:
-    """Return the result of an optimizer of this package on another side's program, with the remaining calls."""
+    """Optimize the program of the side `base` with the remaining calls, by an optimizer of this package."""
     if kind is PLFewShot:
         base = EMPTY
         settings["max_demos"] = draw.args.demos
@@ -254,7 +254,7 @@ def optimized(
 
 
 class CallCounter(BaseCallback):
-    """Counts LM calls, including those that DSPy's cache answers, because each side would have to pay for them."""
+    """Counts LM calls, including cached ones, which a side would have to pay for if it ran alone."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
@@ -264,7 +264,7 @@ class CallCounter(BaseCallback):
 
 
 def batch_calibrated(draw: Draw, calls: int | None, *, base: str = ORIGINAL, by_f1: bool = False) -> SideProgram:
-    """Return the original or another side, calibrated; 64 of the other side's calls are for calibration."""
+    """Calibrate the original or another side, which then leaves 64 of its calls for calibration."""
     spent = 0
     num_inputs = calls or CALIBRATION_CALLS
     if base != ORIGINAL:
@@ -279,7 +279,7 @@ def batch_calibrated(draw: Draw, calls: int | None, *, base: str = ORIGINAL, by_
 
 
 def top_k_calibrated(draw: Draw, calls: int | None) -> SideProgram:
-    """Return the best of random orders by calibrated answers; the same inputs calibrate and score each order."""
+    """Return the random order with the best calibrated answers; calibrate and score on the same inputs."""
     rng = random.Random(draw.seed)
     program = draw.program(ORIGINAL)
     demos = list(program.predictors()[0].demos)
@@ -301,13 +301,13 @@ def top_k_calibrated(draw: Draw, calls: int | None) -> SideProgram:
 
 
 def nearest(draw: Draw, _: int | None, **variation: Any) -> SideProgram:
-    """Return the program that shows each input its nearest demos."""
+    """Return the program that shows the nearest demos of each input."""
     retrieval = Retrieval(draw.pool, NearestDemos(draw.args.demos, **variation))
     return SideProgram(retrieve_in(draw.program(EMPTY), {"self": retrieval}))
 
 
 def in_random_order(draw: Draw, _: int | None) -> SideProgram:
-    """Return a program that shows each input its nearest demos in a random order."""
+    """Return a program that shows the nearest demos of each input in a random order."""
     rng = np.random.default_rng(draw.seed)
     choices = []
     for example in draw.test:
@@ -326,7 +326,7 @@ def knn_few_shot(draw: Draw, _: int | None) -> SideProgram:
 
 
 class Vote(dspy.Module):
-    """A program that answers as most of the nearest examples, without a language model."""
+    """A program that answers with the most frequent label of the nearest examples, without an LM."""
 
     def __init__(self, pool: Pool, number: int) -> None:
         super().__init__()
@@ -338,10 +338,10 @@ class Vote(dspy.Module):
 
 
 def by_peer(draw: Draw, calls: int | None, *, peer: str, candidates: int = 0) -> SideProgram:
-    """Return the program of an optimizer of DSPy, with its number of LM calls.
+    """Return the program of one of DSPy's optimizers, and its number of LM calls.
 
     Args:
-        candidates: Number of candidates of the random search, if no number of calls is given.
+        candidates: Number of candidates of the random search if `calls` is None.
     """
     if calls is None:
         calls = USUAL_CALLS
@@ -365,7 +365,7 @@ def by_peer(draw: Draw, calls: int | None, *, peer: str, candidates: int = 0) ->
 
 
 def after_peer(draw: Draw, calls: int | None, *, peer: str) -> SideProgram:
-    """Return the result of PLFewShot with a program that an optimizer of DSPy made with half of the calls."""
+    """Run PLFewShot with a program that one of DSPy's optimizers made with half of the calls."""
     calls = calls or 2 * USUAL_CALLS
     name = f"{peer}@{calls // 2}"
     spent = draw.result(name).program.calls
@@ -425,13 +425,13 @@ SIDES: dict[str, Callable[[Draw, int | None], SideProgram]] = {
     "PLFewShot propose": partial(optimized, kind=PLFewShot, instructions="propose"),
 }
 OWN_CALLS = [ORIGINAL, EMPTY, SEARCH, HALF, *PUBLISHED, *OF_INPUT, *PEERS, "calibrated", "F1 calibrated"]
-"""Sides whose number of calls does not follow that of the random search."""
+"""Sides whose limit on calls does not depend on the random search."""
 
 Results = dict[str, Result]
 
 
 def check_reports(draws: Sequence[Results], side: str) -> dict[str, str]:
-    """Return the scores and gains that reports expect of a side, and how often they were right."""
+    """Return table cells on whether the scores, gains and claims in a side's reports were right."""
     student = EMPTY if side.startswith("PLFewShot") else ORIGINAL
     expected = []
     expected_gains = []
@@ -532,7 +532,7 @@ def main() -> None:
     against = args.against or args.sides[:1]
     missing = set(against) - set(args.sides)
     if missing:
-        raise SystemExit(f"--against must be among --sides; got {sorted(missing)}")
+        raise SystemExit(f"--against must be among --sides; got {sorted(missing)}: add them to --sides")
     results_by_task: dict[str, list[Results]] = {task: [] for task in args.tasks}
     with open_model(args) as make_lm:
         for seed in args.seeds:

@@ -3,8 +3,8 @@
 python benchmarks/offline.py                                           # at a tenth of the paper's calls
 python benchmarks/offline.py --recorded FILES --methods halving@500 light@500 logprobs@500
 
-A number after a method's name limits its program calls. Without one, it makes as many as in its paper, or as
-`auto="light"` allows:
+A number after a method's name limits its program calls. Without a number, the limit is that of its paper, or of
+`auto="light"`:
 
 original       the program as it is
 light          PLReorder by scores
@@ -19,21 +19,21 @@ retrieved      PLFewShot by scores, with demos="retrieved"; "retrieved@0" uses i
 auto           PLFewShot by scores, with demos="auto"
 
 In the worlds "classes", "items", "nothing", "harm" and "cost", demos may be left out, and `--demos` is the size
-of the pool. `--pools` is the number of known examples, for both splits; all others are held out. Of recorded
-answers, half of the examples are known. Their original order is the best of `--best-of` random orders, by
+of the pool. `--pools` is the number of known examples, for both splits; all others are held out. In recordings,
+half of the examples are known. The original order of a recording is the best of `--best-of` random orders, by
 default a random one. The search was developed with seeds below 20,000.
 
-With --shares, one label is made rare: "label 1", or each recorded label in turn. It gets this share of the
-known examples, and of the held-out ones by weighting. Scores are its F1. "F1 light", "F1 logprobs",
-"F1 calibrated" and "F1 batch" also optimize its F1.
+With --shares, one label is made rare: "label 1", or each recorded label in turn. It gets this share of the known
+examples; held-out examples are weighted to this share. Scores are the label's F1, which "F1 light", "F1 logprobs",
+"F1 calibrated" and "F1 batch" also optimize.
 
 less NAME      paired difference from each method of --against (by default the first), with 95 % interval
 changed        share of compiles that replaced the original
 better         share of compiles whose report says "better"
 worse          share of compiles that lost more than a point on held-out examples
-lost then      mean loss of these
+lost then      mean loss of the "worse" compiles
 promised       mean gain that reports expect
-inside         share of compiles whose held-out score lies in the interval of the report
+inside         share of compiles whose held-out score lies in the report's interval
 best           accuracy of the best of all recorded orders
 """
 
@@ -64,8 +64,8 @@ class World:
 
     Attributes:
         num_pool: Number of known examples; for recorded answers, 0 means half.
-        best_of: Number of random orders of which the original is the best; 0 means one for recorded answers, and
-            keeps the original of simulated worlds.
+        best_of: Number of random orders of which the original is the best. 0 means a random original for recorded
+            answers, and keeps the original of simulated worlds.
         share, rare: Share and index of the rare label; with share 0, scores are accuracies.
     """
 
@@ -113,7 +113,7 @@ class World:
         return landscape
 
     def _rearranged(self, landscape: Landscape, best_of: int, num_pool: int, rng: np.random.Generator) -> Landscape:
-        """Return the landscape with the best of random orders as original; with a share, make a label rare."""
+        """Return the landscape with the best of random orders as original; if `share`, make a label rare."""
         orders = [tuple(rng.permutation(landscape.num_demos).tolist()) for _ in range(best_of)]
         original = max(orders, key=lambda order: landscape.answers(order).mean())
         examples = []
@@ -129,7 +129,7 @@ class World:
 
 
 def measure(seed: int, *, world: World, method: str) -> dict[str, float]:
-    """Return the results of a method in one world."""
+    """Run a method in one world, and return the results."""
     torch.set_num_threads(1)
     pool, best = world.pool(seed)
     original = pool.space.identity[0]
@@ -167,7 +167,7 @@ def measure(seed: int, *, world: World, method: str) -> dict[str, float]:
 
 
 def cells(method: str, frame_by_method: dict[str, pd.DataFrame], against: list[str], num_tasks: int) -> dict[str, str]:
-    """Return a row of a table; with several tasks, intervals are over the mean of each split."""
+    """Return a row of a table; with several tasks, intervals are over the splits' means."""
     frame = frame_by_method[method]
     scores = frame["held-out"]
     gains = scores - frame["original"]
@@ -256,7 +256,7 @@ def main() -> None:
     known = ["original", "halving", *METHODS]
     unknown = [method for method in args.methods if method.partition("@")[0] not in known]
     if unknown:
-        raise SystemExit(f"--methods must be one of {known}, optionally with @ and a number of calls; got {unknown}")
+        raise SystemExit(f"--methods must be among {known}, optionally with @ and a number of calls; got {unknown}")
     against = args.against or args.methods[:1]
     methods = list(dict.fromkeys([*against, *args.methods]))
     seeds = range(args.first_seed, args.first_seed + args.compiles)

@@ -1,6 +1,6 @@
-"""DSPy's own optimizers, each set to about a given number of program calls, for `live.py`.
+"""DSPy's own optimizers for `live.py`, with settings that make about a given number of program calls.
 
-Each takes one half of the labelled examples for demos or reflection, and the other half, if it takes one, as valset.
+Each takes half of the labelled examples for demos or reflection, and those that need a valset take the other half.
 """
 
 import random
@@ -13,31 +13,31 @@ from typing import Any
 
 import dspy
 
-NUM_BASE_PROGRAMS = 3  # that DSPy's random search always scores: no demos, labelled demos, and unshuffled ones
-MINIBATCH = 25  # examples of a trial of MIPROv2
-FULL_EVALUATION_STEPS = 5  # trials of MIPROv2 between two scores on the whole valset
-BATCH = 12  # examples of a step of SIMBA
-CANDIDATES = 3  # of a step of SIMBA, and of its last scores on all examples
-METRICS = {  # signs of the counters of tokens that servers read
-    "llamacpp:prompt_tokens_total": 1,  # llama.cpp does not count tokens of its prefix cache.
+NUM_BASE_PROGRAMS = 3  # DSPy's random search always scores these: no demos, labelled demos, and unshuffled ones.
+MINIBATCH = 25  # examples in a trial of MIPROv2
+FULL_EVALUATION_STEPS = 5  # trials of MIPROv2 between two evaluations on the whole valset
+BATCH = 12  # examples in a step of SIMBA
+CANDIDATES = 3  # candidates in a step of SIMBA, and in its last evaluation on all examples
+METRICS = {  # signs of the servers' counters of prompt tokens
+    "llamacpp:prompt_tokens_total": 1,  # llama.cpp does not count tokens in its prefix cache.
     "vllm:prompt_tokens_total": 1,
     "vllm:prefix_cache_hits_total": -1,
 }
-PROPOSAL_TOKENS = 1_024  # at most, in the reply of a model that writes instructions
+PROPOSAL_TOKENS = 1_024  # maximum tokens in a reply that writes instructions
 
 
 @dataclass(frozen=True)
 class Peer:
-    """What an optimizer of DSPy needs to compile a program.
+    """Everything that one of DSPy's optimizers needs to compile a program.
 
     Attributes:
         student: The program without demos.
-        labelled: Labelled examples.
-        metric: DSPy metric.
+        labelled: Examples for demos, and for the valset if needed.
+        metric: DSPy metric that returns a bool.
         output_field: Name of the field that the metric compares.
         make_lm: Builds an LM whose replies have at most this number of tokens.
-        demos: Maximum number of demos.
-        calls: Number of program calls to aim at.
+        demos: Maximum demos per prompt.
+        calls: Target number of program calls.
     """
 
     student: dspy.Module
@@ -60,12 +60,12 @@ class Peer:
 
     @property
     def max_errors(self) -> int:
-        """A number of errors that no compile reaches: answers that cannot be parsed are wrong."""
+        """More errors than any compile can make, so that unparsable answers only score 0."""
         return 10 * len(self.labelled)
 
     @property
     def bootstrap(self) -> dict[str, Any]:
-        """Arguments of all optimizers that bootstrap demos."""
+        """The shared arguments of optimizers that bootstrap demos."""
         return {
             "metric": self.metric,
             "max_bootstrapped_demos": self.demos // 2,
@@ -74,7 +74,7 @@ class Peer:
         }
 
     def prompt_model(self) -> dspy.LM:
-        """Return the same model with long and varied replies, to write instructions."""
+        """Return the model with settings for writing instructions: long and varied replies."""
         return self.make_lm(PROPOSAL_TOKENS).copy(temperature=1.0)
 
 
@@ -83,7 +83,7 @@ def bootstrap(peer: Peer) -> dspy.Module:
 
 
 def random_search(peer: Peer) -> dspy.Module:
-    """Return the best of as many random sets of demos as the calls pay for."""
+    """Return the program with the best of as many random sets of demos as the calls pay for."""
     num_candidates = max(1, peer.calls // len(peer.valset) - NUM_BASE_PROGRAMS)
     optimizer = dspy.BootstrapFewShotWithRandomSearch(
         num_candidate_programs=num_candidates, num_threads=peer.threads, **peer.bootstrap
@@ -116,8 +116,8 @@ def mipro(peer: Peer) -> dspy.Module:
 def simba(peer: Peer) -> dspy.Module:
     """Return the program of SIMBA, after as many steps as the calls pay for.
 
-    Each step samples answers to a batch, and scores new candidates on it. It gets one half of the examples, because it
-    scores its best programs on all of them in the end.
+    Each step samples answers to a batch, and scores new candidates on it. SIMBA gets only half of the examples, because
+    it finally scores its best programs on all of them.
     """
     per_step = 2 * BATCH * CANDIDATES
     num_steps = (peer.calls - CANDIDATES * len(peer.trainset)) // per_step
@@ -134,7 +134,7 @@ def simba(peer: Peer) -> dspy.Module:
 
 
 def gepa(peer: Peer) -> dspy.Module:
-    """Return the program of GEPA, whose feedback is the right answer."""
+    """Return the program of GEPA, which gets the right answers as feedback."""
 
     def with_feedback(
         gold: dspy.Example, pred: dspy.Prediction, trace: Any = None, pred_name: Any = None, pred_trace: Any = None
@@ -165,7 +165,7 @@ PEERS: dict[str, Callable[[Peer], dspy.Module]] = {
 
 
 def compile_with(name: str, peer: Peer) -> dspy.Module:
-    """Return the program that an optimizer of DSPy makes, and print its progress to stderr."""
+    """Return the program of the named optimizer, and print its progress to stderr."""
     # Some of DSPy's optimizers draw from the global generator.
     random.seed(peer.seed)
     with redirect_stdout(sys.stderr):
@@ -173,7 +173,7 @@ def compile_with(name: str, peer: Peer) -> dspy.Module:
 
 
 def tokens_read(api_base: str) -> float | None:
-    """Return the number of prompt tokens that a server has read, without those in its prefix cache; None if unknown.
+    """Return how many prompt tokens outside the prefix cache a server has read; None if unknown.
 
     Args:
         api_base: Address of the server, ending in /v1.

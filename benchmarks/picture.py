@@ -32,7 +32,7 @@ STYLES = {
 """Label, colour and marker by row of the table in docs/fewshot.md."""
 
 CALLS = [0, 64, 300, 1_067]
-"""Numbers of calls on the axis; each method is drawn at the nearest."""
+"""Numbers of calls that the axis shows; each method is drawn at the nearest one."""
 
 INK = "#808080"
 TEXT = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
@@ -46,7 +46,7 @@ def place_of(num_calls: int) -> int:
 
 
 def draw_task(axis: Axes, task: str, rows: pd.DataFrame, nearest: pd.Series) -> None:
-    """Draw the accuracy of each method on a task by its number of calls."""
+    """Draw the accuracy of each method on a task against its number of calls."""
     accuracies = rows[task].astype(float)
     calls = rows["calls"].str.replace(",", "").astype(int)
     places = {name: place_of(calls[name]) for name in STYLES}
@@ -64,7 +64,7 @@ def draw_task(axis: Axes, task: str, rows: pd.DataFrame, nearest: pd.Series) -> 
 
 
 def draw_reliability(axis: Axes) -> None:
-    """Draw the accuracy of recorded answers by their probability, calibrated on the other half of the examples."""
+    """Draw the accuracy of recorded answers against their probability, with calibration on other examples."""
     points: dict[str, list[np.ndarray]] = {"as it is": [], "calibrated": []}
     for path in sorted(RECORDED.glob("*.npz")):
         table, gold = recorded_answers(path)

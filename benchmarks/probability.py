@@ -3,10 +3,10 @@
 python benchmarks/probability.py --out runs/probability      # 3 minutes, without a model
 python benchmarks/probability.py --records benchmarks/recorded/mr.npz
 
-This is the paper's ablation. Its search (auto="paper") runs on half of the examples, with EMA and with maximum
-likelihood. Then all 120 orders are scored on the other half. Each seed splits the examples, and begins the search. With
---beside, the figure also shows the results of `python examples/paper run --ablations probability`, such as those of
-fewer demos.
+This is the paper's ablation. The paper's search (auto="paper") runs on half of the examples, with EMA and with maximum
+likelihood. Then all 120 orders are scored on the other half. The seed determines the split and the search. With
+--beside, the figure also shows results of `python examples/paper run --ablations probability`, for example with fewer
+demos.
 """
 
 import logging
@@ -29,7 +29,7 @@ UPDATES = {"PLR-EMA": RankEMA(), "PLR-1": MixtureEM(num_components=1)}
 
 
 def ranked_run(path: Path, seed: int, method: str) -> Result:
-    """Run the paper's search on half of the recorded examples, and rank all orders by the other half."""
+    """Run the paper's search on half of the recorded examples, and score all orders on the other half."""
     landscape = RecordedLandscape(path, seed)
     engine = ReplayEngine(landscape)
     student = engine.program(Lookup)
@@ -64,7 +64,7 @@ def ranked_run(path: Path, seed: int, method: str) -> Result:
 
 
 def main(paths: Sequence[Path], seeds: Sequence[int], folders: Sequence[Path], out: Path) -> None:
-    """Print a table of all runs, and draw them."""
+    """Print a table of all runs, and draw their figure."""
     results = []
     for path in paths:
         for method in PROBABILITY:
@@ -75,7 +75,7 @@ def main(paths: Sequence[Path], seeds: Sequence[int], folders: Sequence[Path], o
     rows = []
     for (task, num_demos, update), runs in frame.groupby(["task", "num_demos", "update"], sort=False):
         row: dict[str, object] = {"task": task, "k": num_demos, "update": update}
-        # Without a τ, all orders of a seed have the same accuracy.
+        # If τ is missing, all orders have the same accuracy.
         row["τ by seed"] = ", ".join(f"{tau:+.2f}" for tau in runs.tau.dropna())
         for column in ("tau", "most_probable", "mean", "best"):
             row[column.replace("_", " ")] = f"{runs[column].mean():.3f}"

@@ -42,7 +42,7 @@ def log_probabilities(draw: Draw, orders: list[tuple[int, ...]], num_threads: in
 
 
 def about(args: argparse.Namespace) -> str:
-    """Return the origin of the recording, as JSON."""
+    """Return how the recording was made, as JSON."""
     facts = {"model": args.model, "task": args.task, "seed": args.seed}
     if args.model == LOCAL:
         digest = hashlib.sha256(find_weights().read_bytes()).hexdigest()

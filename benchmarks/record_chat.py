@@ -5,13 +5,13 @@ python benchmarks/record_chat.py --weights FILE.gguf --task trec --data-dir DATA
 
 Each test example is answered without demos, with its nearest demos, and with random sets of demos in random orders. All
 demos come from `--pool` labelled examples. `--demos 8 4 2 --sets 12 8 8 --orders 3 1 1` means 12 sets of 8 demos in 3
-orders each, and 8 sets each of 4 and of 2 demos.
+orders each, 8 sets of 4 demos, and 8 sets of 2 demos.
 
-The reply is begun as the adapter's format begins it. A small model may begin otherwise, above all without demos; the
-file says for each prompt whether it begins so itself.
+Each reply is begun for the model in the adapter's format. A small model may begin differently by itself, mostly without
+demos; the file says for each prompt whether it does.
 
-The file is written after each arrangement. The same command goes on after a stop, and more sets, orders or examples
-extend a file. `levers.py` reads the files, also unfinished ones.
+The file is written after each arrangement. If the command is interrupted, run it again to resume. More sets, orders or
+examples extend a file. `levers.py` reads the files, even unfinished ones.
 """
 
 import copy
@@ -38,13 +38,13 @@ from quickstart import load_data
 NO_DEMOS = "no demos"
 NEAREST = "nearest"
 RANDOM = "random"
-BATCH_TOKENS = 4_096  # at most, in one step of the model; more does not make it faster
-NUM_NEAREST = 16  # examples to save at once with nearest demos, which are read anew for each
-NONE = -1  # fills the places of demos that a prompt does not show
+BATCH_TOKENS = 4_096  # maximum tokens in a batch; larger batches are no faster
+NUM_NEAREST = 16  # examples between two saves with nearest demos, which differ between prompts
+NONE = -1  # fills the rows of arrangements with fewer demos than others
 
 
 class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that is used."""
+    """The methods of a Hugging Face tokenizer that this script uses."""
 
     def apply_chat_template(self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool) -> str: ...
 
@@ -52,7 +52,7 @@ class Tokenizer(Protocol):
 
 
 class Chat:
-    """The prompts of a task, as tokens of a chat model.
+    """Renders the prompts of a task as a chat model's tokens.
 
     Attributes:
         opening: Text with which the adapter's format begins a reply, up to the label.
@@ -89,9 +89,9 @@ class Chat:
         return self._encode(self.text(demos, inputs))
 
     def label_tokens(self) -> list[list[int]]:
-        """Return the tokens to read for each label: the first one if it differs between labels, otherwise all.
+        """Return the tokens to read for each label: the first if it differs between labels, otherwise all.
 
-        All tokens include the one after the label, because a label may begin with another one.
+        All tokens include the one after the label, because one label may be the start of another.
         """
         text = self.text([], {self._task.input_field: ""})
         before = self._encode(text)
@@ -99,7 +99,7 @@ class Chat:
         for label in self._task.labels:
             tokens = self._encode(text + label + self.closing)
             if tokens[: len(before)] != before:
-                raise SystemExit(f"label {label!r} merges with the token before it, so it cannot be read alone")
+                raise SystemExit(f"label {label!r} merges with the token before it. Use another model or task")
             without_closing = self._encode(text + label)
             answers.append(tokens[len(before) : len(without_closing) + 1])
         firsts = [answer[:1] for answer in answers]
@@ -112,7 +112,7 @@ class Chat:
 
 
 def shared_length(prompts: Sequence[Sequence[int]], num_own: int) -> int:
-    """Return the number of tokens that all prompts begin with, apart from the last `num_own` of each."""
+    """Return the length of the prompts' common prefix, without the last `num_own` tokens of each."""
     length = min(map(len, prompts)) - num_own
     for place in range(length):
         if len({prompt[place] for prompt in prompts}) > 1:
@@ -122,11 +122,11 @@ def shared_length(prompts: Sequence[Sequence[int]], num_own: int) -> int:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a model says to prompts that end with the opening of a reply.
+    """A model's answers to prompts that end with the opening of a reply.
 
     Attributes:
-        log_probabilities: Of each label, ``[N, L]``.
-        is_own: Whether the model itself begins a reply with the opening, so that this is its free answer, ``[N]``.
+        log_probabilities: Log-probability of each label, ``[N, L]``.
+        is_own: Whether the model itself would begin its reply with the opening, ``[N]``.
     """
 
     log_probabilities: np.ndarray
@@ -134,14 +134,14 @@ class Reading:
 
 
 class ChatModel:
-    """A causal language model that reads the shared beginning of prompts once.
+    """A causal language model that reads the common prefix of prompts only once.
 
     Args:
-        weights: A GGUF file, which is computed in bfloat16.
+        weights: A GGUF file; the model runs in bfloat16.
         threads: CPU threads.
 
     Attributes:
-        versions: Those of the packages that compute.
+        versions: Versions of the packages that run the model.
     """
 
     def __init__(self, weights: Path, threads: int) -> None:
@@ -151,8 +151,7 @@ class ChatModel:
             from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
         except ImportError as error:
             raise SystemExit(
-                f"{error.name} is not installed, and it is needed to record a chat model. "
-                "Run: pip install torch transformers gguf accelerate"
+                f"recording a chat model needs {error.name}. Run: pip install torch transformers gguf accelerate"
             ) from error
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
@@ -167,12 +166,12 @@ class ChatModel:
         self._head = self._model.get_output_embeddings().weight.float()
 
     def read(self, prompts: Sequence[list[int]], opening: list[int], answers: Sequence[list[int]]) -> Reading:
-        """Return what the model says after each prompt.
+        """Return the model's answers to prompts.
 
         Args:
-            prompts: Tokens, the last of which are the opening.
-            opening: Tokens.
-            answers: Tokens to read for each label; with one for each, all labels are read at once.
+            prompts: Tokens of each prompt, including the opening at its end.
+            opening: Tokens of the opening.
+            answers: Tokens to read for each label; with one each, all labels are read at once.
         """
         num_shared = shared_length(prompts, num_own=len(opening) + 1)
         shared = self._cache(prompts[0][:num_shared])
@@ -202,7 +201,7 @@ class ChatModel:
         return cache
 
     def _ends(self, shared: Any, rows: Sequence[list[int]], number: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield each row with the log-probabilities of the next token at its last places, ``[number, V]``."""
+        """Yield each row's index and the log-probabilities of the next token at its last positions, ``[number, V]``."""
         torch = self._torch
         for batch in batches(rows):
             longest = max(len(rows[row]) for row in batch)
@@ -219,7 +218,7 @@ class ChatModel:
 
 
 def batches(rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Yield the numbers of rows of similar length, with at most `BATCH_TOKENS` tokens after padding."""
+    """Yield batches of row indices, of similar length and at most `BATCH_TOKENS` tokens after padding."""
     batch: list[int] = []
     for row in sorted(range(len(rows)), key=lambda row: len(rows[row])):
         if batch and (len(batch) + 1) * len(rows[row]) > BATCH_TOKENS:
@@ -232,12 +231,12 @@ def batches(rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """What is shown before an example.
+    """The demos that are shown before an example.
 
     Attributes:
-        kind: `NO_DEMOS`, `NEAREST` or `RANDOM`.
-        demos: Numbers of the demos in the pool, in the order of the prompt; empty unless random.
-        set: Number of the random set among those of its size.
+        kind: Choice of the demos: `NO_DEMOS`, `NEAREST` or `RANDOM`.
+        demos: Numbers of the demos in the pool, in prompt order; empty unless random.
+        set: Number of the random set among those of equal size.
     """
 
     kind: str
@@ -248,13 +247,13 @@ class Arrangement:
 def arrangements(
     demos: Sequence[int], sets: Sequence[int], orders: Sequence[int], *, num_pool: int, seed: int
 ) -> list[Arrangement]:
-    """Return what to record, the most important first.
+    """Return the arrangements to record, the most important first.
 
     Args:
-        demos: Numbers of demos.
-        sets, orders: For each number of demos, how many random sets, and random orders of each.
+        demos: How many demos the random arrangements show.
+        sets, orders: By number of demos, how many random sets to draw, and how many random orders of each set.
         num_pool: Number of labelled examples.
-        seed: Seed of the draws; more sets and orders leave the others as they are.
+        seed: Seed of the draws; additional sets and orders do not change the others.
     """
     randoms = []
     for rank, (num_demos, num_sets, num_orders) in enumerate(zip(demos, sets, orders, strict=True)):
@@ -273,12 +272,12 @@ def arrangements(
 
 @dataclass(frozen=True)
 class DrawSize:
-    """How many examples are drawn, and by which seed.
+    """The numbers of examples to draw, and the seed.
 
     Attributes:
         pool: Number of labelled examples, which demos come from.
         examples: Number of test examples.
-        nearest: Number of demos that are found for each test example.
+        nearest: Number of nearest demos of each test example.
     """
 
     pool: int
@@ -308,23 +307,23 @@ class Draw:
         self.nearest = np.array([retrieval.shown(example.inputs(), nearest) for example in self.test])
 
     def labels_of(self, examples: Sequence[dspy.Example]) -> np.ndarray:
-        """Return the number of each example's right label."""
+        """Return the right labels of examples, as numbers."""
         return np.array([self.task.labels.index(example[self.task.output_field]) for example in examples])
 
     def demos(self, arrangement: Arrangement, example: int) -> list[dspy.Example]:
-        """Return the demos to show before a test example."""
+        """Return the demos of an arrangement for a test example, in prompt order."""
         numbers = self.nearest[example] if arrangement.kind == NEAREST else arrangement.demos
         return [self.pool[number] for number in numbers]
 
 
 class RecordFile:
-    """Log-probabilities of labels under arrangements, kept in a file.
+    """A file with the log-probabilities of labels under arrangements.
 
     Attributes:
         log_probabilities: ``[A, N, L]``; NaN if missing.
         is_own: As in `Reading`, ``[A, N]``.
         prompt_tokens: Tokens of each prompt, ``[A, N]``.
-        prefix_tokens: Tokens that all prompts of an arrangement begin with, ``[A]``.
+        prefix_tokens: Tokens in the common prefix of an arrangement's prompts, ``[A]``.
     """
 
     def __init__(self, path: Path, draw: Draw, plan: Sequence[Arrangement], about: Mapping[str, object]) -> None:
@@ -341,7 +340,7 @@ class RecordFile:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Take over what an earlier run recorded of the same model, task and examples."""
+        """Load the answers that an earlier run recorded with the same model, task and examples."""
         known = np.load(self.path)
         about = json.loads(str(known["about"]))
         for name in ("task", "digest", "template", "seed", "pool", "nearest"):
@@ -356,18 +355,18 @@ class RecordFile:
                 continue
             new = numbers.get(arrangement)
             if new is None or num_examples > len(self._draw.test):
-                raise SystemExit(f"{self.path} holds more than these options name. Pass larger ones, or another --out.")
+                raise SystemExit(f"{self.path} has more answers than these options. Raise them, or pass another --out.")
             self.log_probabilities[new, :num_examples] = table
             self.is_own[new, :num_examples] = known["is_own"][old]
             self.prompt_tokens[new, :num_examples] = known["prompt_tokens"][old]
             self.prefix_tokens[new] = known["prefix_tokens"][old]
 
     def missing(self, number: int) -> np.ndarray:
-        """Return the numbers of examples that an arrangement has not been shown to."""
+        """Return the numbers of the examples that an arrangement has no answers to."""
         return np.flatnonzero(np.isnan(self.log_probabilities[number]).any(axis=1))
 
     def save(self) -> None:
-        """Write the file; a stop leaves the last one whole."""
+        """Write the file atomically, so that an interrupt keeps the previous version."""
         draw = self._draw
         most = max(len(arrangement.demos) for arrangement in self._plan)
         demos = np.full((len(self._plan), most), NONE, np.int16)
@@ -396,7 +395,7 @@ class RecordFile:
 
 
 def read_plan(arrays: Mapping[str, np.ndarray]) -> list[Arrangement]:
-    """Return the arrangements of a file."""
+    """Return the arrangements in a file."""
     plan = []
     for kind, demos, number in zip(arrays["kinds"], arrays["demos"], arrays["sets"], strict=True):
         shown = tuple(demos[demos != NONE].tolist())
@@ -405,7 +404,7 @@ def read_plan(arrays: Mapping[str, np.ndarray]) -> list[Arrangement]:
 
 
 def record(file: RecordFile, plan: Sequence[Arrangement], draw: Draw, model: ChatModel) -> None:
-    """Show each arrangement to the examples that the file does not have."""
+    """Record the answers that the file lacks, one arrangement after another."""
     chat = Chat(draw.task, model.tokenizer)
     opening = chat.opening_tokens
     answers = chat.label_tokens()
@@ -455,7 +454,7 @@ def main() -> None:
         raise SystemExit("--weights is missing. Pass a GGUF file.")
     if not len(args.demos) == len(args.sets) == len(args.orders):
         counts = f"{len(args.demos)}, {len(args.sets)} and {len(args.orders)}"
-        raise SystemExit(f"--demos, --sets and --orders must have equally many values; got {counts}")
+        raise SystemExit(f"--demos, --sets and --orders must have the same number of values; got {counts}")
     size = DrawSize(args.pool, args.examples, args.demos[0], args.seed)
     draw = Draw(args.task, args.data_dir, size)
     plan = arrangements(args.demos, args.sets, args.orders, num_pool=len(draw.pool), seed=args.seed)

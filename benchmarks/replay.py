@@ -1,4 +1,4 @@
-"""Run methods that choose an order of demos on landscapes; compiles use all of DSPy except the LM."""
+"""Run methods that choose orders of demos on landscapes, which replace the language model."""
 
 import functools
 import re
@@ -19,21 +19,21 @@ from plr_dspy.report.text import MIN_WIN_PROBABILITY
 from plr_dspy.retrieval.predict import RetrievingPredict
 
 NAMES = re.compile(r"^(?:demo |example |n)(\d+)\b", re.MULTILINE)
-"""The start of a demo or an example, with its number; the example comes last in a prompt."""
+"""Matches the start of a demo or an example, with its number; the example comes last in a prompt."""
 
 LEARNS: dict[str, dict[str, Any]] = {
     "light": {"signal": "score"},
     "logprobs": {"signal": "logprobs"},
     "calibrated": {"calibrate": True},
 }
-"""Settings of optimizers by what they learn from a call."""
+"""Settings of optimizers, by what the search learns from a call."""
 
 SHOWS: dict[str, dict[str, Any]] = {
     "fixed": {"demos": "fixed", "signal": "score"},
     "retrieved": {"demos": "retrieved", "signal": "score"},
     "auto": {"demos": "auto", "signal": "score"},
 }
-"""Settings of `PLFewShot` by how it shows demos."""
+"""Settings of `PLFewShot`, by how the program gets its demos."""
 
 BY_F1 = [f"F1 {method}" for method in (*LEARNS, "batch")]
 METHODS = [*LEARNS, "paper", "top-k", "batch", *SHOWS, *BY_F1]
@@ -43,7 +43,7 @@ METHODS = [*LEARNS, "paper", "top-k", "batch", *SHOWS, *BY_F1]
 class Pool:
     """A landscape whose first examples are known, and whose other examples are held out.
 
-    With a `share`, scores are the F1 of the `rare` label, with examples weighted so that the label has this share.
+    If `share` is set, scores are the F1 of the `rare` label, whose examples are weighted to this share.
     """
 
     landscape: Landscape
@@ -60,7 +60,7 @@ class Pool:
         return OrderingSpace.of_sizes(size, max_length=min(most, size), identity=((),))
 
     def held_out(self, order: Order, offsets: Sequence[float] = ()) -> float:
-        """Return the score of an order on the held-out examples, with answers calibrated by label offsets."""
+        """Return the score of an order on the held-out examples, with answers calibrated by `offsets`."""
         log_probabilities = self.landscape.log_probabilities(order)
         if offsets:
             log_probabilities = log_probabilities + np.array(offsets)
@@ -154,7 +154,7 @@ class Lookup(dspy.Predict):
 
 
 def number_of(text: str) -> int:
-    """Return the number of a demo or an example in the landscape."""
+    """Return the number at the start of the text of a demo or an example."""
     return int(NAMES.findall(text)[0])
 
 
@@ -165,7 +165,7 @@ def shown_by(predictor: dspy.Predict) -> Order:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The held-out score of a compiled program, the calls of the compile, and its report's comparison."""
+    """The held-out score of a compiled program, the number of calls, and the comparison in the report."""
 
     score: float
     calls: int
@@ -179,7 +179,7 @@ class Compiled:
 
 
 def compile_with(pool: Pool, method: str, budget: int | None, seed: int) -> Compiled:
-    """Compile a program, whose calls a landscape answers, with one of `METHODS`."""
+    """Compile a program with one of `METHODS`; a landscape answers the calls."""
     engine = ReplayEngine(pool.landscape)
     mode = method.removeprefix("F1 ")
     needs_model = mode in ("logprobs", "calibrated", "batch", *SHOWS)
@@ -191,7 +191,7 @@ def compile_with(pool: Pool, method: str, budget: int | None, seed: int) -> Comp
         program = optimizer.compile(student, trainset=examples[: pool.num_known])
         calls = engine.calls
         comparison = None
-        if not isinstance(optimizer, BatchCalibration):  # whose report compares no programs
+        if not isinstance(optimizer, BatchCalibration):  # Its report compares no programs.
             comparison = optimizer.report.comparison
             assert calls == optimizer.report.program_calls["total"]
         predictor = program.predictors()[0]
@@ -207,7 +207,7 @@ def compile_with(pool: Pool, method: str, budget: int | None, seed: int) -> Comp
 
 
 def make_optimizer(pool: Pool, method: str, budget: int | None, seed: int, student: dspy.Predict) -> Any:
-    """Return the optimizer of a method; for `PLFewShot`, move the student's demos to its candidates."""
+    """Return the optimizer of a method; for `PLFewShot`, turn the student's demos into candidates."""
     mode = method.removeprefix("F1 ")
     objective = metric if mode == method else F1(student.engine.labels[pool.rare])
     common = {"num_threads": 1, "seed": seed, "display_progress": False}
@@ -227,7 +227,7 @@ def make_optimizer(pool: Pool, method: str, budget: int | None, seed: int, stude
 
 
 def paper_sizes(pool: Pool, budget: int | None) -> dict[str, int]:
-    """Return the largest B and K of PLR Algorithm 1 with which two rounds fit the budget."""
+    """Return the largest B and K of PLR Algorithm 1 such that two rounds fit the budget."""
     num_selection = max(1, round(0.2 * pool.num_known))
     for num_samples in range(15, 1, -1):
         num_draws = max(1, round(num_samples * 2 / 3))
@@ -243,9 +243,9 @@ def metric(example: dspy.Example, prediction: dspy.Prediction, trace: object = N
 
 
 def halving(pool: Pool, budget: int, seed: int) -> tuple[Order, int]:
-    """Return the best order by successive halving of 225 random ones, and the number of calls.
+    """Return the best of 225 random orders by successive halving, and the number of calls.
 
-    If demos may be left out, arrangements are halved, and a third of the calls scores them on 4 examples each.
+    If demos may be left out, halve arrangements, and use a third of the calls to score them on 4 examples each.
     """
     rng = np.random.default_rng(seed)
     first = 0
@@ -259,7 +259,7 @@ def halving(pool: Pool, budget: int, seed: int) -> tuple[Order, int]:
         alive = [order for (order,) in arrangements][:number]
     calls = 0
     num_examples = 0
-    num_rungs = int(np.ceil(np.log(len(alive)) / np.log(1 / 0.4)))  # each keeps 40 %
+    num_rungs = int(np.ceil(np.log(len(alive)) / np.log(1 / 0.4)))  # Each rung keeps 40 %.
     for rung in range(num_rungs):
         more = max(1, (budget - calls) // (num_rungs - rung) // len(alive))
         if first and rung == 0:

@@ -1,13 +1,13 @@
-"""Measure the overhead of a compile, and the speed of its calls.
+"""Measure the overhead of a compile, and the speed of calls.
 
 python benchmarks/speed.py                                # without a model: 4 minutes
 python benchmarks/speed.py --parts prefixes               # on the local model
 python benchmarks/speed.py --parts searches --weights MODEL.gguf
 
-cells      time and memory per scored example, over 100,000 of them
+cells      time and memory per scored example, over 100,000 scored examples
 rounds     CPU time of a round (ask and tell) at the end of a compile
 threads    time compared with a loop of `dspy.Evaluate`, if one call in 20 takes 1 s and the others 50 ms
-pools      time to find 8 demos for an input by their words
+pools      time to find the 8 nearest demos of an input by comparing words
 prefixes   calls per second, ordering by ordering and shuffled: 6 orders of `--demos` demos on 25 reviews
 searches   prompt tokens that llama.cpp reads anew, and seconds, in 300 calls of DSPy's random search on 40 reviews
            and in 300 of PLFewShot; without --weights, tokens are counted and answers are made up
@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 def questions(name: str, number: int) -> list[dspy.Example]:
-    """Return examples that have the same label."""
+    """Return examples that all have one label, because the answers do not matter."""
     return [dspy.Example(question=f"{name} {i}", label="a").with_inputs("question") for i in range(number)]
 
 
@@ -168,7 +168,7 @@ def threads(_: argparse.Namespace) -> Iterator[dict[str, str]]:
 
 
 def pools(args: argparse.Namespace) -> Iterator[dict[str, str]]:
-    """Find demos for inputs of 20 words each, drawn from 5,000 words of uneven frequency."""
+    """Find demos for inputs of 20 words each, drawn from a skewed distribution of 5,000 words."""
     rng = np.random.default_rng(0)
     for size in (100, 1_000, 10_000):
         words = (5_000 * rng.random((size + 200, 20)) ** 3).astype(int)

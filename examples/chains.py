@@ -5,7 +5,7 @@ python examples/chains.py mipro --lm openai/gpt-4o-mini     # on any other model
 python examples/chains.py                                   # lists the chains
 
 Each function takes a student, examples, a metric and an LM, and returns the program with its demos in the best order
-found. Settings are small, so that each chain takes minutes. Leave them out to use the defaults of DSPy.
+found. Settings are small, so that each chain takes minutes. Omit them to use DSPy's defaults.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def gepa(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) 
 
 
 def better_together(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """Run all steps in one optimizer, which returns the best program of all steps."""
+    """Run several steps in one optimizer, which returns the best program of any step."""
     student = student.deepcopy()
     student.set_lm(lm)
     optimizer = dspy.BetterTogether(
@@ -111,7 +111,9 @@ def better_together(student: dspy.Module, examples: Examples, metric: Metric, lm
 def finetune(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
     """Order the demos before fine-tuning, because the training prompts show them."""
     if not lm.provider.finetunable:
-        raise ValueError(f"--lm must be a model that can be fine-tuned; got {lm.model}. Pass one such as openai/...")
+        raise ValueError(
+            f"--lm must be a model that can be fine-tuned; got {lm.model}. Pass another, such as one of OpenAI"
+        )
     # Do not train on the demos, whose answers the prompts would show.
     demo_examples = examples[:20]
     training_examples = examples[20:]
@@ -122,7 +124,7 @@ def finetune(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.
 
 
 def ensemble(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """Order the members first: an ensemble has no demos of its own."""
+    """Order the members' demos first, because an ensemble has none of its own."""
     members = []
     for seed in (0, 1):
         member = dspy.LabeledFewShot(k=6).compile(student, trainset=examples[seed::2])

@@ -39,7 +39,7 @@ class Data:
 
 
 def load_data(name: str, data_dir: Path | None) -> Data:
-    """Load the bundled reviews, or the examples of a task from a folder."""
+    """Load the bundled reviews, or the examples of a task."""
     if name == BUNDLED:
         return Data(TASKS["mr"], load_reviews("train"), load_reviews("test"))
     train, test = load(TASKS[name], data_dir=data_dir)
@@ -150,7 +150,7 @@ def parse_args() -> argparse.Namespace:
     add("--max-calls", type=int, help="maximum number of program calls, instead of the limit of --auto")
     add("--signal", default="auto", choices=["auto", "score", "logprobs"])
     add("--seeds", type=int, nargs="+", default=[0], help="seeds; each run draws its own demos")
-    add("--threads", type=int, default=2, help="number of calls at the same time")
+    add("--threads", type=int, default=2, help="number of concurrent calls")
     add("--out", type=Path, default=Path("runs/quickstart"), help="folder for the program and report of the last run")
     args = parser.parse_args()
     for name, minimum in MINIMUMS.items():

@@ -2,23 +2,23 @@
 
 
 class UserError(ValueError):
-    """An invalid argument, example or file of the user. The message says how to fix it."""
+    """The user passed an invalid argument, example or file. The message says how to fix it."""
 
 
 class UserTypeError(TypeError):
-    """A value of the user with an invalid type. The message says how to fix it."""
+    """The user passed a value of the wrong type. The message says how to fix it."""
 
 
 class MissingPackageError(ImportError):
-    """A missing optional package. The message says how to install it."""
+    """An optional package is missing. The message says how to install it."""
 
 
 class MetricError(UserTypeError):
-    """A metric's return value that is not a score."""
+    """A metric returned a value that is not a score."""
 
 
 class FatalLMError(Exception):
-    """A failed call of the language model, for a reason that makes every later call fail, too."""
+    """A call of the language model failed for a reason that will make all later calls fail."""
 
 
 USER_ERRORS = (UserError, UserTypeError, MissingPackageError)

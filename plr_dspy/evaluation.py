@@ -89,7 +89,7 @@ def load_program(
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(
             f"{path} cannot be loaded into the student ({type(error).__name__}: {error}); it holds {sorted(state)}: "
-            "create the student in the same way as the saved program. DSPy does not save compiled parts of a larger "
+            "create the student in the same way as the saved program. DSPy does not save compiled modules in a "
             "program: set their _compiled to False before you save it"
         ) from error
     differences = other_settings(program.predictors())
@@ -135,7 +135,7 @@ class ProgramScore:
         if self.difference is not None and self.difference_interval is not None:
             parts.append("{:+.3f} [{:+.3f}, {:+.3f}] over the first".format(self.difference, *self.difference_interval))
         if self.num_unread:
-            parts.append(f"{self.num_unread} of the replies could not be read")
+            parts.append(f"{self.num_unread} of the replies could not be parsed")
         return "; ".join(parts)
 
 
@@ -222,9 +222,9 @@ def evaluate_programs(
 ) -> Evaluation | Evaluations:
     """Score programs on the same examples, with 95 % confidence intervals.
 
-    A failed call does not count as a wrong answer: its example is left out for all programs
-    and metrics, with a warning. Intervals of metrics over a set are from the infinitesimal
-    jackknife, with two best and two worst pseudo-answers added.
+    If a call fails, its example is left out for all programs and metrics, with a warning.
+    Intervals of metrics over a set use the infinitesimal jackknife, with two best and two worst
+    pseudo-answers added.
 
     Args:
         programs: Programs by name; the others are compared with the first. They are not
@@ -238,8 +238,8 @@ def evaluate_programs(
 
     Raises:
         TypeError, ValueError: If an argument is invalid, before any program call.
-        RuntimeError: If fewer than two examples remain on which no call failed.
-        Exception: The error of a program or metric that ends the run, as set by `max_errors`.
+        RuntimeError: If fewer than two examples remain, because calls on the others failed.
+        Exception: A fatal error of a program or metric, or the one that reaches `max_errors`.
     """
     if not isinstance(programs, Mapping) or not programs:
         raise UserTypeError(f'programs must be a non-empty dict, such as {{"a": program}}; got {programs!r}')
@@ -287,7 +287,7 @@ class _ProgramRun(MetricWork):
             self.models += work.models
 
     def call_program(self, **options: Any) -> None:
-        """Call the program on each example; warn if errors from outside count as wrong."""
+        """Call the program on each example; warn if the model's errors count as wrong answers."""
         self.records, _ = calls_on(self.program, self, len(self.examples), called="example", log=RunLog(), **options)
         unread = [record for record in self.records if record.outcome == WRONG]
         errors = [record.error for record in unread if cause_of(record.error) is not None]
@@ -329,7 +329,7 @@ def _examples_without_failure(runs: Sequence[_ProgramRun], num_examples: int) ->
 def _compare(
     name: str, metric: Metric, runs: Sequence[_ProgramRun], examples: Examples, numbers: Sequence[int]
 ) -> dict[str, ProgramScore]:
-    """Compare programs with the first by a metric; `numbers` are the examples' devset indices."""
+    """Return the programs' scores by a metric; `numbers` are the devset indices of the examples."""
     unread = CallRecord(None)
     records = {}
     for run in runs:
@@ -353,7 +353,7 @@ def _compare(
 
 
 class _MeanScores:
-    """Mean scores. An unparsable reply gets the lowest score of any program, or 0 if that is lower."""
+    """Mean scores. An unparsable reply gets the lowest score of all replies, or 0 if that is lower."""
 
     def __init__(self, records: Iterable[Sequence[CallRecord]]) -> None:
         scores = [record.score for record in chain.from_iterable(records)]
@@ -380,7 +380,7 @@ class _MeanScores:
 
 
 def _bounds(scores: Sequence[float]) -> tuple[float, float]:
-    """Return the lowest and highest possible score: 0 and 1 unless scores lie beyond."""
+    """Return the assumed range of scores: 0 to 1, unless some are negative or above 1."""
     if min(scores) >= 0.0:
         return 0.0, max(1.0, *scores)
     return min(scores), max(0.0, *scores)
@@ -425,7 +425,7 @@ def _num_unread(records: Sequence[CallRecord]) -> int:
 def _paired_interval(
     before: Sequence[float], after: Sequence[float], *, largest: float, limit: float
 ) -> tuple[float, float]:
-    """Return the interval of the mean paired difference; `largest` is for equal scores."""
+    """Return the interval of the mean difference; `largest` widens it if all scores are equal."""
     differences = [b - a for a, b in zip(before, after, strict=True)]
     if any(differences):
         largest = 0.0

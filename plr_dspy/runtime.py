@@ -22,7 +22,7 @@ from tqdm.contrib import DummyTqdmFile
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 PACKAGE = "plr_dspy"
-# Handler name and formats as in DSPy.
+# DSPy's handler name and formats, so that all log lines look alike.
 HANDLER = "dspy_handler"
 LINE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 TIME_FORMAT = "%Y/%m/%d %H:%M:%S"
@@ -109,7 +109,7 @@ def progress_bar(
     try:
         with tqdm(total=total, desc=title, unit="call", dynamic_ncols=True, disable=hidden, file=stream) as bar:
             with ExitStack() as stack:
-                if not bar.disable:  # Show log lines and what programs print above the bar.
+                if not bar.disable:  # Show log lines and stderr of programs above the bar.
                     if logging.root.handlers:
                         stack.enter_context(logging_redirect_tqdm())
                     stack.enter_context(redirect_stderr(DummyTqdmFile(sys.stderr)))
@@ -210,7 +210,7 @@ class Redactor:
 
 
 def _arguments_of(model: object) -> Iterator[tuple[str, str]]:
-    """Yield the string arguments, headers and attributes of a model and its parts, by name."""
+    """Yield the string arguments, headers and attributes of a model and its engines, by name."""
     attributes = getattr(model, "__dict__", {})
     # An LM keeps its engines, which may hold secrets, in attributes.
     mappings = [attributes, *(getattr(part, "__dict__", None) for part in attributes.values())]

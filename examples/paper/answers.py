@@ -1,7 +1,7 @@
 """Decide whether the answer to a reasoning task is right.
 
 An output may be a bare answer or a whole solution. Its final answer is the content of the last box. Without a box, it
-is the text after the last "answer is", "Answer:" or "####", or else the last expression. In doubt, an answer is wrong.
+is the text after the last "answer is", "Answer:" or "####", or else the last expression. Ambiguous answers are wrong.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def same_number(predicted: str, gold: str) -> bool:
 def same_expression(predicted: str, gold: str) -> bool:
     """Return whether the final answer of an output is the gold expression, LaTeX or a word (MATH500, DeepMath).
 
-    Forms of one value are equal, such as "1/2" and "0.5", or "x = 5" and "5". A rounded decimal differs from the exact
-    value. Units are ignored, and so is the order in lists and sets.
+    Different forms of a value are equal, such as "1/2" and "0.5", or "x = 5" and "5". A rounded decimal differs from
+    the exact value. Units are ignored, and so is the order in lists and sets.
     """
     require_library()
     truth = _TRUTHS.get(re.sub(r"\\text\w*|\W", "", gold).lower())
@@ -62,8 +62,8 @@ def lenient(predicted: str, gold: str) -> bool:
     A number is right if the output contains it, and an expression if the output contains its LaTeX. So "No" is right in
     "Note", and 3 in "3 apples and 4 pears make 7". Use this to compare with published numbers, not as an accuracy.
 
-    Deviation: Thousands commas are also ignored; in the published code, "1,250" contains only 1 and 250. Any digits
-    count as an integer. The published code does so for GSM8K, but for MATH500 and DeepMath "3.5" does not contain 3.
+    Deviation: Thousands commas are also ignored; in the published code, "1,250" contains only 1 and 250. "3.5" contains
+    the integers 3 and 5. This agrees with the published code for GSM8K, but not for MATH500 and DeepMath.
     """
     gold, *outputs = (re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text) for text in (gold.strip(), predicted))
     outputs.append(predicted)
@@ -80,7 +80,7 @@ def lenient(predicted: str, gold: str) -> bool:
 
 
 def _digits(number: str) -> tuple[bool, str, str]:
-    """Return the sign of a number, and the digits before and after the point without redundant zeros."""
+    """Return whether a number is negative, and its digits before and after the point without redundant zeros."""
     whole, _, part = number.lstrip("+-").partition(".")
     return number.startswith("-"), whole.lstrip("0"), part.rstrip("0")
 
@@ -95,7 +95,7 @@ def boxes(text: str) -> list[tuple[str, int, int]]:
     r"""Return the outermost boxes of a text, each with its content, start and end.
 
     A box is a ``\boxed`` or ``\fbox`` followed by braces, which may be nested, or by a single word. The commands of
-    inner boxes are removed. A box that is never closed has no content, and extends to the end of the text.
+    inner boxes are removed. An unclosed box has no content, and extends to the end of the text.
     """
     contents: list[tuple[str, int, int]] = []
     end = 0
@@ -106,7 +106,7 @@ def boxes(text: str) -> list[tuple[str, int, int]]:
             depth = 0
             end = len(text)
             for brace in _BRACE_OR_ESCAPE.finditer(text, start):
-                depth += {"{": 1, "}": -1}.get(brace[0], 0)  # an escaped brace is text
+                depth += {"{": 1, "}": -1}.get(brace[0], 0)  # An escaped brace is text.
                 if depth == 0:
                     content = text[start + 1 : brace.start()]
                     end = brace.end()
@@ -137,7 +137,7 @@ def stated_answer(output: str) -> str | None:
     formulas = _leading_formulas(rest)
     if formulas:
         return formulas
-    # Take the first sentence or line, without a reason that follows.
+    # Take the first sentence or line, because an explanation may follow.
     first_line = next(iter(rest.splitlines()), "")
     return _ASIDE.sub("", _SENTENCE_END.split(first_line, maxsplit=1)[0]).strip()
 
@@ -195,7 +195,7 @@ def verdict(output: str) -> bool | None:
 
 
 def _only_verdict(text: str) -> bool | None:
-    """Return the verdict of a text; None unless it has exactly one that is not negated."""
+    """Return the verdict of a text; None unless it has exactly one, which is not negated."""
     words = re.findall(r"[a-z]+(?:'t)?", text.lower())
     verdicts = {_TRUTHS[word] for word in words if word in _TRUTHS}
     is_negated = any(word in {"not", "cannot", "neither"} or word.endswith("'t") for word in words)

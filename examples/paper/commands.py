@@ -1,4 +1,4 @@
-"""The commands: `run` makes the runs of a grid; `table` and `figure` write tables and figures of their results."""
+"""The commands: `run` makes the runs of a grid; `table` and `figure` write tables and figures of the results."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _add_run_arguments(run: argparse.ArgumentParser) -> None:
     add = run.add_argument
     add_list = partial(run.add_argument, nargs="+")
-    add_list("--tasks", default=list(CLASSIFICATION), choices=list(TASKS), help="default: the classifications")
+    add_list("--tasks", default=list(CLASSIFICATION), choices=list(TASKS), help="default: the classification tasks")
     add_list("--num-demos", type=int, default=[4, 8, 16, 32], metavar="K", help="default: 4 8 16 32")
     add_list("--seeds", type=int, default=[1, 2, 3, 4, 5], metavar="SEED", help="default: 1 2 3 4 5")
     add("--methods", nargs="*", default=list(METHODS), metavar="METHOD", help=f"default: {', '.join(METHODS)}")
@@ -98,8 +98,8 @@ def _add_run_arguments(run: argparse.ArgumentParser) -> None:
     add("--api-key-env", help="environment variable that holds the key")
     add("--cache", action="store_true", help="let DSPy cache answers, so that methods share the cost of common calls")
     add("--data-dir", type=Path, help="folder with TASK_train.jsonl, TASK_test.jsonl (default: the Hugging Face hub)")
-    add("--threads", type=_positive, default=2, help="calls at the same time in each worker (default: 2)")
-    add("--jobs", type=_positive, help="runs at the same time, by Ray (default: one per --api-base)")
+    add("--threads", type=_positive, default=2, help="concurrent calls in each worker (default: 2)")
+    add("--jobs", type=_positive, help="concurrent runs, by Ray (default: one per --api-base)")
     add("--ray", metavar="ADDRESS", help="make the runs on a Ray cluster: an address, auto or local")
     add("--dry-run", action="store_true", help="print how many runs and calls are missing, and exit")
 
@@ -141,7 +141,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _engine(args: argparse.Namespace) -> Engine:
-    """Return the function that makes the runs: in this process, or on Ray if there are several workers."""
+    """Return the function that makes the runs, in this process or on Ray."""
     if args.ray:
         return partial(run_on_ray, address=args.ray, num_workers=args.jobs)
     num_workers = args.jobs or len(args.api_base)
@@ -151,7 +151,7 @@ def _engine(args: argparse.Namespace) -> Engine:
 
 
 def _print_missing(experiment: Experiment, runs: Sequence[Run]) -> None:
-    """Print the number of runs without a result, and the maximum number of their program calls by method."""
+    """Print how many runs have no result, and the maximum number of program calls that they need."""
     with open_store(experiment.folder, experiment.settings()) as store:
         missing = [run for run in runs if run not in store]
     calls: Counter[str] = Counter()

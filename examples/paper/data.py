@@ -22,11 +22,11 @@ from .tasks import TASKS, Task
 logger = logging.getLogger(__name__)
 
 NUM_HELD_OUT = 2_000
-"""Maximum number of examples in the test part of a data set that has no test split; a fifth if that is fewer."""
+"""A data set without a test split holds out a fifth of its examples, but at most this many."""
 
 
 class DataError(ValueError):
-    """The data cannot be used; the message says why, and what to do."""
+    """The data cannot be used; the message states the cause and the fix."""
 
 
 class Row(BaseModel):
@@ -40,14 +40,14 @@ class Row(BaseModel):
 
 @dataclass(frozen=True)
 class HubSource:
-    """Where a part of a task is on the hub.
+    """The location of a part of a task on the hub.
 
     Attributes:
         split: The split of the data set.
-        text, answer: Names of the columns. If answers are numbered classes, their names are used.
-        labels: The paper's label words, by the names of the classes; empty if answers are open.
-        read: Returns the answer in a value of the column, or an empty string.
-        is_streamed: Whether to fetch only the two columns, without a copy of the data set on the disk.
+        text, answer: Names of the columns. Numbers of classes are replaced by the classes' names.
+        labels: The paper's label words, by class name; empty if answers are open.
+        read: Extracts the answer from a value of the column; returns an empty string if there is none.
+        is_streamed: Whether to fetch only the two columns, without saving the data set to disk.
     """
 
     split: HubSplit
@@ -86,7 +86,7 @@ _TREC = ("DESC", "ENTY", "ABBR", "HUM", "LOC", "NUM")
 HUB: dict[str, tuple[HubSource, ...]] = {
     "mr": _both_parts("mr", "cornell-movie-review-data/rotten_tomatoes", "text", "label", "neg", "pos"),
     "sst5": _both_parts("sst5", "SetFit/sst5", "text", "label_text", *_SST5),
-    # CogComp/trec, the original, is a script, which datasets no longer runs.
+    # The original, CogComp/trec, is a script, which `datasets` no longer runs.
     "trec": _both_parts("trec", "SetFit/TREC-QC", "text", "label_coarse_original", *_TREC),
     "agnews": _both_parts("agnews", "fancyzhx/ag_news", "text", "label", "World", "Sports", "Business", "Sci/Tech"),
     "subj": _both_parts("subj", "SetFit/subj", "text", "label_text", "subjective", "objective"),
@@ -96,26 +96,26 @@ HUB: dict[str, tuple[HubSource, ...]] = {
         HubSource(HubSplit("DigitalLearningGmbH/MATH-lighteval", None, "train"), "problem", "solution", {}, last_box),
         HubSource(HubSplit("HuggingFaceH4/MATH-500", None, "test"), "problem", "answer", {}),
     ),
-    # The data set has 2 GB, nearly all of it solutions.
+    # Streamed, because the data set has 2 GB, mostly solutions.
     "deepmath": (
         HubSource(HubSplit("zwhe99/DeepMath-103K", None, "train"), "question", "final_answer", {}, is_streamed=True),
     ),
 }
-"""The train and the test split of each task on the hub, or the only split, of which a part is held out."""
+"""The train and test split of each task on the hub; if there is only one split, a part of it is held out."""
 
 
 def load(task: Task, *, data_dir: Path | None = None) -> tuple[list[dspy.Example], list[dspy.Example]]:
     """Read the train and test parts of a task.
 
     Rows without a text or an answer are skipped, and so are train texts that are repeated or in the test part. Texts
-    that differ only in whitespace count as equal. The test part is used as published, so its texts may repeat.
+    are compared without regard to whitespace. The test part is used as published, so its texts may repeat.
 
     Args:
-        task: The task.
+        task: The task, which determines the data set and the valid labels.
         data_dir: Folder with NAME_train.jsonl and NAME_test.jsonl; None reads the hub.
 
     Raises:
-        DataError: if the data cannot be read, a row is invalid, or a part is empty.
+        DataError: If the data cannot be read, a row is invalid, or a part is empty.
     """
     if data_dir is None:
         train, test = _read_hub(task)
@@ -161,7 +161,7 @@ def _read_file(path: Path, task: Task) -> list[Row]:
 
 
 def _read_hub(task: Task) -> list[list[Row]]:
-    """Return the train and the test rows of a task on the hub; if it has one split, hold out a part of it."""
+    """Return the train and test rows of a task on the hub; hold out a part if there is only one split."""
     parts = []
     for source in HUB[task.name]:
         try:
@@ -175,7 +175,7 @@ def _read_hub(task: Task) -> list[list[Row]]:
 
 
 def _hub_rows(source: HubSource, task: Task) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a split, each with its place, and with the paper's words for its labels."""
+    """Yield the location and content of each row of a split, with the paper's label words."""
     name = str(source.split)
     changed = "The data set has changed: pass the task's files as data_dir (--data-dir)."
     examples = as_examples(_load_split(source), task.program("plain"), name=name, inputs=[source.text])
@@ -195,19 +195,19 @@ def _hub_rows(source: HubSource, task: Task) -> Iterator[tuple[str, dict[str, An
 
 
 def _load_split(source: HubSource) -> Rows:
-    """Load a split, with the columns of text and answer."""
+    """Load the text and answer columns of a split."""
     import datasets
 
     columns = [source.text, source.answer]
     if source.is_streamed:
-        # With `columns` alone, a data set whose card lists its features is refused.
+        # Pass features too: with `columns` alone, data sets whose card lists features are refused.
         features = datasets.Features(dict.fromkeys(columns, datasets.Value("string")))
         stream = load_hub_split(source.split, streaming=True, columns=columns, features=features)
         return datasets.Dataset.from_list(list(stream), features=features)
     dataset = load_hub_split(source.split)
     missing = [column for column in columns if column not in dataset.column_names]
     if missing:
-        raise UserError(f"{source.split} must have the columns {columns}; it has {dataset.column_names}")
+        raise UserError(f"{source.split} must have the columns {columns}; it has {dataset.column_names}: pass data_dir")
     return dataset.select_columns(columns)
 
 
@@ -224,7 +224,7 @@ def hold_out(rows: list[Row]) -> list[list[Row]]:
 
 
 def _usable(task: Task, rows: Iterator[tuple[str, Any]]) -> list[Row]:
-    """Check rows, and return those that have both a text and an answer."""
+    """Return the rows that have both a text and an answer; raise an error if a row is invalid."""
     usable = []
     num_skipped = 0
     for place, fields in rows:

@@ -19,8 +19,8 @@ from functools import lru_cache
 from typing import Any
 
 START_SECONDS = 120.0
-PAIR_SECONDS = 60.0  # wall-clock limit of the parent
-CPU_SECONDS = 3  # limit of the child, which does not depend on the load of the machine
+PAIR_SECONDS = 60.0  # wall-clock limit for a pair, enforced by the parent
+CPU_SECONDS = 3  # CPU limit for a pair, which does not depend on the load of the machine
 MEMORY_BYTES = 2 * 2**30
 DECIMAL = re.compile(r"(\d+)\.(\d+)")
 
@@ -28,7 +28,7 @@ DECIMAL = re.compile(r"(\d+)\.(\d+)")
 class Checker:
     """A child process that compares expressions, one pair at a time; thread-safe.
 
-    If a pair takes more than `max_seconds` of wall-clock time, the child is killed. The next pair starts another.
+    If a pair takes more than `max_seconds` of wall-clock time, the child is killed. The next pair starts a new one.
     """
 
     def __init__(self, *, max_seconds: float = PAIR_SECONDS) -> None:
@@ -45,7 +45,7 @@ class Checker:
             return self._ask([predicted, gold], seconds=self.max_seconds) == "true\n"
 
     def close(self) -> None:
-        """Kill the child; the next comparison starts another."""
+        """Kill the child; the next comparison starts a new one."""
         with self._lock:
             self._end()
 
@@ -59,7 +59,7 @@ class Checker:
             encoding="utf-8",
             # Simplifications can depend on the iteration order of sets.
             env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1"},
-            start_new_session=True,  # Ctrl-C must reach the parent alone.
+            start_new_session=True,  # Ctrl-C must interrupt only the parent.
         )
         if not self._ask(sys.path, seconds=START_SECONDS):
             raise RuntimeError("the child process that compares answers exited while starting. Run the command again.")
@@ -80,7 +80,7 @@ class Checker:
         finally:
             alarm.cancel()
             alarm.join()  # A late alarm must not kill the child of the next pair.
-            # After an interrupt, a late reply must not be mistaken for that of the next pair.
+            # After an interrupt, a late reply must not be mistaken for the reply to the next pair.
             if not reply or child.poll() is not None:
                 self._end()
         return reply
@@ -88,7 +88,7 @@ class Checker:
     def _end(self) -> None:
         if self._child is not None:
             self._child.kill()
-            self._child.communicate()  # waits for the exit, and closes the pipes
+            self._child.communicate()  # Wait for the exit, and close the pipes.
             self._child = None
 
 
@@ -98,7 +98,7 @@ atexit.register(_CHECKER.close)
 
 @lru_cache(maxsize=100_000)
 def equivalent(predicted: str, gold: str) -> bool:
-    """Do the same as `Checker.equal` with a shared child, and compare each pair once."""
+    """Return whether two expressions are equal, as in `Checker.equal`; share a child, and cache results."""
     return _CHECKER.equal(predicted, gold)
 
 
@@ -110,10 +110,10 @@ def require_library() -> None:
 
 
 def answer_pairs() -> None:
-    """Run the child: read `sys.path` from the first line of stdin, then one pair of expressions per line."""
+    """Run the child: read `sys.path` from the first line of stdin, then a pair of expressions per line."""
     sys.path[:] = json.loads(sys.stdin.readline())
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
-        os.dup2(2, 1)  # Output of the libraries must not look like a reply.
+        os.dup2(2, 1)  # The libraries' output must not be mistaken for a reply.
         import math_verify  # noqa: F401
 
         print("ready", file=replies, flush=True)
@@ -149,7 +149,7 @@ def equal(predicted: str, gold: str) -> bool:
     try:
         ours = plain_symbols(answers[0])
         theirs = plain_symbols(golds[0])
-        # math-verify calls 2^{-98} and 2^{-99} equal, and also equations that it cannot solve.
+        # math-verify wrongly accepts 2^{-98} for 2^{-99}, and equations that it cannot solve.
         if isinstance(ours, Eq) and isinstance(theirs, Eq):
             return same_equation(ours, theirs)
         if isinstance(ours, Expr) and isinstance(theirs, Expr):
@@ -178,7 +178,7 @@ def parse_latex(latex: str) -> list[Any]:
 
 
 def plain_symbols(expression: Any) -> Any:
-    """Return the expression with its symbols' assumptions removed, so that symbols of one name are equal."""
+    """Return the expression without assumptions on symbols, so that symbols with one name are equal."""
     from sympy import Basic, Symbol
 
     if not isinstance(expression, Basic):

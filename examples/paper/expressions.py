@@ -1,8 +1,8 @@
 """Compare answers as expressions, and extract numbers from answers.
 
-Answers are normalized first: variations in notation that do not change the value are removed. Numbers are then compared
-exactly, lists and sets without regard to order, tuples and intervals with their brackets, and words as text. A computer
-algebra system compares all other expressions. In doubt, answers differ.
+Answers are normalized first, to remove variations in notation. Numbers are then compared exactly, lists and sets
+without regard to order, tuples and intervals with their brackets, and words as text. A computer algebra system compares
+all other expressions. Answers that cannot be compared are unequal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNITS = re.compile(
     rf"(?<=[\d}})%\s])\s*(?:(?:square|sq\.?|cubic)\s+)?(?<![A-Za-z\\])(?:{_UNIT_WORDS})"
     rf"(?:\s*(?:/|per)\s*(?:{_UNIT_WORDS}))?\.?(?:\^\{{?\d\}}?)?\s*$"
 )
-# Upright letters after a value may be units or names, so answers are compared in both readings.
+# Upright letters after a value may be units or names, so answers are compared both ways.
 _SYMBOLS = re.compile(
     r"(?<=[\d})])(?:(?:\s|~|\\[ ,;:])*\\(?:text(?:normal|rm)?|mbox|mathrm)\s*\{\s*[msghLlNJWVAKCF]\.?\s*\}"
     r"|~\s*[msghLlNJWVAKCF](?![A-Za-z]))"
@@ -43,7 +43,7 @@ _DEGREES = r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))"
 _RULES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
-        # Thousands separators come first, before the rules for spaces.
+        # Remove thousands separators before the rules for spaces, because some are LaTeX spaces.
         (r"(?<=\d)(?:,\s*\\!|\{,\}|\\,|\\!)\s*(?=\d{3}(?!\d))", ""),
         (r"\\\(|\\\)|(?<!\\)\\\[|(?<!\\)\\\]|\\displaystyle(?![A-Za-z])|\\!", ""),
         (r"\\(?:left|right|[bB]ig+[lr]?)(?![A-Za-z])\.?", ""),
@@ -132,7 +132,7 @@ Mention = tuple[Fraction, int, int]
 
 
 def rational(latex: str) -> Fraction | None:
-    """Return the value of a tidy decimal, fraction or mixed number; None for anything else."""
+    """Return the value of a normalized decimal, fraction or mixed number; None for anything else."""
     match = _RATIONAL.fullmatch(latex) if len(latex) <= _MAX_LENGTH else None
     if match is None:
         return None
@@ -163,7 +163,7 @@ def mentions(text: str) -> list[Mention]:
 
 
 def stated_number(answer: str) -> Fraction | None:
-    """Return the number in a stated answer, such as "$18 a day"; None if it has none or several."""
+    """Return the number in a stated answer, such as "$18 a day"; None if there is none or several."""
     number = _whole_number(answer)
     if number is not None:
         return number
@@ -182,7 +182,7 @@ def stated_number(answer: str) -> Fraction | None:
 
 
 def last_number(text: str) -> Fraction | None:
-    """Return the last number of a text; None if it is missing, or one of several terms or alternatives."""
+    """Return the last number of a text; None if there is none, or if it is one of several terms or alternatives."""
     number = _whole_number(text)
     if number is not None:
         return number
@@ -223,7 +223,7 @@ _COMMAND = re.compile(r"\\(?:begin|end) ?\{[a-z]+\}|\\[A-Za-z]+ ?")
 
 
 def same(predicted: str, gold: str) -> bool:
-    """Return whether two answers, without any surrounding text, are equal."""
+    """Return whether two answers without surrounding text are equal."""
     if not predicted.strip() or not gold.strip() or len(predicted) > _MAX_LENGTH:
         return False
     if _is_words(gold):
@@ -233,7 +233,7 @@ def same(predicted: str, gold: str) -> bool:
 
 
 def _same_tidy(predicted: str, gold: str) -> bool:
-    """Return whether two tidy answers are equal."""
+    """Return whether two normalized answers are equal."""
     if not predicted or not gold:
         return False
     if predicted == gold:
@@ -271,7 +271,7 @@ def _same_value(predicted: str, gold: str) -> bool:
 def _differ_in_form(predicted: str, gold: str) -> bool:
     """Return whether two collections differ in a way that math-verify overlooks."""
     if "=" not in gold and len(set(re.findall(r"([A-Za-z]) ?=", predicted))) > 1:
-        return True  # "x = 2, y = 3" says more than "2, 3".
+        return True  # "x = 2, y = 3" has names that "2, 3" lacks.
     if "," not in predicted or "," not in gold:
         return False
     # math-verify reads a tuple as a list, and drops repeated members of a set.
@@ -301,7 +301,7 @@ def _is_words(gold: str) -> bool:
 
 
 def _plain_words(text: str) -> str:
-    """Return a text in lower case, without markup, punctuation and a leading article."""
+    """Return a text in lower case, without markup, punctuation or a leading article."""
     inner = re.sub(_TEXT_COMMAND, r"\1", text)
     inner = re.sub(r"[$\"'.,;:!\\]|\\[()]", " ", inner).casefold()
     return re.sub(r"^(?:the|an|a) ", "", " ".join(inner.split()))

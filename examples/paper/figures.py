@@ -1,4 +1,4 @@
-"""The figures: accuracy by learnt probability of all orders, and the ranks of methods over tasks."""
+"""The figures: the accuracy of all orders against their learnt probability, and the ranks of methods over tasks."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ UPDATES = {"PLR-EMA": "EMA", "PLR-1": "MLE"}
 
 
 def probability_frame(results: Sequence[Result]) -> pd.DataFrame:
-    """Return one row per run that has scored all orders, with Kendall's tau of probability and accuracy.
+    """Return one row per run that scored all orders, with Kendall's tau of probability and accuracy.
 
-    Columns are "task", "num_demos", "update", "seed", "orders", "tau" and its two-sided "p", "most_probable" (the
-    accuracy of the most probable order), "mean" and "best" (those of all orders), and "ranking".
+    Columns are "task", "num_demos", "update", "seed", "orders", "tau" and its two-sided "p", the accuracies
+    "most_probable" (of the most probable order), "mean" and "best" (of all orders), and "ranking".
     """
     rows = []
     for result in results:
@@ -62,10 +62,11 @@ def probability_frame(results: Sequence[Result]) -> pd.DataFrame:
 
 
 def draw_probability(frame: pd.DataFrame) -> Figure:
-    """Draw the accuracy of all orders, the most probable first: a row per task, number of demos and update rule.
+    """Draw the accuracy of all orders, the most probable first.
 
     Args:
-        frame: Rows of `probability_frame`. Each seed has a column.
+        frame: Rows of `probability_frame`. A row of plots has one task, number of demos and update rule; a column has
+            one seed.
     """
     places = frame.groupby(["task", "num_demos", "update"], sort=False)
     seeds = sorted(frame.seed.unique())
@@ -97,12 +98,12 @@ def _draw_orders(axis: Axes, ranking: Ranking) -> None:
     by_probability = np.argsort(-np.array(ranking.log_probabilities), kind="stable")
     accuracies = pd.Series(ranking.accuracies)[by_probability]
     ranks = np.arange(1, len(accuracies) + 1)
-    window = max(3, len(ranks) // 10) | 1  # an odd number, to be centred
+    window = max(3, len(ranks) // 10) | 1  # An odd window can be centred.
     axis.plot(ranks, accuracies, "o", color=POINTS, markersize=3, label="one order")
     running_mean = accuracies.rolling(window, center=True, min_periods=1).mean()
     axis.plot(ranks, running_mean, color=MEAN, linewidth=1.5, label="running mean")
     original = tuple(range(len(ranking.orders[0])))
-    if original in ranking.orders:  # If demos are equal, another order may stand for it.
+    if original in ranking.orders:  # If demos are equal, an equivalent order may replace it.
         place = list(by_probability).index(ranking.orders.index(original))
         axis.plot(ranks[place], accuracies.iloc[place], "*", color=ORIGINAL, markersize=9, label="original order")
 
@@ -115,16 +116,15 @@ def _relation(tau: float, p: float) -> str:
 
 
 def rank_frame(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rank of each method by its mean accuracy, by task and number of demos; 1 is the best.
+    """Rank methods by mean accuracy, for each task and number of demos; 1 is the best.
 
-    Only methods with all runs of the grid are ranked, so that all ranks are out of the same number. Ties share their
-    mean rank.
+    Only methods with all runs of the grid are ranked, so that all ranks have the same range. Ties share the mean rank.
 
     Args:
         frame: Rows of `tables.frame_of`.
 
     Returns:
-        Ranks with a row per method, those with the best mean rank first, and a column per task and number of demos.
+        A row per method, the best mean rank first, and a column per task and number of demos.
     """
     cells = frame[frame.method.isin(METHODS)]
     means = cells.pivot_table(
@@ -134,7 +134,7 @@ def rank_frame(frame: pd.DataFrame) -> pd.DataFrame:
         index="method", columns=["task", "num_demos"], values="accuracy", aggfunc="count", observed=True
     )
     complete = means[(counts == counts.max()).all(axis=1)]
-    ranks = complete.round(9).rank(ascending=False)  # Round, so that a difference in the last bit is a tie.
+    ranks = complete.round(9).rank(ascending=False)  # Round, so that rounding errors do not break ties.
     return ranks.loc[ranks.mean(axis=1).sort_values(kind="stable").index]
 
 
@@ -165,7 +165,7 @@ def draw_ranks(ranks: pd.DataFrame) -> Figure:
 
 
 def _new_figure(*, width: float, height: float) -> Figure:
-    """Return a figure that belongs to no window."""
+    """Return a figure without a window."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -29,7 +29,7 @@ def digest(examples: Sequence[dspy.Example]) -> str:
 class HeldOut:
     """A program and the held-out examples to score it on.
 
-    If `folder` is given, finished calls are saved there, so that no call is made twice. Use one folder per metric.
+    If `folder` is given, finished calls are saved there, and never repeated. Use one folder per metric.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class HeldOut:
         """Return the score of each ordering on each example, ``[orderings, examples]``.
 
         Raises:
-            RuntimeError: if any call failed. The next run repeats only the failed calls.
+            RuntimeError: If any call failed. The next run repeats only the failed calls.
         """
         log = RunLog(self._path)
         names = [str(number) for number in self._examples]
@@ -79,7 +79,7 @@ class HeldOut:
 
 
 def rank_orders(report: Report, held_out: HeldOut) -> Ranking:
-    """Score all distinct orders, and return them with the probabilities that the final distributions give them."""
+    """Score all distinct orders, and return them with their probabilities under the final distributions."""
     orderings = [order for order in held_out.slots.space.enumerate() if not isinstance(order, WholeProgram)]
     distributions = [PlackettLuce.from_state(state) for slot in report.slots for state in slot.distributions]
     orders = []

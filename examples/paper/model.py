@@ -16,7 +16,7 @@ from plr_dspy.local import LocalServer, Route
 from .tasks import Format
 
 LOCAL = "local"
-"""Name of the local model, instead of a litellm name."""
+"""Stands for the local model, in place of a litellm name."""
 
 MakeLM: TypeAlias = Callable[[int], dspy.LM]
 """Builds an LM whose answers have at most the given number of tokens."""
@@ -28,10 +28,10 @@ class ServedModel:
 
     Attributes:
         model: "local" for SmolLM2-135M under llama.cpp, or a litellm name such as "hosted_vllm/Qwen/Qwen2.5-7B".
-        api_bases: Addresses of servers of the model. Each worker uses a single one, so that the server's prefix cache
-            serves all calls of an ordering. A router would spread these calls over all servers.
+        api_bases: Addresses of servers of the model. Each worker uses a single server, whose prefix cache then serves
+            all calls of an ordering. A router would spread these calls over all servers.
         api_key_env: Environment variable that holds the API key.
-        cache: Whether DSPy caches answers. Methods then share the cost of common calls, and times mean nothing.
+        cache: Whether DSPy caches answers. Methods then share the cost of common calls, and times are meaningless.
     """
 
     model: str = LOCAL

@@ -1,4 +1,4 @@
-"""The methods and ablations of the paper, the grid of runs, and the demos and examples of each run."""
+"""The paper's methods and ablations, the grid of runs, and the demos and examples of each run."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from .model import ServedModel
 from .tasks import REASONING, Format, MetricName, Task
 
 LABEL_METHODS = ("LocalE", "GlobalE", "PDO-FewShot", "PDO-FewShotU", "PDO-FewShotUP", "DEmO")
-"""Methods that read label probabilities, and therefore need a task with labels."""
+"""Methods that read label probabilities, so they need a task with labels."""
 
 METHODS = ("Static", "Top-K", *LABEL_METHODS, "PLR-EMA", "PLR-1", "PLR-4", "Ours")
 """The methods of the paper's tables, in order; "PLR-C" is its search with a mixture of C Plackett-Luce models."""
 
 OUR_SHARE = 0.1
-"""Budget of "Ours", as a share of the program calls of the paper's algorithm."""
+"""Budget of "Ours", relative to the calls of the paper's algorithm."""
 
 ABLATIONS: dict[str, dict[str, float]] = {
     "components": {f"PLR-{count}": count for count in (1, 2, 4, 8, 16, 32, 64)},
     "weighted": {"PLR-4": False, "PLR-4 weighted": True},
     "elite_fraction": {"PLR-4 elites=0.1": 0.1, "PLR-4": 0.2, "PLR-4 elites=0.3": 0.3, "PLR-4 elites=0.5": 0.5},
 }
-"""The ablations of the paper: the setting of each of their methods."""
+"""The ablations of the paper: by ablation, the setting of each method."""
 
 ALL_ORDERS = " all orders"
-"""Ends the name of a method whose final distribution is compared with the accuracy of every order."""
+"""Suffix of methods whose final distribution is compared with the accuracy of every order."""
 
 PROBABILITY = ("PLR-EMA all orders", "PLR-1 all orders")
 """The methods of the paper's ablation of probability and accuracy: its search with EMA, and with maximum likelihood."""
@@ -74,7 +74,7 @@ class Experiment:
         test: Number of held-out examples; None uses all of the task.
         format: "plain" few-shot text, as in the paper, or DSPy's "chat".
         metric: "strict", or "lenient" to score reasoning tasks as the published code does.
-        num_threads: Number of calls at the same time in each worker.
+        num_threads: Number of concurrent calls in each worker.
     """
 
     folder: Path
@@ -92,7 +92,7 @@ class Experiment:
             _check_at_least("test", self.test, 1)
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings on which the results depend."""
+        """Return the settings that affect the results."""
         settings = {name: asdict(self)[name] for name in ("pool", "test", "format", "metric")}
         return {**settings, "model": self.model.model}
 
@@ -111,8 +111,8 @@ def new_method(name: str, task: Task, experiment: Experiment, *, train: Sequence
     """Build the optimizer of a method.
 
     Args:
-        name: Name of the method.
-        task: Task to optimize for.
+        name: Name of the method, as in `METHODS`.
+        task: Task whose metric and labels to use.
         experiment: Experiment whose metric and pool size to use.
         train: Train part of the task, whose label shares are the prior of "PDO-FewShotUP".
         common: Arguments of all optimizers.
@@ -168,9 +168,9 @@ class Draw(NamedTuple):
 
 
 def draw(run: Run, experiment: Experiment, train: Sequence[dspy.Example], test: Sequence[dspy.Example]) -> Draw:
-    """Draw demos and pool from the train part, and held-out examples from the test part.
+    """Draw demos and a pool from the train part, and held-out examples from the test part.
 
-    For one seed, the pool and the held-out examples are the same for all numbers of demos.
+    The pool and the held-out examples depend only on the task and the seed.
     """
     num_test = experiment.test or len(test)
     _check_at_most("pool and demos", experiment.pool + run.num_demos, len(train), f"the train part of {run.task!r}")

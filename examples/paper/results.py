@@ -1,4 +1,4 @@
-"""The results of an experiment: one JSON line per run. Runs that have a result are not made again."""
+"""The results of an experiment, one JSON line per run, so that no run is repeated."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from plr_dspy.runtime import write_atomically
 from .protocol import Run
 
 RESULTS = "results.jsonl"
-"""Name of the file of results in the folder of an experiment."""
+"""Name of the results file in an experiment's folder."""
 
-# Strict types, so that "8" or true in a file is an error, not a number.
+# Types are strict, so that "8" or true in a file is an error, not a number.
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0)]
 Name = Annotated[str, Field(min_length=1)]
@@ -37,7 +37,8 @@ class Ranking:
         lengths = {len(set(self.orders)), len(self.orders), len(self.log_probabilities), len(self.accuracies)}
         if len(lengths) > 1:
             raise ValueError(
-                "orders must be distinct, each with a log-probability and an accuracy. Make the run again."
+                f"orders must be distinct, each with a log-probability and an accuracy; got numbers {sorted(lengths)}. "
+                "Make the run again."
             )
 
 
@@ -93,7 +94,7 @@ RESULT = TypeAdapter(Result)
 
 
 def read_results(path: Path) -> list[Result]:
-    """Read a file of results; a missing file has none."""
+    """Return the results in a file; an empty list if there is no file."""
     if not path.exists():
         return []
     results = []
@@ -124,7 +125,7 @@ class Store(dict[Run, Result]):
             self[result.run] = result
 
     def add(self, result: Result) -> None:
-        """Add the result of a run, and write it to disk before returning."""
+        """Add the result of a run, and write it to disk."""
         self[result.run] = result
         lines = [RESULT.dump_json(stored) + b"\n" for stored in self.values()]
         write_atomically(self._path, b"".join(lines))
@@ -132,7 +133,7 @@ class Store(dict[Run, Result]):
 
 @contextmanager
 def open_store(folder: Path, settings: Mapping[str, Any]) -> Iterator[Store]:
-    """Lock and yield the results of an experiment, which must have the same settings."""
+    """Lock and yield an experiment's results; raise a ValueError if they have other settings."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / "results.lock")
     try:

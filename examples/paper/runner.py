@@ -38,7 +38,7 @@ MAX_FAILURES_IN_A_ROW = 3
 VERSIONS = {"plr_dspy": __version__, "dspy": dspy.__version__, "python": platform.python_version()}
 
 Engine: TypeAlias = Callable[[Experiment, Sequence[Run]], Iterator[tuple[Run, "Result | Exception"]]]
-"""Makes runs, and yields each run with its result or exception as soon as it ends."""
+"""A function that makes runs, and yields each run with its result or exception as soon as it ends."""
 
 
 @functools.lru_cache(maxsize=2)
@@ -75,13 +75,13 @@ def _prepare(experiment: Experiment, run: Run, lm: dspy.LM) -> Iterator[tuple[ds
         log_dir=experiment.folder_of(run),
         display_progress=False,
     )
-    # DSPy's history of calls is not used, and would take gigabytes.
+    # DSPy's history of calls would take gigabytes, and is not needed.
     with dspy.context(lm=lm, adapter=task.adapter(experiment.format), disable_history=True):
         yield program, optimizer, drawn
 
 
 def count_calls(experiment: Experiment, run: Run) -> int:
-    """Return the maximum number of program calls of a run, including held-out examples, without making any."""
+    """Return the maximum number of program calls of a run, including those on held-out examples."""
     with _prepare(experiment, run, dspy.LM("none/none", cache=False)) as (program, optimizer, drawn):
         num_orders = 1
         if run.method.endswith(ALL_ORDERS):
@@ -90,7 +90,7 @@ def count_calls(experiment: Experiment, run: Run) -> int:
 
 
 def make_run(experiment: Experiment, run: Run, make_lm: MakeLM) -> Result:
-    """Make one run: draw examples, order demos, and score held-out examples. Its folder has all finished calls."""
+    """Make one run: draw examples, order demos, and score held-out examples. Save all finished calls in its folder."""
     task = TASKS[run.task]
     lm = make_lm(task.max_tokens(experiment.format))
     with _prepare(experiment, run, lm) as (program, optimizer, drawn):
@@ -153,13 +153,13 @@ class Worker:
 
     def __init__(self, experiment: Experiment, number: int, num_workers: int) -> None:
         self._experiment = experiment
-        self._stack = ExitStack()  # stays open as long as the process
+        self._stack = ExitStack()  # It stays open until the process exits.
         num_threads = max(1, (os.cpu_count() or 1) // num_workers)
         model = experiment.model.open(format=experiment.format, number=number, num_threads=num_threads)
         self._make_lm = self._stack.enter_context(model)
 
     def run(self, run: Run) -> tuple[Run, Result | Exception]:
-        """Make one run; return exceptions as text, because not all can be pickled."""
+        """Make one run; return exceptions as text, because some cannot be pickled."""
         try:
             return run, make_run(self._experiment, run, self._make_lm)
         except Exception as error:
@@ -175,9 +175,9 @@ def run_on_ray(
 
     Args:
         experiment: The settings of all runs.
-        runs: The runs to make.
+        runs: Runs without a result.
         address: Address of the cluster; "local" starts one on this machine.
-        num_workers: Number of runs at the same time; None uses all CPUs of the cluster.
+        num_workers: Number of concurrent runs; None uses all CPUs of the cluster.
     """
     if importlib.util.find_spec("ray") is None:
         raise ImportError("several workers need Ray. Run pip install 'plr-dspy[ray]'.")
@@ -192,7 +192,7 @@ def run_on_ray(
     ray.init(address=address, num_cpus=num_cpus, log_to_driver=False, include_dashboard=False)
     try:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)  # Ray has replaced it.
+            signal.signal(signal.SIGTERM, handler)  # Ray has replaced the handler.
         count = min(len(runs), num_workers or int(ray.cluster_resources().get("CPU", 1)))
         make_worker: Any = ray.remote(num_cpus=1, runtime_env={"env_vars": {"PYTHONPATH": python_path}})(Worker)
         workers = [make_worker.remote(experiment, number, count) for number in range(count)]
@@ -203,7 +203,7 @@ def run_on_ray(
 
 @dataclass
 class Outcome:
-    """The number of runs that already had a result, the number made now, and the exceptions of failed runs."""
+    """The number of runs that already had a result, the number of new results, and the exceptions of failed runs."""
 
     num_known: int = 0
     num_made: int = 0
@@ -213,11 +213,11 @@ class Outcome:
 def run_grid(experiment: Experiment, runs: Sequence[Run], *, engine: Engine = run_here) -> Outcome:
     """Make the runs that have no result yet, and save each result as soon as its run ends.
 
-    Failed runs have no result. The next call makes them again, without repeating their finished calls.
+    Failed runs have no result. The next call repeats these runs, but not their finished calls.
 
     Raises:
-        ValueError: if the folder has results of other settings or examples.
-        Exception: the last run's, if several runs in a row failed.
+        ValueError: If the folder has results of other settings or examples.
+        Exception: If several runs in a row failed; the exception of the last one.
     """
     with open_store(experiment.folder, experiment.settings()) as store:
         missing = [run for run in runs if run not in store]

@@ -1,4 +1,4 @@
-"""Tables of our runs, as in the paper: accuracy, paired differences, costs, ablations and published numbers."""
+"""The tables of our runs, as in the paper: accuracies, paired differences, costs, ablations and published numbers."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ PUBLISHED = Path(__file__).with_name("published.csv")
 """Accuracies in % from the paper's LaTeX source, by model, task, number of demos and our name of the method.
 
 Its reasoning table has the MATH500 columns in the order 8, 4, 32, 16; its averages confirm these headings. In its
-ablations, unweighted PLR-1 and PLR-4, and those with an elite fraction of 0.2, are those of the main table.
+ablations, unweighted PLR-1 and PLR-4, and PLR-1 and PLR-4 with an elite fraction of 0.2, repeat the main table.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table to read, and its numbers.
+    """A formatted table, and its numbers.
 
     Attributes:
         name: Name of the files, without suffix.
-        title: Title of the table.
+        title: Heading of the Markdown file.
         blocks: Cell texts by heading, as frames with row and column labels.
         numbers: Rows of the CSV file.
         notes: Sentences to print below the table.
@@ -133,7 +133,7 @@ def grouped_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
         return math.nan, math.nan
     mean = np.mean(np.concatenate(groups))
     mean_size = np.mean([len(group) for group in groups])
-    # The mean of these is the mean of all values, and their spread that of the groups' sums of residuals.
+    # The parts have the mean of all values, and the spread of the groups' sums of residuals.
     parts = [float(mean + np.sum(np.subtract(group, mean)) / mean_size) for group in groups]
     return mean_interval(parts)
 
@@ -141,7 +141,7 @@ def grouped_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
 def sign_flip_test(groups: Sequence[Sequence[float]]) -> float:
     """Return the two-sided p-value of a mean of differences, under random sign flips of whole groups.
 
-    It is exact for up to 16 groups. For more, 65,536 flips are drawn from a fixed seed. For one group it is 1.0.
+    It is exact for up to 16 groups, and 1.0 for one group. For more groups, 65,536 flips are drawn from a fixed seed.
     """
     sums = np.array([math.fsum(group) for group in groups])
     if sums.size < 2:
@@ -187,7 +187,7 @@ def _has_all_seeds(cells: pd.DataFrame, frame: pd.DataFrame) -> list[bool]:
 
 
 def _setting_notes(frame: pd.DataFrame) -> list[str]:
-    """Return a note of the settings and versions that differ between results, if any."""
+    """Return a note on the settings and versions that differ between results, if any."""
     settings = [{**settings, **versions} for settings, versions in zip(frame.settings, frame.versions, strict=True)]
     described = pd.DataFrame(settings).map(repr)
     differing = sorted(described.columns[described.nunique() > 1])
@@ -212,7 +212,7 @@ def accuracy_table(frame: pd.DataFrame) -> Table:
     with_averages = _with_averages(frame)
     cells = _mean_cells(with_averages, ["num_demos", "block", "task", "method"])
     complete = _has_all_seeds(cells, with_averages)
-    # Round, so that a difference in the last bit is a tie.
+    # Round, so that rounding errors do not break ties.
     means = cells["mean"].round(9).where(complete)
     columns = means.groupby([cells.num_demos, cells.task], observed=True)
     ranks = columns.rank("min", ascending=False).where(columns.transform("count") > 1)
@@ -223,7 +223,7 @@ def accuracy_table(frame: pd.DataFrame) -> Table:
     notes = [
         "Means over seeds ± half the width of a 95 % t interval (none for one seed). In each column, among methods "
         "with all of its seeds, the best mean is bold, the second underlined and the third italic.",
-        f"{AVERAGE}: macro average of methods that have all tasks of the block. {PARTIAL}: some seeds of the column "
+        f"{AVERAGE}: macro average, for methods with all tasks of the block. {PARTIAL}: some seeds of the column "
         "are missing. Empty: no runs; methods that read label probabilities have none on reasoning tasks.",
         *_setting_notes(frame),
     ]
@@ -233,7 +233,7 @@ def accuracy_table(frame: pd.DataFrame) -> Table:
 
 
 def _with_averages(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add a task "average", the mean over all tasks of a block, for methods and seeds that have all tasks."""
+    """Add a task "average", the mean over all tasks of a block, for methods and seeds with all tasks."""
     num_tasks = frame.groupby("num_demos").task.nunique()
     keys = ["num_demos", "block", "method", "seed"]
     averages = []
@@ -247,7 +247,7 @@ def _with_averages(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def paired_table(frame: pd.DataFrame) -> Table | None:
-    """Return mean differences in accuracy from Static in percentage points; None if there are none.
+    """Return mean differences in accuracy from Static, in percentage points; None if no runs are paired.
 
     Intervals by task are over the pooled held-out examples of all shared seeds, so they hold for new examples with the
     same demos. Intervals over all runs hold for new draws on similar tasks.
@@ -380,7 +380,7 @@ def load_published() -> pd.DataFrame:
 
 
 def published_table(frame: pd.DataFrame) -> Table | None:
-    """Return our mean accuracy, the paper's, and the difference; None if the paper has none of our cells.
+    """Return our mean accuracies, the paper's, and the differences; None if the paper has none of our cells.
 
     There is one block per number of demos and model of the paper.
     """
@@ -402,7 +402,7 @@ def published_table(frame: pd.DataFrame) -> Table | None:
         "If the models differ, the difference mostly reflects the models, not the methods.",
     ]
     if "math500" in set(cells.task):
-        notes.append("The paper has its MATH500 columns in the order 8, 4, 32, 16; numbers are by these headings.")
+        notes.append("The paper has its MATH500 columns in the order 8, 4, 32, 16; this table follows these headings.")
     title = f"Our accuracy and that of {PAPER}, in %: {model}, {frame.format[0]} prompts"
     return Table("published", title, blocks, cells.drop(columns="block"), notes)
 

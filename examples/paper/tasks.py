@@ -20,7 +20,7 @@ MetricName: TypeAlias = Literal["strict", "lenient"]
 
 @dataclass(frozen=True)
 class Task:
-    """A kind of question, and the rule by which an answer is right.
+    """A task: its fields, labels and instructions, and the test of whether an answer is right.
 
     Attributes:
         name: Name on the command line, in file names and in tables.

@@ -50,15 +50,15 @@ Rows = Mapping[Candidate, Mapping[int, CallRecord]]
 
 @arguments
 class LabelOptimizer(DemoOptimizer):
-    """Base class of methods that choose by label probabilities, without the metric.
+    """Base class of methods that choose an order by label probabilities, without the metric.
 
     Subclasses differ in their criterion and their probing inputs.
     """
 
     scored_on = "probing inputs"
     chooses_by_score = False
-    # The probing inputs are the fillers. Without fillers, the LM writes them at this
-    # temperature; without a temperature, they come from the train split.
+    # Texts of the probing inputs. If there are none, the LM writes the inputs at `temperature`;
+    # if that is None, they come from the train split.
     fillers: ClassVar[tuple[str, ...]] = ()
     temperature: ClassVar[float | None] = None
 
@@ -94,7 +94,7 @@ class LabelOptimizer(DemoOptimizer):
         num_orders = min(self.num_candidates, size.num_distinct)
         least = len(self.fillers) or 1
         num_calls = len(self.fillers) or size.num_train
-        if self.temperature:  # With each order, the LM writes one input, then answers those of all orders.
+        if self.temperature:  # The LM writes one input per order, then answers all inputs with each order.
             least = 2
             num_calls = 1 + num_orders
         budget = self.max_metric_calls
@@ -127,7 +127,7 @@ class LabelOptimizer(DemoOptimizer):
 
 
 class LabelRun(CompileRun):
-    """The run of one compile; `means` holds the mean label distribution ``[L]`` of each order."""
+    """A compile in progress; `means` holds the mean label distribution ``[L]`` of each order."""
 
     def __init__(self, optimizer: LabelOptimizer, setup: CompileSetup, work: ProbingWork, scorer: Evaluator) -> None:
         super().__init__(
@@ -155,7 +155,7 @@ class LabelRun(CompileRun):
         return self.outcome(Decision(self._winner), Stop(reason or StopReason.TIME))
 
     def _probe(self, orderings: Sequence[Candidate]) -> Rows:
-        """Return the call records of each order by input; empty if time or budget runs out first."""
+        """Return each order's call records by input, or an empty dict if time or budget runs out."""
         scorer = self.evaluator
         if self._work.first:
             input_rows = scorer.evaluate(dict.fromkeys(orderings, range(1)))
@@ -174,7 +174,7 @@ class LabelRun(CompileRun):
         return [self._winner]
 
     def _scores(self, rows: Rows) -> dict[Candidate, float]:
-        """Return the criterion of each order, and fill `means`."""
+        """Return the criterion's value for each order, and fill `means`."""
         if not rows:
             return {}
         cells = list(itertools.chain.from_iterable(row.values() for row in rows.values()))
@@ -184,8 +184,8 @@ class LabelRun(CompileRun):
                 f"none of {len(cells)} calls returned a label probability, so orders cannot be compared. Use another "
                 f"model or adapter. The first error was {answered[0].error}: {answered[0].message}"
             )
-        # Drop inputs that failed for any order. If no input remains, drop orders that failed
-        # instead.
+        # Drop inputs that failed for any order. If no input remains, drop the orders with
+        # failures instead.
         failed_inputs: set[int] = set()
         for row in rows.values():
             failed_inputs |= {i for i, cell in row.items() if cell.outcome == FAILED}
@@ -203,10 +203,10 @@ class LabelRun(CompileRun):
 
 
 class ProbingWork(LabelReadingWork):
-    """Program calls that read label probabilities on probing inputs.
+    """Calls a program on probing inputs, and reads label probabilities from the replies.
 
-    If the LM writes the inputs, index 0 is no example: a call on it writes an input like
-    the demos of an order (Lu et al., ACL 2022, Section 3.1).
+    If the LM writes the inputs, index 0 stands for a call that writes an input like the demos
+    of an order (Lu et al., ACL 2022, Section 3.1).
 
     Attributes:
         first: Index of the first probing input: 0, or 1 if the LM writes the inputs.
@@ -235,7 +235,7 @@ class ProbingWork(LabelReadingWork):
         return range(self.first, self.first + len(self.inputs))
 
     def take(self, written: Sequence[dict[str, str] | None]) -> None:
-        """Probe the first distinct inputs that the LM wrote; None marks a failed attempt."""
+        """Set the probing inputs to distinct ones that the LM wrote; None marks a failed call."""
         distinct: dict[bytes, dict[str, str]] = {}
         for fields in written:
             if fields:
@@ -245,7 +245,7 @@ class ProbingWork(LabelReadingWork):
         if not self.inputs:
             raise RuntimeError(
                 f"none of the {len(written)} probing inputs that the LM wrote is usable. Lower temperature, or use a "
-                "method without them, such as PDO."
+                "method that needs none, such as PDO."
             )
         logger.info("the LM wrote %d distinct probing inputs", len(self.inputs))
 
@@ -253,7 +253,7 @@ class ProbingWork(LabelReadingWork):
         self.inputs += [dspy.Example(fields).with_inputs(*fields) for fields in inputs]
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Return a record with label probabilities, or with a new input."""
+        """Return the record of a call, with label probabilities or a new input."""
         if example < self.first:
             return CallRecord(None, value=self._write_input(program))
         cell = super().__call__(program, example - self.first)
@@ -262,7 +262,7 @@ class ProbingWork(LabelReadingWork):
         return CallRecord(None, value=distribution(cell.label_logprobs, cell.unseen_labels).tolist())
 
     def _write_input(self, program: dspy.Module) -> dict[str, str]:
-        """Let the LM write a new input that resembles those of the program's demos."""
+        """Return a new input that the LM writes in the style of the program's demos."""
         predictor = program.predictors()[0]
         lm = predictor.lm or dspy.settings.lm
         adapter, signature, inputs = _writing_prompt(predictor, lm)
@@ -283,7 +283,7 @@ class ProbingWork(LabelReadingWork):
 def _writing_prompt(
     predictor: dspy.Predict, lm: dspy.BaseLM
 ) -> tuple[dspy.Adapter, type[dspy.Signature], dict[str, str]]:
-    """Return adapter, signature and inputs of a call in which the LM writes a probing input.
+    """Return the adapter, signature and inputs of a call that makes the LM write a probing input.
 
     Completion LMs continue the demos; chat LMs follow an instruction.
     """
@@ -403,11 +403,11 @@ class PDO(LabelOptimizer):
 
 @arguments
 class DEmO(LabelOptimizer):
-    """Optimizer whose programs choose an order of demos for each input (`PerInputOrder`).
+    """Optimizer whose program chooses an order of demos for each input (`PerInputOrder`).
 
     A compile keeps the orders whose mean label distribution over content-free inputs
     ("[N/A]", "", "[MASK]") is closest to uniform. For each input, the program uses the
-    order in which the input most raises the predicted label's probability.
+    order under which the input most raises the predicted label's probability.
     A compile makes ``3 * num_candidates`` program calls; the program makes `num_kept` LM
     calls per input. Requirements are as for `LocalE`.
 

@@ -20,9 +20,9 @@ from plr_dspy.runtime import Redactor
 Options: TypeAlias = dict[str, dict[str, Any]]
 
 # Exit codes.
-USER_ERROR = 2  # invalid argument or file
-FAILED = 1  # program, metric, model or machine failure
-INTERRUPTED = 130  # the user pressed Ctrl-C
+USER_ERROR = 2  # An argument or a file is invalid.
+FAILED = 1  # The program, metric, model or machine failed.
+INTERRUPTED = 130  # The user pressed Ctrl-C.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,12 +68,12 @@ def _run(args: argparse.Namespace) -> None:
 def _file(text: str) -> Path:
     path = Path(text)
     if not path.is_file():
-        raise argparse.ArgumentTypeError(f"file not found: {path}")
+        raise argparse.ArgumentTypeError(f"file not found: {path}: correct the path")
     return path
 
 
 def _data(text: str) -> Path | HubSplit:
-    """Return a file, or the split of a data set on the hub, whose names begin with "hub:"."""
+    """Return the path of a file or, if it begins with "hub:", a split of a data set on the hub."""
     if not text.startswith(HUB):
         return _file(text)
     try:
@@ -92,37 +92,37 @@ def _report_file(text: str) -> Path:
 def _new_file(text: str) -> Path:
     path = Path(text)
     if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"folder not found: {path.parent}; create it first")
+        raise argparse.ArgumentTypeError(f"folder not found: {path.parent}: create it first")
     return path
 
 
 def _new_program(text: str) -> Path:
     if not text.endswith(".json"):
-        raise argparse.ArgumentTypeError(f"must end in .json; got {text}")
+        raise argparse.ArgumentTypeError(f"must end in .json; got {text}: add the suffix")
     return _new_file(text)
 
 
 DATA = (
-    "a file of JSON lines, a .csv or a .parquet file, or hub:NAME:SPLIT or hub:NAME:CONFIGURATION:SPLIT for a data set "
-    "on the Hugging Face hub, such as hub:SetFit/subj:train"
+    "a file of JSON lines, a .csv or .parquet file, or a data set on the Hugging Face hub: hub:NAME:SPLIT or "
+    "hub:NAME:CONFIGURATION:SPLIT, such as hub:SetFit/subj:train"
 )
 METRIC = (
     "FILE.py:NAME or MODULE:NAME of a function metric(example, prediction); or a metric over all examples: f1:LABEL, "
     "f1 (the mean over labels), mcc or balanced-accuracy"
 )
 SELECT = (
-    "also choose which demos to show, and how many, from the program's own and from labelled and bootstrapped examples "
-    "of --train; auto and retrieved also retrieve demos for each input (see docs/fewshot.md)"
+    "also choose which demos to show, and how many: the program's own, and labelled and bootstrapped examples of "
+    "--train; auto and retrieved also retrieve demos for each input (see docs/fewshot.md)"
 )
 
 OF_PROGRAM: Options = {
     "program": {"help": "FILE.py:NAME or MODULE:NAME of a DSPy module, or of a function that returns one"},
     "--inputs": {"nargs": "+", "help": "names of the input columns (default: the inputs of the program)"},
     "--demos": {"type": _file, "help": "saved program (JSON) to start from"},
-    "--lm": {"required": True, "help": "litellm's name of the model, such as openai/gpt-4o-mini, or local"},
+    "--lm": {"required": True, "help": "litellm name of the model, such as openai/gpt-4o-mini; or local"},
     "--api-base": {"help": "address of the model's server"},
     "--api-key-env": {"help": "environment variable that contains the API key"},
-    "--max-tokens": {"type": int, "help": "maximum length of an answer"},
+    "--max-tokens": {"type": int, "help": "maximum tokens of an answer"},
     "--adapter": {
         "choices": ["chat", "json", "plain"],
         "help": "prompt format (default: chat, or plain with --lm local)",
@@ -152,7 +152,7 @@ OF_COMPILE: Options = {
     "--max-seconds": {"type": float, "help": "start no call after this many seconds"},
     "--max-cost": {"type": float, "help": "maximum cost in US dollars, at litellm's prices"},
     "--seed": {"type": int, "default": 0, "help": "random seed (default: 0)"},
-    "--log-dir": {"type": Path, "help": "folder that keeps every finished call, for later runs"},
+    "--log-dir": {"type": Path, "help": "folder that saves every finished call, to resume a run"},
     "--accept-changes": {
         "action": "store_true",
         "help": "reuse the calls in --log-dir even if code or arguments have changed; scores must still be valid",
@@ -177,7 +177,7 @@ SHARED = ("--train", "--val", "--report", "--max-calls", "--max-seconds", "--max
 OF_CHOOSE: Options = {
     "programs": {
         "nargs": "+",
-        "help": "programs to compare it with: saved versions of it (JSON), or other programs as FILE.py:NAME",
+        "help": "programs to race against it: its saved versions (JSON), or other programs as FILE.py:NAME",
     },
     **{name: OF_COMPILE[name] for name in ("--metric", *SHARED, "--accept-changes")},
     "--val": {"type": _data, "help": "more examples, treated like those of --train"},
@@ -186,8 +186,8 @@ OF_CHOOSE: Options = {
 }
 OF_REPORT: Options = {"path": {"type": _report_file, "help": "report file, or a folder that contains report.json"}}
 COMMANDS = {
-    "compile": ("find the best order or choice of a program's demos, and save the program", OF_PROGRAM | OF_COMPILE),
-    "evaluate": ("compare the scores of a program and of its saved versions", OF_PROGRAM | OF_EVALUATE),
+    "compile": ("find the best demos of a program, or their best order, and save the program", OF_PROGRAM | OF_COMPILE),
+    "evaluate": ("compare the scores of a program and its saved versions", OF_PROGRAM | OF_EVALUATE),
     "choose": ("choose the best of several programs in a race", OF_PROGRAM | OF_CHOOSE),
     "report": ("print a saved report", OF_REPORT),
 }

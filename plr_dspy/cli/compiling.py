@@ -1,4 +1,4 @@
-"""Runs the commands `compile`, `evaluate` and `choose` with parsed arguments."""
+"""Run the commands `compile`, `evaluate` and `choose` with parsed arguments."""
 
 import argparse
 import importlib
@@ -59,7 +59,7 @@ def run_compile(args: argparse.Namespace) -> None:
 
 
 def run_evaluate(args: argparse.Namespace) -> None:
-    """Print the scores of a program and of its saved versions."""
+    """Print the scores of a program and its saved versions."""
     program = _named_program(args.program, args.demos)
     programs = {args.program: program}
     for path in args.programs:
@@ -105,7 +105,7 @@ def _examples(args: argparse.Namespace, program: dspy.Module) -> dict[str, Any]:
 
 
 def _passed(args: argparse.Namespace, names: Collection[str]) -> dict[str, Any]:
-    """Return the arguments with these names that the user passed or that have a default."""
+    """Return the named arguments that the user passed or that have a default."""
     return {name: value for name, value in vars(args).items() if name in names and value is not None}
 
 
@@ -118,7 +118,7 @@ def _optimizer(args: argparse.Namespace, metric: Metric) -> PLReorder | PLFewSho
 
 
 def _check_saveable(program: dspy.Module, trainset: list[dspy.Example], *, adds_demos: bool) -> None:
-    """Raise a ValueError unless JSON can hold the program and every row that may become a demo."""
+    """Raise a ValueError unless JSON can store the program and every row that may become a demo."""
     possible_demos = {}
     for name, predictor in program.named_predictors():
         if adds_demos or not predictor.demos:
@@ -129,7 +129,7 @@ def _check_saveable(program: dspy.Module, trainset: list[dspy.Example], *, adds_
 
 
 def _named_metric(reference: str, program: dspy.Module) -> Metric:
-    """Load a metric by its reference; a metric over a set gets the program's label field."""
+    """Return the metric of a reference; a metric over a set gets the program's label field."""
     name, _, label = reference.partition(":")
     metric_class = SET_METRICS.get(name.lower())
     if metric_class is None:
@@ -143,7 +143,7 @@ def _named_metric(reference: str, program: dspy.Module) -> Metric:
 
 @contextmanager
 def _language_model(args: argparse.Namespace) -> Iterator[None]:
-    """Configure DSPy with the chosen model and adapter within the context."""
+    """Configure DSPy with the chosen model and adapter for the duration of a context."""
     options: dict[str, Any] = {}
     if args.max_tokens is not None:
         options["max_tokens"] = args.max_tokens
@@ -168,7 +168,7 @@ def _language_model(args: argparse.Namespace) -> Iterator[None]:
 
 
 def _named_object(reference: str) -> Any:
-    """Import an object by its reference. A file can import modules in its folder."""
+    """Import the object of a reference. A file can import modules from its folder."""
     place, _, name = reference.rpartition(":")
     folder = Path.cwd()
     module_name = place
@@ -192,6 +192,6 @@ def _named_program(reference: str, saved_path: Path | None) -> dspy.Module:
         program = program()
     if not isinstance(program, dspy.Module):
         raise UserTypeError(
-            f"program must be a DSPy module, or a function that returns one; {reference} is {program!r}"
+            f"program must be a DSPy module, or a function that returns one; got {program!r} from {reference}"
         )
     return program if saved_path is None else load_program(program, saved_path)

@@ -1,4 +1,4 @@
-"""Reads the examples of a command from a file or from the Hugging Face hub."""
+"""Read the examples of a command from a file or from the Hugging Face hub."""
 
 import contextlib
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from plr_dspy.errors import UserError
 
 
 def read_examples(source: Path | HubSplit, inputs: Sequence[str] | None, program: dspy.Module) -> list[dspy.Example]:
-    """Read the examples of a file or of a split, and parse their values to the types of the program's fields."""
+    """Read the examples of a file or a split, and parse their values as the types of the program's fields."""
     rows = load_hub_split(source) if isinstance(source, HubSplit) else load_file(source)
     examples = as_examples(
         rows, program, name=str(source), inputs=inputs, place=lambda index: f"row {index + 1} of {source}"

@@ -109,10 +109,9 @@ def compare_finalists(
     Args:
         finalists: The finalists, the original first.
         examples: Examples that all finalists were scored on.
-        observations: The calls to decide by.
+        observations: The calls on which to base the choice.
         min_probability, by_score: As in `choose`.
-        num_dropped: Number of other candidates, which dropped out because of their scores on
-            these examples.
+        num_dropped: Number of candidates dropped because of their scores on these examples.
     """
     original = finalists[0]
     scores = observations.counted()
@@ -224,8 +223,8 @@ def _compare_means(
 def choose(results: Sequence[Result], *, min_probability: float | None = None, by_score: bool = False) -> int:
     """Return the index of the result with the best estimate or, with `by_score`, the best score.
 
-    The original is first, and a result must be `likely` better to replace it. Ties go to the
-    first.
+    The original is first; only a result whose gain is `likely` can replace it. The first
+    result wins ties.
     """
     values = [result.score if by_score else result.estimate for result in results]
     allowed = [number for number, result in enumerate(results) if not number or likely(result.gain, min_probability)]
@@ -235,9 +234,8 @@ def choose(results: Sequence[Result], *, min_probability: float | None = None, b
 def likely(gain: Gain, min_probability: float | None) -> bool:
     """Return whether a gain over the original is likely enough to replace it.
 
-    The threshold is `min_probability` or, if that is None, the odds `MIN_ODDS`. The gain must
-    pass it over the original as it is and, if answers are calibrated, over the calibrated
-    original.
+    The threshold is `min_probability` or, if that is None, the odds `MIN_ODDS`. If answers are
+    calibrated, the gain over the calibrated original must pass it, too.
     """
     if min_probability is not None:
         return gain.min_probability >= min_probability

@@ -57,7 +57,7 @@ def comparison(
 def _interval_of_expected(gain: Gain, observed: float, largest: float) -> tuple[float, float]:
     """Return the 95 % interval of the expected gain.
 
-    The upper end starts from the observed gain if that is larger, in case shrinkage was too
+    The upper end is that of the observed gain if this is larger, because shrinkage may be too
     strong.
     """
     margin = DEVIATIONS * gain.deviation
@@ -74,8 +74,8 @@ def measure_gain(
     """Return a finalist's gain on new examples, and its comparison, by the set metric itself.
 
     The score model approximates the metric linearly. If the metric gained less than this
-    approximation, reduce the model's expected gain. A bootstrap over the examples that both
-    answered limits the certainty.
+    approximation, the model's expected gain is reduced. A bootstrap over the examples that
+    both programs answered limits the certainty.
 
     Args:
         before, after: Answers of the original and of the finalist.
@@ -120,7 +120,7 @@ def measure_gain(
     lower, upper = np.quantile(spread, [tail, 1.0 - tail], axis=0)
     expected_chosen = as_it_is + expected
     highest = expected_chosen
-    if expected:  # Shrinkage may have been too strong.
+    if expected:  # Shrinkage may be too strong, so include the measured value.
         highest = max(highest, value_after)
     compared = Comparison(
         original=value_before,

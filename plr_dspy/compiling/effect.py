@@ -13,14 +13,14 @@ def estimate_effect(
     """Return the effect of calibration on the original; None without log-probabilities.
 
     Args:
-        applied: Whether anything but the unchanged original was chosen.
+        applied: Whether the choice differs from the unchanged original.
     """
     responses = fitted.responses
     if responses is None or original not in fitted.orderings or chosen not in fitted.orderings:
         return None
     answers = responses.answers
     calibrated = answers.estimate(fitted.orderings.index(original)).after
-    if not fitted.keeps_scores:  # The search compared calibrated scores, so the model shrinks these.
+    if not fitted.keeps_scores:  # The search compared calibrated scores, so the model's estimate is shrunk.
         calibrated = fitted.expected_scores(original)[original]
     return CalibrationEffect(
         original=round(fitted.as_it_is(original), 6),
@@ -34,7 +34,7 @@ def estimate_effect(
 def effect_on_set_metric(
     effect: CalibrationEffect, metric: ConfusionScores, records: CallRecords, fitted: FittedModel, original: Candidate
 ) -> CalibrationEffect:
-    """Replace the scores of an effect, which approximate a metric over a set, by the metric."""
+    """Replace an effect's scores, which approximate a set metric, by values of the metric itself."""
     calibrated_labels = fitted.calibrated_labels(original)
     before = metric.value(metric.answers(records[original], {}).items())
     after = metric.value(metric.answers(records[original], calibrated_labels).items())

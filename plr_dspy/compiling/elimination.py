@@ -35,8 +35,8 @@ class EliminationRun(CompileRun):
         self.observations = Observations(self.evaluator.effective)
         schedule = self.schedule.examples_for([self.original], self.observations, self.num_train)
         self._examples = schedule[self.original]  # in the order of scoring
-        # Programs are scored alike until the race is decided, so only replies that cannot be
-        # parsed end it early.
+        # A race has its own stopping rule, so this check looks only for replies that cannot be
+        # parsed.
         self._futility = replace(self._futility, compares=False, by_program=True)
         self._num_scored = 0  # number of examples that all remaining programs were scored on
 
@@ -45,7 +45,7 @@ class EliminationRun(CompileRun):
         nothing_to_do = self.reason_not_to_begin()
         if nothing_to_do is not None:
             if nothing_to_do.reason is StopReason.ONE_PROMPT:
-                nothing_to_do = replace(nothing_to_do, detail="all programs are the same")
+                nothing_to_do = replace(nothing_to_do, detail="all programs are identical")
             return self.outcome(stop=nothing_to_do)
         self.begin_phase("race")
         stop: Stop | None = None

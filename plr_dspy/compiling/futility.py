@@ -29,7 +29,7 @@ class FutilityCheck:
     sample: Callable[[], str] = str  # returns one of the program's answers
     compares: bool = True  # whether to stop if all scores and answers are equal
     advice: str = "try another adapter"  # advice if replies cannot be parsed
-    by_program: bool = False  # whether prompts are programs, of which one with parsable replies is enough
+    by_program: bool = False  # whether each prompt is a program; one whose replies can be parsed is enough
     has_warned: bool = False
 
     def check(self) -> str:

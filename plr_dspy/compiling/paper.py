@@ -98,9 +98,9 @@ def random_plan(
 class PaperRun(CompileRun):
     """A compile by PLR Algorithm 1, or by random search, which does not learn from scores.
 
-    Deviation: the paper compares only draws from the final distribution, so it can return an
-    order that is worse than the original or than one already seen. Here, the original order,
-    the best orders seen and the mode join the comparison.
+    Deviation: The paper compares only draws from the final distribution, which may all be worse
+    than the original order or another scored one. Here, the original, the best orders so far
+    and the mode join the comparison.
     """
 
     def __post_init__(self) -> None:

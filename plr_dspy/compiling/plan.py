@@ -26,7 +26,7 @@ RACE_SHARE = 0.15  # share for the race, of the calls that remain after the fina
 # scores it first avoids replacing it by mistake (see "lone original" in
 # `benchmarks/landscapes.py`).
 RACED = 3  # number of orders that this race can score on all train examples
-LARGEST_RACE = 0.25  # maximum share of this race in the calls that are not reserved for the final comparison
+LARGEST_RACE = 0.25  # maximum share of this race, of the calls that remain after the final comparison
 ORIGINAL_SHARE = 0.5  # share of the race's calls that score the original first
 
 CALLS_PER_SQUARE = 2.5  # maximum number of useful calls, relative to the squared number of examples
@@ -147,7 +147,7 @@ def make_plan(
     if size.num_attempts:
         purpose = f"{size.num_attempts} calls that bootstrap demos, then {purpose}"
         lower = ", or pass candidates='labeled', which needs no calls for demos"
-    cure = f"got {total}: raise it" if max_metric_calls is not None else f"{auto=} gives {total}: pass a larger one"
+    cure = f"got {total}: raise it" if max_metric_calls is not None else f"{auto=} gives {total}: set a larger number"
     raise UserError(f"max_metric_calls must be at least {enough + size.num_attempts} for {purpose}; {cure}{lower}")
 
 

@@ -83,6 +83,6 @@ def _calls_up_to(level: int, counts: Sequence[int]) -> int:
 
 
 def first_of_each_kind(ranked: Sequence[Candidate], number: int) -> list[Candidate]:
-    """Return the first `number`; the best whole program and the best ordering move to the front."""
+    """Return the first `number`, after moving the best whole program and ordering to the front."""
     best = {isinstance(ordering, WholeProgram): ordering for ordering in reversed(ranked)}.values()
     return sorted(ranked, key=lambda ordering: ordering not in best)[:number]

@@ -112,7 +112,7 @@ class SearchRounds:
         return stop
 
     def observe(self, wanted: Wanted) -> list[Candidate]:
-        """Call the candidates on their examples. Return those whose calls all fit the budget.
+        """Call the candidates on their examples. Return the candidates whose calls all fit the budget.
 
         Neighbours share prefixes, so that a server with a prefix cache reads fewer tokens.
 
@@ -123,7 +123,7 @@ class SearchRounds:
         new = []
         for candidate, row in records.items():
             new += list(row.values())[self.observations.count(candidate) :]
-        # If only a single candidate was called, its order may be the reason for the failures.
+        # If only one candidate was called, its order may have caused the failures.
         is_outage = len(records) > 1 or not self.observations.answered()
         if is_outage and len(new) >= MIN_FAILURES and all(record.outcome == FAILED for record in new):
             raise self.evaluator.nothing_ran(new)

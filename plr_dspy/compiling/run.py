@@ -1,7 +1,7 @@
 """One compile: search, race, comparison, decision.
 
 Read next: `rounds.py`, whose `SearchRounds` is the base class here, then `race.py` and
-`choice.py`. `paper.py` has PLR Algorithm 1, a loop of its own without a race. To extend a
+`choice.py`. `paper.py` has PLR Algorithm 1, a separate loop without a race. To extend a
 compile, see "Where to add" in `docs/architecture.md`.
 """
 
@@ -25,9 +25,8 @@ logger = logging.getLogger(__name__)
 # budget allows it.
 MIN_COMPARED = 8
 
-# After these stops, race and comparison get all calls that the limits still allow. After any
-# other, the search ended early by choice, so they are shortened to the fraction of the search
-# calls that was used.
+# After these stops, race and comparison get all calls that the limits still allow. After other
+# stops, they get only the fraction of their planned calls that the search has used of its own.
 STOPS_WITHOUT_CUT = {StopReason.TIME, StopReason.COST, StopReason.BUDGET, StopReason.NOTHING_NEW}
 
 
@@ -35,7 +34,7 @@ STOPS_WITHOUT_CUT = {StopReason.TIME, StopReason.COST, StopReason.BUDGET, StopRe
 class RemainingCalls:
     """The program calls that the race and the final comparison may make."""
 
-    fraction: float  # of the calls planned for both
+    fraction: float  # share of the planned calls
     race: int
     comparison: int
 
@@ -46,7 +45,7 @@ class FinalComparison:
 
     finalists: list[Candidate]  # at least two; the original program is first
     examples: list[int]
-    num_dropped: int = 0  # candidates that dropped out because of their scores on these examples
+    num_dropped: int = 0  # candidates that were dropped because of their scores on these examples
 
 
 @dataclass(kw_only=True)
@@ -63,8 +62,8 @@ class CompileRun(SearchRounds):
         if stop is not None:
             return self.outcome(stop=stop)
 
-        # 1. Search: ask for candidates, score them on some train examples, and tell the
-        # search the scores.
+        # 1. Search: ask for candidates, score them on some train examples, and update the
+        # search.
         self.begin_phase("search", reserved_calls=self.plan.race_calls + self.plan.final_calls)
         while stop is None:
             candidates = self.search.ask()
@@ -131,10 +130,10 @@ class CompileRun(SearchRounds):
         fraction = min(1.0, budget.calls_left / max(1, plan.race_calls + plan.final_calls))
         if self.stop.reason not in STOPS_WITHOUT_CUT:
             fraction = min(fraction, evaluator.num_calls("search") / max(1, plan.search_calls))
-        # The comparison gets its planned calls, and the race all others, including those that
+        # The comparison gets its planned calls. The race gets all others, including calls that
         # the search did not use.
         comparison_calls = plan.final_calls
-        # `num_calls` counts the calls that bootstrapped demos, and `program_calls` does not.
+        # Unlike `program_calls`, `num_calls` includes the calls that bootstrapped demos.
         max_calls = min(budget.max_calls, plan.program_calls + evaluator.num_calls("bootstrap"))
         race_calls = max_calls - comparison_calls - evaluator.num_calls()
         if fraction < 1.0:
@@ -166,8 +165,8 @@ class CompileRun(SearchRounds):
         self.begin_phase("final")
         compared = list(self.evaluator.evaluate(dict.fromkeys(finalists, examples)))
         if len(compared) < len(finalists):
-            # If a limit leaves fewer than two, compare the first two on the examples that both
-            # have.
+            # If a limit leaves fewer than two, compare the first two on the examples that they
+            # share.
             if len(compared) < 2:
                 compared = finalists[:2]
             logger.warning("only %d of %d finalists were compared before the limit", len(compared), len(finalists))
@@ -187,7 +186,7 @@ class CompileRun(SearchRounds):
         return min(num_examples, calls_within_budget // num_finalists)
 
     def _examples_in_common(self, candidates: list[Candidate], examples: list[int]) -> list[int]:
-        """Return the examples that all have scores on; raise an error if every call failed."""
+        """Return the examples on which all candidates have scores; raise if every call failed."""
         selection = Observations(self.evaluator.effective)
         selection.add(self.evaluator.known(dict.fromkeys(candidates, examples)))
         records = selection.every_record()
@@ -200,8 +199,8 @@ class CompileRun(SearchRounds):
         """Choose one of the finalists; keep the original if nothing was compared.
 
         Args:
-            by_score: Whether the best mean score in the comparison wins, as in PLR Algorithm
-                1, and not the best expected gain by the calls on both splits.
+            by_score: Whether to choose by the mean score in the comparison, as in PLR
+                Algorithm 1, rather than by the expected gain from the calls on both splits.
         """
         if comparison is None:
             return self.outcome()
@@ -243,8 +242,7 @@ class CompileRun(SearchRounds):
 
     def outcome_without_difference(self) -> Outcome:
         """Return the outcome that keeps the original, because all candidates score the same."""
-        # Where calls failed, scores can still differ. These examples do not count as
-        # differing.
+        # Scores can differ on examples where calls failed, but this is not evidence.
         evidence = count_evidence(self.observations.scores())
         evidence = evidence.model_copy(update={"num_differing": 0})
         return self.outcome(self.choose_uncompared(self.original, evidence))

@@ -1,4 +1,4 @@
-"""Turn rows into examples with inputs: those of a data set of Hugging Face, dicts, and examples that declare none."""
+"""Turn rows into examples with inputs: rows of a Hugging Face data set, dicts, or examples without inputs."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import datasets
 
 Rows: TypeAlias = "Sequence[dspy.Example] | Sequence[Mapping[str, Any]] | datasets.Dataset"
-"""Examples, dicts, or a data set of Hugging Face."""
+"""Examples, dicts, or a Hugging Face data set."""
 
 
 def as_examples(
@@ -27,12 +27,12 @@ def as_examples(
 ) -> list[dspy.Example]:
     """Return rows as examples with inputs.
 
-    Examples that declare their inputs stay as they are. The inputs of all other rows are
-    `inputs`, or else those of the program, which must all be columns.
+    Examples that declare their inputs are unchanged. All other rows get `inputs` or, if None, the
+    inputs of the program, which must all be columns.
 
     Args:
         rows: Examples, dicts, or a `datasets.Dataset`. Labels of its `ClassLabel` columns
-            become their names; a row without such a label does not have this field.
+            become their names; if a row has no label, its example lacks the field.
         program: The program to call on the examples.
         name: Name of the rows in messages.
         inputs: Names of the input columns.
@@ -75,8 +75,8 @@ def _check_names(inputs: Any) -> None:
 
 
 def _sequence(rows: Any, name: str) -> Sequence[Any]:
-    """Return rows as a sequence of examples or dicts; raise a TypeError if they are none."""
-    datasets = sys.modules.get("datasets")  # Whoever has a data set has imported the package.
+    """Return rows as a sequence of examples or dicts; raise a TypeError if they are neither."""
+    datasets = sys.modules.get("datasets")  # The user has imported it if `rows` is a data set.
     if datasets is not None and isinstance(rows, datasets.Dataset):
         return _named_rows(rows)
     if isinstance(rows, Sequence) and not isinstance(rows, (str, bytes)):
@@ -92,7 +92,7 @@ def _sequence(rows: Any, name: str) -> Sequence[Any]:
 
 
 def _named_rows(dataset: "datasets.Dataset") -> list[dict[str, Any]]:
-    """Return the rows of a data set as plain data, with the names of their classes."""
+    """Return the rows of a data set as dicts, with class names instead of class numbers."""
     import datasets
 
     classes = {}
@@ -112,7 +112,7 @@ def _named_rows(dataset: "datasets.Dataset") -> list[dict[str, Any]]:
 
 
 def _check_same_inputs(example: dspy.Example, inputs: Sequence[str] | None, row_name: str) -> None:
-    """Raise a ValueError if an example declares other inputs than the user names."""
+    """Raise a ValueError if an example's declared inputs differ from the `inputs` argument."""
     own_inputs = example.inputs().keys()
     if inputs is not None and set(own_inputs) != set(inputs):
         raise UserError(
@@ -122,10 +122,10 @@ def _check_same_inputs(example: dspy.Example, inputs: Sequence[str] | None, row_
 
 
 def _inferred_inputs(program: dspy.Module, columns: Sequence[str], row_name: str) -> list[str]:
-    """Return the columns that are inputs of the program; raise a ValueError if in doubt."""
+    """Return the columns that are inputs of the program; raise a ValueError if ambiguous."""
     given = program_inputs(program)
     are_certain = is_single_step(program)
-    if not given and program.predictors():  # Its forward takes any inputs, as those of wrappers do.
+    if not given and program.predictors():  # Its forward takes any inputs, as in wrappers.
         given = predictor_inputs(program.predictors()[0])
         are_certain = True
     present = [name for name in given if name in columns]
@@ -145,7 +145,7 @@ def _inferred_inputs(program: dspy.Module, columns: Sequence[str], row_name: str
 
 
 def _check_values(row: Any, inputs: Sequence[str], needed: Sequence[str], row_name: str) -> None:
-    """Raise a ValueError unless a row has all inputs, and values of those that the program needs."""
+    """Raise a ValueError unless a row has all inputs, and values for the ones that the program needs."""
     columns = list(row.keys())
     missing = [name for name in inputs if name not in columns]
     if missing:
@@ -154,4 +154,4 @@ def _check_values(row: Any, inputs: Sequence[str], needed: Sequence[str], row_na
         )
     empty = [name for name in needed if name in columns and row[name] is None]
     if empty:
-        raise UserError(f"{row_name} must have values of the inputs {empty}; got None: add them, or remove the row")
+        raise UserError(f"{row_name} must have values for the inputs {empty}; got None: add them, or remove the row")

@@ -1,4 +1,4 @@
-"""Load data sets from files and from the Hugging Face hub, by `datasets`. Importing this module loads nothing slow."""
+"""Load data sets from files and the Hugging Face hub with `datasets`, which is imported only when needed."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def hub_split(name: str) -> HubSplit:
 
 
 def load_hub_split(split: HubSplit, **options: Any) -> Any:
-    """Load a split from the hub, or from its cache; raise a ValueError if this fails.
+    """Load a split from the hub or the local cache; raise a ValueError if this fails.
 
     Args:
-        split: The split.
+        split: Name, configuration and split of the data set.
         options: Options of `datasets.load_dataset`, such as streaming=True.
     """
     import datasets
 
     try:
         return datasets.load_dataset(split.path, split.config, split=split.split, **options)
-    except Exception as error:  # Its errors have many types.
+    except Exception as error:  # The hub's errors have many types.
         raise UserError(
             f"{split} cannot be read from the Hugging Face hub ({_reason(error)}): check its name, its split and the "
             "network, or pass a file"
@@ -63,9 +63,9 @@ def load_hub_split(split: HubSplit, **options: Any) -> Any:
 
 
 def load_file(path: Path) -> datasets.Dataset | list[dict[str, Any]]:
-    """Load a .csv or .parquet file, or one of JSON lines; raise a ValueError if this fails.
+    """Load a file: .csv, .parquet or else JSON lines; raise a ValueError if this fails.
 
-    All cells of a CSV file are text. Nothing is left in the cache of `datasets`.
+    All cells of a CSV file are read as text. Nothing is left in the cache of `datasets`.
     """
     kind = path.suffix.lower()
     try:
@@ -102,13 +102,13 @@ def _load(kind: str, path: Path, **options: Any) -> datasets.Dataset:
 
 
 def _csv_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a CSV file, with the header's names and text in all cells."""
+    """Return the rows of a CSV file as dicts from the header's names to text."""
     from pandas.errors import ParserWarning
 
     with path.open(encoding=ENCODING, newline="") as file:
         columns = [name.strip() for name in next(csv.reader(file), [])]
     with warnings.catch_warnings():
-        warnings.simplefilter("error", ParserWarning)  # Pandas only warns of cells that it leaves out.
+        warnings.simplefilter("error", ParserWarning)  # By default, pandas drops extra cells with a warning.
         dataset = _load(
             "csv",
             path,
@@ -118,7 +118,7 @@ def _csv_rows(path: Path) -> list[dict[str, Any]]:
             converters=dict.fromkeys(columns, _as_it_is),  # Without these, "01" becomes 1.
             keep_default_na=False,
             encoding=ENCODING,
-            engine="python",  # The other engine reads missing cells as empty ones.
+            engine="python",  # The C engine would read missing cells as empty.
         )
     rows = list(dataset)
     for number, row in enumerate(rows, start=1):
@@ -128,15 +128,15 @@ def _csv_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _as_it_is(cell: str | None) -> str | None:
-    """Return the text of a cell."""
+    """Return a cell unchanged."""
     return cell
 
 
 def _json_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the objects in the lines of a file.
+    """Return the JSON objects in the lines of a file.
 
-    The JSON reader of `datasets` infers a type for each column, and would turn dates into
-    timestamps. So lines are read as text.
+    The JSON reader of `datasets` would infer a type for each column, and turn dates into
+    timestamps.
     """
     rows = []
     for number, line in enumerate(_load("text", path, encoding=ENCODING)["text"], start=1):

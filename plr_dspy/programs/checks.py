@@ -1,4 +1,4 @@
-"""Check users' input: optimizer arguments, programs, examples and files of saved programs."""
+"""Check users' input: optimizer arguments, programs, examples and saved programs."""
 
 import inspect
 import logging
@@ -74,9 +74,9 @@ def arguments(kind: type[_T]) -> type[_T]:
 
 @arguments
 class Checked:
-    """Arguments shared by all classes that make calls; assignments to them are checked too."""
+    """The arguments of all classes that make calls; assignments are validated, too."""
 
-    # Quoted, so that signatures show these type names.
+    # Types are quoted so that signatures show their names.
     num_threads: "Count | None" = None
     max_errors: "Count | None" = None
     seed: "Seed" = 0
@@ -105,7 +105,7 @@ class Checked:
 def _one_line_errors(checked_class: Any, values: Mapping[str, object]) -> Iterator[None]:
     """Turn a pydantic error into one line that names each argument and shows its value.
 
-    Descriptions of the class's fields replace pydantic's texts.
+    If a field has a description, this replaces pydantic's message.
     """
     try:
         yield
@@ -140,7 +140,7 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
     """Raise an error unless a program can run on these examples with DSPy's settings.
 
     Args:
-        student: The program.
+        student: The program to check.
         name: The program's name in messages.
         to_order: Whether the program must have predictors whose demos can be ordered.
         datasets: Lists of examples, by their names in messages.
@@ -155,7 +155,7 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
     if to_order and not student.predictors():
         raise UserError(
             f"{name} has no predictors that can hold demos: create them in __init__, not in forward. Predictors in "
-            "compiled sub-modules do not count: pass the sub-module itself, or set its _compiled to False"
+            "compiled sub-modules are ignored: pass the sub-module itself, or set its _compiled to False"
         )
     obstacle = json_obstacle(student)
     if to_order and obstacle:
@@ -192,14 +192,14 @@ def needed_inputs(program: dspy.Module) -> dict[str, Any]:
 
 
 class ProgramInput(NamedTuple):
-    """An input of a program, by its signature or its forward method."""
+    """The type of a program's input, and whether a call needs it."""
 
     annotation: Any
     is_required: bool
 
 
 def program_inputs(program: dspy.Module) -> dict[str, ProgramInput]:
-    """Return the inputs that a program names: those of its signature, or else the parameters of its forward method."""
+    """Return a program's inputs by name: from its signature, or else the parameters of its forward method."""
     if is_single_step(program):
         return predictor_inputs(program.predictors()[0])
     inputs = {}
@@ -211,7 +211,7 @@ def program_inputs(program: dspy.Module) -> dict[str, ProgramInput]:
 
 
 def predictor_inputs(predictor: dspy.Predict) -> dict[str, ProgramInput]:
-    """Return the inputs in a predictor's signature."""
+    """Return the inputs of a predictor's signature, by name."""
     inputs = {}
     for name, field in predictor.signature.input_fields.items():
         is_required = field.is_required() and not annotation_allows_none(field.annotation)
@@ -220,12 +220,12 @@ def predictor_inputs(predictor: dspy.Predict) -> dict[str, ProgramInput]:
 
 
 def is_single_step(program: dspy.Module) -> bool:
-    """Return whether a program's inputs are those of its only signature."""
+    """Return whether a program is a single predictor, whose signature defines the inputs."""
     return isinstance(program, (dspy.Predict, dspy.ChainOfThought))
 
 
 def json_obstacle(program: dspy.Module) -> str:
-    """Return a message about the first demo that JSON cannot hold, or ""."""
+    """Return a message about the first demo that JSON cannot store, or ""."""
     for name, predictor in program.named_predictors():
         for i, demo in enumerate(predictor.demos):
             for field, value in demo.items():
@@ -240,7 +240,7 @@ def json_obstacle(program: dspy.Module) -> str:
 
 
 def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, Any]:
-    """Read a file that `program.save` wrote; a pickle only if allowed."""
+    """Return the state that `program.save` wrote; refuse a pickle unless allowed."""
     path = Path(path)
     if path.suffix not in (".json", PICKLE):
         raise UserError(
@@ -256,7 +256,7 @@ def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, An
     try:
         state: dict[str, Any] = pickle.loads(content) if path.suffix == PICKLE else orjson.loads(content)
         del state["metadata"]
-    except Exception as error:  # Pickles may raise anything.
+    except Exception as error:  # Unpickling may raise anything.
         cure = "pass a file that program.save('x.json') wrote"
         raise UserError(f"{path} holds no saved program ({type(error).__name__}: {error}): {cure}") from error
     return state

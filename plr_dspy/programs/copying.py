@@ -31,7 +31,7 @@ class ProgramFactory:
         self._shared = _shared_parts(program)
 
     def build(self, demos: dict[str, list[Any]]) -> dspy.Module:
-        """Return a copy with these demos by predictor, in lists of its own."""
+        """Return a copy with these demos by predictor, in new lists."""
         program: dspy.Module = copy.deepcopy(self._program, dict(self._shared))
         for name, predictor in program.named_predictors():
             predictor.demos = list(demos.get(name, predictor.demos))
@@ -39,13 +39,13 @@ class ProgramFactory:
 
 
 def language_models(program: Any) -> list[Any]:
-    """Return the LMs that can be reached from a program or another object."""
+    """Return the LMs that a program or another object refers to, directly or not."""
     values, _ = _reachable(program)
     return [value for value in values.values() if is_language_model(value)]
 
 
 def is_language_model(value: Any) -> bool:
-    """Return whether a value is an LM, or a client with its own support for DSPy's decisions."""
+    """Return whether a value is an LM, or another client that supports DSPy's decisions itself."""
     return isinstance(value, dspy.BaseLM) or getattr(type(value), "supports_decision_requests", None) is True
 
 
@@ -82,7 +82,7 @@ def _shared_parts(program: dspy.Module) -> dict[int, Any]:
 
 
 def _reachable(program: Any) -> tuple[dict[int, Any], dict[int, list[int]]]:
-    """Return all reachable objects by id, and the ids of those that hold each one."""
+    """Return all reachable objects by id, and for each the ids of the objects that hold it."""
     values: dict[int, Any] = {id(program): program}
     holders: dict[int, list[int]] = defaultdict(list)
     pending: list[Any] = [program]
@@ -118,7 +118,7 @@ def _parts(value: Any) -> list[Any]:
     for container in CONTAINERS:
         if issubclass(kind, container):
             parts += container.__iter__(value)
-    # Queues and other objects of the standard library are shared.
+    # Share queues and other objects of the standard library, because some cannot be copied.
     if kind.__module__.partition(".")[0] not in sys.stdlib_module_names:
         parts += attributes(value).values()
     return parts

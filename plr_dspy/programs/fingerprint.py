@@ -3,8 +3,7 @@
 Digests are equal in every process. They cover a function's source, defaults, closure and
 global variables, and an object's class and public attributes. Code of installed packages is
 identified by name. Settings for connecting to a service, such as keys and addresses, are left
-out. `digest_of_program` also covers private attributes and addresses, which tell programs
-apart.
+out. To tell programs apart, `digest_of_program` also covers private attributes and addresses.
 """
 
 import ast
@@ -45,7 +44,7 @@ def digest(value: object) -> str:
 
 
 def digest_of_program(program: dspy.Module, *others: object) -> str:
-    """Return the digest of a program and of other parts that affect its answers.
+    """Return the digest of a program and of other values that affect its answers.
 
     Unlike `digest`, it covers private attributes that hold plain values, and the addresses of
     models. The default model's address is left out, so that runs can resume when its server
@@ -55,7 +54,7 @@ def digest_of_program(program: dspy.Module, *others: object) -> str:
 
 
 def describe(program: dspy.Module, metric: object, models: Sequence[object], adapter: object) -> dict[str, str]:
-    """Return a digest of each thing that affects a program's scores, keyed by its name in error messages."""
+    """Return digests of everything that affects a program's scores, keyed by their names in error messages."""
     modules = dict(program.named_sub_modules())
     facts = {}
     for name, module in modules.items():
@@ -65,7 +64,7 @@ def describe(program: dspy.Module, metric: object, models: Sequence[object], ada
 
 
 class _Digests:
-    """Computes digests of nested values; of the modules in `by_class`, only the class counts."""
+    """Computes digests of nested values; for modules in `by_class`, only of the class."""
 
     def __init__(self, by_class: Sequence[dspy.Module] = ()) -> None:
         # Keep the values, because Python may reuse the id of a deleted one.
@@ -115,7 +114,7 @@ class _ProgramDigests(_Digests):
 
 
 def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[object]:
-    """Return the parts that distinguish a value from other values of its class."""
+    """Return what distinguishes a value from others of its class: its members or attributes."""
     if isinstance(value, FunctionType):
         return _parts_of_function(value)
     if isinstance(value, type(dspy.Signature)):
@@ -158,7 +157,7 @@ def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[
 
 
 def _private_parts(value: object) -> dict[str, object]:
-    """Return the private attributes that hold plain values, such as texts and numbers."""
+    """Return the private attributes that hold plain values, such as strings and numbers."""
     parts = {}
     for name, part in attributes(value).items():
         is_private = name.startswith("_") and name != COMPILED and not SECRET.search(name)
@@ -202,7 +201,7 @@ def _parts_of_function(function: FunctionType) -> dict[str, object]:
 
 
 def _parts_of_class(kind: type) -> dict[str, object]:
-    """Return a class's name, and the members that it and its bases outside libraries define."""
+    """Return a class's name and members; include inherited members, except those from libraries."""
     parts: dict[str, object] = {"": _name(kind)}
     members: dict[str, object] = {}
     for base in reversed(kind.__mro__):
@@ -218,7 +217,7 @@ def _parts_of_class(kind: type) -> dict[str, object]:
 
 
 def _global_variables(function: FunctionType) -> dict[str, object]:
-    """Return the global variables that a function uses, and the attributes of user modules in them."""
+    """Return the global variables that a function uses; of user modules, the attributes used."""
     variables: dict[str, object] = {}
     global_names, attributes = _names(function.__code__)
     for name in global_names & function.__globals__.keys():
@@ -234,7 +233,7 @@ def _global_variables(function: FunctionType) -> dict[str, object]:
 
 
 def _names(code: CodeType) -> tuple[set[str], set[str]]:
-    """Return the names of the globals that code and its nested code read, and all their names."""
+    """Return the globals that code and its nested code read, and all names that they use."""
     global_names = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     every_name = set(code.co_names)
     for constant in code.co_consts:
@@ -261,16 +260,14 @@ def _source(code: CodeType) -> str:
     """Return a function's source without comments, or its name if there is no source."""
     try:
         if code.co_name == "<lambda>":
-            # The lines around a lambda may hold unrelated arguments.
+            # The source lines of a lambda may contain unrelated code.
             tree = ast.parse("".join(inspect.findsource(code)[0]))
             lambdas = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
             return "\n".join(ast.unparse(node) for node in lambdas if node.lineno == code.co_firstlineno)
         return ast.unparse(ast.parse(dedent(inspect.getsource(code))))
     except (OSError, SyntaxError, ValueError):
         if not code.co_name.startswith("__"):  # Python generates some dataclass methods.
-            logger.warning(
-                "%s has no source code that can be read, so log_dir cannot detect changes to it", code.co_name
-            )
+            logger.warning("%s has no readable source code, so log_dir cannot detect changes to it", code.co_name)
         return code.co_name
 
 

@@ -1,4 +1,4 @@
-"""The instructions that predictors can have: their own, given, proposed, and those of rivals."""
+"""Instructions to choose from: the predictor's own, given and proposed ones, and the rivals' instructions."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ GivenInstructions: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction, its origin, such as "instructions[2]", and why it cannot take part, if so."""
+    """An instruction, its origin, such as "instructions[2]", and the reason if it cannot be used."""
 
     text: str
     origin: str
@@ -30,7 +30,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class InstructionChoices:
-    """The instructions of predictors with alternatives, their own first."""
+    """The instructions of each predictor that has a choice, its own first, and unusable ones."""
 
     by_predictor: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)
     dropped: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)
@@ -57,13 +57,13 @@ def given_instructions(program: dspy.Module, given: GivenInstructions) -> dict[s
 
 
 def stand_in_instructions(program: dspy.Module, number: int, rivals: Sequence[Rival]) -> InstructionChoices:
-    """Return placeholders of proposed instructions, then the instructions of rivals."""
+    """Return placeholders for proposed instructions, then the instructions of rivals."""
     stand_ins = [Instruction(f"{PLACEHOLDER} {i}", PLACEHOLDER) for i in range(number)]
     by_predictor = {name: stand_ins for name, _ in program.named_predictors()}
     choices = usable_instructions(program, by_predictor, rivals=rivals, max_tokens=math.inf)
     if not choices.by_predictor:
         adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
-        raise UserError(f"instructions must be in prompts, and {adapter} leaves them out: use another adapter")
+        raise UserError(f"prompts must show instructions, but {adapter} leaves them out: use another adapter")
     return InstructionChoices(choices.by_predictor)
 
 
@@ -74,9 +74,9 @@ def usable_instructions(
     rivals: Sequence[Rival],
     max_tokens: float,
 ) -> InstructionChoices:
-    """Return the instructions that change a predictor's prompt, and those that cannot take part.
+    """Return the instructions that change a predictor's prompt, and those that cannot be used.
 
-    The program's own instructions come first, and those of matching predictors of rivals last.
+    A predictor's own instruction comes first, and those of rivals last.
     """
     by_predictor = {}
     dropped = {}
@@ -111,7 +111,7 @@ def usable_instructions(
 
 
 def check_usable(given: Mapping[str, Sequence[Instruction]], choices: InstructionChoices) -> None:
-    """Raise an error if no given instruction of a predictor can take part."""
+    """Raise an error if none of the user's instructions for a predictor can be used."""
     for name, instructions in given.items():
         origins = {instruction.origin for instruction in instructions}
         if any(usable.origin in origins for usable in choices.by_predictor.get(name, ())):

@@ -28,7 +28,7 @@ def record_settings(program: dspy.Module) -> None:
 
 
 def other_settings(predictors: Iterable[dspy.Predict]) -> list[str]:
-    """Describe how adapter and models differ from those recorded in predictors."""
+    """Return how the current adapter and models differ from those recorded in predictors."""
     differences: list[str] = []
     for predictor in predictors:
         settings = settings_of(predictor)

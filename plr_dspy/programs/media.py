@@ -10,13 +10,12 @@ from plr_dspy.dspy_compat import (
     split_message_content_for_custom_types,
 )
 
-# Placeholder for each part that is not text when tokens are counted: litellm does not support
-# audio.
+# This replaces parts that are not text when tokens are counted: litellm does not support audio.
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 
 
 def replaced_in(text: str, replacement: Callable[[str], str]) -> str:
-    """Replace each image, audio clip or file that is embedded in a text."""
+    """Return a text with each embedded image, audio clip or file replaced."""
     first, *others = text.split(CUSTOM_TYPE_START_IDENTIFIER)
     parts = [first]
     for other in others:
@@ -31,7 +30,7 @@ def text_without(value: Any) -> str:
 
 
 def countable(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return messages as sent, with a placeholder for each part that is not text."""
+    """Return messages with a placeholder for each part that is not text."""
     countable_messages: list[Mapping[str, Any]] = []
     for message in messages:
         content = message.get("content")

@@ -1,4 +1,4 @@
-"""Programs of the user that compete unchanged, such as the results of other optimizers."""
+"""The user's programs that compete unchanged, such as the results of other optimizers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ Programs: TypeAlias = Mapping[str, dspy.Module] | Sequence[dspy.Module]
 
 
 def named_programs(programs: Programs, *, min_number: int = 1) -> dict[str, dspy.Module]:
-    """Return programs by name; those of a list are named "program 1", "program 2" and so on."""
+    """Return programs by name; programs in a list are named "program 1", "program 2" and so on."""
     if isinstance(programs, Mapping):
         named = dict(programs)
     elif isinstance(programs, Sequence) and not isinstance(programs, (str, bytes)):
@@ -34,17 +34,17 @@ def named_programs(programs: Programs, *, min_number: int = 1) -> dict[str, dspy
 
 
 class Rival:
-    """A program of the user that competes unchanged.
+    """One of the user's programs, which competes unchanged.
 
     Args:
-        name: Name in reports.
+        name: The program's name in reports.
         program: A copy of the user's program.
 
     Attributes:
         predictors: All predictors, including those in modules that another optimizer marked
             as compiled.
-        models: Their language models.
-        digest: Fingerprint of everything but the name; equal for identical programs.
+        models: Language models of the predictors.
+        digest: Digest of everything except the name; equal for identical programs.
     """
 
     def __init__(self, name: str, program: dspy.Module) -> None:
@@ -57,7 +57,7 @@ class Rival:
         self._factory = ProgramFactory(program)
 
     def build(self, *, guarded: bool = False) -> dspy.Module:
-        """Return a copy; if `guarded`, it retrieves demos only if the scored example is known."""
+        """Return a copy; if `guarded`, it retrieves no demos if the scored example is unknown."""
         program = self._factory.build({})
         for predictor in _predictors_of(program):
             retrieval: Any = getattr(predictor, "retrieval", None)
@@ -68,7 +68,7 @@ class Rival:
     def matching(self, name: str, predictor: dspy.Predict) -> dspy.Predict | None:
         """Return the predictor that matches one of the student's, or None.
 
-        It has the same fields and the same name, or it is the only one with the same fields.
+        It has the same fields and name, or else it alone has the same fields.
         """
         matches = [own for own in self.predictors if _fields(own) == _fields(predictor)]
         namesake = dict(self.program.named_predictors()).get(name)

@@ -1,4 +1,4 @@
-"""What a search varies in a program: the order of its demos, or the choice from pools."""
+"""What a search varies in a program: the order of its demos, or their choice from pools."""
 
 import hashlib
 import itertools
@@ -43,13 +43,13 @@ class Slot:
     """One predictor's list of demos, or its pool of demos as a single block.
 
     Attributes:
-        predictor: The predictor's name.
+        predictor: Name of the predictor in the program.
         demos: The demos in their original order. In a pool, the student's own come first.
         blocks: Groups of demo indices that can swap places; most adapters show incomplete
             demos first.
-        classes: The classes of each block's demos; demos of one class give the same answer.
-        kinds: The kinds of each block's demos, which look alike in a prompt.
-        pool: The pooled demos; empty for an order of fixed demos.
+        classes: The class of each demo, by block; demos of one class have the same answer.
+        kinds: The kind of each demo, by block; demos of one kind look alike in a prompt.
+        pool: The pooled demos; empty if only the order varies.
     """
 
     predictor: str
@@ -98,11 +98,11 @@ class PromptSlots(ABC):
 
     @property
     def classes(self) -> tuple[tuple[int, ...], ...]:
-        """Return the class of each item of each block of the space."""
+        """Return the class of each item in the space, by block."""
         return tuple(classes for slot in self.slots for classes in slot.classes)
 
     def instructions(self, candidate: Candidate) -> dict[str, int]:
-        """Return the numbers of the instructions by predictor; 0 is its own."""
+        """Return the index of each predictor's instruction; 0 is its own."""
         return {}
 
     def shown(self, ordering: Candidate) -> dict[str, list[int]]:
@@ -122,7 +122,7 @@ class PromptSlots(ABC):
         return self._factory.build(self.demos(candidate))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of a candidate's prompts for these inputs; of a rival as a whole."""
+        """Return a digest of a candidate's prompts for these inputs, or of a whole rival."""
         if candidate in self.rivals:
             return self.rivals[candidate].digest
         return self._digest(self.demos(candidate))
@@ -138,7 +138,7 @@ class PromptSlots(ABC):
 
 
 def _without_sets(demo: Any) -> dict[str, Any]:
-    """Return a demo with sets as sorted text, which every process writes alike."""
+    """Return a demo with sets as sorted text, which is the same in every process."""
     fields = dict(demo.items())
     for name, value in fields.items():
         if isinstance(value, (set, frozenset)):
@@ -147,14 +147,14 @@ def _without_sets(demo: Any) -> dict[str, Any]:
 
 
 class WholeProgramSlots(PromptSlots):
-    """Whole programs alone, the first of which stays unless another one is better."""
+    """Only whole programs, the first of which is kept unless another one is better."""
 
     slots = ()
 
     def __init__(self, rivals: Sequence[Rival]) -> None:
         super().__init__(rivals[0].program, rivals)
         self.original = self.competing[0]
-        self.space = OrderingSpace((), programs=self.competing[1:])  # Its empty ordering stands for the first one.
+        self.space = OrderingSpace((), programs=self.competing[1:])  # The empty ordering is the first one.
 
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
         return {}
@@ -190,7 +190,7 @@ class ProgramSlots(PromptSlots):
         return shown
 
     def _slot(self, name: str, predictor: dspy.Predict) -> Slot:
-        """Find a predictor's blocks by rendering demos, because each adapter has its own rules."""
+        """Return a predictor's slot; render demos to find blocks, because adapters differ."""
         demos = tuple(predictor.demos)
         no_text = as_text(messages_of(predictor, []))
         texts = [as_text(messages_of(predictor, [demo])) for demo in demos]
@@ -213,7 +213,7 @@ class ProgramSlots(PromptSlots):
 
 
 def _blocks(predictor: dspy.Predict, demos: Sequence[Any], kinds: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of demos whose order changes the prompt."""
+    """Return groups of demos; swapping demos within a group changes the prompt."""
     groups: list[list[int]] = []
     for kind in dict.fromkeys(kinds.values()):
         for group in groups:
@@ -234,12 +234,12 @@ class PoolSlots(PromptSlots):
     """The demo pools of a program's predictors, and the space of arrangements within limits.
 
     Args:
-        program: The program.
+        program: The student.
         pools: The demos to choose from, by predictor.
         min_demos: Minimum demos per predictor, or the size of its pool if that is smaller.
         max_demos: Maximum demos per predictor.
         max_tokens: Maximum total tokens of all demos.
-        rivals: Programs of the user that compete with the arrangements.
+        rivals: The user's programs, which compete with the arrangements.
         programs: Other programs that compete with them.
         alternatives: The instructions of predictors that have several, by predictor; the
             first is the program's own.
@@ -340,7 +340,7 @@ class PoolSlots(PromptSlots):
         return self._digest(self.demos(candidate), self._other_texts(candidate))
 
     def _other_texts(self, candidate: Candidate) -> dict[str, str]:
-        """Return a candidate's instructions, by predictor, except the program's own."""
+        """Return a candidate's instructions by predictor, without the program's own."""
         chosen = self.instructions(candidate)
         return {name: self.alternatives[name][number].text for name, number in chosen.items() if number}
 
@@ -349,7 +349,7 @@ class PoolSlots(PromptSlots):
         return {slot.predictor: list(items) for slot, items in zip(self.slots, arrangements, strict=True)}
 
     def tokens(self, candidate: Candidate) -> int:
-        """Return the number of tokens in a candidate's demos; 0 for programs of the user."""
+        """Return the number of tokens in a candidate's demos; 0 for the user's programs."""
         tokens = 0
         permutations = self.permutations(candidate)
         for slot in self.slots:
@@ -383,7 +383,7 @@ def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int,
 
 
 def messages_of(predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[str, Any] | None = None) -> Messages:
-    """Return the messages of a call; without inputs, only those that the demos add."""
+    """Return the messages of a call or, without inputs, only those that the demos add."""
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     signature = rendered_signature(predictor)
     if inputs is None:

@@ -1,4 +1,4 @@
-"""Split examples into train and selection, without those that demos show."""
+"""Split examples into train and selection; leave out examples that demos show."""
 
 import hashlib
 import logging
@@ -20,7 +20,7 @@ from plr_dspy.programs.fingerprint import digest
 logger = logging.getLogger(__name__)
 
 TRAIN_SHARE = 0.8
-EXAMPLES_PER_CLASS = 4  # Answers are classes if each has at least this many examples on average.
+EXAMPLES_PER_CLASS = 4  # Answers are classes if they have this many examples each, on average.
 COMMON_SHARE = 0.1  # A demo that matches more than this share of the examples merely has a common value.
 
 Examples: TypeAlias = Sequence[dspy.Example]
@@ -28,7 +28,7 @@ Examples: TypeAlias = Sequence[dspy.Example]
 
 @dataclass(frozen=True)
 class Splits:
-    """The examples that guide the search, and those that decide the result.
+    """The train split, which guides the search, and the selection split, which decides the result.
 
     Attributes:
         names: Names of the train examples, then of the selection examples, such as
@@ -43,7 +43,7 @@ class Splits:
 
     @property
     def classes(self) -> list[int] | None:
-        """The class of each train, then selection example; None if answers are not classes."""
+        """The classes of the train and then the selection examples; None if answers are no classes."""
         labels = [dict(example.labels().items()) for example in (*self.train, *self.selection)]
         names = {name for fields in labels for name in fields}
         classes = answer_classes(labels, sorted(names))
@@ -66,7 +66,7 @@ def make_splits(
     The order of the examples does not matter.
 
     Args:
-        trainset: Examples to split.
+        trainset: Examples for training and, without a valset, selection.
         valset: The selection split; if empty, a fifth of the trainset is used.
         demos: Demos that the program shows or may show.
         rng: Shuffles the examples.
@@ -87,7 +87,7 @@ def make_splits(
     trainset_only = [index for index in trainset_indices if sources[index] not in valset_sources]
     if len(trainset_only) < len(trainset_indices):
         num_shared = len(trainset_indices) - len(trainset_only)
-        logger.warning("%d examples are in both trainset and valset, and count as examples of valset only", num_shared)
+        logger.warning("%d examples are in both trainset and valset, and are used in valset only", num_shared)
     train = mixed(trainset_only, labels, rng, balanced=balanced)
     if valset:
         selection = mixed(valset_indices, labels, rng, balanced=balanced)
@@ -111,7 +111,7 @@ def _distinct(examples: Examples, *, name: str) -> set[int]:
         first_places.setdefault(value_key(dict(example.items())), index)
     num_repeated = len(examples) - len(first_places)
     if num_repeated:
-        logger.warning("%d of %d examples of %s are duplicates and count once", num_repeated, len(examples), name)
+        logger.warning("%d of %d examples of %s are duplicates and are left out", num_repeated, len(examples), name)
     return set(first_places.values())
 
 
@@ -131,7 +131,7 @@ def _split_off(shuffled: list[int], labels: Sequence[Hashable], *, balanced: boo
 
 
 def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, cure: str) -> str:
-    """Return the error message for an empty split; `cure` says what to do."""
+    """Return the error message about an empty split; `cure` says what to do."""
     num_left = len(splits.train)
     needed = "trainset and valset must each contain an example of their own that no demo shows"
     if not num_valset:
@@ -146,15 +146,15 @@ def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, cure: str
 def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str] = ()) -> set[int]:
     """Return the indices of examples that demos show; scores on them would be too high.
 
-    A demo shows an example if all inputs that it has under their own names are equal, and
-    there is at least one. It also does if its values include every input value of the example,
-    under any names, because inner predictors may rename inputs. Values are equal if their
-    `input_key` is. If one of these two rules matches more than a tenth of the examples, and
-    more than one, then only examples count of which the demo has every input under its name.
+    By the first rule, a demo shows an example if they share at least one input name and agree on
+    all shared inputs. By the second, its values include every input value of the example, under
+    any names, because inner predictors may rename inputs. Values are equal if their `input_key`
+    is. If a rule matches more than one example, and more than a tenth of them, the demo must
+    instead have every input of the example by name.
 
     Args:
-        demos: Examples or dicts.
-        examples: Examples with inputs.
+        demos: The demos, as examples or dicts.
+        examples: Examples to compare with the demos, with inputs.
         prompted: Names of the inputs that prompts contain, if known. The first rule ignores
             other inputs, such as an ID, unless the examples have no prompted input.
     """
@@ -197,8 +197,8 @@ def by_content(examples: Examples) -> list[int]:
 def mixed(indices: Sequence[int], labels: Sequence[Hashable], rng: random.Random, *, balanced: bool) -> list[int]:
     """Shuffle examples; if `balanced`, spread the classes evenly, so that every prefix is stratified.
 
-    A search scores orders on prefixes. If one class were frequent there, an order that
-    favours it would score too high.
+    A search scores orders on prefixes. If a class were too frequent in a prefix, orders that
+    favour it would score too high.
     """
     shuffled = list(indices)
     rng.shuffle(shuffled)
@@ -215,14 +215,14 @@ def mixed(indices: Sequence[int], labels: Sequence[Hashable], rng: random.Random
 
 
 def are_classes(labels: Sequence[Any]) -> bool:
-    """Return whether labels are classes: at least two, with four examples each on average."""
+    """Return whether labels are classes: at least two, with four or more examples each on average."""
     return 1 < len(set(labels)) <= len(labels) / EXAMPLES_PER_CLASS
 
 
 def answer_classes(rows: Sequence[Any], names: Sequence[str]) -> list[int]:
     """Return each row's class number; rows with equal answers in the fields `names` share a class.
 
-    Fields whose values are mostly distinct, such as reasoning, are ignored.
+    Ignore fields whose values are mostly distinct, such as reasoning.
     """
     columns = []
     for name in names:
@@ -255,7 +255,7 @@ def value_key(value: Any) -> bytes:
     try:
         return orjson.dumps(serialize_object(value), default=_sorted_set, option=options)
     except Exception:
-        # The value is not plain data, or not valid Unicode.
+        # The value is not plain data or contains invalid Unicode.
         return repr(value).encode(errors="backslashreplace")
 
 

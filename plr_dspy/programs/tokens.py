@@ -9,12 +9,12 @@ from plr_dspy.programs.media import countable
 
 Messages = list[dict[str, Any]]
 
-# While this variable is set, importing litellm does not download prices.
+# This variable keeps litellm from downloading prices when it is imported.
 LOCAL_PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
 
 
 def token_counter() -> Callable[[Messages], int]:
-    """Return a function that counts tokens; images and audio have a fixed count."""
+    """Return a function that counts tokens; each image or audio clip has a fixed count."""
     is_first_import = "litellm" not in sys.modules and LOCAL_PRICES not in os.environ
     if is_first_import:
         os.environ[LOCAL_PRICES] = "True"
@@ -25,7 +25,7 @@ def token_counter() -> Callable[[Messages], int]:
             del os.environ[LOCAL_PRICES]
 
     def count(messages: Messages) -> int:
-        # This downloads nothing: litellm includes this tokenizer, and does not open images.
+        # Nothing is downloaded: litellm includes this tokenizer, and does not open images.
         options: dict[str, Any] = {"messages": countable(messages), "use_default_image_token_count": True}
         return int(litellm.token_counter("gpt-4o", **options))
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 
 def value_classes(program: dspy.Module) -> set[type]:
-    """Return the models, dataclasses, enums and named tuples in field types."""
+    """Return the pydantic models, dataclasses, enums and named tuples in field types."""
     signatures = [predictor.signature for predictor in program.predictors()]
     pending = [field.annotation for signature in signatures for field in signature.fields.values()]
     classes = set[type]()
@@ -19,7 +19,7 @@ def value_classes(program: dspy.Module) -> set[type]:
         pending += get_args(annotation)
         if isinstance(annotation, Enum):  # A Literal may contain an enum member.
             pending.append(type(annotation))
-        # Up to Python 3.10, list[int] is an instance of type, but not a class.
+        # In Python 3.10, list[int] is an instance of type, but not a class.
         if not isinstance(annotation, type) or get_origin(annotation) is not None or annotation in classes:
             continue
         is_named_tuple = issubclass(annotation, tuple) and hasattr(annotation, "_fields")

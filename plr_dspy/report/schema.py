@@ -10,7 +10,7 @@ from plr_dspy.report.stop import StopReason
 
 SCHEMA_VERSION: Literal[22] = 22  # version of the JSON format
 
-AS_GOOD = 0.01  # maximum loss of expected score of a prompt that is as good as the returned one
+AS_GOOD = 0.01  # maximum loss of expected score at which a prompt is still as good as the returned one
 
 PromptKind = Literal["original", "fixed", "retrieved", "program"]
 ScoreRange = tuple[float, float, float]  # a score, and the ends of its 95 % interval
@@ -27,7 +27,7 @@ class Iteration(Part):
 
     Attributes:
         index: Number of the round, from 0.
-        num_samples, num_new: Number of orderings scored, and of those scored for the first
+        num_samples, num_new: Number of orderings scored, and of orderings scored for the first
             time.
         mean_score, best_score: Mean and maximum of the mean scores of these orderings.
         best_score_so_far, best_ordering: The estimated best score after this round, and its
@@ -53,7 +53,7 @@ class Iteration(Part):
 
 
 class Candidate(Part):
-    """An ordering in the final comparison, or a program that stayed in a race until its end.
+    """An ordering in the final comparison, or a program that was not dropped from a race.
 
     Attributes:
         ordering: Indices of the demos in prompt order, by predictor.
@@ -98,12 +98,12 @@ class SlotReport(Part):
 
 
 class Alternative(Part):
-    """The score of an alternative, such as random demos.
+    """A program to compare with, such as random demos or a candidate of `front`, and its score.
 
     Attributes:
         score, interval: Expected score on new examples, and its 95 % interval, if known.
         num_examples: Number of examples that the score is estimated from.
-        tokens: Number of tokens in all its demos, by GPT-4o's tokenizer; 0 in `programs`.
+        tokens: Total tokens of the demos, by GPT-4o's tokenizer; 0 in `programs`.
         num_demos, ordering, instructions: Number of demos; in `front`, also the indices of
             demos and instructions, as in `Candidate`.
     """
@@ -119,15 +119,14 @@ class Alternative(Part):
 
 
 class FrontEntry(Alternative):
-    """The best candidate, or the returned one, of a kind with a number of demos and an instruction.
+    """The best or the returned candidate of one kind, number of demos and instruction.
 
     Attributes:
         kind: "original" (your program), "fixed" or "retrieved" demos, or "program" (one that
             you passed).
-        prompt_tokens: Number of tokens in its prompts without inputs, by GPT-4o's tokenizer:
-            instructions and demos.
+        prompt_tokens: Number of tokens in its instructions and demos, by GPT-4o's tokenizer.
         cost: US dollars for 1,000 predictions at litellm's list prices, if known. Answers are
-            as long as the compile's. Instructions and fixed demos are cached, if that is
+            as long as in the compile. Instructions and fixed demos are cached if that is
             cheaper.
         is_as_good: Whether `program_with(within=.01)` accepts it.
         is_returned: Whether it is the returned program.
@@ -145,10 +144,10 @@ class InstructionScore(Part):
 
     Attributes:
         origin: "student", "instructions[2]" or ``instructions['name'][2]`` (passed by the
-            user), "proposed[0]" (by the prompt model), or the name of its program.
+            user), "proposed[0]" (by the prompt model), or the name of the user's program.
         reason: Why the instruction did not take part; empty if it did.
-        score, interval, num_examples: As in `Alternative`, of the best arrangement that was
-            scored with it; None if none was.
+        score, interval, num_examples: As in `Alternative`, for this arrangement; None if there is
+            none.
     """
 
     text: str
@@ -165,8 +164,8 @@ class InstructionReport(Part):
     Attributes:
         chosen: Index of the returned program's instruction; 0 is the student's own.
         dropped: Instructions that did not take part.
-        distribution: The final distribution, for `PlackettLuce.from_state`; the first one
-            drawn is shown.
+        distribution: The final distribution, for `PlackettLuce.from_state`; the first
+            instruction of a draw is shown.
     """
 
     predictor: str
@@ -202,12 +201,12 @@ class RetrievalReport(Part):
 
 
 class Comparison(Part):
-    """The chosen and the original order on the selection split, or on the examples of a race.
+    """A comparison of the chosen with the original order, on the selection split or in a race.
 
     Attributes:
         original, chosen, gain: Mean scores on these examples, and their difference.
-        interval: 95 % interval of this gain, corrected for the number of orders or of raced
-            programs (Bonferroni).
+        interval: 95 % interval of this gain, Bonferroni-corrected for the number of orders or
+            raced programs.
         expected_gain, gain_interval: Expected gain on new examples and its 95 % interval. The
             gain is shrunk, because the order was selected as the best of many.
         probability, probability_worse: Probabilities that the chosen order is better or worse
@@ -231,7 +230,7 @@ class Comparison(Part):
 
 
 class Evidence(Part):
-    """The evidence on differences between orders."""
+    """How many examples show whether orders differ."""
 
     num_met: int  # examples on which at least two orders were scored
     num_differing: int  # examples on which scores differed
@@ -256,9 +255,9 @@ class ErrorCount(Part):
 
 
 class Signal(Part):
-    """The signal that the search learnt from."""
+    """Whether the search learnt from log-probabilities, too."""
 
-    used: str  # "score", or "logprobs" if it also used the log-probabilities of these labels
+    used: str  # "score" or, if log-probabilities of these labels were also used, "logprobs"
     reason: str  # why only scores were used; empty if the user requested that
     labels: list[str]
 
@@ -290,8 +289,8 @@ class ProgramState(Part):
         num_demos, demo_tokens: Number of demos in all predictors, and of their tokens if
             demos were chosen.
         num_calls: Number of calls that scored the program.
-        num_failed, num_unread: Number of calls without a score, and of those with an
-            unparsable reply.
+        num_failed, num_unread: Number of calls without a score, and of calls with an unparsable
+            reply.
         name: The name of a program that the user passed in `programs`; empty for others.
     """
 
@@ -311,8 +310,8 @@ class ReportData(Part):
         comparison: The final comparison, or that of a race of programs; None if nothing was
             compared.
         candidates: The orderings that reached the final comparison, or the programs that
-            stayed in a race until its end. The original is first. If answers are calibrated,
-            all others are, and the second is the original.
+            were not dropped from a race. The original is first. If answers are calibrated, all
+            others are, and the calibrated original is second.
         evidence, signal: None if the metric did not score orders.
         calibration: None if the calls returned no log-probabilities.
         program_calls: Calls by phase: "bootstrap" (for demos), "search", "race" (of the best
@@ -328,7 +327,7 @@ class ReportData(Part):
         front: If demos were chosen, the best candidate for each number of demos, instruction
             and kind; the cheapest first.
         programs: The programs that the user passed, best first.
-        instructions, proposals, retrieval: None or empty if these were not chosen.
+        instructions, proposals, retrieval: None or empty if the compile did not choose them.
         random: Expected score of random demos, or of the same demos in a random order.
         constant: Score of always giving the most frequent answer; for a metric over a
             set, the best of the frequent answers.

@@ -12,7 +12,7 @@ class StopReason(str, Enum):
     COST = "cost limit"
     NOTHING_NEW = "no new orders left"
     ALL_ROUNDS = "all iterations done"
-    ALL_ASKED = "all orders asked"
+    ALL_ASKED = "all orders scored"
     ALL_EXAMPLES = "all examples used"
     DECIDED = "further examples are unlikely to change the choice"
     STOP_AT_SCORE = "stop_at_score reached"
@@ -26,7 +26,7 @@ class StopReason(str, Enum):
 
 @dataclass(frozen=True)
 class Stop:
-    """A reason to stop, with a message that replaces the reason's own."""
+    """A reason to stop, with an optional message that replaces the default one."""
 
     reason: StopReason
     detail: str = ""

@@ -19,7 +19,7 @@ from plr_dspy.report.schema import (
 from plr_dspy.report.stop import StopReason
 
 MIN_WIN_PROBABILITY = 0.9  # below this probability of a gain, it "may be chance"
-ENOUGH_COMPARED = 0.8  # If two programs share this part of the examples, more calls would not help.
+ENOUGH_COMPARED = 0.8  # If two programs share this fraction of the examples, more calls would not help.
 TOO_LONG = "ContextWindowExceededError"  # exception type if a prompt exceeds the context length
 MUCH_CHEAPER = 0.95  # share of the returned program's tokens from which on a cheaper prompt is not worth a line
 LIMITS = {StopReason.COST: "max_cost", StopReason.TIME: "max_seconds"}  # arguments to raise, by what ended the search
@@ -27,7 +27,7 @@ MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a
 FEW_EXAMPLES = 30  # With fewer examples, chance decides which order looks best.
 FIELD_WIDTH = 40  # maximum number of characters to show of a field
 TEXT_WIDTH = 100  # maximum number of characters to show of an instruction
-PROPOSED = "proposed["  # first part of the origins of proposed instructions
+PROPOSED = "proposed["  # prefix of the origins of proposed instructions
 # Outcomes of calls without a score.
 WRONG = "counted as wrong"
 FAILED = "not scored"
@@ -160,7 +160,7 @@ def _cost(report: ReportData) -> str:
 
 
 def _scores(report: ReportData) -> Iterator[str]:
-    """Yield a table of the scores of both programs and of simpler methods."""
+    """Yield a table of scores: of the student, the returned program and simpler methods."""
     comparison = report.comparison
     rows = {}
     title = "for comparison:"
@@ -183,7 +183,7 @@ def _scores(report: ReportData) -> Iterator[str]:
 
 
 def _described(text: str, state: ProgramState) -> str:
-    """Add the name of a program that the user passed, if it is one, and the number of its demos."""
+    """Append to a text the name of a program, if it has one, and its number of demos."""
     name = f" {state.name!r}" if state.name else ""
     tokens = f" ({state.demo_tokens:,} tokens)" if state.demo_tokens else ""
     return f"{text}{name}, {count(state.num_demos, 'demo')}{tokens}"
@@ -208,7 +208,7 @@ def _programs(report: ReportData) -> Iterator[str]:
 
 
 def _table(rows: dict[str, str]) -> Iterator[str]:
-    names = [" ".join(name.split()) for name in rows]  # Names of users may have several lines.
+    names = [" ".join(name.split()) for name in rows]  # Users' names may contain line breaks.
     width = max(map(len, names))
     for name, text in zip(names, rows.values(), strict=True):
         yield f"  {name:<{width}}  {text}"
@@ -249,7 +249,7 @@ def _why_original_stays(report: ReportData) -> str:
     best = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
     if best is None or best.expected_gain <= 0 or not report.settings.get("racing", True):
         return "no other program is expected to do better"
-    probability = math.floor(100 * best.probability) / 100  # Round down, or it might seem to reach `min_probability`.
+    probability = math.floor(100 * best.probability) / 100  # Rounded up, it might seem to reach `min_probability`.
     return (
         f"the best other program is expected to gain {best.expected_gain:+.3f}, but that is too uncertain (better "
         f"with probability {probability:.2f}, worse with {best.probability_worse:.2f})"
@@ -324,7 +324,7 @@ def _calibration(report: ReportData) -> Iterator[str]:
 
 
 def _cheaper_prompt(report: ReportData) -> Iterator[str]:
-    """Name the cheapest prompt that is as good as the returned one, if it is another one."""
+    """Name the cheapest prompt that is as good as the returned one, if they differ."""
     cheapest = next((entry for entry in report.front if entry.is_as_good), None)
     returned = next((entry for entry in report.front if entry.is_returned), None)
     if cheapest is None or returned is None or report.comparison is None:

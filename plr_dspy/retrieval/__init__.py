@@ -1,1 +1,1 @@
-"""Retrieve demos for each input: find similar ones, then choose and order those to show."""
+"""Retrieve demos for each input: find similar demos, then choose and order the ones to show."""

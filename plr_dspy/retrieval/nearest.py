@@ -1,4 +1,4 @@
-"""Find the demos in a pool that are most similar to an input, and choose those to show."""
+"""Find the demos in a pool that are most similar to an input, and choose which ones to show."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WITHOUT_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9
 TOKEN = rf"[{WITHOUT_SPACES}]|[^\W{WITHOUT_SPACES}]+"  # a word, or a character of a script without spaces
 CACHE_SIZE = 4_096  # vectors of inputs to cache beyond the pool's, because a search repeats examples
 LABEL_WEIGHT = 0.5  # weight of a label's share among the candidates; similarity has weight 1
-REDUNDANCY_WEIGHT = 0.5  # weight of the similarity to demos already chosen, as a penalty
+REDUNDANCY_WEIGHT = 0.5  # weight of the penalty for similarity to demos already chosen
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class NearestDemos:
 
     Attributes:
         num_demos: Maximum number of demos to show.
-        prefer: Second criterion besides similarity: labels that are frequent among the
+        prefer: Criterion besides similarity: labels that are frequent among the
             candidates, or demos unlike those already chosen.
         nearest_last: Whether the best demo comes last, next to the question.
         num_candidates: Number of most similar demos to choose from.
         max_tokens: Maximum total tokens of the demos; the lowest-ranked are dropped.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid")  # Reject files of later versions.
+    __pydantic_config__ = ConfigDict(extra="forbid")  # Later versions may add settings to files.
 
     num_demos: int = 8
     prefer: Literal["nearest", "frequent labels", "unlike each other"] = "nearest"
@@ -60,7 +60,7 @@ class NearestDemos:
 
 
 def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
-    """Return TF-IDF vectors, `[n, d]`, and a function from a text to its cosines with them, `[n]`."""
+    """Return TF-IDF vectors, `[n, d]`, and a function that returns a text's similarities to them, `[n]`."""
     from sklearn.feature_extraction.text import TfidfVectorizer  # slow: takes a second and loads pandas
 
     vectorizer = TfidfVectorizer(token_pattern=TOKEN, ngram_range=(1, 2))
@@ -84,9 +84,9 @@ class Pool:
     """The demos that a predictor may show, searchable by similarity to a call's inputs.
 
     Args:
-        predictor: Its input fields are compared, and its output fields define the demos'
-            classes.
-        demos: Examples or dicts.
+        predictor: The predictor whose input fields are compared, and whose output fields
+            define the demos' classes.
+        demos: The demos to search, as examples or dicts.
         sources: Identifiers of the program inputs that each demo was made from, `[n]`.
         embedder: Embeds the texts to compare; None compares their words.
         vectors: Embeddings of the demos, `[n, d]`, if known.
@@ -186,7 +186,8 @@ class Pool:
         if without is not None:
             source = source_of(without)
             values = set(map(input_key, without.values()))
-            # If the program derived these inputs instead, other examples may share them.
+            # Skip equal inputs, unless the program derived them: other examples may share derived
+            # inputs.
             if any(input_key(inputs[name]) in values for name in self.names if name in inputs):
                 own_key = self._input_key(inputs)
         best = np.argsort(-cosines, kind="stable")

@@ -1,4 +1,4 @@
-"""Predictors that retrieve demos for the inputs of each call; how they are saved and loaded."""
+"""Predictors that retrieve demos for the inputs of each call, and their saved state."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load
 
 @dataclass(frozen=True)
 class Retrieval:
-    """The retrieval of demos from a pool.
+    """A pool of demos, and how to choose from it.
 
-    If `guarded`, it is skipped if the example being scored is unknown, which it might show.
+    If `guarded`, retrieve nothing unless the scored example is known: a demo might show it.
     """
 
     pool: Pool
@@ -100,7 +100,7 @@ class RetrievingPredict(dspy.Predict):
         return {**state, "retrieval": retrieval, "fields": {**state.get("fields", {}), LOADER: {}}}
 
     def load_state(self, state: Mapping[str, Any], **options: Any) -> RetrievingPredict:
-        """Load all but the retrieval; `load_program` restores that, because it knows the embedder."""
+        """Load all but the retrieval, which `load_program` restores with the embedder."""
         fields = {name: value for name, value in state.get("fields", {}).items() if name != LOADER}
         rest = {name: value for name, value in state.items() if name not in ("retrieval", "fields")}
         super().load_state({**rest, "fields": fields}, **options)
@@ -141,15 +141,15 @@ def _retrieving(kind: type[dspy.Predict]) -> type[RetrievingPredict]:
 
 
 def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Embedder | None) -> Retrieval:
-    """Return the retrieval of a saved predictor."""
+    """Return a predictor's retrieval, restored from its saved state."""
     version = state.get("version", 1)
     if version != STATE_VERSION:
         raise UserError(
-            f"its retrieval was saved as version {version}, but this plr_dspy reads version {STATE_VERSION}: compile "
+            f"the retrieval was saved as version {version}, but this plr_dspy reads version {STATE_VERSION}: compile "
             "it again"
         )
     if state["vectors"] is not None and embedder is None:
-        raise UserError("its demos are found by embeddings, but embedder is None: pass the embedder that compile used")
+        raise UserError("the demos are found by embeddings, but embedder is None: pass the embedder that compile used")
     if state["vectors"] is None:  # The search compared words.
         embedder = None
     examples = [dspy.Example(demo) for demo in state["demos"]]

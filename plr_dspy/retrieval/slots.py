@@ -18,8 +18,8 @@ from plr_dspy.statistics.arrays import Array
 
 NEAREST_LAST = "nearest last"
 FREQUENT_LABELS = "frequent labels"
-# Minimum demos to prefer frequent labels without a search. This helped with 1,000, not with
-# 100.
+# Minimum size of a pool to prefer frequent labels without a search. This helped with 1,000
+# demos, but not with 100.
 LARGE_POOL = 320
 
 
@@ -43,7 +43,7 @@ def make_pools(
     embedder: dspy.Embedder | None,
     known: dict[str, Array],
 ) -> dict[str, Pool]:
-    """Return a pool for each predictor that has demos to retrieve, by its name.
+    """Return the pools of the predictors that have demos to retrieve, by predictor.
 
     Args:
         program: Its predictors determine the fields to compare.
@@ -97,7 +97,7 @@ class RetrievalSlots(PoolSlots):
         super().__init__(program, pools, programs=self.whole_programs, **limits)
         self.embedder = next((pool.embedder for pool in found.values()), None)
         self._program_digests: dict[WholeProgram, str] = {}
-        # These modules pass the program's inputs to their predictor.
+        # These modules pass the program's inputs on unchanged.
         forwards = (dspy.Predict.forward, dspy.ChainOfThought.forward)
         patched_forward = vars(program).get("forward")  # set by dspy.syncify
         self._passes_inputs_on = patched_forward is None and getattr(type(program), "forward", None) in forwards
@@ -135,7 +135,7 @@ class RetrievalSlots(PoolSlots):
         return retrieve_in(program, self._retrievals(candidate, guarded=guarded))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of the prompts, or of the program if they are unknown."""
+        """Return a digest of the prompts, or of the program if the prompts are unknown."""
         if not isinstance(candidate, WholeProgram) or candidate in self.rivals:
             return super().fingerprint(candidate)
         retrievals = self._retrievals(candidate)

@@ -186,9 +186,9 @@ class TestAnswer:
     @pytest.mark.parametrize(
         ("completion", "message"),
         [
-            (" only the reasoning", "No value for answer"),
-            (" r\nAnswer:", "No value for answer"),
-            (" r\n\nAnswer: 4", "No value for answer"),
+            (" only the reasoning", "has no value for answer"),
+            (" r\nAnswer:", "has no value for answer"),
+            (" r\n\nAnswer: 4", "has no value for answer"),
             (" r\nAnswer: 4\nAnswer: 5", "more than once"),
         ],
     )

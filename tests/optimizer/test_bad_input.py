@@ -82,7 +82,7 @@ COMPILE = [
     (
         student,
         {"trainset": [dspy.Example(question=None)]},
-        r"trainset\[0\] must have values of .*\['question'\]; got None",
+        r"trainset\[0\] must have values for .*\['question'\]; got None",
     ),
     (student, {"inputs": "question"}, r"inputs must be a list .*; got 'question': pass \['question'\]"),
     (student, {"inputs": []}, r"inputs must be a list .*; got \[\]: pass a list"),

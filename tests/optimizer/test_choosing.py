@@ -80,7 +80,7 @@ class TestChoice:
         engine = Engine()
         same = chosen(engine, [student(), student()])
         assert same.name == "program 1"
-        assert same.report.stopped == "all programs are the same"
+        assert same.report.stopped == "all programs are identical"
         assert not engine.prompts
 
     def test_programs_differ_by_private_values_and_by_the_addresses_of_models(self):

@@ -71,7 +71,7 @@ def test_accuracy_and_difference():
     assert evaluation.constant.label == "no"
     assert evaluation.constant.score == 0.75
     assert "\n  always 'no'  0.750, without any call" in text
-    assert "1 of the replies could not be read" in text
+    assert "1 of the replies could not be parsed" in text
 
 
 def test_the_constant_answer_is_the_best_one_by_the_metric():

@@ -221,7 +221,7 @@ def test_a_function_without_source_text_is_named_in_a_warning(caplog):
     exec("def sourceless(e, p):\n    return 1.0", namespace)
     assert digest(namespace["sourceless"]) != digest(plain)
     assert [record.message for record in caplog.records] == [
-        "sourceless has no source code that can be read, so log_dir cannot detect changes to it"
+        "sourceless has no readable source code, so log_dir cannot detect changes to it"
     ]
 
 

@@ -295,8 +295,8 @@ def test_a_stopped_recording_goes_on_and_can_be_extended(record_reviews):
     assert json.loads(str(extended["about"]))["digest"].startswith("sha256 ")
     for sizes, problem in (
         ({"seed": 1}, "seed 0; got 1"),
-        ({"sets": 3}, "holds more"),
-        ({"examples": 8}, "holds more"),
+        ({"sets": 3}, "has more answers"),
+        ({"examples": 8}, "has more answers"),
     ):
         with pytest.raises(SystemExit, match=problem):
             record_reviews(PromptDigests(), **sizes)
