@@ -1,4 +1,5 @@
 from ._version import __version__ as __version__
+from .data.examples import as_examples as as_examples
 from .evaluation import Evaluation as Evaluation
 from .evaluation import Evaluations as Evaluations
 from .evaluation import ProgramScore as ProgramScore

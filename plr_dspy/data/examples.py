@@ -21,7 +21,7 @@ def as_examples(
     rows: Rows,
     program: dspy.Module,
     *,
-    name: str,
+    name: str = "rows",
     inputs: Sequence[str] | None = None,
     place: Callable[[int], str] | None = None,
 ) -> list[dspy.Example]:

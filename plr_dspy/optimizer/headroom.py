@@ -43,7 +43,7 @@ NUM_SEARCHED = 20  # A search is assumed to find the best of this many random se
 MAX_DRAWS = 50  # draws per set or order, until its prompt is a new one
 WORTHWHILE = 0.02  # smallest gain that justifies a change
 MOST_LEVERS = 7  # without instructions
-NOTHING_TO_GAIN = "Nothing to gain beyond noise"  # how the advice to keep the program begins
+NOTHING_TO_GAIN = "No gain beyond noise"  # how the advice to keep the program begins
 
 PROGRAM = "your program"
 NO_DEMOS = "no demos"
@@ -448,8 +448,9 @@ def best_advice(changes: Sequence[Change], gains: Mapping[str, Gain]) -> str:
             certain.append(change)
     if not certain:
         most = max(0.0, *(gain.interval[1] for gain in gains.values()))
-        cure = ", or try more calls or examples" if most > WORTHWHILE else ""
-        return f"{NOTHING_TO_GAIN}: at most {most:+.2f}. Keep the program{cure}."
+        if most > WORTHWHILE:
+            return f"{NOTHING_TO_GAIN}, but {most:+.2f} is possible. Keep the program, or try more calls or examples."
+        return f"{NOTHING_TO_GAIN}: at most {most:+.2f}. Keep the program."
     largest = max(certain, key=lambda change: gains[change.name].value)
     largest_gain = gains[largest.name]
     simplest = next(change for change in certain if not largest_gain.exceeds(gains[change.name], doubt))

@@ -182,7 +182,7 @@ def _check_examples(student: dspy.Module, dataset: str, examples: Sequence[dspy.
         if missing:
             raise UserError(
                 f"{dataset}[{i}] must have the inputs {missing}; it has {sorted(input_names)}: rename the fields of "
-                "the examples or the program, or pass these names to with_inputs"
+                "the examples or the program, or add these names to the inputs"
             )
 
 

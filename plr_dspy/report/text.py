@@ -347,7 +347,7 @@ def details(report: ReportData) -> Iterator[str]:
     yield from summary(report)
     yield from _settings(report)
     comparison = report.comparison
-    if comparison is not None:
+    if comparison is not None and not report.original_stays:
         gain = score_text(comparison.gain, *comparison.interval, sign="+")
         # A race of programs has no final comparison.
         title = "final comparison alone" if report.settings.get("num_selection") else "mean scores"

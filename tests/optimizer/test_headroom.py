@@ -95,7 +95,7 @@ class TestLevers:
         result = measured(engine, metric=lambda example, prediction: digest(example.question) < 0.6)
         assert {lever.gain for lever in result.levers} == {0.0}
         assert set(result.noise_shares.values()) == {1.0}
-        assert result.advice.startswith("Nothing to gain beyond noise: at most +0.")
+        assert result.advice.startswith("No gain beyond noise, but +0.")
         assert "Keep the program" in result.advice
 
     def test_the_orders_are_those_of_the_programs_own_demos(self):

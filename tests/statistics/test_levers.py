@@ -125,8 +125,8 @@ RANDOM = gain(0.2)
 @pytest.mark.parametrize(
     ("gains", "advice"),
     [
-        ({"no demos": gain(-0.1), "other sets": gain(-0.02)}, "Nothing to gain beyond noise: at most +0.00."),
-        ({"random demos": gain(0.1, 0.1)}, "Nothing to gain beyond noise: at most +0.28. Keep the program, or"),
+        ({"no demos": gain(-0.1), "other sets": gain(-0.02)}, "No gain beyond noise: at most +0.00."),
+        ({"random demos": gain(0.1, 0.1)}, "No gain beyond noise, but +0.28 is possible. Keep the program, or"),
         (
             {"random demos": RANDOM, "nearest demos": gain(0.3)},
             "The largest lever is 'nearest demos' (+0.30 [+0.28, +0.32]): run PLFewShot(demos='retrieved').",
