@@ -1,7 +1,8 @@
 """The rounds of a search. Each scores the proposed candidates on some train examples and updates the search."""
 
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plr_dspy.compiling.futility import FIRST_ANSWERS, FutilityCheck
@@ -17,6 +18,10 @@ from plr_dspy.search.space import Candidate, Ordering, Scores, WholeProgram
 logger = logging.getLogger(__name__)
 
 MIN_SHARE = 0.5  # minimum share of a later round to score before a refit; otherwise, there are too few elites
+WIDENED_AT = 0.5  # share of the search's calls after which its space may be widened
+MAX_SHOWN = 8  # maximum examples to widen it by
+NUM_WIDENED = 4  # best orderings that are scored with each new item
+MIN_PER_SHOWN = 8  # train examples, and calls that the search has left, for each of them
 MIN_FAILURES = 8  # If at least this many calls of a round all fail, assume an outage.
 
 
@@ -33,6 +38,8 @@ class SearchRounds:
         min_probability, stop_at_score, patience: As in `PLReorder`.
         sample, advice: As in `FutilityCheck`.
         shifted: As in `ExampleSchedule`.
+        widen: Returns a search in a wider space, given `failures`; None if there is none. Items
+            keep their numbers, and new ones come last.
     """
 
     search: Search = field(kw_only=False)
@@ -46,6 +53,7 @@ class SearchRounds:
     stop_at_score: float | None = None
     patience: int | None = None
     shifted: bool = False
+    widen: Callable[[Mapping[int, Ordering]], Search | None] | None = None
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -93,6 +101,65 @@ class SearchRounds:
             return Stop(StopReason.BUDGET)
         logger.info("%s", self._history[-1])
         return None
+
+    def next_candidates(self) -> Sequence[Candidate]:
+        """Return the candidates of the next round, which may be the first in a wider space."""
+        candidates: Sequence[Candidate] = []
+        if self.evaluator.num_calls("search") >= WIDENED_AT * self.plan.search_calls:
+            candidates = self.widened()
+        return candidates or self.search.ask() or self.widened()
+
+    def widened(self) -> list[Candidate]:
+        """Continue the search in a wider space, and return its first candidates: the best orderings with new items.
+
+        This happens at most once. Without a wider space, there are none.
+        """
+        widen = self.widen
+        self.widen = None
+        narrow = self.search.space
+        best = [candidate for candidate in self.best() if narrow.contains(candidate)]
+        if widen is None or not best:
+            return []
+        failures = self.failures([ordering for ordering in best if narrow.chosen(ordering) == narrow.chosen(best[0])])
+        wider_search = widen(failures) if failures else None
+        if wider_search is None:
+            return []
+        # The new items were made with these examples in view, so their scores would be too
+        # high.
+        self.schedule.retired.update(failures)
+        scores = self.scores()
+        wider_search.model.information_weights = self.evaluator.effective.information_weights
+        wider_search.tell(list(scores), scores)
+        self.search = wider_search
+        first: dict[Candidate, None] = {}
+        for ordering in best[:NUM_WIDENED]:
+            first |= dict.fromkeys(wider_search.space.with_new_items(ordering, narrow))
+        return list(first)
+
+    def failures(self, best_first: Sequence[Ordering]) -> dict[int, Ordering]:
+        """Return some train examples, each with the first ordering that was scored on it, and that failed.
+
+        An ordering fails if it scores less than the best call so far. Replies that cannot be
+        parsed have no score.
+        """
+        evaluator = self.evaluator
+        kept = self.plan.race_calls + self.plan.final_calls
+        num_left = evaluator.budget.max_calls - evaluator.log.num_calls - kept
+        number = min(MAX_SHOWN, self.num_train // MIN_PER_SHOWN, max(0, num_left) // MIN_PER_SHOWN)
+        known = [record.score for record in self.observations.every_record() if record.score is not None]
+        highest = max(known, default=-math.inf)
+        met: set[int] = set()
+        failures: dict[int, Ordering] = {}
+        for ordering in best_first:
+            scores = {}
+            for example, record in self.observations.records[ordering].items():
+                if example not in met and record.score is not None:
+                    scores[example] = record.score
+            met |= scores.keys()
+            for example in sorted(scores, key=lambda example: (scores[example], example)):
+                if scores[example] < highest and len(failures) < number:
+                    failures[example] = ordering
+        return failures
 
     def check_stoppers(self) -> Stop | None:
         """Return the reason to stop the search; None to continue. Add new stopping rules here."""
