@@ -71,7 +71,8 @@ def build_report(
     # Attempts to bootstrap demos, and proposals, are reported separately from calls that
     # scored candidates.
     others = {attempt.key[0] for attempt in setup.attempts} | {proposal.prompt for proposal in setup.proposals}
-    scored = [(key, record) for key, record in scorer.log.records.items() if key[0] not in others]
+    records = {key: record for key, record in scorer.log.records.items() if key not in scorer.unscored}
+    scored = [(key, record) for key, record in records.items() if key[0] not in others]
     original = setup.original
     if isinstance(setup.slots, PoolSlots):
         # With max_metric_calls=0, `setup.original` retrieves demos. Report the student's own
