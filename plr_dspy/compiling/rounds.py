@@ -19,9 +19,9 @@ logger = logging.getLogger(__name__)
 
 MIN_SHARE = 0.5  # minimum share of a later round to score before a refit; otherwise, there are too few elites
 WIDENED_AT = 0.5  # share of the search's calls after which its space may be widened
-MAX_SHOWN = 8  # maximum examples to widen it by
-NUM_WIDENED = 4  # best orderings that are scored with each new item
-MIN_PER_SHOWN = 8  # train examples, and calls that the search has left, for each of them
+MAX_LOW = 8  # maximum number of low scores that lead to new items
+MIN_PER_LOW = 8  # minimum train examples, and calls left to the search, for each of them
+NUM_WIDENED = 4  # number of the best orderings to score with each new item
 MIN_FAILURES = 8  # If at least this many calls of a round all fail, assume an outage.
 
 
@@ -38,8 +38,8 @@ class SearchRounds:
         min_probability, stop_at_score, patience: As in `PLReorder`.
         sample, advice: As in `FutilityCheck`.
         shifted: As in `ExampleSchedule`.
-        widen: Returns a search in a wider space, given `failures`; None if there is none. Items
-            keep their numbers, and new ones come last.
+        widen: Returns a search in a wider space, given `low_scores`; None if there is none.
+            Items keep their numbers, and new ones come last.
     """
 
     search: Search = field(kw_only=False)
@@ -120,13 +120,14 @@ class SearchRounds:
         best = [candidate for candidate in self.best() if narrow.contains(candidate)]
         if widen is None or not best:
             return []
-        failures = self.failures([ordering for ordering in best if narrow.chosen(ordering) == narrow.chosen(best[0])])
-        wider_search = widen(failures) if failures else None
+        alike = [ordering for ordering in best if narrow.chosen(ordering) == narrow.chosen(best[0])]
+        low_scores = self.low_scores(alike)
+        wider_search = widen(low_scores) if low_scores else None
         if wider_search is None:
             return []
         # The new items were made with these examples in view, so their scores would be too
         # high.
-        self.schedule.retired.update(failures)
+        self.schedule.retired.update(low_scores)
         scores = self.scores()
         wider_search.model.information_weights = self.evaluator.effective.information_weights
         wider_search.tell(list(scores), scores)
@@ -136,20 +137,19 @@ class SearchRounds:
             first |= dict.fromkeys(wider_search.space.with_new_items(ordering, narrow))
         return list(first)
 
-    def failures(self, best_first: Sequence[Ordering]) -> dict[int, Ordering]:
-        """Return some train examples, each with the first ordering that was scored on it, and that failed.
+    def low_scores(self, best_first: Sequence[Ordering]) -> dict[int, Ordering]:
+        """Return train examples on which the first ordering scored there did worse than the best call so far.
 
-        An ordering fails if it scores less than the best call so far. Replies that cannot be
-        parsed have no score.
+        Each comes with this ordering. Replies that cannot be parsed have no score.
         """
         evaluator = self.evaluator
         kept = self.plan.race_calls + self.plan.final_calls
         num_left = evaluator.budget.max_calls - evaluator.log.num_calls - kept
-        number = min(MAX_SHOWN, self.num_train // MIN_PER_SHOWN, max(0, num_left) // MIN_PER_SHOWN)
+        number = min(MAX_LOW, self.num_train // MIN_PER_LOW, max(0, num_left) // MIN_PER_LOW)
         known = [record.score for record in self.observations.every_record() if record.score is not None]
         highest = max(known, default=-math.inf)
         met: set[int] = set()
-        failures: dict[int, Ordering] = {}
+        low_scores: dict[int, Ordering] = {}
         for ordering in best_first:
             scores = {}
             for example, record in self.observations.records[ordering].items():
@@ -157,9 +157,9 @@ class SearchRounds:
                     scores[example] = record.score
             met |= scores.keys()
             for example in sorted(scores, key=lambda example: (scores[example], example)):
-                if scores[example] < highest and len(failures) < number:
-                    failures[example] = ordering
-        return failures
+                if scores[example] < highest and len(low_scores) < number:
+                    low_scores[example] = ordering
+        return low_scores
 
     def check_stoppers(self) -> Stop | None:
         """Return the reason to stop the search; None to continue. Add new stopping rules here."""

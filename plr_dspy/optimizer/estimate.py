@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import dspy
 
 from plr_dspy.compiling.plan import Plan
-from plr_dspy.compiling.rounds import MAX_SHOWN
+from plr_dspy.compiling.rounds import MAX_LOW
 from plr_dspy.errors import UserError
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.copying import language_models
@@ -123,7 +123,7 @@ def cost_of_proposals(setup: CompileSetup) -> float | None:
     if not setup.proposals:
         return 0.0
     early = cost_of_prompt(setup, EXAMPLES_PER_PROPOSAL)
-    late = cost_of_prompt(setup, MAX_SHOWN)
+    late = cost_of_prompt(setup, MAX_LOW)
     if early is None or late is None:
         return None
     return CALLS_PER_PROPOSAL * len(setup.proposals) * early + num_revisions(setup) * late

@@ -1,6 +1,6 @@
 """Instructions that the prompt model proposes during the search, from failures, with GEPA's proposer.
 
-The best arrangements run again on examples that they fail on, to record the inputs and outputs
+The best arrangements run again on examples where they scored low, to record the inputs and outputs
 of each predictor and the metric's feedback. From these, the prompt model writes one instruction
 for each predictor. The run log keeps both, so a resumed run gets the same texts without paying
 again.
@@ -13,7 +13,7 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.compiling.rounds import MAX_SHOWN
+from plr_dspy.compiling.rounds import MAX_LOW
 from plr_dspy.dspy_compat import InstructionProposer
 from plr_dspy.metrics.by_example import as_score
 from plr_dspy.metrics.copies import own_value
@@ -85,32 +85,29 @@ def with_revisions(opened: OpenCompile, failures: Mapping[int, Ordering]) -> Com
 
     Args:
         opened: The compile.
-        failures: Examples, and the arrangement that failed on each. All have the same
+        failures: Examples, each with an arrangement that scored low on it. All have the same
             instructions, which the new ones revise.
     """
     setup = opened.setup
-    scorer = opened.scorer
     slots = setup.slots
     assert isinstance(slots, PoolSlots)
-    # Make the program calls that trace the failures.
     cells: dict[CallKey, Candidate] = {}
     for example, arrangement in failures.items():
-        fingerprint, _ = scorer.key(arrangement, example)
+        fingerprint, _ = opened.scorer.key(arrangement, example)
         cells[f"traced {fingerprint}", example] = arrangement
     work = TracingWork(setup.options.metric, setup.scored_examples)
-    records = scorer.call_unscored(opened.evaluator(slots, work, names=setup.splits.names), cells)
-    # Let the prompt model propose an instruction for each predictor.
+    records = opened.scorer.call_unscored(opened.evaluator(slots, work, names=setup.splits.names), cells)
     first_example, first_arrangement = next(iter(failures.items()))
     numbers = slots.instructions(first_arrangement)
-    facts = [setup.seed, *((prompt, setup.scored_examples[example]) for prompt, example in cells)]
-    cost = cost_of_prompt(setup, MAX_SHOWN) if setup.options.max_cost is not None else None
+    shown = [(prompt, setup.scored_examples[example]) for prompt, example in cells]
+    cost = cost_of_prompt(setup, MAX_LOW) if setup.options.max_cost is not None else None
     proposals: list[Proposal] = []
-    with scorer.budget.other_model(cost, SHARE):
+    with opened.scorer.budget.other_model(cost, SHARE):
         for name, instructions in slots.alternatives.items():
-            shown = _reflective_examples(name, records)
-            if shown:
-                revision = RevisionWork(setup, instructions[numbers[name]].text, shown)
-                prompt = f"revised by {digest([revision.model, name, facts])}"
+            examples = _reflective_examples(name, records)
+            if examples:
+                revision = RevisionWork(setup, instructions[numbers[name]].text, examples)
+                prompt = f"revised by {digest([revision.model, name, shown, setup.seed])}"
                 task = Proposal(name, 1, prompt, from_failures=True)
                 proposals += _propose(opened, revision, task, first_example)
     num_texts = sum(bool(proposal.text) for proposal in proposals)
@@ -119,7 +116,7 @@ def with_revisions(opened: OpenCompile, failures: Mapping[int, Ordering]) -> Com
 
 
 def _reflective_examples(predictor: str, records: Sequence[CallRecord]) -> list[dict[str, Any]]:
-    """Return a predictor's failures in the form that GEPA's proposer expects."""
+    """Return a predictor's calls in the form that GEPA's proposer expects."""
     examples = []
     for record in records:
         call = (record.value or {}).get("calls", {}).get(predictor)

@@ -771,6 +771,26 @@ class TestProposalsFromFailures:
         assert engine.num_calls == whole.num_calls + 1
         assert len(proposer.prompts) == len(paid.prompts)
 
+    @pytest.mark.parametrize("demos", ["auto", "retrieved"])
+    def test_with_demos_for_each_input_and_programs_of_others(self, demos):
+        model = lm_of(ProposingEngine(IDLE, revise=revise), "fake/proposer")
+        optimizer = PLFewShot(
+            with_feedback,
+            instructions="propose",
+            num_instructions=1,
+            prompt_model=model,
+            demos=demos,
+            max_metric_calls=300,
+            display_progress=False,
+        )
+        with using(CodedEngine()):
+            programs = {"other": with_demos("poor", BAD)}
+            program = optimizer.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES, programs=programs)
+        (entry,) = optimizer.report.instructions
+        origins = [choice.origin for choice in entry.alternatives]
+        assert origins == ["student", "proposed[0]", "other", "from failures[0]"]
+        assert program.signature.instructions == WORD
+
     def test_an_interrupted_prompt_model_is_asked_again(self, tmp_path):
         with using(CodedEngine()) as whole:
             _, report, paid = revising()
