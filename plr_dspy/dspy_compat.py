@@ -28,6 +28,7 @@ from dspy.primitives.base_module import BaseModule
 from dspy.primitives.module import set_attribute_by_name
 from dspy.propose.dataset_summary_generator import create_dataset_summary
 from dspy.propose.grounded_proposer import TIPS, GroundedProposer
+from dspy.teleprompt.gepa import InstructionProposer
 from dspy.teleprompt.teleprompt import Teleprompter
 from dspy.utils import magicattr
 from dspy.utils.callback import BaseCallback

@@ -1,6 +1,7 @@
 """The rounds of a search. Each scores the proposed candidates on some train examples and updates the search."""
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,10 @@ from plr_dspy.search.space import Candidate, Ordering, Scores, WholeProgram
 logger = logging.getLogger(__name__)
 
 MIN_SHARE = 0.5  # minimum share of a later round to score before a refit; otherwise, there are too few elites
+WIDENED_AT = 0.5  # share of the search's calls after which its space may be widened
+MAX_LOW = 8  # maximum number of low scores that lead to new items
+MIN_PER_LOW = 8  # minimum train examples, and calls left to the search, for each of them
+NUM_WIDENED = 4  # number of the best orderings to score with each new item
 MIN_FAILURES = 8  # If at least this many calls of a round all fail, assume an outage.
 
 
@@ -36,6 +41,8 @@ class SearchRounds:
         min_examples: Returns how many new examples some candidates need at least, if they are
             scored in this order, so that few prompt tokens are those of demos that a server
             reads anew.
+        widen: Returns a search in a wider space, given `low_scores`; None if there is none.
+            Items keep their numbers, and new ones come last.
     """
 
     search: Search = field(kw_only=False)
@@ -50,6 +57,7 @@ class SearchRounds:
     patience: int | None = None
     shifted: bool = False
     min_examples: Callable[[Sequence[Candidate]], Mapping[Candidate, int]] = lambda candidates: {}
+    widen: Callable[[Mapping[int, Ordering]], Search | None] | None = None
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -100,6 +108,65 @@ class SearchRounds:
             return Stop(StopReason.BUDGET)
         logger.info("%s", self._history[-1])
         return None
+
+    def next_candidates(self) -> Sequence[Candidate]:
+        """Return the candidates of the next round, which may be the first in a wider space."""
+        candidates: Sequence[Candidate] = []
+        if self.evaluator.num_calls("search") >= WIDENED_AT * self.plan.search_calls:
+            candidates = self.widened()
+        return candidates or self.search.ask() or self.widened()
+
+    def widened(self) -> list[Candidate]:
+        """Continue the search in a wider space, and return its first candidates: the best orderings with new items.
+
+        This happens at most once. Without a wider space, there are none.
+        """
+        widen = self.widen
+        self.widen = None
+        narrow = self.search.space
+        best = [candidate for candidate in self.best() if narrow.contains(candidate)]
+        if widen is None or not best:
+            return []
+        alike = [ordering for ordering in best if narrow.chosen(ordering) == narrow.chosen(best[0])]
+        low_scores = self.low_scores(alike)
+        wider_search = widen(low_scores) if low_scores else None
+        if wider_search is None:
+            return []
+        # The new items were made with these examples in view, so their scores would be too
+        # high.
+        self.schedule.retired.update(low_scores)
+        scores = self.scores()
+        wider_search.model.information_weights = self.evaluator.effective.information_weights
+        wider_search.tell(list(scores), scores)
+        self.search = wider_search
+        first: dict[Candidate, None] = {}
+        for ordering in best[:NUM_WIDENED]:
+            first |= dict.fromkeys(wider_search.space.with_new_items(ordering, narrow))
+        return list(first)
+
+    def low_scores(self, best_first: Sequence[Ordering]) -> dict[int, Ordering]:
+        """Return train examples on which the first ordering scored there did worse than the best call so far.
+
+        Each comes with this ordering. Replies that cannot be parsed have no score.
+        """
+        evaluator = self.evaluator
+        kept = self.plan.race_calls + self.plan.final_calls
+        num_left = evaluator.budget.max_calls - evaluator.log.num_calls - kept
+        number = min(MAX_LOW, self.num_train // MIN_PER_LOW, max(0, num_left) // MIN_PER_LOW)
+        known = [record.score for record in self.observations.every_record() if record.score is not None]
+        highest = max(known, default=-math.inf)
+        met: set[int] = set()
+        low_scores: dict[int, Ordering] = {}
+        for ordering in best_first:
+            scores = {}
+            for example, record in self.observations.records[ordering].items():
+                if example not in met and record.score is not None:
+                    scores[example] = record.score
+            met |= scores.keys()
+            for example in sorted(scores, key=lambda example: (scores[example], example)):
+                if scores[example] < highest and len(low_scores) < number:
+                    low_scores[example] = ordering
+        return low_scores
 
     def check_stoppers(self) -> Stop | None:
         """Return the reason to stop the search; None to continue. Add new stopping rules here."""

@@ -63,10 +63,10 @@ class CompileRun(SearchRounds):
             return self.outcome(stop=stop)
 
         # 1. Search: ask for candidates, score them on some train examples, and update the
-        # search.
+        # search. Half-way, the space may be widened once.
         self.begin_phase("search", reserved_calls=self.plan.race_calls + self.plan.final_calls)
         while stop is None:
-            candidates = self.search.ask()
+            candidates = self.next_candidates()
             stop = self.play_round(candidates) or self.check_stoppers()
         self.stop = stop
         original_is_scored = self.observations.count(self.original) > 0

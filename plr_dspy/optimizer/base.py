@@ -71,13 +71,20 @@ from plr_dspy.search.space import WITHOUT_DEMOS, Candidate
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class OpenCompile:
-    """A compile that is ready to make calls."""
+    """A compile that is ready to make calls.
+
+    Attributes:
+        setup: What can be chosen, which a compile may extend.
+        work: Makes program calls.
+        evaluator: Creates evaluators of other work, with the same log and budget.
+    """
 
     setup: CompileSetup
-    work: MetricWork  # makes program calls
+    work: MetricWork
     scorer: Evaluator
+    evaluator: Callable[..., ProgramEvaluator]
     responses: LabelResponses | None = None  # for a search that learns from log-probabilities
 
 
@@ -312,15 +319,17 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 on_cell=lambda: bar.update(log.num_calls - bar.n),
                 budget=make_budget(setup, log),
                 interrupted=interrupted,
+                num_threads=self.num_threads,
             )
             if setup.attempts or setup.proposals:
                 setup = self._make_demos(setup, evaluator)
             work = self.work(setup)
             names, keys = self._examples(setup, work)
             log.number_examples(keys)
-            payer = evaluator(setup.slots, work, names=names, num_threads=self.num_threads)
+            payer = evaluator(setup.slots, work, names=names)
             bootstrapped = [attempt.key for attempt in setup.attempts]
-            yield OpenCompile(setup, work, Evaluator(payer, bootstrapped=bootstrapped, influence=work.influence))
+            scorer = Evaluator(payer, bootstrapped=bootstrapped, influence=work.influence)
+            yield OpenCompile(setup, work, scorer, evaluator)
 
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
         """Bootstrap demos and propose instructions before the search, and return the setup with them."""
@@ -380,12 +389,17 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             stop_at_score=getattr(self, "stop_at_score", None),
             patience=getattr(self, "patience", None),
             shifted=opened.responses is not None,
+            widen=self._widening(opened),
             **self._run_options(opened),
         )
 
     def _run_options(self, opened: OpenCompile) -> dict[str, Any]:
         """Return further attributes of the `SearchRounds`."""
         return {}
+
+    def _widening(self, opened: OpenCompile) -> Callable[..., Search | None] | None:
+        """Return a function that widens the search, as in `SearchRounds`; None if the space stays as it is."""
+        return None
 
     def _run_kind(self, plan: Plan) -> type[CompileRun]:
         """Return the class of a compile with this plan."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import dspy
 
 from plr_dspy.compiling.plan import Plan
+from plr_dspy.compiling.rounds import MAX_LOW
 from plr_dspy.errors import UserError
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.copying import language_models
@@ -133,24 +134,34 @@ def estimate_cost(setup: CompileSetup, candidates: Sequence[Candidate] = ()) -> 
         prompt_tokens=None if size.tokens is None else round(num_calls * size.tokens),
         cost=cost,
         affordable_calls=affordable_calls,
-        proposal_calls=CALLS_PER_PROPOSAL * len(setup.proposals),
+        proposal_calls=CALLS_PER_PROPOSAL * len(setup.proposals) + num_revisions(setup),
         new_prompt_tokens=None if size.new_tokens is None else round(num_calls * size.new_tokens),
         cost_with_cache=cost_with_cache,
     )
 
 
+def num_revisions(setup: CompileSetup) -> int:
+    """Return the maximum number of instructions proposed during the search, each by one call."""
+    return len(setup.slots.alternatives) if setup.proposals else 0
+
+
 def cost_of_proposals(setup: CompileSetup) -> float | None:
-    """Return the approximate dollars of proposed instructions; None if the prompt model has no price."""
+    """Return the approximate dollars of all proposed instructions; None if the prompt model has no price."""
     if not setup.proposals:
         return 0.0
+    early = cost_of_prompt(setup, EXAMPLES_PER_PROPOSAL)
+    late = cost_of_prompt(setup, MAX_LOW)
+    if early is None or late is None:
+        return None
+    return CALLS_PER_PROPOSAL * len(setup.proposals) * early + num_revisions(setup) * late
+
+
+def cost_of_prompt(setup: CompileSetup, num_examples: int) -> float | None:
+    """Return the approximate dollars of a prompt with some examples; None if the prompt model has no price."""
     model = setup.prompt_model or dspy.settings.lm
     num_tokens = token_counter()
-    examples = [{"role": "user", "content": repr(example)} for example in setup.scored_examples[:EXAMPLES_PER_PROPOSAL]]
-    num_calls = CALLS_PER_PROPOSAL * len(setup.proposals)
-    sizes = {
-        "prompt_tokens": float(num_calls * (PROPOSAL_PROMPT + num_tokens(examples))),
-        "completion_tokens": float(num_calls * PROPOSAL_REPLY),
-    }
+    examples = [{"role": "user", "content": repr(example)} for example in setup.scored_examples[:num_examples]]
+    sizes = {"prompt_tokens": float(PROPOSAL_PROMPT + num_tokens(examples)), "completion_tokens": float(PROPOSAL_REPLY)}
     return cost_of({str(model.model): sizes})
 
 

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import dspy
@@ -25,6 +26,7 @@ from plr_dspy.optimizer.learning import LearningOptimizer
 from plr_dspy.optimizer.look_sizes import LookSizes
 from plr_dspy.optimizer.proposals import ProposalWork, make_proposals, planned_proposals, proposed_instructions
 from plr_dspy.optimizer.report_builder import FinishedProgram
+from plr_dspy.optimizer.revisions import with_revisions
 from plr_dspy.optimizer.setup import Attempt, CompileSetup, DemoChoices, Teacher
 from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.calls import ProgramEvaluator
@@ -44,7 +46,8 @@ from plr_dspy.report.schema import RetrievalReport
 from plr_dspy.report.stop import StopReason
 from plr_dspy.retrieval.slots import RetrievalSlots, make_pools, variations
 from plr_dspy.scoring.run_log import FAILED
-from plr_dspy.search.space import WholeProgram
+from plr_dspy.search.search import Search
+from plr_dspy.search.space import Ordering, WholeProgram
 from plr_dspy.statistics.arrays import Array
 
 logger = logging.getLogger(__name__)
@@ -95,11 +98,14 @@ class PLFewShot(LearningOptimizer):
         instructions: Instructions to choose from, besides the student's own: a list of texts,
             or for several predictors a dict with a list for each name. With "propose", a
             prompt model writes some with DSPy's `GroundedProposer`, from examples that become
-            demos. Those of `programs` always take part. Retrieved demos come with the
-            student's own instruction.
+            demos. Half-way through the search, it writes one more for each predictor with
+            GEPA's `InstructionProposer`, from failures and the metric's feedback. Those of
+            `programs` always take part. Retrieved demos come with the student's own
+            instruction.
         prompt_model: ``dspy.LM`` that proposes instructions; None uses ``dspy.settings.lm``,
             or else the student's.
-        num_instructions: Number of instructions to propose for each predictor.
+        num_instructions: Number of instructions to propose for each predictor before the
+            search.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000).
             None requires `max_metric_calls`.
         all others: As in `PLReorder`. A teacher may use a quarter of `max_cost` and
@@ -180,8 +186,10 @@ class PLFewShot(LearningOptimizer):
         # `most_searched` is set, every arrangement is scored on all examples.
         if opened.responses is not None or plan.most_searched is not None:
             return {}
+        payer = opened.scorer.payer
+        assert isinstance(payer, ProgramEvaluator)
         try:
-            return {"min_examples": LookSizes(opened.setup)}
+            return {"min_examples": LookSizes(opened.setup, lambda candidate: payer.slots.build(candidate))}
         except Exception:  # The adapter or litellm may fail to count tokens.
             return {}
 
@@ -387,6 +395,23 @@ class PLFewShot(LearningOptimizer):
             calls_before = len(setup.attempts) + len(setup.proposals)
             evaluator.budget.max_calls = setup.plan.max_metric_calls + calls_before
         return setup
+
+    def _widening(self, opened: OpenCompile) -> Callable[..., Search | None] | None:
+        if opened.setup.proposals and opened.setup.slots.alternatives:
+            return partial(self._widened, opened)
+        return None
+
+    def _widened(self, opened: OpenCompile, failures: Mapping[int, Ordering]) -> Search | None:
+        """Add instructions that are proposed from failures; return the search among all, or None without new ones."""
+        known = opened.setup.slots
+        opened.setup = with_revisions(opened, failures)
+        slots = opened.setup.slots
+        if slots.space.sizes == known.space.sizes:
+            return None
+        payer = opened.scorer.payer
+        assert isinstance(payer, ProgramEvaluator)
+        payer.slots = slots
+        return self.search(opened.setup, opened.responses)
 
     def _finish(
         self, setup: CompileSetup, run: CompileRun, outcome: Outcome, build_program: Callable[..., dspy.Module]

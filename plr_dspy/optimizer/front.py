@@ -23,7 +23,6 @@ from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.ordering_model import FittedModel
 from plr_dspy.search.space import Candidate
 
-MIN_SCORED = 20  # minimum examples that a candidate is scored on to be called as good as another
 PREDICTIONS = 1_000  # predictions that a reported cost is for
 
 
@@ -142,8 +141,8 @@ class Front:
     def as_good(self, within: float) -> list[Prompt]:
         """Return the candidates that score at most `within` less than the reference, cheapest first.
 
-        A high estimate from few calls is not enough: each candidate must be scored on at least
-        `MIN_SCORED` examples, and a larger loss must be improbable by the model of scores.
+        A high estimate from few calls is not enough, because the model then gives a larger
+        loss a high probability.
         """
         max_worse = 1.0 / (1.0 + MIN_ODDS) if self._min_probability is None else 1.0 - self._min_probability
         reference = self.reference
@@ -154,9 +153,8 @@ class Front:
             # If the reference's answers are revised, compare candidates that are revised
             # alike.
             worse = gains[candidate].worse if reference.revision is None else gains[candidate].worse_alike
-            is_scored = prompt.expected.entry.num_examples >= MIN_SCORED
             is_close = prompt.expected.entry.score >= reference.entry.score - within - 1e-9
-            if candidate == reference.candidate or (is_scored and is_close and worse <= max_worse):
+            if candidate == reference.candidate or (is_close and worse <= max_worse):
                 accepted.append(prompt)
         return accepted
 

@@ -1,8 +1,10 @@
 """The number of examples that a candidate is scored on in a row, given the demos that a server reads anew."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
+
+import dspy
 
 from plr_dspy.optimizer.estimate import SAMPLED_PROMPTS, inputs_of
 from plr_dspy.optimizer.setup import CompileSetup
@@ -19,12 +21,16 @@ class LookSizes:
     """Returns the minimum number of examples of each candidate, so that reading its demos pays.
 
     It remembers the last candidate of the last call.
+
+    Args:
+        build: Returns the program of a candidate, also of one in a space that grew.
     """
 
-    def __init__(self, setup: CompileSetup) -> None:
-        self._prefixes = PromptPrefixes(setup.slots)
+    def __init__(self, setup: CompileSetup, build: Callable[[Candidate], dspy.Module]) -> None:
+        self._prefixes = PromptPrefixes(build)
         self._example_tokens = example_tokens(setup)
         self._last: Candidate = setup.slots.space.identity
+        self._prefixes.size(self._last)  # Raise now if the adapter cannot build prompts without real inputs.
 
     def __call__(self, candidates: Sequence[Candidate]) -> Mapping[Candidate, int]:
         """Return the minimum numbers if the candidates are scored in this order."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 import dspy
 
 from plr_dspy.dspy_compat import TIPS, GroundedProposer, create_dataset_summary
-from plr_dspy.optimizer.estimate import cost_of_proposals, size_of_call
+from plr_dspy.optimizer.estimate import CALLS_PER_PROPOSAL, EXAMPLES_PER_PROPOSAL, cost_of_prompt, size_of_call
 from plr_dspy.optimizer.setup import CompileSetup, Proposal
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.fingerprint import digest
@@ -44,8 +44,18 @@ def planned_proposals(program: dspy.Module, number: int) -> list[Proposal]:
     return proposals
 
 
-class ProposalWork(MetricWork):
-    """Runs the tasks of the prompt model; records hold the texts.
+class PromptModelWork(MetricWork):
+    """Calls the prompt model; records hold texts instead of scores."""
+
+    def __init__(self, setup: CompileSetup) -> None:
+        self.sample = ""
+        self.influence = None
+        self.model = setup.prompt_model or dspy.settings.lm
+        self.models = [self.model]
+
+
+class ProposalWork(PromptModelWork):
+    """Runs the tasks of the prompt model.
 
     Attributes:
         examples: Examples that the prompt model may see, which are never scored.
@@ -53,12 +63,9 @@ class ProposalWork(MetricWork):
     """
 
     def __init__(self, setup: CompileSetup) -> None:
+        super().__init__(setup)
         slots = setup.slots
         assert isinstance(slots, PoolSlots)
-        self.sample = ""
-        self.influence = None
-        self.model = setup.prompt_model or dspy.settings.lm
-        self.models = [self.model]
         self.examples = list(setup.demo_examples.values())[:NUM_DESCRIBED]
         if not self.examples:
             demos = [demo for slot in slots.slots for demo in slot.demos]
@@ -128,8 +135,8 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
     log.number_examples([f"{task.predictor} {task.number}" for task in setup.proposals])
     num_recalled = log.num_recalled
     cost_of_student = budget.expected_cost
-    expected_cost = cost_of_proposals(setup) if setup.options.max_cost is not None else None
-    budget.expect(expected_cost and expected_cost / len(setup.proposals))
+    cost_of_call = cost_of_prompt(setup, EXAMPLES_PER_PROPOSAL) if setup.options.max_cost is not None else None
+    budget.expect(cost_of_call and CALLS_PER_PROPOSAL * cost_of_call)
     budget.share = SHARE
     proposals: list[Proposal] = []
     failure: Exception | None = None
@@ -182,10 +189,14 @@ def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) ->
     for proposal in proposals:
         if proposal.predictor and not proposal.record.error:
             by_predictor[proposal.predictor].append(Instruction(proposal.text, f"{PROPOSED}[{proposal.number - 1}]"))
+    return usable_instructions(setup.program, by_predictor, rivals=setup.rivals, max_tokens=most_tokens(setup))
+
+
+def most_tokens(setup: CompileSetup) -> float:
+    """Return the maximum tokens of an instruction, by the models' context windows."""
     windows = [window_of(str(lm.model)) for lm in setup.models]
-    max_tokens = min((window for window in windows if window is not None), default=math.inf)
-    max_tokens -= size_of_call(setup).tokens or 0.0
-    return usable_instructions(setup.program, by_predictor, rivals=setup.rivals, max_tokens=max_tokens)
+    smallest = min((window for window in windows if window is not None), default=math.inf)
+    return smallest - (size_of_call(setup).tokens or 0.0)
 
 
 def proposal_report(setup: CompileSetup) -> ProposalReport | None:

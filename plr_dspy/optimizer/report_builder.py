@@ -72,7 +72,8 @@ def build_report(
     # Attempts to bootstrap demos, and proposals, are reported separately from calls that
     # scored candidates.
     others = {attempt.key[0] for attempt in setup.attempts} | {proposal.prompt for proposal in setup.proposals}
-    scored = [(key, record) for key, record in scorer.log.records.items() if key[0] not in others]
+    records = {key: record for key, record in scorer.log.records.items() if key not in scorer.unscored}
+    scored = [(key, record) for key, record in records.items() if key[0] not in others]
     original = setup.original
     if isinstance(setup.slots, PoolSlots):
         # With max_metric_calls=0, `setup.original` retrieves demos. Report the student's own
@@ -120,7 +121,7 @@ def _errors_before_search(setup: CompileSetup) -> list[ErrorCount]:
 def _new_prompt_tokens(setup: CompileSetup, scorer: Evaluator) -> int | None:
     """Count the prompt tokens that a server with a prefix cache reads anew; None if unknown."""
     try:
-        return PromptPrefixes(setup.slots).num_new(scorer.tokens_in_order())
+        return PromptPrefixes(setup.slots.build).num_new(scorer.tokens_in_order())
     except Exception:  # The adapter or litellm may fail; the rest of the report is still useful.
         return None
 

@@ -50,11 +50,16 @@ class Proposal:
     number: int
     prompt: str = ""  # first part of the key of its record in the log
     record: CallRecord = field(default_factory=lambda: CallRecord(None))
+    from_failures: bool = False  # whether it is made during the search
 
     @property
     def name(self) -> str:
         """Its name in messages."""
-        return f"instruction {self.number} of {self.predictor}" if self.predictor else "the data"
+        if not self.predictor:
+            return "the data"
+        if self.from_failures:
+            return f"instruction from failures of {self.predictor}"
+        return f"instruction {self.number} of {self.predictor}"
 
     @property
     def text(self) -> str:
@@ -127,12 +132,20 @@ class CompileSetup(DemoChoices):
         return self.slots.space.num_distinct > 1 and self.options.max_metric_calls != 0
 
     @property
+    def num_distinct(self) -> int:
+        """The number of distinct prompts, including those with an instruction from failures for each predictor."""
+        space = self.slots.space
+        if not self.proposals:
+            return space.num_distinct
+        return space.with_choices([len(texts) + 1 for texts in self.slots.alternatives.values()]).num_distinct
+
+    @property
     def size(self) -> ProblemSize:
         """The problem size that the plan depends on."""
         return ProblemSize(
             num_train=len(self.splits.train),
             num_selection=len(self.splits.selection),
-            num_distinct=self.slots.space.num_distinct,
+            num_distinct=self.num_distinct,
             num_attempts=len(self.attempts),
         )
 
@@ -143,7 +156,7 @@ class CompileSetup(DemoChoices):
         its space.
         """
         space = self.slots.space
-        exhaustive_calls = space.num_distinct * plan.num_train_examples
+        exhaustive_calls = self.num_distinct * plan.num_train_examples
         if plan.racing and plan.search_calls >= exhaustive_calls:
             race_calls = 0
             if not space.contains(self.original) and self.original not in space.programs:

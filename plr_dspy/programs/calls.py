@@ -98,12 +98,16 @@ class MetricWork:
                 raise WrongAnswer(error) from error
             raise
 
-    def _scored(self, example: int, prediction: Any) -> CallRecord:
+    def _judged(self, example: int, prediction: Any) -> object:
+        """Return what the metric says of an answer."""
         if dspy.settings.track_usage and isinstance(prediction, dspy.Prediction):
             # Metrics may read the usage, which DSPy does not set while another tracker is
             # active.
             prediction.set_lm_usage(dspy.settings.usage_tracker.get_total_tokens())
-        score = as_score(self._metric(own_copy(self.examples[example]), prediction))
+        return self._metric(own_copy(self.examples[example]), prediction)
+
+    def _scored(self, example: int, prediction: Any) -> CallRecord:
+        score = as_score(self._judged(example, prediction))
         self.sample = self.sample or f"{repr(prediction)[:SHOWN]}, scored {score:g}"
         if self._over_set is None:
             return CallRecord(score)
@@ -127,15 +131,15 @@ def first_line(error: BaseException, redact: Redactor) -> str:
 
 
 def _raised_by_metric(error: BaseException) -> bool:
-    scoring_code = MetricWork._scored.__code__
-    return any(frame.f_code is scoring_code for frame, _ in walk_tb(error.__traceback__))
+    scoring_code = (MetricWork._scored.__code__, MetricWork._judged.__code__)
+    return any(frame.f_code in scoring_code for frame, _ in walk_tb(error.__traceback__))
 
 
 class ProgramEvaluator:
     """Calls a DSPy program with given orders on given examples; implements `Payer`.
 
     Args:
-        slots: Builds a program for each order.
+        slots: Builds a program for each order; may be replaced between calls.
         work: Makes and scores a call.
         names: Names of the examples, for messages.
         log: Stores the call records, on disk if it has a path.
@@ -152,7 +156,7 @@ class ProgramEvaluator:
         slots: PromptSlots,
         work: MetricWork,
         *,
-        names: Sequence[str],
+        names: Sequence[str] | Mapping[int, str],
         log: RunLog | None = None,
         num_threads: int | None = None,
         max_errors: int | None = None,
@@ -162,7 +166,7 @@ class ProgramEvaluator:
     ) -> None:
         self.log = log or RunLog()
         self.budget = budget or Budget(self.log)
-        self._slots = slots
+        self.slots = slots
         self._work = work
         self._names = names
         self._on_cell = on_cell
@@ -183,7 +187,7 @@ class ProgramEvaluator:
     def fingerprint(self, ordering: Candidate, example: int | None) -> str:
         """Return a digest of an ordering's prompts, for one example if given."""
         inputs = None if example is None else dict(self._work.examples[example].inputs().items())
-        return self._slots.fingerprint(ordering, inputs)
+        return self.slots.fingerprint(ordering, inputs)
 
     def pay(self, cells: Mapping[CallKey, Candidate | None]) -> None:
         """Start these calls in the given order until the budget is spent.
@@ -193,7 +197,7 @@ class ProgramEvaluator:
         """
         self.log.begin_batch()
         orderings = {ordering for ordering in cells.values() if ordering is not None}
-        programs = {ordering: self._slots.build(ordering, guarded=True) for ordering in orderings}
+        programs = {ordering: self.slots.build(ordering, guarded=True) for ordering in orderings}
         pending = deque(cells.items())
         if self.budget.max_cost is not None:
             self._call_each_rival(pending, programs)
@@ -212,8 +216,8 @@ class ProgramEvaluator:
             raise UserError(f"max_cost needs {self.budget.unpriced}: pass max_metric_calls instead")
 
     def _call_each_rival(self, pending: PendingCalls, programs: Mapping[Candidate, dspy.Module]) -> None:
-        """Call each rival alone until its price is known, because its model may differ."""
-        for rival in [rival for rival in self._slots.rivals if rival in programs and rival not in self._priced]:
+        """Call each rival once alone, because its model may have another price."""
+        for rival in [rival for rival in self.slots.rivals if rival in programs and rival not in self._priced]:
             self._priced.add(rival)
             self.budget.needs_one = True
             for cell in [cell for cell in pending if cell[1] == rival]:
@@ -279,8 +283,8 @@ class ProgramEvaluator:
         """Log a warning about a failed call, and end the run if necessary."""
         self._failed_examples.add(example)
         place = f"on {self._names[example]}"
-        if ordering is not None and ordering in self._slots.rivals:
-            place = f"of program {self._slots.rivals[ordering].name!r} {place}"
+        if ordering is not None and ordering in self.slots.rivals:
+            place = f"of program {self.slots.rivals[ordering].name!r} {place}"
         if message not in self._warnings:
             self._warnings.add(message)
             logger.warning("the call %s failed: %s", place, message)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import dspy
@@ -73,17 +74,19 @@ def usable_instructions(
     *,
     rivals: Sequence[Rival],
     max_tokens: float,
+    known: Mapping[str, Sequence[Instruction]] = MappingProxyType({}),
 ) -> InstructionChoices:
     """Return the instructions that change a predictor's prompt, and those that cannot be used.
 
-    A predictor's own instruction comes first, and those of rivals last.
+    The program's own instructions come first, then known usable ones, and those of matching
+    predictors of rivals last.
     """
     by_predictor = {}
     dropped = {}
     count = token_counter()
     for name, predictor in program.named_predictors():
         own = Instruction(predictor.signature.instructions, OWN_INSTRUCTION)
-        usable = {_prompt(predictor, own.text): own}
+        usable = {_prompt(predictor, earlier.text): earlier for earlier in (own, *known.get(name, ()))}
         unusable = []
         alternatives = list(instructions.get(name, ()))
         for rival in rivals:

@@ -4,12 +4,13 @@ A server such as llama.cpp keeps the longest prefix that a prompt shares with th
 providers price cached tokens lower. Instructions come first in a prompt, then the demos.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import dspy
 
-from plr_dspy.programs.slots import PromptSlots, as_text, messages_of
+from plr_dspy.programs.instructions import PLACEHOLDER
+from plr_dspy.programs.slots import as_text, messages_of
 from plr_dspy.programs.tokens import token_counter
 from plr_dspy.scoring.budget import UNCOUNTED
 from plr_dspy.scoring.run_log import Tokens
@@ -26,10 +27,13 @@ class PromptPrefixes:
     """Counts the tokens that candidates' prompts share, by GPT-4o's tokenizer.
 
     Each predictor is assumed to have a cache of its own.
+
+    Args:
+        build: Returns the program of a candidate.
     """
 
-    def __init__(self, slots: PromptSlots) -> None:
-        self._slots = slots
+    def __init__(self, build: Callable[[Candidate], dspy.Module]) -> None:
+        self._build = build
         self._count = token_counter()
         self._prefixes: dict[Candidate, Prefix] = {}
         self._sizes: dict[str, int] = {}  # tokens of each message
@@ -66,14 +70,14 @@ class PromptPrefixes:
 
     def _of(self, candidate: Candidate) -> Prefix:
         if candidate not in self._prefixes:
-            predictors = self._slots.build(candidate).named_sub_modules(dspy.Predict)
+            predictors = self._build(candidate).named_sub_modules(dspy.Predict)
             self._prefixes[candidate] = {name: self._messages(predictor) for name, predictor in predictors}
         return self._prefixes[candidate]
 
     def _messages(self, predictor: dspy.Predict) -> list[str]:
         """Return the instructions and the fixed demos, which come before the inputs."""
         signature = predictor.signature
-        *instructions, _ = messages_of(predictor, [], dict.fromkeys(signature.input_fields, ""))
+        *instructions, _ = messages_of(predictor, [], dict.fromkeys(signature.input_fields, PLACEHOLDER))
         if not instructions:  # The adapter makes one message of all.
             instructions = [{"role": "system", "content": signature.instructions}]
         texts = []

@@ -1,5 +1,6 @@
 """What a search varies in a program: the order of its demos, or their choice from pools."""
 
+import copy
 import hashlib
 import itertools
 import json
@@ -309,6 +310,13 @@ class PoolSlots(PromptSlots):
         if self.space.contains(own_prompt) and self.space.allows(own_prompt):
             self.space = replace(self.space, identity=own_prompt)
         self.original: Candidate = own_prompt  # may exceed the limits
+
+    def with_alternatives(self, alternatives: Mapping[str, Sequence[Instruction]]) -> "PoolSlots":
+        """Return the slots with more instructions of the same predictors; the known ones keep their numbers."""
+        slots = copy.copy(self)
+        slots.alternatives = dict(alternatives)
+        slots.space = self.space.with_choices([len(instructions) for instructions in alternatives.values()])
+        return slots
 
     def showing(self, share: float) -> Candidate:
         """Return an arrangement of the first demos in each pool."""

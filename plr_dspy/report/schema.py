@@ -144,7 +144,8 @@ class InstructionScore(Part):
 
     Attributes:
         origin: "student", "instructions[2]" or ``instructions['name'][2]`` (passed by the
-            user), "proposed[0]" (by the prompt model), or the name of the user's program.
+            user), "proposed[0]" (by the prompt model before the search), "from failures[0]"
+            (by the prompt model during the search), or the name of its program.
         reason: Why the instruction did not take part; empty if it did.
         score, interval, num_examples: As in `Alternative`, for this arrangement; None if there is
             none.

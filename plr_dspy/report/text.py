@@ -21,6 +21,7 @@ from plr_dspy.report.stop import StopReason
 MIN_WIN_PROBABILITY = 0.9  # below this probability of a gain, it "may be chance"
 ENOUGH_COMPARED = 0.8  # If two programs share this fraction of the examples, more calls would not help.
 TOO_LONG = "ContextWindowExceededError"  # exception type if a prompt exceeds the context length
+MIN_SCORED = 20  # minimum examples that a cheaper prompt is scored on to be worth a line
 MUCH_CHEAPER = 0.95  # share of the returned program's tokens from which on a cheaper prompt is not worth a line
 LIMITS = {StopReason.COST: "max_cost", StopReason.TIME: "max_seconds"}  # arguments to raise, by what ended the search
 MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
@@ -329,7 +330,8 @@ def _cheaper_prompt(report: ReportData) -> Iterator[str]:
     returned = next((entry for entry in report.front if entry.is_returned), None)
     if cheapest is None or returned is None or report.comparison is None:
         return
-    if cheapest.prompt_tokens > MUCH_CHEAPER * returned.prompt_tokens:
+    is_much_cheaper = cheapest.prompt_tokens <= MUCH_CHEAPER * returned.prompt_tokens
+    if not is_much_cheaper or cheapest.num_examples < MIN_SCORED:
         return
     yield (
         f"a cheaper prompt is probably as good, within {AS_GOOD}: {cheapest.name} ({_price(cheapest)} instead of "

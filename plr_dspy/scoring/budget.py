@@ -5,7 +5,8 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -80,6 +81,31 @@ class Budget:
         self._num_reserved = calls
         self._planned = planned
         self.refused = None
+
+    @contextmanager
+    def other_model(self, expected_cost: float | None, share: float) -> Iterator[None]:
+        """Make calls of another price and pace, within this further share of the money and time limits.
+
+        Afterwards, the estimates and reserves are as before.
+        """
+        names = ("expected_cost", "dearest", "needs_one", "_cost_of_paid", "_num_paid", "_num_timed")
+        saved = {name: getattr(self, name) for name in (*names, "share", "refused", "_num_reserved", "_planned")}
+        began = time.monotonic()
+        timed_from = self._timed_from
+        used = 0.0
+        if self.max_cost is not None:
+            used = max(used, self.cost / self.max_cost)
+        if self.max_seconds is not None:
+            used = max(used, (began - self._started) / self.max_seconds)
+        self.keep(0)
+        self.expect(expected_cost)
+        self.share = min(1.0, used + share)
+        try:
+            yield
+        finally:
+            for name, value in saved.items():
+                setattr(self, name, value)
+            self._timed_from = timed_from + time.monotonic() - began
 
     def recall(self, key: CallKey) -> bool:
         """Reuse a call from the log without paying again; return False if the log lacks it."""

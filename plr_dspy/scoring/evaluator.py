@@ -41,6 +41,9 @@ class Evaluator:
         payer: Makes the calls.
         bootstrapped: Keys of the calls that bootstrapped demos.
         influence: The scores of answers for a metric over a set, if it is one.
+
+    Attributes:
+        unscored: Keys of the calls that scored no candidate.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Evaluator:
         self._candidates: dict[str, Candidate] = {}  # the first candidate with each prompt
         self._phases: dict[CallKey, str] = dict.fromkeys(bootstrapped, "bootstrap")
         self._examples: dict[Candidate, dict[int, None]] = {}  # ordered sets
+        self.unscored: set[CallKey] = set()
 
     def key(self, candidate: Candidate, example: int) -> CallKey:
         """Return the key of a call, which depends on the prompt, but not on the candidate."""
@@ -89,22 +93,35 @@ class Evaluator:
             self._examples.setdefault(candidate, {}).update(dict.fromkeys(examples))
             for example in examples:
                 asked.setdefault(self.key(candidate, example), candidate)
-        new = {key: candidate for key, candidate in asked.items() if key not in self.log.records}
-        unpaid = {key: candidate for key, candidate in new.items() if not self.budget.recall(key)}
-        try:
-            if unpaid:
-                self.payer.pay(unpaid)
-        finally:
-            # Count only the calls made before time or money ran out.
-            for key in asked:
-                if key in self.log.records:
-                    self._phases.setdefault(key, self.phase)
+        self._pay(asked, self.payer)
         complete: CallRecords = {}
         for candidate, row in self.known(wanted).items():
             if len(row) < len(set(wanted[candidate])):
                 break
             complete[candidate] = row
         return complete
+
+    def call_unscored(self, payer: Payer, cells: Mapping[CallKey, Candidate]) -> list[CallRecord]:
+        """Make calls that score no candidate, and return the records of those made.
+
+        The payer must share the log and the budget.
+        """
+        self.unscored.update(cells)
+        self._pay(cells, payer)
+        return [self.log.records[key] for key in cells if key in self.log.records]
+
+    def _pay(self, asked: Mapping[CallKey, Candidate], payer: Payer) -> None:
+        """Make the calls that the log lacks, and count all that it has afterwards."""
+        new = {key: candidate for key, candidate in asked.items() if key not in self.log.records}
+        unpaid = {key: candidate for key, candidate in new.items() if not self.budget.recall(key)}
+        try:
+            if unpaid:
+                payer.pay(unpaid)
+        finally:
+            # Count only the calls made before time or money ran out.
+            for key in asked:
+                if key in self.log.records:
+                    self._phases.setdefault(key, self.phase)
 
     def known(self, wanted: Mapping[Candidate, Sequence[int]]) -> CallRecords:
         """Return the wanted calls that have been made."""
@@ -119,8 +136,9 @@ class Evaluator:
         return self.known({candidate: list(self._examples.get(candidate, ()))})[candidate]
 
     def records_asked(self) -> dict[CallKey, CallRecord]:
-        """Return all calls requested so far."""
-        return {key: self.log.records[key] for key in self._phases if key in self.log.records}
+        """Return all calls so far that were requested to score candidates."""
+        keys = [key for key in self._phases if key not in self.unscored]
+        return {key: self.log.records[key] for key in keys if key in self.log.records}
 
     def tokens_in_order(self) -> Iterator[tuple[Candidate, Tokens]]:
         """Yield the candidate and the token counts of each call that scored one, in the order of starting."""

@@ -114,12 +114,14 @@ class ExampleSchedule:
             known one.
         shifted: Whether each pass through the examples starts one example later, so that
             groups of orderings do not meet groups of examples of their own.
+        retired: Examples that no candidate is scored on from now on.
     """
 
     strata: Sequence[Sequence[int]]
     num_first: int
     num_more: int = 0
     shifted: bool = False
+    retired: set[int] = field(default_factory=set)
     _cycle: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -158,7 +160,8 @@ class ExampleSchedule:
                 if isinstance(candidate, WholeProgram):
                     count = max(count, MIN_FIRST_OF_PROGRAM)
             upcoming = dict.fromkeys(self._cycle[start:] + self._cycle[:start])
-            new = [example for example in upcoming if example not in observations.records.get(candidate, ())]
+            unavailable = self.retired.union(known)
+            new = [example for example in upcoming if example not in unavailable]
             wanted[candidate] = known + new[: max(count, 0)]
         return wanted
 

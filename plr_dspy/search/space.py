@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeGuard
 
@@ -174,6 +174,22 @@ class OrderingSpace:
         """Return an ordering with the first item of each choice."""
         items = ordering[: len(ordering) - len(self.choices)]
         return (*items, *((0,) for _ in self.choices))
+
+    def chosen(self, ordering: Ordering) -> Ordering:
+        """Return the items of an ordering's choices."""
+        return ordering[len(ordering) - len(self.choices) :]
+
+    def with_choices(self, sizes: Sequence[int]) -> OrderingSpace:
+        """Return the space with these numbers of items in its choices."""
+        lists = self.kinds[: len(self.kinds) - len(self.choices)]
+        return replace(self, kinds=(*lists, *(tuple(range(size)) for size in sizes)))
+
+    def with_new_items(self, ordering: Ordering, earlier: OrderingSpace) -> list[Ordering]:
+        """Return the ordering with each item that its choices lacked in the earlier space."""
+        changed = []
+        for block, size in enumerate(earlier.sizes):
+            changed += [self._with_block(ordering, block, [item]) for item in range(size, self.sizes[block])]
+        return changed
 
     def allows(self, ordering: Ordering) -> bool:
         """Return whether an ordering of the space is allowed."""

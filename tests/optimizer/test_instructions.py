@@ -466,13 +466,15 @@ class ProposingEngine:
     """Proposes texts in turn, and describes whatever else it is asked for.
 
     Attributes:
-        texts: What it proposes.
+        texts: What it proposes before the search.
+        revise: What it makes of failures, given the conversation; by default, what it proposed first.
         at: Functions to call when calls begin, by number.
         prompts: The conversations.
     """
 
-    def __init__(self, *texts, at=None):
+    def __init__(self, *texts, at=None, revise=None):
         self.texts = texts
+        self.revise = revise or (lambda content: self.texts[0])
         self.at = dict(at or {})
         self.prompts = []
         self.proposed = 0
@@ -488,6 +490,8 @@ class ProposingEngine:
         if field == "proposed_instruction":
             reply = self.texts[self.proposed % len(self.texts)]
             self.proposed += 1
+        elif field == "new_instruction":
+            reply = self.revise(content)
         text = f"[[ ## {field} ## ]]\n{reply}\n\n[[ ## completed ## ]]"
         return fakes.chat_response(text, prompt_tokens=100)
 
@@ -509,15 +513,16 @@ class TestProposals:
         (entry,) = report.instructions
         assert [choice.origin for choice in entry.alternatives] == ["student", *(f"proposed[{i}]" for i in range(3))]
         assert instructed.num_calls == report.program_calls["total"] <= 200
-        assert (report.proposals.num_texts, report.proposals.model) == (3, "fake/proposer")
+        assert (report.proposals.num_texts, report.proposals.model) == (4, "fake/proposer")
         assert report.tokens["fake/proposer"]["prompt_tokens"] == 100 * len(engine.prompts)
-        assert "3 instructions proposed by" in report.details()
+        assert "4 instructions proposed by" in report.details()
         assert Report.model_validate_json(report.model_dump_json()) == report
 
     @pytest.mark.parametrize("demos", ["fixed", "auto", "retrieved"])
-    def test_see_no_example_that_is_scored(self, instructed, demos):
+    def test_see_no_example_that_is_scored_before_the_search(self, instructed, demos):
         _, _, engine = proposing(GOOD, BAD, demos=demos)
-        shown = {int(number) for prompt in engine.prompts for number in re.findall(r"question (\d+)", prompt)}
+        before = [prompt for prompt in engine.prompts if "new_instruction" not in prompt]
+        shown = {int(number) for prompt in before for number in re.findall(r"question (\d+)", prompt)}
         scored = {int(number) for texts in instructed.requests for number in re.findall(r"question (\d+)", texts[-1])}
         assert shown
         assert not shown & scored
@@ -527,12 +532,13 @@ class TestProposals:
         _, optimizer, _ = proposing(GOOD, "", GOOD, "very long " * 400)
         (entry,) = optimizer.report.instructions
         assert [choice.text for choice in entry.alternatives[1:]] == [GOOD]
-        reasons = [unused.reason for unused in entry.dropped]
-        assert reasons == [
-            "empty",
-            "the prompt is the same as with proposed[0]",
-            "too long for the model's context window",
-        ]
+        reasons = {unused.origin: unused.reason for unused in entry.dropped}
+        assert reasons == {
+            "proposed[1]": "empty",
+            "proposed[2]": "the prompt is the same as with proposed[0]",
+            "proposed[3]": "too long for the model's context window",
+            "from failures[0]": "the prompt is the same as with proposed[0]",
+        }
 
     def test_a_report_begins_with_the_reason_if_none_is_usable(self, instructed):
         _, optimizer, _ = proposing("", "", "Given the fields `question`, produce the fields `answer`.")
@@ -546,7 +552,8 @@ class TestProposals:
 
     def test_each_predictor_has_its_own(self, instructed):
         texts = [f"Text {i}." for i in range(4)]
-        _, optimizer, engine = proposing(*texts, program=fakes.two_predictors(), num_instructions=2)
+        engine = ProposingEngine(*texts, revise=lambda content: " ")
+        _, optimizer, _ = proposing(engine=engine, program=fakes.two_predictors(), num_instructions=2)
         assert [len(entry.alternatives) for entry in optimizer.report.instructions] == [3, 3]
         assert engine.proposed == 4
 
@@ -606,8 +613,8 @@ class TestProposals:
             _, limited, _ = proposing(GOOD, BAD, IDLE, max_cost=limit)
             estimate = limited.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES)
         assert limited.report.cost <= limit
-        assert estimate.proposal_calls == 12
-        assert "about 12 calls of the prompt model" in str(estimate)
+        assert estimate.proposal_calls == 13
+        assert "about 13 calls of the prompt model" in str(estimate)
         without = PLFewShot(exact_match, max_metric_calls=200, max_demos=3, candidates="labeled")
         with using(new_engine()):
             assert without.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES).cost < estimate.cost
@@ -650,3 +657,218 @@ class TestProposals:
             with pytest.raises(ValueError, match="PlainTextAdapter leaves them out"):
                 proposing(engine=engine)
         assert not engine.prompts
+
+
+WORD = "Use the code word zebra."
+
+
+class CodedEngine(InstructedEngine):
+    """Answers well only if the instruction says the code word; notes which questions were asked with it."""
+
+    def __init__(self, **options):
+        super().__init__({example.question: example.answer for example in EXAMPLES}, **options)
+        self.asked_with_word = set()
+
+    def answer(self, system, texts):
+        (asked,) = re.findall(r"## question ## \]\]\n(.*?)\n", texts[-1] + "\n")
+        if "zebra" in system:
+            self.asked_with_word.add(asked.strip())
+        is_right = digest(f"{asked} is hard") < (0.95 if "zebra" in system else 0.45)
+        return self.formatted(system, texts, self.answers[asked.strip()] if is_right else "wrong")
+
+
+def with_feedback(example, prediction, trace=None):
+    score = exact_match(example, prediction)
+    return dspy.Prediction(score=score, feedback="" if score else "The code word zebra is missing.")
+
+
+def revise(content):
+    return WORD if "zebra is missing" in content else "Try harder."
+
+
+def revising(metric=with_feedback, engine=None, program=None, **options):
+    """Compile with instructions proposed before and during the search."""
+    engine = engine or ProposingEngine(IDLE, revise=revise)
+    model = lm_of(engine, "fake/proposer")
+    limits = {"max_metric_calls": 250, "max_demos": 3, "candidates": "labeled", "num_threads": 1, **options}
+    optimizer = PLFewShot(
+        metric, instructions="propose", num_instructions=1, prompt_model=model, display_progress=False, **limits
+    )
+    program = optimizer.compile(program or dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    return program, optimizer.report, engine
+
+
+def questions_in(text):
+    return set(re.findall(r"question \d+", text))
+
+
+class TestProposalsFromFailures:
+    """Half-way through the search, the prompt model sees failures and feedback."""
+
+    @pytest.mark.parametrize("max_metric_calls", [120, 250, 600])
+    def test_one_that_follows_the_feedback_is_found(self, max_metric_calls):
+        with using(CodedEngine()) as engine:
+            program, report, proposer = revising(max_metric_calls=max_metric_calls)
+        assert program.signature.instructions == WORD
+        (entry,) = report.instructions
+        assert [choice.origin for choice in entry.alternatives] == ["student", "proposed[0]", "from failures[0]"]
+        assert entry.chosen == 2
+        assert PlackettLuce.from_state(entry.distribution).num_items == 3
+        assert engine.num_calls == report.program_calls["total"] <= max_metric_calls
+        assert report.proposals.num_texts == 2
+        assert report.tokens["fake/proposer"]["prompt_tokens"] == 100 * len(proposer.prompts)
+        assert "from failures[0]" in str(report)
+        assert Report.model_validate_json(report.model_dump_json()) == report
+
+    def test_it_is_never_scored_on_what_the_prompt_model_saw(self):
+        with using(CodedEngine()) as engine:
+            _, _, proposer = revising()
+        shown = questions_in(proposer.prompts[-1])
+        assert shown
+        assert engine.asked_with_word
+        assert not shown & engine.asked_with_word
+
+    def test_without_feedback_the_labels_are_shown(self):
+        with using(CodedEngine()):
+            _, _, proposer = revising(exact_match)
+        assert "The score is 0. The right output is {'answer': 'answer" in proposer.prompts[-1]
+
+    def test_nothing_is_proposed_without_failures(self):
+        with using(InstructedEngine({example.question: example.answer for example in EXAMPLES})):
+            _, report, proposer = revising(lambda example, prediction: 1.0)
+        assert report.proposals.num_texts == 1
+        assert not any("new_instruction" in prompt for prompt in proposer.prompts)
+
+    @pytest.mark.parametrize("text", [IDLE, " "])
+    def test_an_unusable_one_changes_nothing(self, text):
+        with using(CodedEngine()) as engine:
+            _, report, _ = revising(engine=ProposingEngine(IDLE, revise=lambda content: text))
+        (entry,) = report.instructions
+        assert [choice.origin for choice in entry.alternatives] == ["student", "proposed[0]"]
+        assert [unused.origin for unused in entry.dropped] == ["from failures[0]"] * (text == IDLE)
+        assert engine.num_calls == report.program_calls["total"] <= 250
+
+    def test_calls_are_the_same_at_any_number_of_threads(self):
+        reports = []
+        for num_threads in (1, 8):
+            with using(CodedEngine()):
+                reports.append(found(revising(num_threads=num_threads)[1]))
+        assert reports[0] == reports[1]
+
+    @pytest.mark.parametrize("number", [100, 104, 106, 110, 115, 130, 200])
+    @pytest.mark.parametrize("stop", [failure, interrupt])
+    def test_a_resumed_compile_gets_the_same_without_paying_again(self, tmp_path, number, stop):
+        with using(CodedEngine()) as whole:
+            program, report, paid = revising()
+        engine = CodedEngine(at={number: stop})
+        proposer = ProposingEngine(IDLE, revise=revise)
+        with using(engine):
+            with pytest.raises((LMUnexpectedError, KeyboardInterrupt)):
+                revising(engine=proposer, log_dir=tmp_path, max_errors=1)
+            resumed_program, resumed, _ = revising(engine=proposer, log_dir=tmp_path)
+        assert found(resumed) == found(report)
+        assert resumed_program.dump_state() == program.dump_state()
+        assert engine.num_calls == whole.num_calls + 1
+        assert len(proposer.prompts) == len(paid.prompts)
+
+    @pytest.mark.parametrize("demos", ["auto", "retrieved"])
+    def test_with_demos_for_each_input_and_programs_of_others(self, demos):
+        model = lm_of(ProposingEngine(IDLE, revise=revise), "fake/proposer")
+        optimizer = PLFewShot(
+            with_feedback,
+            instructions="propose",
+            num_instructions=1,
+            prompt_model=model,
+            demos=demos,
+            max_metric_calls=300,
+            display_progress=False,
+        )
+        with using(CodedEngine()):
+            programs = {"other": with_demos("poor", BAD)}
+            program = optimizer.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES, programs=programs)
+        (entry,) = optimizer.report.instructions
+        origins = [choice.origin for choice in entry.alternatives]
+        assert origins == ["student", "proposed[0]", "other", "from failures[0]"]
+        assert program.signature.instructions == WORD
+
+    def test_an_interrupted_prompt_model_is_asked_again(self, tmp_path):
+        with using(CodedEngine()) as whole:
+            _, report, paid = revising()
+        proposer = ProposingEngine(IDLE, revise=revise, at={len(paid.prompts) - 1: interrupt})
+        with using(CodedEngine()) as engine:
+            with pytest.raises(KeyboardInterrupt):
+                revising(engine=proposer, log_dir=tmp_path)
+            _, resumed, _ = revising(engine=proposer, log_dir=tmp_path)
+        assert found(resumed) == found(report)
+        assert engine.num_calls == whole.num_calls
+        assert len(proposer.prompts) == len(paid.prompts) + 1
+
+    def test_an_error_of_the_prompt_model_does_not_end_the_compile(self, tmp_path, caplog):
+        with using(CodedEngine()):
+            _, _, paid = revising()
+        proposer = ProposingEngine(IDLE, revise=revise, at=dict.fromkeys(range(len(paid.prompts) - 1, 99), failure))
+        with using(CodedEngine()) as engine:
+            _, report, _ = revising(engine=proposer, log_dir=tmp_path, max_errors=1)
+            calls = engine.num_calls
+            _, again, _ = revising(engine=proposer, log_dir=tmp_path, max_errors=1)
+        assert "without an instruction from failures of self, because the prompt model failed" in caplog.text
+        (error,) = (error for error in report.errors if error.outcome == "gave no instruction")
+        assert error.examples == ["instruction from failures of self"]
+        assert calls == report.program_calls["total"] == engine.num_calls
+        assert found(again) == found(report)
+
+    def test_each_predictor_gets_one_from_its_own_failures(self):
+        class Hinted(CodedEngine):
+            def answer(self, system, texts):
+                outputs = system.split("Your output fields are:")[-1].split("All interactions")[0]
+                if "hint" in outputs:
+                    return self.formatted(system, texts, "zebra hint" if WORD in system else "poor hint")
+                (asked,) = re.findall(r"## question ## \]\]\n(.*?)\n", texts[-1] + "\n")
+                is_right = digest(asked) < (0.95 if "zebra hint" in texts[-1] else 0.4)
+                return self.formatted(system, texts, self.answers[asked.strip()] if is_right else "wrong")
+
+        with using(Hinted()) as engine:
+            program, report, proposer = revising(program=fakes.two_predictors(), max_metric_calls=300)
+        assert program.hint.signature.instructions == WORD
+        for entry in report.instructions:
+            assert [choice.origin for choice in entry.alternatives][2:] == ["from failures[0]"]
+        of_hint, of_answer = proposer.prompts[-2:]
+        assert "poor hint" in of_hint
+        assert "because" in of_answer
+        assert "because" not in of_hint
+        assert engine.num_calls == 2 * report.program_calls["total"]
+
+    @pytest.mark.parametrize("metric", [exact, F1("positive")])
+    @pytest.mark.parametrize("options", [{}, {"calibrate": True}, {"signal": "score"}])
+    def test_with_log_probabilities_calibration_and_metrics_over_a_set(self, metric, options):
+        proposer = ProposingEngine(BAD, revise=lambda content: GOOD)
+        with using(InstructedLabels(), "fake/x"):
+            optimizer = PLFewShot(
+                metric,
+                instructions="propose",
+                num_instructions=1,
+                prompt_model=lm_of(proposer, "fake/proposer"),
+                candidates="labeled",
+                max_demos=3,
+                max_metric_calls=200,
+                display_progress=False,
+                **options,
+            )
+            program = optimizer.compile(classifier(), trainset=LABELLED)
+            assert program(text=LABELLED[0].text).label
+        (entry,) = optimizer.report.instructions
+        assert [choice.text for choice in entry.alternatives][2:] == [GOOD]
+        assert entry.alternatives[2].score is not None
+
+    def test_a_dear_prompt_model_is_not_asked_again(self, monkeypatch, caplog):
+        prices = {"fake/proposer": 1e-4, "fake/order-sensitive": 1e-6}
+        for model, price in prices.items():
+            entry = {"input_cost_per_token": price, "output_cost_per_token": price, "litellm_provider": "fake"}
+            monkeypatch.setitem(litellm.model_cost, model, entry)
+        with using(CodedEngine()):
+            _, unlimited, _ = revising(max_cost=100.0)
+            assert unlimited.proposals.num_texts == 2
+            _, limited, _ = revising(max_cost=0.9)
+        assert limited.proposals.num_texts == 1
+        assert "without an instruction from failures of self: cost limit" in caplog.text
+        assert limited.cost <= 0.9

@@ -185,6 +185,26 @@ class TestTimeAndCalls:
         assert begun(budget) == 0
         assert budget.refused == StopReason.TIME
 
+    def test_another_model_has_its_own_price_and_share_and_changes_no_later_estimate(self, clock):
+        budget = Budget(max_cost=100, max_seconds=100, expected_cost=1)
+        make(budget, *[1] * 20)
+        clock[0] = 10.0
+        budget.keep(50)
+        left = budget.calls_left
+        with budget.other_model(5, share=0.1):
+            assert make(budget, 5, 5, 5) == 2
+            assert budget.refused == StopReason.COST
+            clock[0] = 20.0
+        assert budget.refused is None
+        assert budget.cost == 30
+        assert budget.dearest == 1
+        assert left > budget.calls_left == int((100 - 31) / MARGIN)
+        with budget.other_model(0, share=0.1):
+            clock[0] = 61.0
+            assert begun(budget) == 0
+            assert budget.refused == StopReason.TIME
+        assert begun(budget) > 0
+
     def test_those_left_are_of_the_scarcest_limit(self, clock):
         budget = Budget(expected_cost=1, max_calls=100, max_cost=400, max_seconds=1000)
         assert budget.calls_left == 100

@@ -64,6 +64,17 @@ class TestExamples:
         assert len(payer.paid) == len(set(payer.paid)) == 40
         assert scores.scores() == {ORDERINGS[0]: row}
 
+    def test_retired_ones_are_not_new_for_any_ordering(self):
+        scores = Rounds(TablePayer(table()))
+        first, other = ORDERINGS[:2]
+        scores_of_round(scores, [first])
+        known = list(scores.observations.records[first])
+        scores.schedule.retired.update([known[0], 20, 30])
+        wanted = scores.wanted([first, other], 40)
+        assert wanted[first][:4] == known
+        assert set(range(40)) - set(wanted[first]) == {20, 30}
+        assert set(range(40)) - set(wanted[other]) == {known[0], 20, 30}
+
     def test_the_first_look_at_a_program_is_longer(self):
         """Two examples suffice for an order, but not for a program."""
         scores = Rounds(TablePayer(table()), num_first=2)
@@ -189,6 +200,15 @@ class TestBudgets:
         scorer = self.scorer(max_calls=max_calls)
         assert list(scorer.affordable(wanted, kept=kept)) == ORDERINGS[:count]
         assert len(scorer.evaluate(scorer.affordable(wanted, kept=kept))) == count
+
+    def test_calls_that_score_nothing_count(self):
+        scorer = self.scorer(max_calls=12)
+        scorer.evaluate({ORDERINGS[0]: range(4)})
+        other = TablePayer(table(), scorer.log)
+        key, _ = scorer.key(ORDERINGS[1], 0)
+        assert len(scorer.call_unscored(other, {(key, 7): ORDERINGS[1]})) == 1
+        assert scorer.num_calls() == scorer.num_calls("search") == 5
+        assert len(scorer.records_asked()) == 4
 
     def test_calls_of_the_log_count_for_the_phase_that_asks_for_them(self, tmp_path):
         """A resumed run ends a phase where an uninterrupted one would."""

@@ -223,6 +223,16 @@ class TestChoices:
         assert self.SPACE.shows_items(((3,), (0,), (0,)))
         assert self.SPACE.with_first_choices(((3, 1), (2,), (1,))) == ((3, 1), (0,), (0,))
 
+    def test_they_can_get_more_items_which_come_last(self):
+        wider = self.SPACE.with_choices([4, 2])
+        assert wider.sizes == (4, 4, 2)
+        assert 3 * wider.num_distinct == 4 * self.SPACE.num_distinct
+        assert wider.identity == self.SPACE.identity
+        ordering = ((3, 1), (2,), (1,))
+        assert wider.contains(ordering)
+        assert wider.with_new_items(ordering, self.SPACE) == [((3, 1), (3,), (1,))]
+        assert wider.chosen(ordering) == ((2,), (1,))
+
     def test_draws_and_moves_choose_one(self):
         rng = np.random.default_rng(0)
         drawn = self.SPACE.draw(200, rng)

@@ -1,0 +1,166 @@
+"""Instructions that the prompt model proposes during the search, from failures, with GEPA's proposer.
+
+The best arrangements run again on examples where they scored low, to record the inputs and outputs
+of each predictor and the metric's feedback. From these, the prompt model writes one instruction
+for each predictor. The run log keeps both, so a resumed run gets the same texts without paying
+again.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import dspy
+
+from plr_dspy.compiling.rounds import MAX_LOW
+from plr_dspy.dspy_compat import InstructionProposer
+from plr_dspy.metrics.by_example import as_score
+from plr_dspy.metrics.copies import own_value
+from plr_dspy.optimizer.base import OpenCompile
+from plr_dspy.optimizer.estimate import cost_of_prompt
+from plr_dspy.optimizer.proposals import PromptModelWork, most_tokens
+from plr_dspy.optimizer.setup import CompileSetup, Proposal
+from plr_dspy.programs.calls import MetricWork
+from plr_dspy.programs.fingerprint import digest
+from plr_dspy.programs.instructions import Instruction, usable_instructions
+from plr_dspy.programs.slots import PoolSlots
+from plr_dspy.report.text import count
+from plr_dspy.scoring.run_log import CallKey, CallRecord
+from plr_dspy.search.space import Candidate, Ordering
+
+logger = logging.getLogger(__name__)
+
+FROM_FAILURES = "from failures"  # origin of these instructions
+SHARE = 0.1  # maximum further share of money and time for them
+
+
+class TracingWork(MetricWork):
+    """Runs a program on examples; records hold the inputs and outputs of its predictors, and the metric's feedback."""
+
+    def __call__(self, program: dspy.Module, example: int) -> CallRecord:
+        prediction = self._answered(program, example)
+        trace = list(dspy.settings.trace)
+        calls = {}
+        for name, predictor in program.named_predictors():
+            for caller, inputs, outputs in trace:
+                if caller is predictor:  # Keep the last call, whose outputs the answer depends on most.
+                    calls[name] = {"inputs": _copied(inputs), "outputs": _copied(outputs)}
+        result = self._judged(example, prediction)
+        return CallRecord(None, value={"calls": calls, "feedback": self._feedback(example, result)})
+
+    def _feedback(self, example: int, result: object) -> str:
+        """Return the metric's feedback; without any, the score and the example's labels."""
+        feedback = result.get("feedback") if isinstance(result, dspy.Prediction) else None
+        if feedback:
+            return str(feedback)
+        labels = dict(self.examples[example].labels().items())
+        return f"The score is {as_score(result):g}. The right output is {labels}."
+
+
+def _copied(fields: Any) -> dict[str, Any]:
+    """Copy the fields of a predictor's call, because the program may modify their values."""
+    return {name: own_value(value) for name, value in fields.items()}
+
+
+class RevisionWork(PromptModelWork):
+    """Lets the prompt model revise a predictor's instruction, given its failures."""
+
+    def __init__(self, setup: CompileSetup, instruction: str, failures: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(setup)
+        self._instruction = instruction
+        self._failures = failures
+        self._proposer = InstructionProposer(truncate_history_outputs=True, adapter=dspy.ChatAdapter())
+
+    def __call__(self, program: dspy.Module, example: int) -> CallRecord:
+        """Return the text; the example's number is only part of the record's key."""
+        name = "instruction"
+        with dspy.context(lm=self.model):
+            texts = self._proposer({name: self._instruction}, {name: self._failures}, [name])
+        return CallRecord(None, value={"text": texts[name]})
+
+
+def with_revisions(opened: OpenCompile, failures: Mapping[int, Ordering]) -> CompileSetup:
+    """Return the setup with instructions that the prompt model proposes from failures.
+
+    Args:
+        opened: The compile.
+        failures: Examples, each with an arrangement that scored low on it. All have the same
+            instructions, which the new ones revise.
+    """
+    setup = opened.setup
+    slots = setup.slots
+    assert isinstance(slots, PoolSlots)
+    cells: dict[CallKey, Candidate] = {}
+    for example, arrangement in failures.items():
+        fingerprint, _ = opened.scorer.key(arrangement, example)
+        cells[f"traced {fingerprint}", example] = arrangement
+    work = TracingWork(setup.options.metric, setup.scored_examples)
+    records = opened.scorer.call_unscored(opened.evaluator(slots, work, names=setup.splits.names), cells)
+    first_example, first_arrangement = next(iter(failures.items()))
+    numbers = slots.instructions(first_arrangement)
+    shown = [(prompt, setup.scored_examples[example]) for prompt, example in cells]
+    cost = cost_of_prompt(setup, MAX_LOW) if setup.options.max_cost is not None else None
+    proposals: list[Proposal] = []
+    with opened.scorer.budget.other_model(cost, SHARE):
+        for name, instructions in slots.alternatives.items():
+            examples = _reflective_examples(name, records)
+            if examples:
+                revision = RevisionWork(setup, instructions[numbers[name]].text, examples)
+                prompt = f"revised by {digest([revision.model, name, shown, setup.seed])}"
+                task = Proposal(name, 1, prompt, from_failures=True)
+                proposals += _propose(opened, revision, task, first_example)
+    num_texts = sum(bool(proposal.text) for proposal in proposals)
+    logger.info("%s proposed from %s", count(num_texts, "instruction"), count(len(records), "failure"))
+    return _with_instructions(replace(setup, proposals=[*setup.proposals, *proposals]), slots, proposals)
+
+
+def _reflective_examples(predictor: str, records: Sequence[CallRecord]) -> list[dict[str, Any]]:
+    """Return a predictor's calls in the form that GEPA's proposer expects."""
+    examples = []
+    for record in records:
+        call = (record.value or {}).get("calls", {}).get(predictor)
+        if call is not None:
+            feedback = record.value["feedback"]
+            examples.append({"Inputs": call["inputs"], "Generated Outputs": call["outputs"], "Feedback": feedback})
+    return examples
+
+
+def _propose(opened: OpenCompile, work: RevisionWork, task: Proposal, example: int) -> list[Proposal]:
+    """Make the proposal, or recall it from the log; return none if money or time is short.
+
+    The prompt model's errors do not end the compile. The search goes on without the proposal.
+    """
+    log = opened.scorer.log
+    budget = opened.scorer.budget
+    key = (task.prompt, example)
+    num_recalled = log.num_recalled
+    budget.max_calls += 1  # Proposals are not program calls.
+    if not budget.recall(key):
+        try:
+            proposer = opened.evaluator(opened.setup.slots, work, names={example: task.name}, num_threads=1)
+            proposer.pay({key: None})
+        except Exception:
+            logger.warning("the search goes on without an %s, because the prompt model failed", task.name)
+    log.num_recalled = num_recalled
+    if key not in log.records:
+        budget.max_calls -= 1
+        if budget.refused is not None:
+            logger.warning("the search goes on without an %s: %s", task.name, budget.refused.value)
+        return []
+    return [replace(task, record=log.records[key])]
+
+
+def _with_instructions(setup: CompileSetup, slots: PoolSlots, proposals: Sequence[Proposal]) -> CompileSetup:
+    """Return the setup with the usable ones of these instructions, after the known ones."""
+    new = {}
+    for proposal in proposals:
+        if not proposal.record.error:
+            new[proposal.predictor] = [Instruction(proposal.text, f"{FROM_FAILURES}[{proposal.number - 1}]")]
+    choices = usable_instructions(
+        setup.program, new, rivals=(), max_tokens=most_tokens(setup), known=slots.alternatives
+    )
+    dropped = dict(setup.dropped_instructions)
+    for name, instructions in choices.dropped.items():
+        dropped[name] = [*dropped.get(name, ()), *instructions]
+    return replace(setup, slots=slots.with_alternatives(choices.by_predictor), dropped_instructions=dropped)
