@@ -25,6 +25,7 @@ from plr_dspy.data.examples import Rows, as_examples
 from plr_dspy.dspy_compat import Teleprompter, set_compiled
 from plr_dspy.errors import UserError
 from plr_dspy.metrics.confusion import SetMetric
+from plr_dspy.optimizer.detailed_results import detailed_results
 from plr_dspy.optimizer.estimate import Estimate, estimate_cost, make_budget
 from plr_dspy.optimizer.expected_scores import expected_scores, fitted_model, program_scores
 from plr_dspy.optimizer.report_builder import FinishedProgram, build_report
@@ -176,7 +177,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
         Returns:
             A compiled copy of the student, with the report as plain data in
-            ``reorder_report``.
+            ``reorder_report``, and the candidates of the final comparison in
+            ``detailed_results``.
 
         Raises:
             TypeError, ValueError: If an argument is invalid, before any program call.
@@ -400,6 +402,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             try:
                 report.save(Path(self.log_dir) / "report.json")
             except OSError as error:  # A full disk must not discard results that were paid for.
+        if not hasattr(program, "detailed_results"):  # Otherwise, the name is the user's own.
+            program.detailed_results = detailed_results(report, outcome.decision)
                 logger.warning("the report could not be written to %s: %s", self.log_dir, error)
         return program
 

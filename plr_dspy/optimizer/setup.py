@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 Teacher: TypeAlias = dspy.Module | Sequence[dspy.Module] | None  # as in DSPy's optimizers
 
+SCORES_OF_RESULTS = "val_aggregate_scores"  # in the `detailed_results` of this package and of `dspy.GEPA`
+
 # Arguments that do not affect the result, or that `CompileSetup.settings` adds itself.
 OMITTED_ARGUMENTS = {"metric", "seed", "log_dir", "accept_changes", "display_progress"}
 
@@ -281,6 +283,9 @@ def _remove_earlier_results(program: dspy.Module) -> None:
     attributes = vars(program)
     attributes.pop("reorder_report", None)
     candidates = attributes.get("candidate_programs")
+    results = attributes.get("detailed_results")
+    if hasattr(results, SCORES_OF_RESULTS) or (isinstance(results, Mapping) and SCORES_OF_RESULTS in results):
+        del program.detailed_results
     if isinstance(candidates, list) and candidates:
         first = candidates[0]
         if isinstance(first, Mapping) and {"score", "program"} <= first.keys():
