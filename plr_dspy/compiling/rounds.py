@@ -33,6 +33,7 @@ class SearchRounds:
         min_probability, stop_at_score, patience: As in `PLReorder`.
         sample, advice: As in `FutilityCheck`.
         shifted: As in `ExampleSchedule`.
+        on_round: Called after each round.
     """
 
     search: Search = field(kw_only=False)
@@ -46,6 +47,7 @@ class SearchRounds:
     stop_at_score: float | None = None
     patience: int | None = None
     shifted: bool = False
+    on_round: Callable[[Iteration], object] = str
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -181,3 +183,4 @@ class SearchRounds:
                 program_calls=self.evaluator.num_calls(),
             )
         )
+        self.on_round(self._history[-1])

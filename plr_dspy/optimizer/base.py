@@ -22,7 +22,7 @@ from plr_dspy.compiling.paper import PaperRun
 from plr_dspy.compiling.plan import Plan, ProblemSize
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.data.examples import Rows, as_examples
-from plr_dspy.dspy_compat import Teleprompter, set_compiled
+from plr_dspy.dspy_compat import Teleprompter, call_back, set_compiled
 from plr_dspy.errors import UserError
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.detailed_results import detailed_results
@@ -386,6 +386,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
     def _run_kind(self, plan: Plan) -> type[CompileRun]:
         """Return the class of a compile with this plan."""
+            on_round=partial(call_back, self, "on_round_end"),
         return CompileRun if plan.racing else PaperRun
 
     def _conclude(self, opened: OpenCompile, run: CompileRun, outcome: Outcome) -> dspy.Module:
