@@ -39,6 +39,7 @@ from plr_dspy.optimizer.setup import (
     make_setup,
     plain_arguments,
 )
+from plr_dspy.optimizer.windows import window_warning
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
 from plr_dspy.programs.checks import (
     AnyMetric,
@@ -188,6 +189,9 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """
         self.report = self.best_program = None
         setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher, programs=programs, inputs=inputs)
+        warning = window_warning(setup)
+        if warning:
+            logger.warning("%s", warning)
         with self._open(setup) as opened:
             return self._run(opened)
 
@@ -211,7 +215,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """
         setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher, programs=programs, inputs=inputs)
         make_budget(setup)
-        return estimate_cost(setup)
+        return replace(estimate_cost(setup), warning=window_warning(setup))
 
     def _prepare(
         self,
@@ -382,11 +386,11 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             stop_at_score=getattr(self, "stop_at_score", None),
             patience=getattr(self, "patience", None),
             shifted=opened.responses is not None,
+            on_round=partial(call_back, self, "on_round_end"),
         )
 
     def _run_kind(self, plan: Plan) -> type[CompileRun]:
         """Return the class of a compile with this plan."""
-            on_round=partial(call_back, self, "on_round_end"),
         return CompileRun if plan.racing else PaperRun
 
     def _conclude(self, opened: OpenCompile, run: CompileRun, outcome: Outcome) -> dspy.Module:
@@ -398,13 +402,13 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         names, _ = self._examples(setup, work)
         self.report = report = build_report(setup, run, outcome, finished, names=names, signal=work.signal)
         program.reorder_report = report.to_dict()
+        if not hasattr(program, "detailed_results"):  # Otherwise, the name is the user's own.
+            program.detailed_results = detailed_results(report, outcome.decision)
         self.best_program = program
         if self.log_dir is not None:
             try:
                 report.save(Path(self.log_dir) / "report.json")
             except OSError as error:  # A full disk must not discard results that were paid for.
-        if not hasattr(program, "detailed_results"):  # Otherwise, the name is the user's own.
-            program.detailed_results = detailed_results(report, outcome.decision)
                 logger.warning("the report could not be written to %s: %s", self.log_dir, error)
         return program
 

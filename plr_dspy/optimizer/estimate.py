@@ -34,7 +34,7 @@ PROPOSAL_REPLY = 200
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated cost of a compile; `print` shows it in two lines.
+    """The estimated cost of a compile; `print` shows it in two lines, or three with a warning.
 
     Attributes:
         program_calls: Maximum program calls in all phases.
@@ -49,6 +49,8 @@ class Estimate:
             is unknown, or the metric calls a language model.
         affordable_calls: Approximate number of calls that `max_cost` pays for; None if `cost`
             is None.
+        warning: Says that prompts may exceed the model's context window; empty if none does,
+            or if litellm does not know the window.
     """
 
     program_calls: int
@@ -58,6 +60,7 @@ class Estimate:
     cost: float | None
     affordable_calls: int | None
     proposal_calls: int = 0
+    warning: str = ""
 
     def __str__(self) -> str:
         text = f"at most {count(self.program_calls, 'program call')}"
@@ -77,7 +80,8 @@ class Estimate:
             "final comparison": plan.final_calls,
         }
         calls = ", ".join(f"{phase} {number:,}" for phase, number in phases.items() if number > 0)
-        return f"{text}\n  calls: {calls or 'none'}"
+        text += f"\n  calls: {calls or 'none'}"
+        return f"{text}\nwarning: {self.warning}" if self.warning else text
 
 
 def estimate_cost(setup: CompileSetup) -> Estimate:

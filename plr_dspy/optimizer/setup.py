@@ -80,6 +80,7 @@ class CompileOptions:
     max_cost: float | None
     arguments: Mapping[str, object]  # all relevant arguments, as plain data
     max_demos: int = 0
+    max_demo_tokens: int | None = None
     max_bootstrapped: int = 0
     metric_threshold: float | None = None
 
@@ -282,10 +283,10 @@ def _remove_earlier_results(program: dspy.Module) -> None:
     """Remove the results of earlier compiles, including DSPy's, so that copies do not hold them."""
     attributes = vars(program)
     attributes.pop("reorder_report", None)
-    candidates = attributes.get("candidate_programs")
     results = attributes.get("detailed_results")
     if hasattr(results, SCORES_OF_RESULTS) or (isinstance(results, Mapping) and SCORES_OF_RESULTS in results):
         del program.detailed_results
+    candidates = attributes.get("candidate_programs")
     if isinstance(candidates, list) and candidates:
         first = candidates[0]
         if isinstance(first, Mapping) and {"score", "program"} <= first.keys():
