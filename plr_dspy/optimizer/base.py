@@ -179,7 +179,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         Returns:
             A compiled copy of the student, with the report as plain data in
             ``reorder_report``, and the candidates of the final comparison in
-            ``detailed_results``.
+            ``detailed_results``. An attribute of the student with this name is kept.
 
         Raises:
             TypeError, ValueError: If an argument is invalid, before any program call.

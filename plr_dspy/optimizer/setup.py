@@ -284,7 +284,8 @@ def _remove_earlier_results(program: dspy.Module) -> None:
     attributes = vars(program)
     attributes.pop("reorder_report", None)
     results = attributes.get("detailed_results")
-    if hasattr(results, SCORES_OF_RESULTS) or (isinstance(results, Mapping) and SCORES_OF_RESULTS in results):
+    is_own = isinstance(results, Mapping) and SCORES_OF_RESULTS in results
+    if is_own or hasattr(results, SCORES_OF_RESULTS):
         del program.detailed_results
     candidates = attributes.get("candidate_programs")
     if isinstance(candidates, list) and candidates:
