@@ -1,5 +1,6 @@
 """All uses of undocumented DSPy names; look here first if a new version of DSPy breaks this package."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -31,10 +32,12 @@ from dspy.propose.grounded_proposer import TIPS, GroundedProposer
 from dspy.teleprompt.gepa import InstructionProposer
 from dspy.teleprompt.teleprompt import Teleprompter
 from dspy.utils import magicattr
-from dspy.utils.callback import BaseCallback
+from dspy.utils.callback import ACTIVE_CALL_ID, BaseCallback
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMUnsupportedFeatureError
 from dspy.utils.hasher import Hasher
 from dspy.utils.usage_tracker import UsageTracker
+
+logger = logging.getLogger(__name__)
 
 Call: TypeAlias = tuple[Any, Mapping[str, Any]]  # a language model, and the inputs of a call
 COMPILED = "_compiled"  # the attribute that marks a compiled program
@@ -106,6 +109,22 @@ def sent_messages(predictor: dspy.Predict, inputs: Mapping[str, Any]) -> list[di
         except _Sent as sent:
             return sent.messages
     raise RuntimeError(f"the adapter {dspy.settings.adapter!r} sent no messages to the language model")
+
+
+def call_back(optimizer: Teleprompter, event: str, outputs: object) -> None:
+    """Call a method of the callbacks that have it, as DSPy calls those for the end of a call.
+
+    DSPy has no event within a compile. The call id is that of the compile.
+    """
+    callbacks = [*(dspy.settings.callbacks or []), *getattr(optimizer, "callbacks", [])]
+    for callback in callbacks:
+        handler = getattr(callback, event, None)
+        if handler is None:
+            continue
+        try:
+            handler(call_id=ACTIVE_CALL_ID.get(), outputs=outputs, exception=None)
+        except Exception as error:  # As in DSPy, an error of a callback does not end the call.
+            logger.warning("%s of the callback %r raised %s: %s", event, callback, type(error).__name__, error)
 
 
 def drop_from_memory_cache(calls: Iterable[Call]) -> None:

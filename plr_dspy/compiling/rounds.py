@@ -43,6 +43,7 @@ class SearchRounds:
             reads anew.
         widen: Returns a search in a wider space, given `low_scores`; None if there is none.
             Items keep their numbers, and new ones come last.
+        on_round: Called after each round.
     """
 
     search: Search = field(kw_only=False)
@@ -58,6 +59,7 @@ class SearchRounds:
     shifted: bool = False
     min_examples: Callable[[Sequence[Candidate]], Mapping[Candidate, int]] = lambda candidates: {}
     widen: Callable[[Mapping[int, Ordering]], Search | None] | None = None
+    on_round: Callable[[Iteration], object] = str
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -268,3 +270,4 @@ class SearchRounds:
                 program_calls=self.evaluator.num_calls(),
             )
         )
+        self.on_round(self._history[-1])

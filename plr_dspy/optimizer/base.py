@@ -22,9 +22,10 @@ from plr_dspy.compiling.paper import PaperRun
 from plr_dspy.compiling.plan import Plan, ProblemSize
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.data.examples import Rows, as_examples
-from plr_dspy.dspy_compat import Teleprompter, set_compiled
+from plr_dspy.dspy_compat import Teleprompter, call_back, set_compiled
 from plr_dspy.errors import UserError
 from plr_dspy.metrics.confusion import SetMetric
+from plr_dspy.optimizer.detailed_results import detailed_results
 from plr_dspy.optimizer.estimate import Estimate, estimate_cost, make_budget
 from plr_dspy.optimizer.expected_scores import expected_scores, fitted_model, program_scores
 from plr_dspy.optimizer.report_builder import FinishedProgram, build_report
@@ -38,6 +39,7 @@ from plr_dspy.optimizer.setup import (
     make_setup,
     plain_arguments,
 )
+from plr_dspy.optimizer.windows import window_warning
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
 from plr_dspy.programs.checks import (
     AnyMetric,
@@ -183,7 +185,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
         Returns:
             A compiled copy of the student, with the report as plain data in
-            ``reorder_report``.
+            ``reorder_report``, and the candidates of the final comparison in
+            ``detailed_results``. An attribute of the student with this name is kept.
 
         Raises:
             TypeError, ValueError: If an argument is invalid, before any program call.
@@ -193,6 +196,9 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """
         self.report = self.best_program = None
         setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher, programs=programs, inputs=inputs)
+        warning = window_warning(setup)
+        if warning:
+            logger.warning("%s", warning)
         with self._open(setup) as opened:
             return self._run(opened)
 
@@ -216,7 +222,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """
         setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher, programs=programs, inputs=inputs)
         make_budget(setup)
-        return estimate_cost(setup)
+        return replace(estimate_cost(setup), warning=window_warning(setup))
 
     def _prepare(
         self,
@@ -390,6 +396,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             patience=getattr(self, "patience", None),
             shifted=opened.responses is not None,
             widen=self._widening(opened),
+            on_round=partial(call_back, self, "on_round_end"),
             **self._run_options(opened),
         )
 
@@ -414,6 +421,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         names, _ = self._examples(setup, work)
         self.report = report = build_report(setup, run, outcome, finished, names=names, signal=work.signal)
         program.reorder_report = report.to_dict()
+        if not hasattr(program, "detailed_results"):  # Otherwise, the name is the user's own.
+            program.detailed_results = detailed_results(report, outcome.decision)
         self.best_program = program
         if self.log_dir is not None:
             try:

@@ -39,7 +39,7 @@ class ProgramChoice(NamedTuple):
 
     Attributes:
         program: A copy of the chosen program, with the report as plain data in
-            ``reorder_report``.
+            ``reorder_report``, and the compared programs in ``detailed_results``.
         name: The chosen program's name.
         report: The `Report`. ``report.programs`` lists the expected scores of all programs.
     """

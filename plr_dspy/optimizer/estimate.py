@@ -38,7 +38,7 @@ PROPOSAL_REPLY = 200
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated cost of a compile; `print` shows it in two lines.
+    """The estimated cost of a compile; `print` shows it in two lines, or three with a warning.
 
     Attributes:
         program_calls: Maximum program calls in all phases.
@@ -57,6 +57,8 @@ class Estimate:
             prefix of the last prompt; None if prompts cannot be built.
         cost_with_cache: Approximate cost if all others are billed as cached tokens; None if
             the price list has no price for these.
+        warning: Says that prompts may exceed the model's context window; empty if none does,
+            or if litellm does not know the window.
     """
 
     program_calls: int
@@ -68,6 +70,7 @@ class Estimate:
     proposal_calls: int = 0
     new_prompt_tokens: int | None = None
     cost_with_cache: float | None = None
+    warning: str = ""
 
     def __str__(self) -> str:
         text = f"at most {count(self.program_calls, 'program call')}"
@@ -91,7 +94,8 @@ class Estimate:
             "final comparison": plan.final_calls,
         }
         calls = ", ".join(f"{phase} {number:,}" for phase, number in phases.items() if number > 0)
-        return f"{text}\n  calls: {calls or 'none'}"
+        text += f"\n  calls: {calls or 'none'}"
+        return f"{text}\nwarning: {self.warning}" if self.warning else text
 
 
 def estimate_cost(setup: CompileSetup, candidates: Sequence[Candidate] = ()) -> Estimate:

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 Teacher: TypeAlias = dspy.Module | Sequence[dspy.Module] | None  # as in DSPy's optimizers
 
+SCORES_OF_RESULTS = "val_aggregate_scores"  # in the `detailed_results` of this package and of `dspy.GEPA`
+
 # Arguments that do not affect the result, or that `CompileSetup.settings` adds itself.
 OMITTED_ARGUMENTS = {"metric", "seed", "log_dir", "accept_changes", "display_progress"}
 
@@ -83,6 +85,7 @@ class CompileOptions:
     max_cost: float | None
     arguments: Mapping[str, object]  # all relevant arguments, as plain data
     max_demos: int = 0
+    max_demo_tokens: int | None = None
     max_bootstrapped: int = 0
     metric_threshold: float | None = None
 
@@ -307,6 +310,10 @@ def _remove_earlier_results(program: dspy.Module) -> None:
     """Remove the results of earlier compiles, including DSPy's, so that copies do not hold them."""
     attributes = vars(program)
     attributes.pop("reorder_report", None)
+    results = attributes.get("detailed_results")
+    is_own = isinstance(results, Mapping) and SCORES_OF_RESULTS in results
+    if is_own or hasattr(results, SCORES_OF_RESULTS):
+        del program.detailed_results
     candidates = attributes.get("candidate_programs")
     if isinstance(candidates, list) and candidates:
         first = candidates[0]

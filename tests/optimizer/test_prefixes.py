@@ -99,7 +99,7 @@ class TestTokens:
         sizes = [size - alone for size in of_demos]
         sent = [alone + sizes[0] + sizes[1], alone + sizes[0] + sizes[1], alone + sum(sizes), alone + sizes[2]]
         calls = [({"m": {"prompt_tokens": tokens}}) for tokens in sent]
-        prefixes = PromptPrefixes(slots)
+        prefixes = PromptPrefixes(slots.build)
         order = [first, first, second, third]
         new = [sent[0], question, sizes[2] + question, sizes[2] + question]
         assert prefixes.num_new(zip(order, calls, strict=True)) == pytest.approx(sum(new), abs=12)
@@ -107,7 +107,7 @@ class TestTokens:
         assert prefixes.num_shared(second, third) == prefixes.size(((),)) == pytest.approx(instructions, abs=3)
 
     def test_are_unknown_without_usage_and_cached_answers_send_no_prompt(self):
-        prefixes = PromptPrefixes(pool_slots())
+        prefixes = PromptPrefixes(pool_slots().build)
         sent = {"m": {"prompt_tokens": 500}}
         assert prefixes.num_new([(((0,),), sent), (((1,),), {})]) == 500
         assert prefixes.num_new([(((0,),), sent), (((1,),), {"m": {"replies_without_usage": 1}})]) is None

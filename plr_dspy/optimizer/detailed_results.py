@@ -1,0 +1,40 @@
+"""The results that a returned program carries, with the names of DSPy's `DspyGEPAResult`."""
+
+from typing import Any
+
+from plr_dspy.compiling.choice import Decision
+from plr_dspy.report.report import Report
+from plr_dspy.report.schema import Candidate
+from plr_dspy.search.space import WholeProgram
+
+
+def detailed_results(report: Report, decision: Decision) -> dict[str, Any]:
+    """Return the candidates of the final comparison as plain data.
+
+    Each candidate is a dict of its texts. DSPy's optimizers attach the programs instead, but
+    DSPy treats attached programs as parts of the program, and saves them with it.
+    """
+    candidates = []
+    for candidate, result in zip(report.candidates, decision.candidates, strict=True):
+        texts: dict[str, Any] = {"name": "", **_texts(report, candidate)}
+        if isinstance(result.ordering, WholeProgram):  # Its demos are not among those of the report.
+            texts = {"name": result.ordering.name, "demos": {}, "instructions": {}}
+        gain = {"expected_gain": candidate.expected_gain, "probability": candidate.probability}
+        candidates.append({**texts, **gain})
+    return {
+        "candidates": candidates,
+        "val_aggregate_scores": [candidate.score for candidate in report.candidates],
+        "best_idx": decision.chosen,
+        "total_metric_calls": report.program_calls["total"],
+        "seed": report.settings["seed"],
+    }
+
+
+def _texts(report: Report, candidate: Candidate) -> dict[str, Any]:
+    """Return the texts of a candidate's demos and instructions, by predictor."""
+    demos = {}
+    for slot in report.slots:
+        demos[slot.predictor] = [slot.demos[number] for number in candidate.ordering[slot.predictor]]
+    alternatives = {choice.predictor: choice.alternatives for choice in report.instructions}
+    instructions = {name: alternatives[name][number].text for name, number in candidate.instructions.items()}
+    return {"demos": demos, "instructions": instructions}

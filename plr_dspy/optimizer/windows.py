@@ -1,0 +1,160 @@
+"""The longest prompts that a compile may build, compared with the models' context windows."""
+
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import dspy
+
+from plr_dspy.optimizer.estimate import inputs_of
+from plr_dspy.optimizer.setup import CompileSetup
+from plr_dspy.programs.instructions import PLACEHOLDER
+from plr_dspy.programs.slots import PoolSlots, WholeProgramSlots, messages_of
+from plr_dspy.programs.tokens import token_counter
+from plr_dspy.retrieval.predict import RetrievingPredict
+from plr_dspy.retrieval.slots import RetrievalSlots
+from plr_dspy.scoring.budget import window_of
+from plr_dspy.search.space import WITHOUT_DEMOS
+
+NUM_LONGEST = 5  # Tokens are counted for this many examples, which have the longest inputs in characters.
+
+
+@dataclass(frozen=True)
+class LongPrompt:
+    """The longest prompt of one kind that a predictor may get.
+
+    Attributes:
+        model, window: The predictor's model, and its maximum number of prompt tokens.
+        tokens: Approximate tokens by GPT-4o's tokenizer, without those of proposed
+            instructions and of demos that are bootstrapped later.
+        cure: What keeps such prompts within the window.
+    """
+
+    model: str
+    window: int
+    tokens: int
+    cure: str
+
+    def __str__(self) -> str:
+        return (
+            f"prompts may have up to about {self.tokens:,} tokens, but the context window of {self.model} has "
+            f"{self.window:,}, and longer prompts count as wrong answers: {self.cure}"
+        )
+
+
+def window_warning(setup: CompileSetup) -> str:
+    """Return the warning that the longest prompt exceeds its model's context window; empty if none does."""
+    prompts: list[LongPrompt] = []
+    with suppress(Exception):  # The adapter or litellm may fail; the compile's own errors say more.
+        if not isinstance(setup.slots, WholeProgramSlots):
+            prompts += _of_student(setup)
+        prompts += _of_rivals(setup)
+    excessive = [prompt for prompt in prompts if prompt.tokens > prompt.window]
+    if not excessive:
+        return ""
+    return str(max(excessive, key=lambda prompt: prompt.tokens / prompt.window))
+
+
+def _of_student(setup: CompileSetup) -> Iterator[LongPrompt]:
+    """Yield the longest prompts of the student's predictors, with each kind of demos."""
+    for name, predictor in setup.program.named_predictors():
+        model, window = _model_of(predictor)
+        if window is None:
+            continue
+        without_demos, example = _longest_without_demos(setup, predictor)
+        instructed = without_demos + _extra_instruction_tokens(setup, name)
+        if instructed > window:
+            yield LongPrompt(model, window, instructed, f"shorten the instructions, or the inputs of {example}")
+            continue
+        own_tokens = token_counter()(messages_of(predictor, predictor.demos))
+        cure = f"pass a {setup.options.student_name} with fewer or shorter demos"
+        if setup.original == WITHOUT_DEMOS:
+            cure = "pass a smaller num_demos"
+        yield LongPrompt(model, window, without_demos + own_tokens, cure)
+        yield from _with_pooled_demos(setup, name, LongPrompt(model, window, instructed, ""))
+        yield from _with_retrieved_demos(setup, name, LongPrompt(model, window, without_demos, ""))
+
+
+def _with_pooled_demos(setup: CompileSetup, name: str, without_demos: LongPrompt) -> Iterator[LongPrompt]:
+    """Yield the longest prompt with fixed demos of a predictor's pool, if it has one."""
+    slots = setup.slots
+    if not isinstance(slots, PoolSlots):
+        return
+    for slot, (lower, upper) in zip(slots.slots, slots.space.limits, strict=False):
+        if slot.predictor == name:
+            tokens = [pooled.tokens for pooled in slot.pool]
+            yield _with_demos(setup, without_demos, tokens, min_demos=lower, max_demos=upper)
+
+
+def _with_retrieved_demos(setup: CompileSetup, name: str, without_demos: LongPrompt) -> Iterator[LongPrompt]:
+    """Yield the longest prompt with demos that a predictor retrieves, if it does."""
+    slots = setup.slots
+    if isinstance(slots, RetrievalSlots) and name in slots.found:
+        tokens = slots.found[name].tokens
+        yield _with_demos(setup, without_demos, tokens, min_demos=0, max_demos=setup.options.max_demos)
+
+
+def _with_demos(
+    setup: CompileSetup, without_demos: LongPrompt, tokens: Sequence[int], *, min_demos: int, max_demos: int
+) -> LongPrompt:
+    """Return the prompt with the longest of the demos, and advice that leaves some demos to choose from."""
+    longest_first = sorted(tokens, reverse=True)
+    most = sum(longest_first[:max_demos])
+    limit = setup.options.max_demo_tokens
+    if limit is not None:
+        most = min(most, limit)
+    room = without_demos.window - without_demos.tokens
+    least_number = max(1, min_demos)
+    cures = []
+    if sum(longest_first[-least_number:]) <= room:
+        cures.append(f"max_demo_tokens={room}")
+    num_fitting = sum(total <= room for total in itertools.accumulate(longest_first[:max_demos]))
+    if num_fitting >= least_number:
+        cures.append(f"max_demos={num_fitting}")
+    cure = f"pass {' or '.join(cures)}" if cures else "shorten the demos"
+    return replace(without_demos, tokens=without_demos.tokens + most, cure=cure)
+
+
+def _of_rivals(setup: CompileSetup) -> Iterator[LongPrompt]:
+    """Yield the longest prompts of the user's programs."""
+    for rival in setup.rivals:
+        for predictor in rival.predictors:
+            model, window = _model_of(predictor)
+            if window is None:
+                continue
+            without_demos, _ = _longest_without_demos(setup, predictor)
+            tokens = without_demos + token_counter()(messages_of(predictor, predictor.demos))
+            if isinstance(predictor, RetrievingPredict):
+                tokens += predictor.retrieval.num_tokens
+            yield LongPrompt(model, window, tokens, f"leave out the program {rival.name!r}, or give it fewer demos")
+
+
+def _model_of(predictor: dspy.Predict) -> tuple[str, int | None]:
+    """Return the name of a predictor's model, and the maximum tokens of its prompts if known."""
+    lm = predictor.lm or dspy.settings.lm
+    name = str(getattr(lm, "model", ""))
+    return name, window_of(name)
+
+
+def _longest_without_demos(setup: CompileSetup, predictor: dspy.Predict) -> tuple[int, str]:
+    """Return the most tokens of a prompt without demos, and the name of the example with that prompt."""
+    count = token_counter()
+    names = setup.splits.names
+    named = zip(setup.scored_examples, names, strict=True)
+    longest = heapq.nlargest(NUM_LONGEST, named, key=lambda pair: len(repr(pair[0].inputs())))
+    prompts = []
+    for example, name in longest:
+        messages = messages_of(predictor, [], inputs_of(predictor, example))
+        prompts.append((count(messages), name))
+    return max(prompts)
+
+
+def _extra_instruction_tokens(setup: CompileSetup, name: str) -> int:
+    """Return the tokens of a predictor's longest instruction, less those of its own."""
+    count = token_counter()
+    instructions = setup.slots.alternatives.get(name, ())
+    texts = [instruction.text for instruction in instructions if instruction.origin != PLACEHOLDER]
+    lengths = [count([{"role": "system", "content": text}]) for text in texts]
+    return max(lengths) - lengths[0] if lengths else 0

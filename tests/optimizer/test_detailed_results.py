@@ -1,0 +1,111 @@
+"""What returned programs carry in `detailed_results`, as those of `dspy.GEPA` do."""
+
+import json
+
+import dspy
+import fakes
+import pytest
+from fakes import engine_for, exact_match, questions, student, using
+
+from plr_dspy import PLFewShot, PLReorder, choose_program
+from plr_dspy.baselines import TopKOrder
+
+EXAMPLES = questions(80)
+RUNS = {
+    "PLReorder": lambda: PLReorder(exact_match, max_metric_calls=200, seed=3),
+    "PLFewShot": lambda: PLFewShot(exact_match, max_metric_calls=200, seed=3),
+    "instructions": lambda: PLFewShot(exact_match, max_metric_calls=200, seed=3, instructions=["Name the answer."]),
+    "retrieved": lambda: PLFewShot(exact_match, max_metric_calls=200, seed=3, demos="retrieved"),
+    "TopKOrder": lambda: TopKOrder(exact_match, max_metric_calls=400, seed=3),
+}
+
+
+@pytest.fixture(autouse=True)
+def engine():
+    with using(engine_for(EXAMPLES)) as engine:
+        yield engine
+
+
+@pytest.fixture(params=RUNS)
+def run(request):
+    """Return an optimizer after a compile, and its program."""
+    optimizer = RUNS[request.param]()
+    return optimizer, optimizer.compile(student(), trainset=EXAMPLES)
+
+
+def fields_of(predictor):
+    return [{name: str(value) for name, value in demo.items()} for demo in predictor.demos]
+
+
+def test_they_are_the_finalists_and_the_returned_one(run):
+    optimizer, program = run
+    results = program.detailed_results
+    report = optimizer.report
+    assert results["val_aggregate_scores"] == [candidate.score for candidate in report.candidates]
+    assert len(results["candidates"]) == len(report.candidates) > 1
+    assert results["val_aggregate_scores"][results["best_idx"]] == report.comparison.chosen
+    returned = results["candidates"][results["best_idx"]]
+    assert returned["probability"] == report.comparison.probability
+    if not returned["name"]:
+        assert returned["demos"] == {"self": fields_of(program)}
+        assert returned["instructions"] in ({}, {"self": program.signature.instructions})
+    assert results["candidates"][0]["demos"] == {"self": fields_of(student())}
+    assert results["total_metric_calls"] == report.program_calls["total"]
+    assert results["seed"] == 3
+
+
+def test_they_are_plain_data_that_changes_no_file_and_follows_copies(run, tmp_path):
+    _, program = run
+    results = program.detailed_results
+    assert json.loads(json.dumps(results)) == results
+    assert [name for name, _ in program.named_predictors()] == ["self"]
+    assert program.deepcopy().detailed_results == results
+    assert program.reset_copy().detailed_results == results
+    program.save(tmp_path / "program.json")
+    assert "val_aggregate_scores" not in (tmp_path / "program.json").read_text()
+    assert "detailed_results" not in program.dump_state()
+
+
+def test_a_second_compile_replaces_them():
+    first = RUNS["PLReorder"]().compile(student(), trainset=EXAMPLES)
+    before = dict(first.detailed_results)
+    second = PLReorder(exact_match, max_metric_calls=100, seed=5).compile(first, trainset=EXAMPLES)
+    assert second.detailed_results["seed"] == 5
+    assert first.detailed_results == before
+
+
+def test_those_of_gepa_are_replaced_in_the_result_alone():
+    class GEPAResult:
+        def __init__(self):
+            self.candidates = [student(2), student(3)]
+            self.val_aggregate_scores = [0.1, 0.2]
+
+    program = student()
+    program.detailed_results = GEPAResult()
+    compiled = RUNS["PLReorder"]().compile(program, trainset=EXAMPLES)
+    assert set(compiled.detailed_results) >= {"candidates", "best_idx"}
+    assert isinstance(program.detailed_results, GEPAResult)
+
+
+def test_an_attribute_of_the_user_with_this_name_is_kept():
+    def forward(self, question):
+        assert self.detailed_results == "mine"
+        return self.predict(question=question)
+
+    program = fakes.Program(forward, predict=student(), detailed_results="mine")
+    compiled = RUNS["PLReorder"]().compile(program, trainset=EXAMPLES)
+    assert compiled.detailed_results == "mine"
+
+
+def test_a_race_names_its_programs():
+    choice = choose_program({"few": student(1), "many": student(6)}, exact_match, EXAMPLES)
+    results = choice.program.detailed_results
+    assert results["candidates"][results["best_idx"]]["name"] == choice.name
+    assert {candidate["name"] for candidate in results["candidates"]} == {"few", "many"}
+
+
+def test_without_a_comparison_there_are_none():
+    optimizer = PLFewShot(exact_match, demos="retrieved", max_metric_calls=0)
+    program = optimizer.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    assert program.detailed_results["candidates"] == []
+    assert program.detailed_results["best_idx"] is None

@@ -1,0 +1,124 @@
+"""The warning, before any call, of prompts that may exceed the model's context window."""
+
+import re
+
+import dspy
+import litellm
+import pytest
+from fakes import OrderSensitiveEngine, exact_match, questions, student, using
+
+from plr_dspy import PLFewShot, PLReorder, choose_program
+
+EXAMPLES = questions(100)
+MODEL = "fake/small"
+WARNING = re.compile(r"up to about ([\d,]+) tokens, but the context window of fake/small has ([\d,]*\d)")
+
+
+class CountingEngine(OrderSensitiveEngine):
+    """Knows the most tokens of its prompts."""
+
+    def __init__(self, **options):
+        super().__init__({example.question: example.answer for example in EXAMPLES}, **options)
+        self.most_tokens = 0
+
+    def complete(self, request):
+        messages = [{"role": "system", "content": request.system}]
+        messages += [{"role": message.role, "content": message.text} for message in request.messages]
+        tokens = litellm.token_counter("gpt-4o", messages=messages)
+        with self._lock:
+            self.most_tokens = max(self.most_tokens, tokens)
+        return super().complete(request)
+
+
+@pytest.fixture
+def engine():
+    with using(CountingEngine(), MODEL) as engine:
+        yield engine
+
+
+@pytest.fixture
+def window(monkeypatch):
+    """Return a function that sets the context window of the model."""
+
+    def set_window(tokens):
+        entry = {"max_input_tokens": tokens, "litellm_provider": "fake"}
+        monkeypatch.setitem(litellm.model_cost, MODEL, entry)
+
+    return set_window
+
+
+def fewshot(**options):
+    return PLFewShot(exact_match, **{"max_demos": 6, "max_metric_calls": 200, **options})
+
+
+def reorder(**options):
+    return PLReorder(exact_match, max_metric_calls=200, **options)
+
+
+def warning_of(optimizer, program, **options):
+    return optimizer.estimate(program, trainset=EXAMPLES, **options).warning
+
+
+@pytest.mark.parametrize(
+    ("make", "num_demos"),
+    [(reorder, 6), (reorder, 0), (fewshot, 0), (fewshot, 12), (lambda: fewshot(demos="retrieved"), 0)],
+)
+def test_the_tokens_are_those_of_the_longest_prompt(engine, window, make, num_demos):
+    window(150)
+    program = student(num_demos)
+    optimizer = make()
+    tokens = int(WARNING.search(warning_of(optimizer, program))[1])
+    optimizer.compile(program, trainset=EXAMPLES)
+    assert 0.9 * tokens < engine.most_tokens <= tokens
+    window(tokens - 1)
+    assert WARNING.search(warning_of(optimizer, program))[2] == str(tokens - 1)
+    window(tokens)
+    assert not warning_of(optimizer, program)
+
+
+def test_the_longest_inputs_and_instructions_count(engine, window):
+    window(400)
+    assert not warning_of(fewshot(), student(0))
+    assert "pass max_demo_tokens" in warning_of(fewshot(instructions=["Think of the number. " * 30]), student(0))
+    long = dspy.Example(question="why " * 500, answer="answer 0").with_inputs("question")
+    warning = fewshot(candidates=EXAMPLES[:6]).estimate(student(0), trainset=[*EXAMPLES, long]).warning
+    assert "the inputs of trainset[100]" in warning
+
+
+@pytest.mark.parametrize("name", ["max_demo_tokens", "max_demos"])
+def test_each_cure_is_the_largest_that_works(engine, window, name):
+    window(300)
+    value = int(re.search(rf"{name}=(\d+)", warning_of(fewshot(), student(0)))[1])
+    assert not warning_of(fewshot(**{name: value}), student(0))
+    assert warning_of(fewshot(**{name: value + 1}), student(0))
+
+
+def test_no_demo_fits(engine, window):
+    window(150)
+    assert "shorten the demos" in warning_of(fewshot(), student(0))
+
+
+def test_programs_of_the_user_are_named(engine, window, caplog):
+    window(300)
+    assert "the program 'long'" in warning_of(fewshot(max_demos=2), student(0), programs={"long": student(12)})
+    choose_program({"short": student(1), "long": student(12)}, exact_match, EXAMPLES, max_metric_calls=80)
+    assert "leave out the program 'long'" in caplog.text
+
+
+def test_a_compile_says_it_before_the_first_call(window, caplog):
+    window(300)
+    before = []
+    with using(CountingEngine(at={0: lambda: before.extend(caplog.messages)}), MODEL):
+        fewshot().compile(student(0), trainset=EXAMPLES)
+    assert any(map(WARNING.search, before))
+    assert len(list(filter(WARNING.search, caplog.messages))) == 1
+
+
+def test_the_printed_estimate_has_it(engine, window):
+    window(300)
+    estimate = fewshot().estimate(student(0), trainset=EXAMPLES)
+    assert str(estimate).splitlines()[-1] == f"warning: {estimate.warning}"
+
+
+def test_nothing_is_said_of_an_unknown_window(engine):
+    assert not warning_of(fewshot(), student(0))
