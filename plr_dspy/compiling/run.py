@@ -2,7 +2,7 @@
 
 Read next: `rounds.py`, whose `SearchRounds` is the base class here, then `race.py` and
 `choice.py`. `paper.py` has PLR Algorithm 1, a separate loop without a race. To extend a
-compile, see "Where to add" in `docs/architecture.md`.
+compile, see "Where to add" in `CONTRIBUTING.md`.
 """
 
 import logging

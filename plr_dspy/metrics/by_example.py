@@ -30,7 +30,7 @@ def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
                 return lambda example, prediction: metric(example, prediction, *extra)
     raise UserTypeError(
         "metric must be callable as metric(example, prediction), and neither async nor a class; got "
-        f"{repr(metric)[:SHOWN]}: pass a function"
+        f"{repr(metric)[:SHOWN]}: pass a function of an example and a prediction"
     )
 
 
