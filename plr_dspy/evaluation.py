@@ -77,31 +77,32 @@ def load_program(
     try:
         program = with_saved_wrappers(ProgramFactory(student).build({}), state)
         retrievals = {}
+        saved_fields = {}
         for name, predictor in program.named_predictors():
             predictor_state = state if predictor is program else state.get(name, {})
-            _check_fields(path, predictor, predictor_state)
+            saved_fields[name] = predictor_state.get("signature", {}).get("fields", [])
             if "retrieval" in predictor_state:
                 retrievals[name] = loaded(predictor, predictor_state["retrieval"], embedder)
         program = retrieve_in(program, retrievals)
         program.load_state(state, allow_unsafe_lm_state=allow_unsafe_lm_state)
-    except UserError:
-        raise
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(
             f"{path} cannot be loaded into the student ({type(error).__name__}: {error}); it holds {sorted(state)}: "
             "create the student in the same way as the saved program. DSPy does not save compiled modules in a "
             "program: set their _compiled to False before you save it"
         ) from error
+    for name, predictor in ProgramFactory(student).build({}).named_predictors():
+        _check_fields(path, predictor, saved_fields.get(name, []))
     differences = other_settings(program.predictors())
     if differences:
         logger.warning("%s was made with %s, or compile it again", path, "; with ".join(differences))
     return program
 
 
-def _check_fields(path: str | Path, predictor: dspy.Predict, state: Mapping[str, Any]) -> None:
-    """Raise a ValueError if the saved state of a predictor has other fields; DSPy saves only their texts."""
+def _check_fields(path: str | Path, predictor: dspy.Predict, saved_fields: Sequence[Mapping[str, Any]]) -> None:
+    """Raise a ValueError if a saved predictor has other fields; DSPy saves only their texts."""
     fields = predictor.signature.fields
-    saved = [field["description"] for field in state.get("signature", {}).get("fields", [])]
+    saved = [field["description"] for field in saved_fields]
     if not saved:
         return
     # A field without a description of its own is described by its name.

@@ -16,6 +16,7 @@ ENOUGH_ANSWERS = 20  # minimum answers before a warning about unparsable ones
 FIRST_ANSWERS = 10  # minimum answers before unparsable ones stop the search; these calls run first
 UNPARSED = 0.9  # stop if this share of the answers cannot be parsed
 MOSTLY_UNPARSED = 0.5  # warn if this share of the answers cannot be parsed
+MANY_FAILURES = 5  # name the failed calls from this number on
 ENOUGH_SCORES = 60  # stop after this many scores if all are equal
 ENOUGH_PAIRS = 250  # stop after this many comparisons on the same example if no score differs
 
@@ -47,7 +48,7 @@ class FutilityCheck:
         if not self.compares:
             return ""
         reason = self._find_no_difference(list(by_example.values()))
-        if reason and failures:
+        if reason and len(failures) >= MANY_FAILURES:
             reason += f", and {len(failures)} calls failed ({failures[0].error}: {failures[0].message})"
         if reason:
             logger.warning(

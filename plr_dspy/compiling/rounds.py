@@ -234,8 +234,8 @@ class SearchRounds:
         """
         first: Wanted = {}
         num_replies = 0
-        for candidate in by_prefix(wanted):
-            first[candidate] = wanted[candidate][: FIRST_ANSWERS - num_replies]
+        for candidate, examples in wanted.items():
+            first[candidate] = examples[: FIRST_ANSWERS - num_replies]
             if isinstance(candidate, WholeProgram) or self.search.space.shows_items(candidate):
                 num_replies += len(first[candidate])
             if num_replies == FIRST_ANSWERS:

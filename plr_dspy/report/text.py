@@ -100,7 +100,10 @@ def summary(report: ReportData) -> Iterator[str]:
     if retrieval is not None and report.retrieves:
         yield f"retrieved demos: {retrieval.text}; all {retrieval.num_pooled:,} are saved with the program"
     if not report.original_stays and (report.comparison is not None or report.retrieves):
-        yield "save it with program.save, and load it with plr_dspy.load_program and its student"
+        text = "save it with program.save, and load it with plr_dspy.load_program"
+        if report.returned.name:
+            text += f", whose student must be built like {report.returned.name!r}"
+        yield text
 
 
 def _unread_replies(report: ReportData) -> Iterator[str]:
@@ -296,7 +299,7 @@ def _rivals(report: ReportData) -> Iterator[str]:
             names.append(rival.name)
     if names:
         program = "your program" if report.original_stays else "the returned program"
-        yield f"{program} is not expected to do better than {' or '.join(names)}"
+        yield f"{program} is not expected to do better than {'; or than '.join(names)}"
 
 
 def _calibration(report: ReportData) -> Iterator[str]:

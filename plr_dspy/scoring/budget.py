@@ -17,6 +17,7 @@ import orjson
 from plr_dspy.report.stop import StopReason
 from plr_dspy.scoring.run_log import CallKey, RunLog, Tokens
 
+MAX_RESERVED = 0.6  # maximum share of the affordable calls that a search reserves for later phases
 MARGIN = 1.15  # safety factor on the cost and time of future calls, since examples differ
 
 # Providers whose names have suffixes in the price table, as in "vertex_ai-anthropic_models".
@@ -180,9 +181,10 @@ class Budget:
     def _needs_reserve(self, calls_left: float) -> bool:
         if not self._num_reserved or math.isinf(calls_left):
             return False
-        reserved = float(self._num_reserved)
+        affordable = calls_left + self.log.num_calls
+        reserved = min(float(self._num_reserved), MAX_RESERVED * affordable)
         if self._planned:
-            reserved *= min(1.0, (calls_left + self.log.num_calls) / self._planned)
+            reserved = min(reserved, self._num_reserved * affordable / self._planned)
         return calls_left < 1.0 + reserved
 
     def _calls_for_money(self, spent: float) -> float:

@@ -45,7 +45,7 @@ class TestChoice:
         assert not report.original_stays
         assert {way.name for way in report.programs} == set(candidates)
         assert f"returned program '{choice.name}'" in str(report)
-        assert f"load_program, with '{choice.name}' as the student" in str(report)
+        assert f"load_program, whose student must be built like '{choice.name}'" in str(report)
         compared = {"leaning": report.comparison.expected_original, choice.name: report.comparison.expected_chosen}
         for way in report.programs:
             if way.name in compared:

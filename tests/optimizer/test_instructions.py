@@ -705,7 +705,7 @@ def questions_in(text):
 class TestProposalsFromFailures:
     """Half-way through the search, the prompt model sees failures and feedback."""
 
-    @pytest.mark.parametrize("max_metric_calls", [120, 250, 600])
+    @pytest.mark.parametrize("max_metric_calls", [150, 250, 600])
     def test_one_that_follows_the_feedback_is_found(self, max_metric_calls):
         with using(CodedEngine()) as engine:
             program, report, proposer = revising(max_metric_calls=max_metric_calls)

@@ -1,5 +1,6 @@
 """Yardsticks of a report: random demos, one answer, unread replies."""
 
+import re
 from itertools import permutations
 
 import dspy
@@ -165,7 +166,7 @@ class TestOneAnswer:
         with using(Stubborn({})):
             optimizer.compile(dspy.Predict("text -> label"), trainset=PHRASES)
         text = str(optimizer.report)
-        assert "the returned program is not expected to do better than always answering 'usual'" in text
+        assert re.search("the returned program is not expected to do better than .*always answering 'usual'", text)
         lowest, highest = optimizer.report.random.interval
         assert lowest < optimizer.report.comparison.expected_chosen[0] < highest
 

@@ -268,7 +268,7 @@ class TestText:
             (
                 (1, 0),
                 0.62,
-                "the returned program is not expected to do better than 8 random demos or always answering 'b'",
+                "the returned program is not expected to do better than 8 random demos or than always answering 'b'",
             ),
             ((0, 1), 0.5, "your program is not expected to do better than always answering 'b'"),
         ],
@@ -308,7 +308,7 @@ class TestText:
         def entry(number, score, *, cost=None, **flags):
             data = {
                 "name": f"{number} demos",
-                "num_examples": 9,
+                "num_examples": 20,
                 "num_demos": number,
                 "score": score,
                 "kind": "fixed",
