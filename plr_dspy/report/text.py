@@ -299,7 +299,7 @@ def _rivals(report: ReportData) -> Iterator[str]:
             names.append(rival.name)
     if names:
         program = "your program" if report.original_stays else "the returned program"
-        yield f"{program} is not expected to do better than {'; or than '.join(names)}"
+        yield f"{program} is not expected to do better than {' or '.join(names)}"
 
 
 def _calibration(report: ReportData) -> Iterator[str]:

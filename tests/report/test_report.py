@@ -268,7 +268,7 @@ class TestText:
             (
                 (1, 0),
                 0.62,
-                "the returned program is not expected to do better than 8 random demos or than always answering 'b'",
+                "the returned program is not expected to do better than 8 random demos or always answering 'b'",
             ),
             ((0, 1), 0.5, "your program is not expected to do better than always answering 'b'"),
         ],
