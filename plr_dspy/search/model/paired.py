@@ -22,7 +22,7 @@ from plr_dspy.search.model.score_table import ScoreTable
 from plr_dspy.search.space import Candidate, Scores
 from plr_dspy.statistics.arrays import Array
 
-# Deviations are relative to that of scores. Those of effects are equally likely a priori.
+# Deviations are in standard deviations of scores. Those of effects are equally likely a priori.
 EFFECT_DEVIATIONS = (0.04, 0.08, 0.16, 0.32)
 PRIOR_NO_EFFECT = 0.05  # prior probability that all programs score the same on new examples
 PRIOR_OUTSIDER = 0.5  # prior probability that one program is unlike the others, if programs differ
@@ -93,13 +93,13 @@ class PairedProcess:
         return self._relative_gains(reference, self._num_examples).times(self._unit)
 
     def _relative_gains(self, reference: int, num_examples: float) -> Gains:
-        """Return the gains in standard deviations of scores, if this many examples had been seen."""
+        """Return gains as if after this many examples, in standard deviations of scores."""
         probabilities, priors = self._hypotheses()
         noise = self._noise * (self._num_examples / num_examples)
         return conditional_gains(self._effects, priors, noise, probabilities, reference)
 
     def _hypotheses(self) -> tuple[Array, Array]:
-        """Return the prior probabilities ``[H]``, and P."""
+        """Return prior probabilities ``[H]``, and prior covariances ``[H, n, n]``."""
         size = len(self._effects)
         weight = (1.0 - PRIOR_NO_EFFECT) / len(EFFECT_DEVIATIONS)
         probabilities = [PRIOR_NO_EFFECT]
@@ -127,7 +127,7 @@ class PairedProcess:
 
 
 def _unit_of(scores: Array) -> float:
-    """Return the standard deviation of scores; if they are all equal, their size, or 1 for zeros."""
+    """Return the standard deviation of scores; if all are equal, their absolute value, or 1 for zeros."""
     deviation = float(np.nanstd(scores))
     largest = float(np.nanmax(np.abs(scores)))
     if deviation > MAX_ROUNDING * largest:
