@@ -61,7 +61,7 @@ class Observations:
         answered = self.answered()
         scores: dict[Candidate, dict[int, float]] = {}
         for candidate, row in self.records.items():
-            # Examples that failed for all count only for a candidate without other examples.
+            # Examples that failed for all candidates count only for one without other examples.
             counted = answered & row.keys() or row.keys()
             if candidate == self._favoured:
                 counted = _answered(row) or counted
@@ -113,7 +113,7 @@ class ExampleSchedule:
         num_first, num_more: Number of examples for a new candidate, and number to add for a
             known one.
         shifted: Whether each pass through the examples starts one example later, so that
-            groups of orderings do not meet groups of examples of their own.
+            no group of orderings is always scored on the same examples.
     """
 
     strata: Sequence[Sequence[int]]
@@ -141,7 +141,7 @@ class ExampleSchedule:
             observations: All calls so far.
             num_examples: Total number per candidate; by default, `num_first`, or `num_more`
                 additional ones. A new whole program gets at least `MIN_FIRST_OF_PROGRAM`.
-            min_new: Minimum number of new examples by candidate, without `num_examples`.
+            min_new: Minimum number of new examples by candidate; ignored with `num_examples`.
         """
         num_seen = len(observations.records)
         wanted: dict[Candidate, list[int]] = {}
