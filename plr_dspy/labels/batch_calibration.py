@@ -96,7 +96,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             student: A program, calibrated or not; it is not modified.
             trainset: Examples; duplicates and those that are also demos are skipped.
             teacher, valset: Ignored; accepted because DSPy passes them to optimizers.
-            seed: Overrides the seed of the constructor.
+            seed: Overrides the constructor's seed.
             inputs: As in `PLReorder.compile`.
 
         Returns:

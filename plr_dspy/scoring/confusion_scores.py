@@ -241,7 +241,7 @@ class ConfusionScores(EffectiveScores):
         return np.array(values).reshape(2, NUM_DRAWS).T
 
     def largest_influence(self) -> float:
-        """Return the largest deviation of a right answer's score from the metric; if it is 0, of any answer's."""
+        """Return the largest deviation of a right answer's score from the metric, or of any answer's if that is 0."""
         has_examples = self._num_of_label > 0
         deviations = np.abs(self._scores - self._value)
         of_right_answers = float(np.diag(deviations)[has_examples].max())
@@ -301,7 +301,7 @@ class ConfusionScores(EffectiveScores):
         return derivative
 
     def _value_of(self, counts: Array) -> float:
-        """Return the metric of these counts; widen the bounds if the metric exceeds them."""
+        """Return the metric of these counts; widen the bounds to include it."""
         value = self._metric.value(counts, self.labels)
         self.bounds = min(value, self.bounds[0]), max(value, self.bounds[1])
         return value

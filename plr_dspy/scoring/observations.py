@@ -12,7 +12,7 @@ from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.model.ordering_model import FittedModel
 from plr_dspy.search.space import Candidate, Scores, WholeProgram
 
-MIN_FIRST_OF_PROGRAM = 4  # minimum examples of a new whole program, whose score nothing predicts
+MIN_FIRST_OF_PROGRAM = 4  # minimum examples for a new whole program, because nothing predicts its score
 
 CallRecords: TypeAlias = dict[Candidate, dict[int, CallRecord]]  # calls by candidate and example
 
@@ -81,7 +81,7 @@ class Observations:
         return self.effective.counted(self.scores())
 
     def table(self, candidates: Sequence[Candidate], examples: Iterable[int]) -> tuple[list[int], list[list[float]]]:
-        """Return the examples that all candidates have scores on, and each candidate's scores there."""
+        """Return the examples that all candidates have scores on, and each candidate's scores on them."""
         scores = self.scores()
         rows = [scores.get(candidate, {}) for candidate in candidates]
         shared = set(examples).intersection(*rows)

@@ -333,7 +333,7 @@ def _locked(folder: Path) -> Iterator[None]:
         raise RuntimeError(
             f"log_dir {folder} is in use by another compile. Wait until that ends, or pass another log_dir."
         ) from None
-    except (OSError, ValueError) as error:  # ValueError: null byte
+    except (OSError, ValueError) as error:  # ValueError: null byte in the path
         raise UserError(f"log_dir must be a writable folder; got {folder} ({error}). Pass another one.") from error
     with lock:
         yield

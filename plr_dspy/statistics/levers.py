@@ -14,7 +14,7 @@ from plr_dspy.statistics import comparisons
 from plr_dspy.statistics.arrays import Array
 from plr_dspy.statistics.comparisons import PSEUDO_EXAMPLES, SIGNIFICANT, TAIL
 
-# Scale of the prior of the standard deviation between programs, relative to the range of scores.
+# Prior scale of the standard deviation between programs, relative to the range of scores.
 USUAL_SPREAD = 0.2
 MOST_SPREAD = 5  # largest standard deviation in integrals, relative to this scale
 
@@ -73,7 +73,7 @@ class PairedExperiment:
         num_draws = comparisons.NUM_DRAWS
         centred = scores - self.means[:, None]
         errors = rng.normal(size=(num_draws, num_examples)) @ centred.T / math.sqrt(freedom)
-        # Half of the variance that pseudo-examples add to a difference of two programs.
+        # Each program gets half of the variance that pseudo-examples add to a difference.
         pseudo_error = math.sqrt(PSEUDO_EXAMPLES / 4 / num_examples) * self._disagreement
         errors += pseudo_error * rng.normal(size=errors.shape)
         scales = np.sqrt(freedom / rng.chisquare(freedom, size=(num_draws, 1)) / num_examples)

@@ -236,7 +236,7 @@ class Answers:
 
     def _own_expected_scores(self, number: int, examples: Numbers) -> Array:
         """Return expected scores of an ordering, uncalibrated and calibrated, ``[2, n]``."""
-        # Ignore the ordering's own cells, which look too good if it was selected for them.
+        # Ignore the ordering's own cells, which look too good if they led to its selection.
         logits, variances = self._logits.under(self._logits.effects[[number]], examples)
         offsets = self.calibrated_labels.offsets[number]
         chances = [self._own_chances(logits, variances), likeliest_chances(logits + offsets, variances)]
@@ -249,7 +249,7 @@ class Answers:
         never_seen: Mask = np.asarray(unseen[known].all(axis=0) & known.any())
         log_means, own_shares, shrinkage = self._log_means
         # Whole programs have no effects, so mix the means over their own cells with the
-        # shares.
+        # target shares.
         of_programs = np.log(np.maximum(shrinkage * own_shares + (1 - shrinkage) * shares, 1e-300))
         log_means = np.where(self._calls.is_program[:, None], of_programs, log_means)
         calibrates = not np.isnan(shares).any()

@@ -54,7 +54,7 @@ class ResponseEffects:
     """
 
     def __init__(self, contrasts: Array, directions: Array, *, is_outsider: Mask, num_sweeps: int = NUM_SWEEPS) -> None:
-        # Internally, contrasts are the first axis, because adding a few large tables is fast.
+        # Internally, contrasts are the first axis, because adding a few large tables is faster.
         is_known = ~np.isnan(contrasts[..., 0])
         num_contrasts = contrasts.shape[2]
         self._known = is_known.astype(np.float64)

@@ -136,7 +136,7 @@ def expected_gains(
 ) -> Gains:
     """Return the gains of orderings over a reference.
 
-    If orderings do not differ, their estimated variance mistakes chance for an effect. So the
+    If orderings do not differ, their estimated variance reflects chance alone. So the
     gains are averaged over scales of this variance. The covariance of the errors has
     `num_examples - 1` degrees of freedom. To be cautious, hypotheses may enlarge it, but never
     reduce it.

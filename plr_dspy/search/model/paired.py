@@ -26,7 +26,7 @@ from plr_dspy.statistics.arrays import Array
 EFFECT_DEVIATIONS = (0.04, 0.08, 0.16, 0.32)
 PRIOR_NO_EFFECT = 0.05  # prior probability that all programs score the same on new examples
 PRIOR_OUTSIDER = 0.5  # prior probability that one program is unlike the others, if programs differ
-OUTSIDER_DEVIATION = 0.2  # additional prior deviation of this program's effect
+OUTSIDER_DEVIATION = 0.2  # additional prior deviation of an outsider's effect
 PRIOR_EXAMPLES = 50.0  # weight of the prior that errors are independent, in examples
 MAX_ROUNDING = 1e-9  # maximum relative deviation of scores that are equal except for rounding errors
 MIN_VARIANCE = 0.02  # minimum relative variance of errors: a few examples may agree by chance
@@ -49,7 +49,7 @@ class PairedProcess:
         values = np.where(table.known, (table.scores - level) / self._unit, 0.0)
         counts = np.maximum(1.0, known.sum(axis=0))
         deviations = known * (values - values.sum(axis=0) / counts)
-        # The laplacian is singular, because a common shift is unknown: take its
+        # The Laplacian is singular, because a common shift is unknown: take its
         # pseudoinverse.
         inverse = np.linalg.inv(_laplacian(known) + 1.0 / len(known)) - 1.0 / len(known)
         self._effects = inverse @ deviations.sum(axis=1)
