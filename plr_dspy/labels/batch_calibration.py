@@ -96,7 +96,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             student: A program, calibrated or not; it is not modified.
             trainset: Examples; duplicates and those that are also demos are skipped.
             teacher, valset: Ignored; accepted because DSPy passes them to optimizers.
-            seed: Overrides the seed of the constructor.
+            seed: Overrides the constructor's seed.
             inputs: As in `PLReorder.compile`.
 
         Returns:
@@ -220,7 +220,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         return replace(report, calibration=calibrations[chosen], scores=scores, chosen=chosen, gain_interval=interval)
 
     def _score(self, answers: Numbers, right: Numbers, labels: list[str], weights: Array) -> float:
-        """Return the accuracy or metric of label indices ``[n]``; -1 counts as wrong."""
+        """Return the accuracy or metric of label indices ``[n]``; -1 is always wrong."""
         if self.metric is None:
             return float((answers == right).mean())
         texts = [*labels, None]
@@ -230,7 +230,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class LabelReplies:
-    """Label probabilities from n replies; those without any are only counted."""
+    """Label probabilities from n replies; replies without any are only counted."""
 
     labels: list[str]
     inputs: Numbers  # input indices, [n]

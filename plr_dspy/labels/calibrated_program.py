@@ -41,7 +41,7 @@ def calibrated_output(program: dspy.Module, predictor: str | None = None) -> Lab
             )
     if any(PROBABILITIES in other.signature.output_fields for other in predictors.values()):
         raise UserError(
-            f"calibration adds a field {PROBABILITIES!r}, but the program has an output of this name: rename it."
+            f"calibration adds a field {PROBABILITIES!r}, which is also an output of the program: rename the output."
         )
     return output
 
@@ -105,7 +105,7 @@ class CalibratedProgram(dspy.Module):
         self.calibration = calibration
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
-        # DSPy saves and loads these.
+        # DSPy saves and loads the parameters listed here.
         return [("calibration", _SavedCalibration(self)), *super().named_parameters()]
 
     # DSPy does not save parts that an optimizer has frozen, so this program cannot be frozen.

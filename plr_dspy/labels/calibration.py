@@ -38,7 +38,7 @@ class Calibration:
         return cls(names, (0.0,) * len(names))
 
     def applied(self, reading: Reading) -> Reading:
-        """Return the calibrated log-probabilities, with the label that is then likeliest."""
+        """Return the calibrated log-probabilities, and the label that is then likeliest."""
         is_unseen = np.isin(np.arange(len(self.labels)), reading.unseen)
         logs = calibrated(reading.log_probabilities, self.offsets, unseen=is_unseen)
         return Reading(self.labels[int(logs.argmax())], tuple(logs.tolist()), reading.unseen)

@@ -14,7 +14,7 @@ class CalibrationReport:
     """Report of `BatchCalibration`; `print` it for a summary.
 
     Attributes:
-        calibration: The calibration; None if answers stay unchanged.
+        calibration: Calibration of the program; None if answers stay unchanged.
         metric: Criterion for comparing strategies: "accuracy", or a metric over a set.
         mean_probabilities: Mean probability of each label before calibration.
         num_examples: Number of examples in the trainset.
@@ -24,7 +24,7 @@ class CalibrationReport:
             and the best of "always" one label. Empty if the examples' labels were not used;
             `chosen` is then None.
         chosen: The best strategy.
-        gain_interval: 95 % confidence interval of its gain in accuracy over "as it is".
+        gain_interval: 95 % confidence interval of the chosen strategy's gain in accuracy.
     """
 
     calibration: Calibration | None

@@ -66,7 +66,7 @@ def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOut
 
 
 def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutput | str:
-    """Return the only output of a program, or of one predictor, with few possible values; else the reason."""
+    """Return a program's or one predictor's only output with few possible values, or why none qualifies."""
     predictors = dict(program.named_predictors())
     if only is not None:
         predictors = {only: predictors[only]}

@@ -23,8 +23,8 @@ from plr_dspy.statistics.arrays import Array
 class PerInputOrder(dspy.Module):
     """A program that orders its demos for each input.
 
-    It calls the LM once per order. The answer is from the order in which the input most
-    raises the predicted label's probability. Without orders, the program keeps its own.
+    It calls the LM once per order. The answer comes from the order in which the input most
+    raises the predicted label's probability. Without orders, the program keeps its own order.
 
     Args:
         program: A program with one LM call, and one output that is a Literal, an enum or a

@@ -47,7 +47,7 @@ class LogprobRequests:
 
     def note_error(self, lm: dspy.BaseLM, error: Exception) -> bool:
         """Record the error of a request for log-probabilities; return whether to retry without them."""
-        # Types of refusals vary, so search the message, but not the reply in a parse error.
+        # Exception types vary by provider, so search the message, but not the reply in a parse error.
         refuses = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
         if self.given or not refuses or isinstance(error, AdapterParseError):
             return False
@@ -174,7 +174,7 @@ class LabelReader:
             if reading is None:
                 raise
             if self._decision is not None:
-                # `_read_and_decide` replaces this object by a label.
+                # `_read_and_decide` replaces this object with a label.
                 return [{self.label_output.name: object(), "logprobs": logprobs}]
             self._requests.given = True
             self.unread = self.unread or reading
@@ -220,7 +220,7 @@ def labels_read(
     """Read labels in a program's replies within the context, and yield the `LabelReader`.
 
     If log-probabilities are optional and refused, the call is repeated without them. A
-    `decision` replaces answers; if the label is the only output, also unparsable ones.
+    `decision` replaces answers, and unparsable replies if the label is the only output.
     """
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     reader: Value = copy.copy(adapter)

@@ -21,7 +21,7 @@ def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
     """Wrap the metric as a function of (example, prediction); other required parameters get None.
 
     Raises:
-        TypeError: If the metric cannot be called so, is async, or is a class.
+        TypeError: If the metric cannot be called like this, is async, or is a class.
     """
     if callable(metric) and not inspect.isclass(metric) and not inspect.iscoroutinefunction(metric):
         for num_extra in range(4):  # trace, and GEPA's pred_name and pred_trace

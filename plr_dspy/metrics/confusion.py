@@ -52,7 +52,7 @@ class SetMetric(ABC):
         labels: Sequence[str] = (),
         weights: ArrayLike = 1.0,
     ) -> float:
-        """Return the metric of answers (None: unparsable reply); `labels` are the output type's."""
+        """Return the metric of answers (None: unparsable reply); `labels` are those of the output's type."""
         labels = possible_labels(right_labels, labels)
         return self.value(confusion_matrix(right_labels, answers, labels, weights), labels)
 
@@ -80,7 +80,7 @@ class SetMetric(ABC):
         if not isinstance(prediction, dspy.Prediction) or name not in prediction:
             raise MetricError(
                 f"the metric needs a label in {name!r}, as in the examples; the program answered {prediction!r}: give "
-                "the label's field the same name in both, or pass field"
+                "the label's field this name in the program's output, or pass field"
             )
         return name_of_label(prediction[name])
 
@@ -100,7 +100,7 @@ class SetMetric(ABC):
         return list(labels)
 
     def check(self, *splits: Sequence[dspy.Example]) -> None:
-        """Raise a ValueError if an example has no label, or none has the metric's positive label."""
+        """Raise a ValueError if an example has no label, or if no example has the metric's positive label."""
         counts: Counter[str] = Counter()
         for split in splits:
             counts.update(self.right_labels(split))
@@ -186,7 +186,7 @@ class F1(SetMetric):
         self.label = None if label is None else name_of_label(label)
         self.average = average or allowed[0]
         if self.average not in allowed:
-            raise UserError(f"with label={label!r}, average must be one of {allowed}; got {average!r}: change either")
+            raise UserError(f"with label={label!r}, average must be one of {allowed}; got {average!r}: change one")
 
     def value(self, counts: Array, labels: Sequence[str]) -> float:
         has_examples = _has_examples(counts)
@@ -226,7 +226,7 @@ class MatthewsCorrelation(SetMetric):
 
 
 class BalancedAccuracy(SetMetric):
-    """The mean recall over labels that have examples, as `sklearn.metrics.balanced_accuracy_score`."""
+    """The mean recall over labels that have examples, as in `sklearn.metrics.balanced_accuracy_score`."""
 
     def value(self, counts: Array, labels: Sequence[str]) -> float:
         recalls = ratio(np.diag(counts), counts.sum(axis=1))

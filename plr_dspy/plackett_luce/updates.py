@@ -62,7 +62,7 @@ class RankEMA(_Rule):
 
     Attributes:
         smoothing: Weight of the new target in the average, from 0 to 1.
-        temperature: Divisor of the ranks; a smaller one is greedier.
+        temperature: Divisor of the ranks; a smaller value is greedier.
         clip: Maximum absolute value of a logit.
         weighted: Whether a search weights the elites by their scores.
     """
@@ -81,10 +81,10 @@ class RankEMA(_Rule):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MixtureEM(_Rule):
-    """A smoothed expectation-maximisation step of a mixture (the EM update of PLR).
+    """A smoothed expectation-maximisation step for a mixture (the EM update of PLR).
 
-    Deviation from the paper: equal components would stay equal forever, so the first step
-    splits the elites among them.
+    Deviation: Equal components would stay equal forever, so the first step splits the elites
+    among them.
 
     Attributes:
         num_components: Number of Plackett-Luce components, C.
@@ -111,7 +111,7 @@ class MixtureEM(_Rule):
     def fit(self, logits: Tensor, elites: Tensor, weights: Tensor | None = None) -> Tensor:
         """Maximise sum_m w_m log Pr(pi_m) - l2/2 |logits|^2 by Adam, from logits ``[n]`` or ``[c, n]``.
 
-        Weights are ``[m]`` or ``[c, m]``; None for 1.
+        Weights are ``[m]`` or ``[c, m]``; None means 1.
         """
         weights = logits.new_ones(len(elites)) if weights is None else weights.to(logits)
         positions = item_positions(elites, elites.shape[-1])
@@ -181,7 +181,7 @@ def _responsibilities(mixture: PlackettLuce, elites: Tensor) -> Tensor:
 
 
 def _cluster(elites: Tensor, num_clusters: int) -> Tensor:
-    """Return each elite's likeliest cluster, ``[c, m]``; distant elites are the centres."""
+    """Return each elite's likeliest cluster, ``[c, m]``; elites far apart are the centres."""
     ranks = tied_ranks(elites)
     by_centre = log_probabilities(-ranks[:1], elites)[None]
     while len(by_centre) < num_clusters:
@@ -218,7 +218,7 @@ def update_rule(update: str | UpdateRule) -> UpdateRule:
 
 
 def smoothing_of(update: UpdateRule) -> float:
-    """Return the smoothing of a rule; raise TypeError if it has none."""
+    """Return the smoothing of a rule; raise a TypeError if it has none."""
     smoothing = getattr(update, "smoothing", None)
     if not isinstance(smoothing, (int, float)):
         raise TypeError(f"update must have an attribute smoothing to choose demos; got {update!r}. Pass update='mle'.")

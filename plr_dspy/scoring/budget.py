@@ -35,7 +35,7 @@ class Budget:
 
     Attributes:
         started: Start time by `time.monotonic`; None for now.
-        expected_cost: Expected dollars per call until one has been paid for, if known.
+        expected_cost: Expected dollars per call, if known, until a call has been paid for.
         varied: Whether calls may use models of different prices.
         share: Share of the money and time limits that the current phase may use.
         refused: The limit that prevented the last call from starting, if any.
@@ -78,7 +78,7 @@ class Budget:
         self._timed_from = time.monotonic()
 
     def keep(self, calls: int, *, planned: int = 0) -> None:
-        """Reserve money and time for later calls; fewer if the budget cannot pay for all `planned` calls."""
+        """Reserve money and time for later calls, or for fewer if the budget cannot cover all `planned` calls."""
         self._num_reserved = calls
         self._planned = planned
         self.refused = None
@@ -283,4 +283,4 @@ def _table_on_disk() -> Mapping[str, Any]:
     if spec is None or spec.origin is None:
         return {}
     path = Path(spec.origin).parent / "model_prices_and_context_window_backup.json"
-    return dict(orjson.loads(path.read_bytes())) if path.exists() else {}  # Other versions may lack it.
+    return dict(orjson.loads(path.read_bytes())) if path.exists() else {}  # Other versions may lack the file.

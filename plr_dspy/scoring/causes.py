@@ -40,7 +40,7 @@ CAUSES = (
         "configure the LM for its provider, for example with api_key and api_base",
         is_fatal=True,
     ),
-    Cause(("LMTransportError", "APIConnectionError"), "check that the server runs, and that api_base is its address"),
+    Cause(("LMTransportError", "APIConnectionError"), "check that the server is up, and that api_base is its address"),
     Cause(
         ("LMRateLimitError", "RateLimitError", "RouterRateLimitError"),
         "wait, lower num_threads, or raise num_retries of the LM",
@@ -59,7 +59,7 @@ CAUSES = (
             "InternalServerError",
             "ServiceUnavailableError",
         ),
-        "check the log of the server, or wait until the provider has recovered",
+        "check the server's log, or wait until the provider has recovered",
     ),
     Cause(
         ("LMInvalidRequestError", "BadRequestError", "InvalidRequestError", "UnprocessableEntityError"),
@@ -74,7 +74,7 @@ for _cause in CAUSES:
 
 
 def cause_of(error: str) -> Cause | None:
-    """Return the cause of an exception by its class name; None if the program or the metric may be it."""
+    """Return the cause of an exception by its class name; None if the program or the metric may be the cause."""
     return _BY_ERROR.get(error)
 
 

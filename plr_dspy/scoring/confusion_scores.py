@@ -15,8 +15,8 @@ from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.space import Scores
 
 Array: TypeAlias = NDArray[np.float64]
-Answer: TypeAlias = tuple[int, str | None]  # an example's index and the answered label (None: unparsable reply)
-Answers: TypeAlias = Mapping[int, str | None]  # answered labels by example
+Answer: TypeAlias = tuple[int, str | None]  # an example's index and the predicted label (None: unparsable reply)
+Answers: TypeAlias = Mapping[int, str | None]  # predicted labels by example
 Pair: TypeAlias = tuple[int, str | None, str | None]  # an example's index and two programs' answers
 
 ENOUGH_ANSWERS = 10  # minimum answers per label in a reference, so that rare labels are not too noisy
@@ -67,9 +67,8 @@ class ConfusionScores(EffectiveScores):
 
         s(i, j) = M(C) + n (D[i, j] - sum_j C[i, j] D[i, j] / sum_j C[i, j]),    D = dM / dC.
 
-    Over the reference, the mean is M(C) for each label, so a sample in which a label is
-    overrepresented does not score higher for that. `PSEUDO_EXAMPLES` are added to C to
-    calculate D.
+    Over the reference, the mean is M(C) for each label, so a sample does not score higher because
+    a label is overrepresented in it. `PSEUDO_EXAMPLES` are added to C to calculate D.
 
     Source: F. R. Hampel, "The influence curve and its role in robust estimation", JASA 69,
         1974.
@@ -139,7 +138,7 @@ class ConfusionScores(EffectiveScores):
         self.linearize_at(reference)
 
     def answers(self, records: Records, labels: Labels) -> dict[int, str | None]:
-        """Return a candidate's answers by example; `labels` replace the answers of their examples."""
+        """Return a candidate's answers by example; `labels` replace answers to their examples."""
         answers = {example: record.value for example, record in records.items() if record.outcome != FAILED}
         for example in answers.keys() & labels.keys():
             answers[example] = self.labels[labels[example]]
@@ -148,7 +147,7 @@ class ConfusionScores(EffectiveScores):
     def score_of(self, example: int, record: CallRecord) -> float | None:
         if not (record.outcome or isinstance(record.value, str)):
             raise UserError(
-                "log_dir has calls for another metric, which lack the answered labels. Pass another log_dir."
+                "log_dir has calls for another metric, which lack the predicted labels. Pass another log_dir."
             )
         return self.score(example, record.value)
 
@@ -199,7 +198,7 @@ class ConfusionScores(EffectiveScores):
         return counted
 
     def information_weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
-        # It exceeds 1 for scores on decisive examples, such as those of a rare label.
+        # Decisive examples, such as those of a rare label, raise the information above 1.
         counts = known @ self._is_of_label[examples]
         shares = self._shares * (counts > 0)
         shares /= shares.sum(axis=1, keepdims=True)
@@ -242,7 +241,7 @@ class ConfusionScores(EffectiveScores):
         return np.array(values).reshape(2, NUM_DRAWS).T
 
     def largest_influence(self) -> float:
-        """Return the largest deviation of a right answer's score from the metric; if it is 0, of any answer's."""
+        """Return the largest deviation of a right answer's score from the metric, or of any answer's if that is 0."""
         has_examples = self._num_of_label > 0
         deviations = np.abs(self._scores - self._value)
         of_right_answers = float(np.diag(deviations)[has_examples].max())
@@ -302,7 +301,7 @@ class ConfusionScores(EffectiveScores):
         return derivative
 
     def _value_of(self, counts: Array) -> float:
-        """Return the metric of these counts; widen the bounds if the metric exceeds them."""
+        """Return the metric of these counts; widen the bounds to include it."""
         value = self._metric.value(counts, self.labels)
         self.bounds = min(value, self.bounds[0]), max(value, self.bounds[1])
         return value

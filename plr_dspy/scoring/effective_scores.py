@@ -23,7 +23,7 @@ class EffectiveScores:
     def refer_to(self, best_first: Iterable[tuple[Records, Labels]], *, least: int = 1) -> None:
         """Make the answers of at least `least` of the best candidates the reference for all scores.
 
-        Labels replace the answers of their examples.
+        Labels replace a candidate's answers to their examples.
         """
 
     def counted(self, scores: Scores) -> Scores:

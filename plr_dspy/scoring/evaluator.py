@@ -40,7 +40,7 @@ class Evaluator:
     Args:
         payer: Makes the calls.
         bootstrapped: Keys of the calls that bootstrapped demos.
-        influence: The scores of answers for a metric over a set, if it is one.
+        influence: Scores of answers for a metric over a set; None for other metrics.
 
     Attributes:
         unscored: Keys of the calls that scored no candidate.
@@ -141,7 +141,7 @@ class Evaluator:
         return {key: self.log.records[key] for key in keys if key in self.log.records}
 
     def tokens_in_order(self) -> Iterator[tuple[Candidate, Tokens]]:
-        """Yield the candidate and the token counts of each call that scored one, in the order of starting."""
+        """Yield the candidate and token counts of each call that scored it, in the order in which calls started."""
         for key in self._phases:
             if key in self.log.records and key[0] in self._candidates:
                 yield self._candidates[key[0]], self.log.tokens_of(key)

@@ -12,7 +12,7 @@ from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.model.ordering_model import FittedModel
 from plr_dspy.search.space import Candidate, Scores, WholeProgram
 
-MIN_FIRST_OF_PROGRAM = 4  # minimum examples of a new whole program, whose score nothing predicts
+MIN_FIRST_OF_PROGRAM = 4  # minimum examples for a new whole program, because nothing predicts its score
 
 CallRecords: TypeAlias = dict[Candidate, dict[int, CallRecord]]  # calls by candidate and example
 
@@ -61,7 +61,7 @@ class Observations:
         answered = self.answered()
         scores: dict[Candidate, dict[int, float]] = {}
         for candidate, row in self.records.items():
-            # Examples that failed for all count only for a candidate without other examples.
+            # Examples that failed for all candidates count only for one without other examples.
             counted = answered & row.keys() or row.keys()
             if candidate == self._favoured:
                 counted = _answered(row) or counted
@@ -81,7 +81,7 @@ class Observations:
         return self.effective.counted(self.scores())
 
     def table(self, candidates: Sequence[Candidate], examples: Iterable[int]) -> tuple[list[int], list[list[float]]]:
-        """Return the examples that all candidates have scores on, and each candidate's scores there."""
+        """Return the examples that all candidates have scores on, and each candidate's scores on them."""
         scores = self.scores()
         rows = [scores.get(candidate, {}) for candidate in candidates]
         shared = set(examples).intersection(*rows)
@@ -113,7 +113,7 @@ class ExampleSchedule:
         num_first, num_more: Number of examples for a new candidate, and number to add for a
             known one.
         shifted: Whether each pass through the examples starts one example later, so that
-            groups of orderings do not meet groups of examples of their own.
+            no group of orderings is always scored on the same examples.
         retired: Examples that no candidate is scored on from now on.
     """
 
@@ -143,7 +143,7 @@ class ExampleSchedule:
             observations: All calls so far.
             num_examples: Total number per candidate; by default, `num_first`, or `num_more`
                 additional ones. A new whole program gets at least `MIN_FIRST_OF_PROGRAM`.
-            min_new: Minimum number of new examples by candidate, without `num_examples`.
+            min_new: Minimum number of new examples by candidate; ignored with `num_examples`.
         """
         num_seen = len(observations.records)
         wanted: dict[Candidate, list[int]] = {}

@@ -34,7 +34,7 @@ SCHEMA_VERSION = 13
 CallKey: TypeAlias = tuple[str, int]  # prompt fingerprint and example index
 CallName: TypeAlias = tuple[str, str]  # prompt fingerprint and key of the example's content, as in the file
 Tokens: TypeAlias = Mapping[str, Mapping[str, int]]  # token counts by model and kind, such as "prompt_tokens"
-Facts: TypeAlias = Mapping[str, object]  # named facts that determine the scores: values, or digests that start with "#"
+Facts: TypeAlias = Mapping[str, object]  # values that determine the scores, by name; digests start with "#"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class CallRecord:
     outcome: str = ""  # `WRONG` or `FAILED` after an exception
     error: str = ""  # the exception's class name
     message: str = ""
-    value: Any = None  # the answered label for a metric over a set, or another result instead of a score
+    value: Any = None  # the predicted label for a metric over a set, or another result instead of a score
     label_logprobs: tuple[float, ...] | None = None
     unseen_labels: tuple[int, ...] = ()  # indices of labels with only an upper bound
     refused: str = ""  # why no call can return log-probabilities
@@ -107,7 +107,7 @@ class RunLog:
         return [call.tokens for call in list(self._calls.values())]
 
     def tokens_of(self, key: CallKey) -> Tokens:
-        """Return the token counts of one of these calls."""
+        """Return the token counts of one call of this run."""
         return self._calls[self._name(key)].tokens
 
     @property
@@ -165,7 +165,7 @@ class RunLog:
                 self.failed_before.append(call.record.error)
 
     def write_header(self, identity: Facts) -> None:
-        """Write the facts that determine the scores."""
+        """Write the identity: the values that determine the scores."""
         self.identity = identity
         self._write({"schema_version": SCHEMA_VERSION, "identity": identity})
 
@@ -200,7 +200,7 @@ class RunLog:
         assert self._file is not None
         content = as_json(line) + b"\n"
         num_written = os.write(self._file, content)
-        if num_written < len(content):  # Cut off the partial line, as later lines may follow it.
+        if num_written < len(content):  # Cut off the partial line, because later lines may follow.
             os.ftruncate(self._file, os.fstat(self._file).st_size - num_written)
             raise OSError(f"no space left on the disk of {self.path}")
 
@@ -273,11 +273,11 @@ def open_log(
 ) -> Iterator[RunLog]:
     """Open and lock the run log in a folder; without a folder, keep the log in memory.
 
-    If the facts that `describe` returns have changed, a log without answers is started anew.
+    If the identity that `describe` returns has changed, a log without answers is replaced.
     A log with answers is continued only with `accept_changes`.
 
     Raises:
-        ValueError: If the folder cannot be used, or its log has other facts or another schema
+        ValueError: If the folder cannot be used, or its log has another identity or schema
             version.
         RuntimeError: If another run uses the folder.
         OSError: If the disk is full.
@@ -292,7 +292,7 @@ def open_log(
         try:
             changes = _changes(log.identity, identity) if log.tokens_before else ""
             if changes and not log.holds_answers:
-                logger.info("%s has no answers yet and is started anew, because %s", folder, changes)
+                logger.info("%s has no answers yet and is restarted, because %s", folder, changes)
                 log.close()
                 path.unlink()
                 log = RunLog(path, codec)
@@ -333,7 +333,7 @@ def _locked(folder: Path) -> Iterator[None]:
         raise RuntimeError(
             f"log_dir {folder} is in use by another compile. Wait until that ends, or pass another log_dir."
         ) from None
-    except (OSError, ValueError) as error:  # ValueError: null byte
+    except (OSError, ValueError) as error:  # ValueError: null byte in the path
         raise UserError(f"log_dir must be a writable folder; got {folder} ({error}). Pass another one.") from error
     with lock:
         yield

@@ -114,7 +114,7 @@ def _name(kind: type) -> str:
 
 
 def _is_json(value: str | int | float) -> bool:
-    """Return whether orjson reads a value back; not so lone surrogates, large integers and NaN."""
+    """Return whether orjson reads a value back unchanged, unlike lone surrogates, large integers and NaN."""
     try:
         return bool(orjson.loads(orjson.dumps(value)) == value)
     except TypeError:
@@ -150,5 +150,5 @@ def _rebuild(kind: Any, contents: Any) -> Any:
     if not {field.name for field in dataclasses.fields(kind)} <= contents.keys():
         raise ValueError("it has other fields")
     for name, content in contents.items():
-        object.__setattr__(value, name, content)  # also if it is frozen
+        object.__setattr__(value, name, content)  # works if frozen, too
     return value

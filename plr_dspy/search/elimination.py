@@ -47,8 +47,8 @@ class EliminationSearch(Search):
     def can_change(self, leader: Candidate, num_examples: int) -> bool:
         """Return whether some program's expected improvement on the leader is worth further examples.
 
-        The leader would be chosen now. At the end of the race, a program has at most
-        `num_examples`.
+        The leader is the program to choose now. At the end of the race, a program has been
+        scored on at most `num_examples`.
         """
         return max(self._improvements(leader, num_examples).values()) >= MAX_LOSS_BY_ENDING
 
@@ -68,7 +68,7 @@ class EliminationSearch(Search):
                 self.alive.remove(program)
 
     def _improvements(self, leader: Candidate, num_examples: int) -> dict[Candidate, float]:
-        """Return the other programs' improvements on the leader, in standard errors of a final mean score."""
+        """Return other programs' expected improvements on the leader, in standard errors of a final mean."""
         fitted = self.fitted
         assert fitted is not None
         with one_thread():

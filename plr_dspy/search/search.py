@@ -23,11 +23,11 @@ NUM_CANDIDATES = 300  # new orderings to choose from in each round; a smaller sp
 NUM_CLIMBS = 5  # steps of the hill climb
 NUM_CLIMBERS = 10  # beam width of the hill climb
 NUM_MOVES = 20  # random moves tried from each ordering in the beam
-NUM_TRIES = 3  # random moves to draw for each one that is made: the one that keeps the longest prefix
+NUM_TRIES = 3  # random moves drawn per move made, which is the one that keeps the longest prefix
 BEGINNING_STEP = 2  # difference in length between beginnings of a random ordering; 1 tries too few items
 MIN_ELITES = 5
-# All but one in this many random orderings have the first item of each choice: other
-# instructions may all be worse, and then hardly anything would be learnt about the demos.
+# Of this many random orderings, all but one have the first item of each choice. If other
+# instructions are worse, orderings with them reveal little about the demos.
 FIRST_CHOICES_IN = 4
 UNIFORM_SHARE = 0.05  # probability spread evenly over all lengths, so that none dies out
 
@@ -42,8 +42,8 @@ class Search(ABC):
         model: The model of scores on new examples; without features unless a subclass
             replaces it.
         distributions: The current distribution of each block.
-        fitted: The model fitted to the latest scores; None before that, or if the search fits
-            none.
+        fitted: The model fitted to the latest scores; None before the first scores, or if the
+            search fits no model.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Search(ABC):
         return best_first(estimates)[: num_elites(len(estimates), self.elite_fraction)]
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
-        """Return candidates with their estimated scores (means without a model), best first."""
+        """Return candidates with estimated scores, or means without a model, best first."""
         return best_first((ordering, mean_score(row)) for ordering, row in scores.items())
 
     def mode(self) -> Ordering:
@@ -127,10 +127,10 @@ class Search(ABC):
         return orderings[:num_draws]
 
     def fresh(self, number: int, known: Container[Candidate]) -> list[Candidate]:
-        """Return the first candidates of the space, then random orderings, without known ones and repeats.
+        """Return distinct new candidates: the first of the space, then random orderings.
 
-        Apart from the identity and the whole programs, at least half are random. There are
-        fewer if few are left.
+        Apart from the identity and the whole programs, at least half are random. The list is
+        shorter if too few are left.
         """
         candidates = self._first(number, known)
         for _ in range(MAX_REDRAWS):
@@ -147,8 +147,8 @@ class Search(ABC):
     def nested(self, number: int) -> list[Candidate]:
         """Return the first candidates of the space, then random orderings with some of their beginnings.
 
-        A server with a prefix cache reads only two items for each. No item is drawn again
-        before all others have been.
+        A server with a prefix cache reads only two new items for each. No item is drawn again
+        before all others have been drawn.
         """
         candidates = self._first(number, ())
         num_first = len(candidates)
@@ -161,19 +161,19 @@ class Search(ABC):
                     ordering = self.space.with_first_choices(dealt)
                 candidates |= dict.fromkeys(self._beginnings(ordering, draw_number % BEGINNING_STEP))
         chosen = list(candidates)[: max(number, num_first)]
-        # Neighbours are scored on other examples, so that the effects of orderings that are
-        # alike are not confounded with those of examples.
+        # Shuffle the orderings, so that the effects of similar ones are not confounded with
+        # the effects of the examples they share.
         shuffled = torch.randperm(len(chosen) - num_first, generator=self._generator).tolist()
         return [*chosen[:num_first], *(chosen[num_first + place] for place in shuffled)]
 
     def _first(self, number: int, known: Container[Candidate]) -> dict[Candidate, None]:
-        """Return the first candidates of the space, as an ordered set of at most half of the number."""
+        """Return the first candidates of the space that are not known, as an ordered set."""
         num_first = max(1 + len(self.space.programs), number // 2)
         first = self.space.first_candidates[:num_first]
         return dict.fromkeys(candidate for candidate in first if candidate not in known)
 
     def _deal(self) -> Iterator[Ordering]:
-        """Deal the items of each block into orderings of the maximum length, until some block has none left."""
+        """Deal the items of each block into orderings of the maximum length, until a block has too few left."""
         hands = []
         for size, (_, upper) in zip(self.space.sizes, self.space.limits, strict=True):
             items = torch.randperm(size, generator=self._generator).tolist()
@@ -184,7 +184,7 @@ class Search(ABC):
                 yield ordering
 
     def _beginnings(self, ordering: Ordering, num_dropped: int) -> Iterator[Ordering]:
-        """Yield allowed beginnings of an ordering that show items, first the one without its last few items."""
+        """Yield allowed, nonempty beginnings of an ordering without its last `num_dropped` items, longest first."""
         num_blocks = len(ordering) - len(self.space.choices)
         blocks = ordering[:num_blocks]
         for length in range(max(map(len, blocks), default=0) - num_dropped, 0, -BEGINNING_STEP):
@@ -197,8 +197,7 @@ class Search(ABC):
         orderings = [elite.ordering for elite in elites if not isinstance(elite.ordering, WholeProgram)]
         scores = torch.tensor([elite.score for elite in elites], dtype=torch.float64)
         weights = None
-        # Deviation from the paper: scores of 0 or less cannot be weights, so elites weigh the
-        # same.
+        # Deviation: Scores of 0 or less cannot be weights, so elites then have equal weights.
         if self._rule.weighted and bool((scores > 0).all()):
             weights = scores / scores.mean()
         updated = []
@@ -214,7 +213,7 @@ class Search(ABC):
         self.distributions = updated
 
     def _length_probabilities(self, previous: PlackettLuce, rankings: Tensor, weights: Tensor | None) -> Tensor:
-        """Return length probabilities that are smoothed towards the lengths of the elites."""
+        """Return length probabilities, moved towards the lengths of the elites."""
         probabilities = previous.length_probabilities
         assert probabilities is not None
         extra = (rankings != NOT_SHOWN).sum(dim=-1) - previous.min_length
@@ -288,7 +287,7 @@ class ThompsonSearch(Search):
     best estimates. Candidates are known orderings, draws from the distributions, random
     orderings, good orderings after a random move, and orderings that a hill climb on the
     posterior mean visits. `ask` returns the best candidate of each joint draw from the
-    posterior. So orderings that look bad after a few examples cost hardly any more calls.
+    posterior. So an ordering that looks bad after a few examples costs hardly any further calls.
 
     Source: W. R. Thompson, Biometrika 25, 1933; O. Chapelle and L. Li, "An empirical
     evaluation of Thompson sampling", NIPS 2011.
@@ -296,7 +295,7 @@ class ThompsonSearch(Search):
     Args:
         space: The orderings to search.
         num_examples: Number of examples. An ordering is finished once it is scored on all of
-            them, or got no new scores when last asked for.
+            them, or if its last request brought no new scores.
         classes: For each block, the class of each item, such as the answer of a demo.
         example_classes: The class of each example, such as its answer.
         update: As in `CrossEntropySearch`, but each round starts from the uniform
@@ -335,14 +334,14 @@ class ThompsonSearch(Search):
         self._num_initial = num_initial
         self._seed = seed
         self._has_responses = responses is not None
-        # With log-probabilities, it pays to read the demos of more arrangements.
+        # With log-probabilities, varied arrangements are worth the loss of shared prefixes.
         self._keeps_prefixes = space.from_end and responses is None
         self._counts: dict[Candidate, int] = {}  # number of scores of each candidate after the last round
-        self._finished: set[Candidate] = set()  # candidates that got no new scores when last asked for
+        self._finished: set[Candidate] = set()  # candidates whose last request brought no new scores
         self._num_rounds = 0
 
     def ask(self) -> list[Candidate]:
-        """Return the best candidate of each posterior draw, without repeats; empty if all are done."""
+        """Return the best candidate of each posterior draw, without repeats; none if all are finished."""
         with one_thread():
             if self.fitted is None:
                 if self.space.num_distinct <= self._num_initial:
@@ -410,14 +409,14 @@ class ThompsonSearch(Search):
         return [candidate for candidate in candidates if candidate not in self._counts]
 
     def _moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
-        """Return an ordering after a random move; of several, the one with the fewest items after a shared prefix."""
+        """Return an ordering after a random move; of several moves, keep the one with the fewest new items."""
         if not self._keeps_prefixes:
             return self.space.moved(ordering, rng)
         moved = [self.space.moved(ordering, rng) for _ in range(NUM_TRIES)]
         return min(moved, key=lambda other: num_new_items(ordering, other))
 
     def _climb(self, fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
-        """Climb the posterior mean by beam search with random moves; return all beams' orderings."""
+        """Climb the posterior mean by beam search with random moves; return the orderings of all beams."""
         beam = self._best[:NUM_CLIMBERS]
         kept: list[Ordering] = []
         for _ in range(NUM_CLIMBS):
@@ -432,7 +431,7 @@ class ThompsonSearch(Search):
 
 
 def by_prefix(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return the candidates so that neighbours share long prefixes of their prompts; whole programs first.
+    """Sort candidates so that neighbours share long prefixes of their prompts; put whole programs first.
 
     An instruction, which is the last block of an ordering, comes first in a prompt.
     """
@@ -447,7 +446,7 @@ def by_prefix(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def num_new_items(previous: Ordering, ordering: Ordering) -> int:
-    """Return the number of items that an ordering shows after the prefix that each block shares with the previous."""
+    """Count the items that an ordering shows after the prefixes its blocks share with the previous ordering."""
     number = 0
     for before, items in zip(previous, ordering, strict=True):
         number += len(items) - shared_length(before, items)
@@ -473,7 +472,7 @@ def reason_to_stop(history: Sequence[Iteration], *, stop_at_score: float | None,
 
 
 def check_whole(name: str, value: object, least: int) -> None:
-    """Raise ValueError unless the value is an integer of at least `least`."""
+    """Raise a ValueError unless the value is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}; got {value!r}")
 

@@ -54,15 +54,14 @@ class OrderingSpace:
     Attributes:
         kinds: For each block, the kind of each item. Items of one kind look the same.
         limits: For each block, the minimum and maximum number of items shown; by default, all
-            items are.
+            are shown.
         identity: The ordering that a search begins with; by default, as many of the first
             items as possible.
         allowed: Returns whether an ordering is allowed, for example by a token limit; None
             allows all.
         programs: Whole programs that compete with the orderings.
-        choices: The last blocks, from which exactly one item is chosen, such as an
-            instruction. For each, the number of the block that it belongs to; None if there
-            is no such block.
+        choices: For each of the last blocks that show exactly one item, such as an
+            instruction: the number of the block that it belongs to, or None.
         from_end: Whether positions are counted from the end; True if limits were given.
 
     Raises:
@@ -86,7 +85,7 @@ class OrderingSpace:
         identity: Ordering = (),
         allowed: Callable[[Ordering], bool] | None = None,
     ) -> OrderingSpace:
-        """Return the space of blocks of distinct items; without any length, all items are shown.
+        """Return the space of blocks of distinct items; if no length is given, all are shown.
 
         Args:
             sizes: Number of items in each block.
@@ -114,7 +113,9 @@ class OrderingSpace:
         identity = self.identity or tuple(tuple(range(upper)) for _, upper in self.limits)
         object.__setattr__(self, "identity", self.canonical(identity))
         if not self.allows(self.identity):
-            raise ValueError(f"identity must be allowed; got {self.identity}. Pass one that is, such as a shorter one.")
+            raise ValueError(
+                f"identity must be allowed; got {self.identity}. Pass an allowed ordering, such as a shorter one."
+            )
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -134,7 +135,7 @@ class OrderingSpace:
         return total + len(self.programs)
 
     def canonical(self, ordering: Sequence[Sequence[int]]) -> Ordering:
-        """Return the representative of all orderings that look the same as this one.
+        """Return the representative of all orderings that look like this one.
 
         Raises:
             ValueError: If the ordering does not fit the blocks and limits.
@@ -161,7 +162,7 @@ class OrderingSpace:
 
     @property
     def first_candidates(self) -> list[Candidate]:
-        """Return the identity, the programs, and the identity with another choice."""
+        """Return the identity, the programs, and the identity with each other choice."""
         candidates: list[Candidate] = [self.identity, *self.programs]
         for block in range(len(self.sizes) - len(self.choices), len(self.sizes)):
             for item in range(self.sizes[block]):
@@ -236,12 +237,12 @@ class OrderingSpace:
             if self.allows(ordering):
                 return ordering
         raise ValueError(
-            f"allowed must accept some random orderings; it refused {MAX_TRIES:,}. Lower the minimum number of items, "
-            "or shorten the items."
+            f"allowed must accept some random orderings; it refused all {MAX_TRIES:,}. Lower the minimum number of "
+            "items, or shorten the items."
         )
 
     def draw_longest(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
-        """Draw orderings that show as many items as are allowed, with replacement."""
+        """Draw, with replacement, orderings that show as many items as allowed."""
         orderings = []
         for _ in range(num_draws):
             blocks = []
@@ -291,7 +292,7 @@ class OrderingSpace:
         return (*ordering[:block], self._canonical_items(block, items), *ordering[block + 1 :])
 
     def _canonical_items(self, block: int, items: Sequence[int]) -> tuple[int, ...]:
-        """Replace each item by the first unused item of its kind."""
+        """Replace each item with the first unused item of its kind."""
         kinds = self.kinds[block]
         unused_of_kind = defaultdict(list)
         for item in reversed(range(len(kinds))):
@@ -300,7 +301,7 @@ class OrderingSpace:
 
 
 def _count_with_kind(num_by_length: Sequence[int], length: int, num_alike: int) -> int:
-    """Count the sequences of a length after `num_alike` items of a new kind join those of `num_by_length`."""
+    """Count the sequences of a length if `num_alike` items of a new kind can join those in `num_by_length`."""
     total = 0
     for num_used in range(min(num_alike, length) + 1):
         total += num_by_length[length - num_used] * math.comb(length, num_used)

@@ -11,7 +11,7 @@ from scipy.special import chdtrc, log_softmax, logsumexp  # scipy.stats takes a 
 
 from plr_dspy.statistics.arrays import Array
 
-MAX_P_VALUE = 0.01  # p value of a chi-squared test below which labels count as uneven
+MAX_P_VALUE = 0.01  # p value of a chi-squared test, below which label counts are clearly uneven
 MIN_GAP = 1e-6  # minimum gap in log-probability between the seen labels and an unseen one
 
 
@@ -23,7 +23,7 @@ def batch_offsets(
     Args:
         log_probabilities: Normalised log-probabilities of the labels, ``[N, L]``.
         prior: Assumed label shares, ``[L]``; None for even shares.
-        unseen: Whether each label is unseen, ``[N, L]``; its probability then counts as 0.
+        unseen: Whether each label is unseen, ``[N, L]``; its probability is then 0.
         weights: Weights of the inputs, ``[N]``.
     """
     logs = np.asarray(log_probabilities)
@@ -43,8 +43,8 @@ def log_mean(log_probabilities: Array, weights: Array) -> Array:
 def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
     """Return the offsets ``[..., L]`` that move mean probabilities to shares ``[L]``, with mean 0.
 
-    A label that is `held` (``[L]``) or has a share of 0 gets the smallest of the others'
-    offsets.
+    A label that is `held` (``[L]``) or has a share of 0 gets the smallest offset of the
+    others.
     """
     is_held = np.asarray(held) | (shares <= 0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -69,9 +69,9 @@ def calibrated(log_probabilities: ArrayLike, offsets: ArrayLike, *, unseen: Arra
 def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
     """Return the label shares to try as calibration targets, ``[S, L]``, likeliest first.
 
-    The last are even shares. If the label counts ``[L]`` are clearly uneven, the first are
-    the observed shares. With `between`, shares proportional to the square roots of the counts
-    follow, for metrics that depend on rare labels.
+    Even shares come last. If the label counts ``[L]`` are clearly uneven, the observed shares
+    come first. With `between`, shares proportional to the square roots of the counts follow,
+    for metrics that depend on rare labels.
     """
     counts = np.asarray(counts, dtype=np.float64)
     even = np.full(len(counts), 1.0 / len(counts))

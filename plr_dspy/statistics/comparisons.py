@@ -1,6 +1,6 @@
 """Confidence intervals of means and paired differences, and the spread of orders' scores beyond chance.
 
-The examples are a random sample, so all statements are about mean scores on new examples.
+The examples are a random sample, so all results refer to mean scores on new examples.
 Shapes: R orders, E examples, D draws.
 """
 
@@ -16,7 +16,7 @@ NUM_FLIPS = 4_999
 NUM_DRAWS = 20_000
 NUM_DEVIATIONS = 400
 TAIL = 0.025  # probability outside the intervals, at each end
-SIGNIFICANT = 0.05  # maximum p value at which the order of demos counts as relevant
+SIGNIFICANT = 0.05  # maximum p value at which the order of demos matters
 # Extra examples with the largest difference, so that a few equal scores do not imply
 # certainty.
 PSEUDO_EXAMPLES = 2
@@ -45,7 +45,7 @@ def paired_interval(
 
 
 def paired_probability(differences: Sequence[float]) -> float:
-    """Return the probability of a mean above 0, as in `paired_interval`; 0.5 without differences."""
+    """Return the probability of a mean above 0, as in `paired_interval`; 0.5 if all differences are 0."""
     mean, error, freedom = _with_pseudo_examples(differences)
     if not error:
         return 0.5
@@ -79,9 +79,9 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def p_value_of(scores: Array, rng: np.random.Generator) -> float:
-    """Return the p value of a test of the variance of mean scores, which flips the signs of whole examples.
+    """Test the variance of mean scores by flipping the signs of whole examples; return the p value.
 
-    If all orders score the same on new examples, each order's deviations from the examples'
+    If all orders are equally good on new examples, each order's deviations from the examples'
     means average 0. For two orders and right-or-wrong scores, this is McNemar's test.
     """
     deviations = scores - scores[0]  # This makes deviations exactly 0 if no order differs.
@@ -96,7 +96,7 @@ def p_value_of(scores: Array, rng: np.random.Generator) -> float:
 def draw_deviations(
     scores: Array, largest: float, disagreement: float, rng: np.random.Generator, *, usual: float
 ) -> tuple[Array, float]:
-    """Draw the standard deviation s ``[D]`` of orders' true scores; also return the unbiased estimate of s squared.
+    """Return draws ``[D]`` of the standard deviation s of orders' true scores, and an unbiased estimate of s squared.
 
     Scores are ``[n, E]``. The prior of s is half normal with the scale `usual`.
     """

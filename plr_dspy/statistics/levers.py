@@ -1,4 +1,4 @@
-"""Expected gains over a program, from its scores and those of other programs on the same examples.
+"""Expected gains over a program, from the scores of this and other programs on the same examples.
 
 Shapes: C programs, E examples, D draws.
 """
@@ -14,7 +14,7 @@ from plr_dspy.statistics import comparisons
 from plr_dspy.statistics.arrays import Array
 from plr_dspy.statistics.comparisons import PSEUDO_EXAMPLES, SIGNIFICANT, TAIL
 
-# Scale of the prior of the standard deviation between programs, relative to the range of scores.
+# Prior scale of the standard deviation between programs, relative to the range of scores.
 USUAL_SPREAD = 0.2
 MOST_SPREAD = 5  # largest standard deviation in integrals, relative to this scale
 
@@ -28,7 +28,7 @@ class Gain:
             be too large.
         observed: The estimate before it was shrunk.
         draws: Draws of the true gain, ``[D]``.
-        least: The same without differences that may be chance, ``[D]``.
+        least: Draws without differences that may be due to chance, ``[D]``.
         noise_share: Share of the observed variance between programs that is noise; None for a
             single program.
     """
@@ -41,11 +41,11 @@ class Gain:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval."""
+        """The 95 % interval of the true gain."""
         return float(np.quantile(self.least, TAIL)), float(np.quantile(self.draws, 1 - TAIL))
 
     def exceeds(self, other: "Gain | float", tail: float) -> bool:
-        """Return whether this gain is larger than another one beyond chance."""
+        """Return whether this gain exceeds another one beyond chance."""
         baseline = other.least if isinstance(other, Gain) else other
         return bool(np.quantile(self.least - baseline, tail) > 0)
 
@@ -73,7 +73,7 @@ class PairedExperiment:
         num_draws = comparisons.NUM_DRAWS
         centred = scores - self.means[:, None]
         errors = rng.normal(size=(num_draws, num_examples)) @ centred.T / math.sqrt(freedom)
-        # Half of the variance that pseudo-examples add to a difference of two programs.
+        # Each program gets half of the variance that pseudo-examples add to a difference.
         pseudo_error = math.sqrt(PSEUDO_EXAMPLES / 4 / num_examples) * self._disagreement
         errors += pseudo_error * rng.normal(size=errors.shape)
         scales = np.sqrt(freedom / rng.chisquare(freedom, size=(num_draws, 1)) / num_examples)
@@ -81,7 +81,7 @@ class PairedExperiment:
         self._deviations_of: dict[tuple[int, ...], tuple[Array, float]] = {}
 
     def gain(self, rows: Sequence[int]) -> Gain:
-        """Return the expected gain of a program, or of a random program if these are a random sample."""
+        """Return the expected gain of the program in a row, or of a random program, given a random sample of rows."""
         draws = self._draws[:, rows].mean(axis=1) - self._draws[:, 0]
         if len(rows) > 1:
             deviations, _ = self._deviations(rows)
@@ -90,7 +90,7 @@ class PairedExperiment:
         return Gain(self._shrunk(observed, draws), observed, draws, draws)
 
     def gain_on_top(self, base: Gain, row: int, base_row: int) -> Gain:
-        """Return a base's gain plus that of a further change, in which the two rows differ."""
+        """Return a base's gain plus that of a further change, from the program in `base_row` to that in `row`."""
         difference = self._draws[:, row] - self._draws[:, base_row]
         observed = base.observed + float(self.means[row] - self.means[base_row])
         draws = base.draws + difference
@@ -99,7 +99,7 @@ class PairedExperiment:
     def gain_of_best(self, rows: Sequence[int], average: Gain, num_searched: int) -> Gain:
         """Return the expected gain of the best of `num_searched` programs, given a sample.
 
-        The best observed score would be too high. So the standard deviation of true scores is
+        The best observed score is biased upwards. So the standard deviation of true scores is
         multiplied by the expected maximum of a standard normal sample (G. Blom, 1958).
         """
         height = float(special.ndtri((num_searched - 0.375) / (num_searched + 0.25)))
@@ -153,7 +153,7 @@ class PairedExperiment:
 def _prepared(scores: Array, bounds: tuple[float, float] | None) -> tuple[Array, tuple[float, float], float]:
     """Return scores ``[C, E]``, bounds of mean scores, and the largest difference on an example.
 
-    The scores are rounded and their examples sorted, because their order must not affect draws.
+    Scores are rounded and examples sorted, so that the order of examples does not affect draws.
     """
     scores = np.round(scores, 9)
     scores = scores[:, np.lexsort(scores)]

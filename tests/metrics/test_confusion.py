@@ -298,7 +298,7 @@ BAD_INPUT = [
     (lambda: F1("d").check([example("a")] * 20), "must have the label 'd'"),
     (lambda: F1("a").right_label(TWO_FIELDS), "name the label's field"),
     (lambda: F1().right_label(example(["a", "b"])), "'label' holds a list: use a metric that scores"),
-    (lambda: F1("a").answer(example("a"), OTHER_NAME), "give the label's field the same name in both"),
+    (lambda: F1("a").answer(example("a"), OTHER_NAME), "give the label's field this name in the program's output"),
 ]
 
 

@@ -23,19 +23,19 @@ CAUSES = {
     "LMBillingError": (lm15.BillingError, "credit"),
     "LMUnsupportedModelError": (lm15.UnsupportedModelError, "name of the model.*api_base"),
     "LMNotConfiguredError": (lm15.NotConfiguredError, "api_key"),
-    "LMTransportError": (lm15.TransportError, "server runs.*api_base"),
+    "LMTransportError": (lm15.TransportError, "server is up.*api_base"),
     "LMRateLimitError": (lm15.RateLimitError, "num_threads"),
-    "LMServerError": (lm15.ServerError, "log of the server"),
+    "LMServerError": (lm15.ServerError, "the server's log"),
     "LMTimeoutError": (lm15.TimeoutError, "timeout"),
     "LMInvalidRequestError": (lm15.InvalidRequestError, "refused the request"),
-    "LMProviderError": (lm15.ProviderError, "log of the server"),
+    "LMProviderError": (lm15.ProviderError, "the server's log"),
 }
 STATUSES = {
     "401": (401, "invalid_api_key", "key"),
     "404": (404, "model_not_found", "name of the model"),
     "400": (400, "context_length_exceeded", "context length"),
     "429": (429, "rate_limit_exceeded", "num_threads"),
-    "500": (500, "server_error", "log of the server"),
+    "500": (500, "server_error", "the server's log"),
 }
 
 

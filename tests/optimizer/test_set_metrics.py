@@ -278,7 +278,7 @@ def test_headroom_and_the_paper_take_the_metric(caplog):
 def test_a_folder_of_another_kind_of_metric_is_refused(tmp_path):
     """Calls for a metric by example keep no label."""
     compiled(PLReorder, exact, log_dir=tmp_path)
-    message = "which lack the answered labels. Pass another log_dir"
+    message = "which lack the predicted labels. Pass another log_dir"
     with pytest.raises(ValueError, match=message):
         compiled(PLReorder, F1("positive"), log_dir=tmp_path, accept_changes=True)
 

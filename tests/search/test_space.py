@@ -161,7 +161,7 @@ class TestAllowed:
             assert space.moved(ordering, np.random.default_rng(0)) == ordering
         assert space.shortened(((2, 1),)) is None
         space = OrderingSpace.of_sizes(12, min_length=0, allowed=lambda o: o == (tuple(range(12)),))
-        message = "it refused 1,000. Lower the minimum number of items"
+        message = "it refused all 1,000. Lower the minimum number of items"
         with pytest.raises(ValueError, match=message):
             space.draw(1, np.random.default_rng(0))
 

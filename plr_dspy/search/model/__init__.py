@@ -4,7 +4,7 @@ Searches use `ordering_model`.
 
 module          what it computes
 ordering_model  estimates, gains and posterior draws of orderings
-paired          the same of whole programs
+paired          estimates and gains of whole programs
 score_table     the table of scores, and means adjusted for the difficulty of examples
 features        features of orderings
 process         the Gaussian process of scores, Eq. 2
@@ -17,11 +17,11 @@ unread          replies in which no label can be read
 answers         the answers to score: as programs gave them, or calibrated, Eq. 5 and 6
 gains           gains over a reference on new examples, Eq. 7 to 9
 
-All modules share this notation; the equations are those of docs/method.md. NaN marks unknown
+All modules share this notation; the equations are numbered as in docs/method.md. NaN marks unknown
 cells, and arrays of candidates begin with the orderings that the model is fitted to.
 
 symbol  code         shape      meaning
-m, c                            numbers of fitted orderings o, and of others
+m, c                            numbers of fitted orderings o, and of other orderings
 E, n                            numbers of examples e, and of a subset
 L                               number of labels
 d, k                            numbers of features or contrasts, and of outputs
@@ -34,15 +34,15 @@ l       LabelBias    [m]        label bias, measured by scores
 p       logs         [m, E, L]  log-probabilities of labels
 z       contrasts    [m, E, d]  p as d = L - 1 orthonormal contrasts
 b       label_bias   [m, d]     label bias of orderings in z
-q       slope        [m]        how much they favour labels with high scores
+q       slope        [m]        how much an ordering favours labels with high scores
         effects      [m, d+1]   b and q, side by side
 g       directions   [E, d]     direction towards labels with high scores
-P       chances      [m, n, L]  chance of each label being the answer
+P       chances      [m, n, L]  probability that each label is the answer
 M       scores       [E, L]     score of each label on each example
-        shares       [L]        how often each label is to be answered
+        shares       [L]        target share of each label among the answers
 F_i     features     [m, d]     one family of features
 K_i     kernels      [m, m]     F_i F_i^T; the identity for own effects
 
-A candidate without features, such as a whole program, is an "outsider". It has only an own
-effect. `earlier` is the `state` of an earlier fit, from which a fit continues in fewer steps.
+A candidate without features, such as a whole program, is an "outsider". It has only an effect
+of its own. `earlier` is the `state` of an earlier fit; starting from it saves steps.
 """

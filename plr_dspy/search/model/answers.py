@@ -20,27 +20,27 @@ from plr_dspy.statistics.calibration import calibrated, label_offsets, log_mean
 
 MAX_EXAMPLES = 128  # maximum number of examples to average expected scores over
 PRIOR_CELLS = 4.0  # weight of expected answers, in cells
-PRIOR_DEVIATIONS = (0.0, 0.05, 0.15, 0.5)  # equally likely prior deviations of the gain of calibration
+PRIOR_DEVIATIONS = (0.0, 0.05, 0.15, 0.5)  # equally likely prior standard deviations of calibration's gain
 ALL = slice(None)
 
 
 class Revision(NamedTuple):
-    """How a program's answers are calibrated, for the builder of the returned program."""
+    """The calibration of a program's answers, for the builder of the returned program."""
 
     offsets: tuple[float, ...]  # of the labels, [L]
     shares: tuple[float, ...]  # target shares of the labels, [L]; empty without calibration
 
 
 class CalibrationEstimate(NamedTuple):
-    """The effect of calibration on an ordering, with the share of unread replies in its calls."""
+    """The effect of calibration on an ordering, allowing for unread replies."""
 
     offsets: tuple[float, ...]  # of the labels
     before: float  # expected mean score over all examples, without calibration
-    after: float  # the same, with calibration
+    after: float  # expected mean score with calibration
 
 
 class CalibratedLabels(NamedTuple):
-    """The labels that orderings answer after calibration to given shares."""
+    """The answers of orderings after calibration to given label shares."""
 
     shares: Array  # [L]; NaN if answers stay as they are
     offsets: Array  # 0 on average, [m, L]
@@ -53,10 +53,10 @@ class ExampleWeights:
     """The weights of examples in mean scores; see `ConfusionScores.weights`.
 
     Attributes:
-        all: Weights of all examples, ``[E]``, with the sum 1.
+        all: Weights of all examples, ``[E]``, which sum to 1.
         seen, of_seen: Examples with log-probabilities, and their weights.
-        columns, of_columns: At most `MAX_EXAMPLES` of these, to average expected scores over,
-            and their weights, ``[n]``.
+        columns, of_columns: At most `MAX_EXAMPLES` seen examples to average expected scores
+            over, and their weights, ``[n]``.
     """
 
     def __init__(self, influence: SetMetricWeights | None, examples: Numbers, is_seen: Mask) -> None:
@@ -90,7 +90,7 @@ class Answers:
     """The answers of orderings, and the estimated effect of calibrating them.
 
     Args:
-        calls, logits, weights: The data, and what is known of other examples.
+        calls, logits, weights: The calls, the logits fitted to them, and the weights of examples.
         shares, are_calibrated: As in `LabelResponses`.
         are_drawn: Whether programs sample their answers instead of giving the likeliest
             label.
@@ -119,13 +119,13 @@ class Answers:
 
     @property
     def scores(self) -> Array:
-        """Scores of calls, or of the calibrated answers that replace theirs, ``[m, E]``."""
+        """Scores of calls, or of the calibrated answers that replace the original ones, ``[m, E]``."""
         return self.calibrated_scores if self._are_calibrated else self._call_scores
 
     def expected_scores(
         self, effects: Array, examples: Numbers, weights: Array, bias_variances: Array | float = 0.0
     ) -> Array:
-        """Return expected scores under effects on examples with weights, ``[m, n]``.
+        """Return expected scores on weighted examples, given the effects, ``[m, n]``.
 
         `bias_variances` are additional variances of the label bias, ``[m]``.
         """
@@ -150,7 +150,7 @@ class Answers:
 
     @cached_property
     def calibrated_labels(self) -> CalibratedLabels:
-        """Return labels calibrated to the best-scoring shares; to the first if none is clearly better."""
+        """Return answers calibrated to the best-scoring shares, or to the first if none is clearly better."""
         options = [self._calibrate(alternative) for alternative in np.atleast_2d(self._shares)]
         known = self._labels.known
         means = []
@@ -209,10 +209,9 @@ class Answers:
         return CalibrationEstimate(offsets, before, after)
 
     def corrected(self, number: int) -> tuple[float, float, Array]:
-        """Return an ordering's uncalibrated score, the gain of calibration, and the gain's errors.
+        """Return an ordering's uncalibrated score, the gain of calibration, and its error on each call.
 
-        Scores of the ordering's own calls correct the expected ones, so unread replies count.
-        The errors are those on these calls.
+        The scores of these calls correct the expected scores, so unread replies are included.
         """
         weights = self._weights
         call_scores = self._call_scores[number]
@@ -224,7 +223,7 @@ class Answers:
         return score, float(after - before + differences.mean()), differences
 
     def gain_of_calibration(self, number: int) -> Gains:
-        """Return the gain of calibrating an ordering on new examples, as one column."""
+        """Return an ordering's gain from calibration on new examples, as one column."""
         _, expected, errors = self.corrected(number)
         count = len(errors)
         squares = float(((errors - errors.mean()) ** 2).sum())
@@ -237,7 +236,7 @@ class Answers:
 
     def _own_expected_scores(self, number: int, examples: Numbers) -> Array:
         """Return expected scores of an ordering, uncalibrated and calibrated, ``[2, n]``."""
-        # Ignore the ordering's own cells, which look too good if it was selected for them.
+        # Ignore the ordering's own cells, which look too good if they led to its selection.
         logits, variances = self._logits.under(self._logits.effects[[number]], examples)
         offsets = self.calibrated_labels.offsets[number]
         chances = [self._own_chances(logits, variances), likeliest_chances(logits + offsets, variances)]
@@ -250,7 +249,7 @@ class Answers:
         never_seen: Mask = np.asarray(unseen[known].all(axis=0) & known.any())
         log_means, own_shares, shrinkage = self._log_means
         # Whole programs have no effects, so mix the means over their own cells with the
-        # shares.
+        # target shares.
         of_programs = np.log(np.maximum(shrinkage * own_shares + (1 - shrinkage) * shares, 1e-300))
         log_means = np.where(self._calls.is_program[:, None], of_programs, log_means)
         calibrates = not np.isnan(shares).any()
@@ -263,10 +262,9 @@ class Answers:
 
     @cached_property
     def _log_means(self) -> tuple[Array, Array, Array]:
-        """Return log mean probabilities, means over own cells, and their shrinkage, ``[m, 1]``.
+        """Return log mean probabilities, means over own cells, and shrinkage weights ``[m, 1]``.
 
-        The mean over all examples is the expected one, corrected by the difference on the own
-        cells.
+        The expected mean over all examples is corrected by its error on the ordering's cells.
         """
         known = self._labels.known
         counts = known.sum(axis=1)[:, None]

@@ -25,7 +25,7 @@ Variances: TypeAlias = Sequence[float] | None  # variances of an earlier fit to 
 Measure: TypeAlias = Callable[[Array, Array], tuple[Array, float]]  # maps K and (K + E)^-1 to y and s
 
 # Prior mean of the variance between orderings, relative to the noise. At accuracy 0.6, 0.02
-# is a standard deviation of 0.07.
+# means a standard deviation of 0.07.
 PRIOR_VARIANCE = 0.02
 PRIOR_SHAPE = 0.3  # shape of each variance's Gamma prior; a small shape lets components vanish
 NUM_FIRST_STEPS = 15
@@ -62,7 +62,7 @@ class Components:
 
 
 def linear(features: Families, weights: Families) -> Array:
-    """Return the weighted sum of features ``[c, d]`` with weights ``[d, k]``, over all families."""
+    """Return the sum over all families of features ``[c, d]`` times weights ``[d, k]``."""
     return np.asarray(sum(family @ w for family, w in zip(features, weights, strict=True)))
 
 

@@ -34,7 +34,7 @@ class Posterior(NamedTuple):
     """The posterior of an effect with k dimensions, independent between orderings."""
 
     means: Array  # [m, k]
-    variances: Array  # the same in every dimension, [m]
+    variances: Array  # equal in all dimensions, [m]
     prior_mean: Array  # [k]
     prior_variances: Array  # [m]; smallest for orderings with features
 
@@ -54,7 +54,7 @@ class ResponseEffects:
     """
 
     def __init__(self, contrasts: Array, directions: Array, *, is_outsider: Mask, num_sweeps: int = NUM_SWEEPS) -> None:
-        # Internally, contrasts are the first axis, because adding a few large tables is fast.
+        # Internally, contrasts are the first axis, because adding a few large tables is faster.
         is_known = ~np.isnan(contrasts[..., 0])
         num_contrasts = contrasts.shape[2]
         self._known = is_known.astype(np.float64)
@@ -204,7 +204,7 @@ class EffectProcess:
     def errors(self, noise: Array, is_measured: Mask) -> Array:
         """Return the covariance of the errors that noise causes in the means of measured orderings.
 
-        Both covariances are ``[c, c]``, that of the noise in any unit.
+        Both this covariance and `noise`, which may have any unit, are ``[c, c]``.
         """
         deviations = 1.0 / np.sqrt(self._precisions[is_measured] * np.diag(noise))
         gain = (self.fit.covariance @ self.fit.inverse)[np.ix_(is_measured, is_measured)]
@@ -214,8 +214,8 @@ class EffectProcess:
         """Return the posterior variances of other orderings, ``[c]``.
 
         Args:
-            products: Inner products of their features with the fitted ones, ``[c, m]`` each.
-            squares: Squared norms of their features, ``[c, families]``.
+            products: Inner products of other and fitted orderings' features, ``[c, m]`` each.
+            squares: Squared norms of the other orderings' features, ``[c, families]``.
         """
         *family_variances, own_variance = self.fit.variances
         covariance = np.tensordot(family_variances, products, axes=1)

@@ -131,8 +131,8 @@ class _Choice:
     """The features of a block from which one item is chosen.
 
     Args:
-        number: Number of the block.
-        partner: Number of the block whose items the choice may interact with; None if there
+        number: Index of the block.
+        partner: Index of the block whose items the choice may interact with; None if there
             is none.
     """
 

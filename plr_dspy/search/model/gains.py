@@ -14,7 +14,7 @@ s, k, v                                factors of K, A and N
 r            reference                 index of the ordering that the others are compared with
 P            priors         [H, m, m]  s K + k A
 W            inverses       [H, m, m]  inverse covariances of y
-P - P[r]     contrasts      [H, m, m]  prior covariances of gains and true scores
+P - P[r]     contrasts      [H, m, m]  prior covariances of gains with true scores
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Gains(NamedTuple):
     possible: Mask  # whether a gain can differ from 0, [H, m]
 
     def plus(self, other: Gains) -> Gains:
-        """Add independent gains for each pair of hypotheses; one column applies to all orderings."""
+        """Add independent gains for each pair of hypotheses; a single column applies to all orderings."""
         probabilities = np.outer(self.probabilities, other.probabilities).ravel()
         shape = (len(probabilities), -1)
         means = self.means[:, None] + other.means
@@ -136,8 +136,8 @@ def expected_gains(
 ) -> Gains:
     """Return the gains of orderings over a reference.
 
-    If orderings do not differ, their estimated variance mistakes chance for an effect. So the
-    gains average over scales of this variance. The covariance of the errors has
+    If orderings do not differ, their estimated variance reflects chance alone. So the
+    gains are averaged over scales of this variance. The covariance of the errors has
     `num_examples - 1` degrees of freedom. To be cautious, hypotheses may enlarge it, but never
     reduce it.
     """

@@ -43,7 +43,7 @@ class LabelLogits:
     """The logits of labels, predicted from effects that are fitted to log-probabilities.
 
     Whole programs have no effects, because their prompts differ by example. Without features,
-    the fit is fast, and cannot predict other orderings.
+    the fit is fast, but cannot predict other orderings.
 
     Attributes:
         known: Calls whose log-probabilities are used, ``[m, E]``.
@@ -90,7 +90,7 @@ class LabelLogits:
         return means @ self.basis, self._cells.noise + self._cells.example_variances[examples]
 
     def leave_one_out(self) -> tuple[Array, Array]:
-        """Return logits of known cells ``[m, E, L]``, and variances, each given all other cells."""
+        """Return logits of known cells ``[m, E, L]``, and their variances, each given all other cells."""
         rest = 1.0 - self._cells.leverage
         logits = np.nan_to_num(self._contrasts - self._cells.residuals / rest[..., None]) @ self.basis
         return logits, self._cells.noise / rest

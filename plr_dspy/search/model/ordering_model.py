@@ -33,7 +33,7 @@ from plr_dspy.statistics.arrays import Array, Mask, Numbers
 # the most promising; the others are spread over the rest for contrast.
 MAX_MODELLED = 176
 MOST_SCORED = 32  # candidates modelled because they have the most scores, as finalists do
-LEAST_SHARE = 0.5  # minimum share of calls with log-probabilities; below it, scores alone say more
+LEAST_SHARE = 0.5  # minimum share of calls with log-probabilities; below it, scores alone predict better
 DEVIATIONS = 1.96  # standard errors from a mean to the ends of its 95 % interval
 # Maximum distance of an expected score from the mean of an ordering's own scores, in standard
 # errors (B. Efron and C. Morris, JASA 67, 1972).
@@ -56,14 +56,14 @@ def one_thread() -> Iterator[None]:
 
 
 class OrderingModel:
-    """A model of known scores that predicts scores of other orderings and on other examples.
+    """A model that predicts scores of other orderings and on other examples from known scores.
 
     Args:
         space, classes, example_classes, responses: As in `ThompsonSearch`.
         with_features: Whether to use features, so that similar orderings have similar scores.
 
     Attributes:
-        information_weights: Returns the information per score, see `ScoreTable`; None if it
+        information_weights: Returns the information per score (see `ScoreTable`); None if it
             does not vary.
         keeps_scores: Whether calls keep the metric's scores; False if their answers are
             calibrated.
@@ -93,7 +93,7 @@ class OrderingModel:
     ) -> FittedModel:
         """Fit the process to the scores; `earlier` has the `variances` of an earlier fit.
 
-        If there are more than `MAX_MODELLED` candidates, those in `kept` are modelled anyway.
+        If there are more than `MAX_MODELLED` candidates, those in `kept` are always modelled.
         """
         earlier = earlier or {}
         with one_thread():
@@ -136,7 +136,7 @@ class OrderingModel:
         return [ScoreEstimate(ordering, min(max(lowest, score), highest)) for ordering, score in estimates]
 
     def features(self, candidates: Sequence[Candidate]) -> list[Array]:
-        """Return the features ``[m, d]`` of each family; 0 for outsiders, like an average ordering."""
+        """Return the features ``[m, d]`` of each family; 0 for outsiders, as for an average ordering."""
         if self._features is None:
             return []
         is_outsider = self._is_outsider(candidates)
@@ -191,19 +191,19 @@ class Gain:
     probability: float  # of a gain above 0
     worse: float = 0.0  # probability of a gain below 0
     deviation: float = 0.0  # standard deviation of the posterior
-    # The probabilities if the reference's answers are revised, too. They are 1 and 0 for the
-    # reference itself, and without revisions.
+    # The probabilities if the reference is calibrated, too. They are 1 and 0 for the reference
+    # itself, and without calibration.
     probability_alike: float = 1.0
     worse_alike: float = 0.0
 
     @property
     def min_probability(self) -> float:
-        """Lower probability of a gain above 0, with the reference's answers revised or not."""
+        """The lower probability of a gain above 0: with the reference calibrated, or not."""
         return min(self.probability, self.probability_alike)
 
     @property
     def max_worse(self) -> float:
-        """Higher probability of a gain below 0, with the reference's answers revised or not."""
+        """The higher probability of a gain below 0: with the reference calibrated, or not."""
         return max(self.worse, self.worse_alike)
 
 
@@ -244,7 +244,7 @@ class FittedModel:
         return {ordering: round(self.clip(score + gain.expected), 9) for ordering, gain in gains.items()}
 
     def as_it_is(self, ordering: Candidate) -> float:
-        """Return the expected score with unrevised answers, close to the mean of the ordering's calls."""
+        """Return the expected score with uncalibrated answers, close to the mean of the ordering's calls."""
         number = self.orderings.index(ordering)
         if self.responses is None:
             own = float(self.process.unshrunk[number])
@@ -256,7 +256,7 @@ class FittedModel:
         return self.clip(min(max(expected, own - margin), own + margin))
 
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
-        """Return the 95 % interval of an expected score, from both orderings' calls.
+        """Return the 95 % interval of an expected score, from calls of the ordering and the reference.
 
         If all calls scored the same, the margin is 3 / n for n calls (J. Hanley and
         A. Lippman-Hand, JAMA 1983).
@@ -280,13 +280,13 @@ class FittedModel:
         return float(np.sqrt((deviations**2 / counts).sum()))
 
     def clip(self, score: float) -> float:
-        """Return a score within the range of all scores."""
+        """Clip a score to the range of all scores."""
         return float(np.clip(score, *self._range))
 
     def gains(self, reference: Candidate, *, margin: float = 0.0) -> dict[Candidate, Gain]:
-        """Return each fitted ordering's gain over the reference, whose answers stay unrevised.
+        """Return each fitted ordering's gain over the reference, which stays uncalibrated.
 
-        Its probabilities are those of a gain above and below ``-margin``, not 0.
+        Probabilities are those of a gain above and below ``-margin``, not 0.
         """
         number = self.orderings.index(reference)
         above_alike = np.ones(len(self.orderings))
@@ -302,7 +302,7 @@ class FittedModel:
             # Log-probabilities may explain an outsider's scores so well that no further
             # difference seems likely. To avoid false certainty, also assume that outsiders
             # differ, and keep the less certain result. Without log-probabilities, the
-            # reference may be unlike all others, because somebody made or chose it.
+            # reference may be unlike all others, because a person made or chose it.
             alternatives: tuple[Sequence[float], ...] = ((1.0,), OUTSIDER_SCALES)
             if label_gains is None:
                 alternatives = (OUTSIDER_SCALES,)
@@ -356,7 +356,7 @@ class FittedModel:
         return dict(zip(self.scored.examples[columns].tolist(), labels.tolist(), strict=True))
 
     def revision(self, ordering: Candidate) -> Revision | None:
-        """Return how an ordering's answers are revised; None if they are not."""
+        """Return the calibration of an ordering's answers; None if they stay as they are."""
         if self.responses is None or self.keeps_scores or ordering not in self.orderings:
             return None
         answers = self.responses.answers
@@ -371,8 +371,8 @@ class FittedModel:
     def expected_at_random(self, drawn: Sequence[Candidate], longest: Sequence[Candidate]) -> float:
         """Return the expected mean score of random orderings with as many items as possible.
 
-        Those in `drawn` have any number of items, and may be scored; those in `longest` are
-        others with as many as possible.
+        The orderings in `drawn` have any number of items, and may have scores; those in
+        `longest` are others with as many items as possible.
         """
         estimates = dict(self.estimates())
         with one_thread():

@@ -22,11 +22,11 @@ from plr_dspy.search.model.score_table import ScoreTable
 from plr_dspy.search.space import Candidate, Scores
 from plr_dspy.statistics.arrays import Array
 
-# Deviations are relative to that of scores. Those of effects are equally likely a priori.
+# Deviations are in standard deviations of scores. Those of effects are equally likely a priori.
 EFFECT_DEVIATIONS = (0.04, 0.08, 0.16, 0.32)
 PRIOR_NO_EFFECT = 0.05  # prior probability that all programs score the same on new examples
 PRIOR_OUTSIDER = 0.5  # prior probability that one program is unlike the others, if programs differ
-OUTSIDER_DEVIATION = 0.2  # additional prior deviation of this program's effect
+OUTSIDER_DEVIATION = 0.2  # additional prior deviation of an outsider's effect
 PRIOR_EXAMPLES = 50.0  # weight of the prior that errors are independent, in examples
 MAX_ROUNDING = 1e-9  # maximum relative deviation of scores that are equal except for rounding errors
 MIN_VARIANCE = 0.02  # minimum relative variance of errors: a few examples may agree by chance
@@ -49,7 +49,7 @@ class PairedProcess:
         values = np.where(table.known, (table.scores - level) / self._unit, 0.0)
         counts = np.maximum(1.0, known.sum(axis=0))
         deviations = known * (values - values.sum(axis=0) / counts)
-        # The laplacian is singular, because a common shift is unknown: take its
+        # The Laplacian is singular, because a common shift is unknown: take its
         # pseudoinverse.
         inverse = np.linalg.inv(_laplacian(known) + 1.0 / len(known)) - 1.0 / len(known)
         self._effects = inverse @ deviations.sum(axis=1)
@@ -93,13 +93,13 @@ class PairedProcess:
         return self._relative_gains(reference, self._num_examples).times(self._unit)
 
     def _relative_gains(self, reference: int, num_examples: float) -> Gains:
-        """Return the gains in standard deviations of scores, if this many examples had been seen."""
+        """Return gains as if after this many examples, in standard deviations of scores."""
         probabilities, priors = self._hypotheses()
         noise = self._noise * (self._num_examples / num_examples)
         return conditional_gains(self._effects, priors, noise, probabilities, reference)
 
     def _hypotheses(self) -> tuple[Array, Array]:
-        """Return the prior probabilities ``[H]``, and P."""
+        """Return prior probabilities ``[H]``, and prior covariances ``[H, n, n]``."""
         size = len(self._effects)
         weight = (1.0 - PRIOR_NO_EFFECT) / len(EFFECT_DEVIATIONS)
         probabilities = [PRIOR_NO_EFFECT]
@@ -127,7 +127,7 @@ class PairedProcess:
 
 
 def _unit_of(scores: Array) -> float:
-    """Return the standard deviation of scores; if they are all equal, their size, or 1 for zeros."""
+    """Return the standard deviation of scores; if all are equal, their absolute value, or 1 for zeros."""
     deviation = float(np.nanstd(scores))
     largest = float(np.nanmax(np.abs(scores)))
     if deviation > MAX_ROUNDING * largest:

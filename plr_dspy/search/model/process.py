@@ -163,12 +163,12 @@ class AdditiveProcess:
     """The process f, fitted to the scores of orderings on examples.
 
     Args:
-        features: Features of the orderings.
+        features: One array ``[m, d]`` for each family.
         table: Scores, with at least one for each ordering.
-        classes: Classes of the examples.
+        classes: Index of each example's class, ``[E]``.
         references: Features of random orderings. No label bias is modelled without them or
             `classes`.
-        is_outsider: Whether each candidate has only an own effect, ``[m]``.
+        is_outsider: Whether each candidate has only an effect of its own, ``[m]``.
         extra_variances: Prior variances in addition to the estimated ones, ``[m]``.
         earlier: As in the package.
 
@@ -232,7 +232,7 @@ class AdditiveProcess:
         self.state = {"variances": self._fit.variances.tolist(), "label_bias": bias_variances}
 
     def _measure(self, covariance: Array, inverse: Array) -> tuple[Array, float]:
-        """Measure the orderings' mean scores without effects of examples, which it re-estimates."""
+        """Re-estimate the effects of examples, and measure the orderings' mean scores without them."""
         table = self._table
         self._means = table.ordering_effects(self._effects)
         # The centre is the generalised least-squares mean.
@@ -247,7 +247,7 @@ class AdditiveProcess:
         return values, max(squares / max(degrees, MIN_FREE_SHARE * count), 1e-6 * self._score_variance)
 
     def _all_features(self, features: Families) -> list[Array]:
-        """Return the features with those of the label bias, if it is modelled."""
+        """Return the features, and those of the label bias if it is modelled."""
         if self._label_bias is None:
             return list(features)
         return self._label_bias.add_to(features)
@@ -259,7 +259,7 @@ class AdditiveProcess:
     def gains(
         self, reference: int, *, outsider_scales: Sequence[float] = OUTSIDER_SCALES, may_differ: bool = False
     ) -> Gains:
-        """Return gains over a reference; `may_differ` says whether it may be an outsider."""
+        """Return gains over a reference; `may_differ` says whether the reference may be an outsider."""
         outsiders = self._outsiders.copy()
         if may_differ:
             outsiders[reference, reference] = OUTSIDER_VARIANCE
@@ -279,8 +279,8 @@ class AdditiveProcess:
     ) -> Array:
         """Draw from the joint posterior of the fitted orderings and others, ``[draws, m + c]``.
 
-        Matheron's rule draws from the prior, then corrects by the difference from the scores
-        (J. T. Wilson et al., "Efficiently sampling functions from Gaussian process
+        Matheron's rule draws from the prior, then corrects draws by their difference from the
+        scores (J. T. Wilson et al., "Efficiently sampling functions from Gaussian process
         posteriors", ICML 2020). `extra_variances` are additional prior variances of the other
         orderings, ``[c]``.
         """

@@ -4,7 +4,7 @@
 
 The effects give the chances P of each label on each example, and the metric scores the labels.
 Whole programs have no effects, and are expected to score like an average ordering. "Unread"
-replies have a score, but no readable label. "Read" scores are those expected of the others.
+replies have a score, but no readable label. "Read" scores are those expected of other replies.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from plr_dspy.search.model.unread import UnreadReplies
 from plr_dspy.statistics.arrays import Array, Numbers
 
 NUM_DRAWS = 8  # draws of an ordering's effects, for the variance of its expected score; an even number
-UNDERSTATED = 1.6  # factor by which fits understate error variances of effects, by simulation
+UNDERSTATED = 1.6  # factor by which fits understate error variances of effects, found by simulation
 STEP = 0.05  # change of an effect, for numerical derivatives
 OUTSIDER_SCORE = np.float64(0.25)  # variance of the mean score of a candidate without features
 
@@ -28,7 +28,7 @@ OUTSIDER_SCORE = np.float64(0.25)  # variance of the mean score of a candidate w
 class ResponseModel:
     """Expected scores of orderings, given the log-probabilities of labels.
 
-    Without features, the fit is fast, and cannot predict other orderings.
+    Without features, the fit is fast, but cannot predict other orderings.
 
     Attributes:
         answers: The answers to score.
@@ -95,7 +95,7 @@ class ResponseModel:
         return np.asarray(read_scores @ weights)
 
     def _draw(self, effects: Array, variances: Array) -> Array:
-        """Return expected mean scores ``[draws, m]`` under random effects with shared noise."""
+        """Return expected mean scores ``[draws, m]`` under random effects, from the same noise for all."""
         half = np.random.default_rng(0).normal(size=(NUM_DRAWS // 2, effects.shape[1]))
         num_contrasts = effects.shape[1] - 1
         deviations = np.sqrt(variances).repeat([num_contrasts, 1], axis=1)
@@ -127,7 +127,7 @@ class ResponseModel:
         if self._unread.process is not None:
             share_gains = self._unread.process.gains(reference).condensed()
             share_gains = share_gains.times(float(self._read_means[reference]) - self._unread.mean_score)
-        # Candidates without log-probabilities count as average orderings, so one stands for
+        # Candidates without log-probabilities are average orderings here, so one represents
         # all.
         is_mute = self._logits.is_mute
         representatives = np.where(is_mute, is_mute.argmax(), np.arange(len(is_mute)))

@@ -34,7 +34,7 @@ class LabelTable(NamedTuple):
 
     @classmethod
     def unknown(cls, num_candidates: int, num_examples: int) -> LabelTable:
-        """Return a table without log-probabilities, as of a single label."""
+        """Return a table without log-probabilities, with a single label."""
         logs = np.full((num_candidates, num_examples, 1), np.nan)
         return cls(logs, np.zeros(logs.shape, dtype=bool), np.zeros((num_examples, 1)))
 
@@ -82,7 +82,7 @@ class Calls:
     """The known scores and log-probabilities of candidates.
 
     Attributes:
-        is_program: Whole programs, ``[m]``, whose log-probabilities say nothing about others.
+        is_program: Whole programs, ``[m]``, whose log-probabilities reveal nothing about others.
         is_outsider: Candidates without features, ``[m]``, such as programs.
     """
 

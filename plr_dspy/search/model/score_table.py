@@ -47,7 +47,7 @@ class ScoreTable:
     def from_rows(
         cls, rows: Sequence[Mapping[int, float]], information_weights: InformationWeights | None = None
     ) -> ScoreTable:
-        """Build the table from each ordering's scores; columns are sorted examples."""
+        """Build the table from each ordering's scores; the columns are the sorted examples."""
         examples = np.array(sorted(set().union(*rows)), dtype=np.int64)
         scores = np.full((len(rows), len(examples)), np.nan)
         for number, row in enumerate(rows):
@@ -63,7 +63,7 @@ class ScoreTable:
 
     @cached_property
     def noise_ratio(self) -> float:
-        """Return r, from a prior and an analysis of variance of the examples with two or more scores."""
+        """Return the ratio of noise to variance between examples, from a prior and an analysis of variance."""
         is_repeated = self._example_counts >= 2
         if not is_repeated.any():
             return PRIOR_NOISE_RATIO
