@@ -46,7 +46,8 @@ def test_each_round_of_the_report_is_an_event_within_the_compile(kind):
     compiled(callback, optimizer)
     call_ids, events, values = zip(*callback.events, strict=True)
     assert len(set(call_ids)) == 1
-    assert events == ("start", *["round"] * len(optimizer.report.history), "end")
+    rounds = ["round" for _ in optimizer.report.history]
+    assert events == ("start", *rounds, "end")
     assert values[0] is optimizer
     assert callback.rounds == optimizer.report.history != []
 
