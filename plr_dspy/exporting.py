@@ -133,14 +133,14 @@ class ExportedPrompt:
 def export(program: dspy.Module, format: Format = "openai") -> dict[str, ExportedPrompt]:
     """Export the prompt of each predictor, for use without DSPy.
 
-    The configured adapter and language model determine the prompt, as in a call; no call is
-    made. Before a prompt is returned, it is filled with several values, and compared with what
-    DSPy sends. Settings of the model, such as `temperature` and `stop`, are not exported.
+    The configured adapter and language model shape the prompt as in a real call, but nothing
+    is sent. Each prompt is checked first: filled with sample values, it must equal what DSPy
+    would send. Settings of the model, such as `temperature` and `stop`, are not exported.
 
     Args:
         program: A program whose prompts differ only in their inputs.
-        format: "openai" for places such as ``{{review}}``; "langchain" for messages that
-            ``ChatPromptTemplate.from_messages`` takes, with places such as ``{review}``.
+        format: "openai" for placeholders such as ``{{review}}``; "langchain" for messages that
+            ``ChatPromptTemplate.from_messages`` takes, with placeholders such as ``{review}``.
 
     Returns:
         The prompts by the names of the predictors; the name is "self" if the program is a

@@ -40,7 +40,7 @@ class CalibrationReport:
 
     @property
     def shares(self) -> dict[str, float] | None:
-        """The target shares of the labels among answers, if any."""
+        """The share of answers that calibration targets for each label, if it has targets."""
         if self.calibration is None or not self.calibration.shares:
             return None
         return dict(zip(self.calibration.labels, self.calibration.shares, strict=True))

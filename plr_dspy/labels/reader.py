@@ -34,7 +34,7 @@ class NoProbabilities(FatalLMError):
 
 @dataclass
 class LogprobRequests:
-    """State of the requests for log-probabilities; a refusal, or a first reply without any, ends them."""
+    """Tracks whether to request log-probabilities: no more if refused, or if the first reply has none."""
 
     purpose: str = ""  # what needs log-probabilities; empty if they are optional
     given: bool = False  # whether a reply had log-probabilities

@@ -237,7 +237,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     ) -> CompileSetup:
         """Check the arguments and set up the compile, without any program calls."""
         started = time.monotonic()
-        self.check_together()  # Arguments may have been reassigned.
+        self.check_together()  # Attributes may have been reassigned since `__init__`.
         options = self._options()
         check_module(student, self.student_name)
         trainset = as_examples(trainset, student, name="trainset", inputs=inputs)

@@ -122,12 +122,12 @@ class ProposalWork(PromptModelWork):
 
 
 def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEvaluator) -> list[Proposal]:
-    """Run the tasks of the prompt model, or recall them from the log, within their share of the budget.
+    """Return the proposals, from the log or by calling the prompt model, within their budget share.
 
     Raises:
         RuntimeError: If no instruction could be made because calls failed.
-        Exception: The error that ended the calls, such as a missing price, unless a call
-            itself failed.
+        Exception: The error that stopped the calls, such as a missing price, if no individual
+            call failed.
     """
     log = proposing.log
     budget = proposing.budget

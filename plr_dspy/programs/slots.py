@@ -312,7 +312,7 @@ class PoolSlots(PromptSlots):
         self.original: Candidate = own_prompt  # may exceed the limits
 
     def with_alternatives(self, alternatives: Mapping[str, Sequence[Instruction]]) -> "PoolSlots":
-        """Return the slots with more instructions of the same predictors; the known ones keep their numbers."""
+        """Return a copy with more instructions for each predictor; existing instructions keep their indices."""
         slots = copy.copy(self)
         slots.alternatives = dict(alternatives)
         slots.space = self.space.with_choices([len(instructions) for instructions in alternatives.values()])

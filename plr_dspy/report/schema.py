@@ -164,7 +164,7 @@ class InstructionReport(Part):
 
     Attributes:
         chosen: Index of the returned program's instruction; 0 is the student's own.
-        dropped: Instructions that did not take part.
+        dropped: Instructions excluded from the search.
         distribution: The final distribution, for `PlackettLuce.from_state`; the first
             instruction of a draw is shown.
     """

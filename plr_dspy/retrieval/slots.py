@@ -24,7 +24,7 @@ LARGE_POOL = 320
 
 
 def variations(max_demos: int, min_demos: int, max_tokens: int | None) -> dict[str, NearestDemos]:
-    """Return the distinct variations of the nearest demos, by name."""
+    """Return the distinct retrieval settings to try, by name."""
     first = NearestDemos(max_demos, num_candidates=max(32, 2 * max_demos), max_tokens=max_tokens)
     others = {
         "half as many": replace(first, num_demos=max(1, min_demos, max_demos // 2)),

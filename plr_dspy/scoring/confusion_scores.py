@@ -21,7 +21,7 @@ Pair: TypeAlias = tuple[int, str | None, str | None]  # an example's index and t
 
 ENOUGH_ANSWERS = 10  # minimum answers per label in a reference, so that rare labels are not too noisy
 PSEUDO_EXAMPLES = 0.5  # added per label, so that no cell of a reference is empty
-PSEUDO_PAIRS = 1.0  # added per label, so that a few pairs of answers leave doubt
+PSEUDO_PAIRS = 1.0  # added per label, so that a few pairs of answers do not look conclusive
 STEP = 1e-6  # step of finite differences, as a share of all examples
 NUM_DRAWS = 1_000  # bootstrap samples
 
@@ -169,7 +169,7 @@ class ConfusionScores(EffectiveScores):
         return list(examples.values())
 
     def alternate_labels(self, num_examples: int) -> list[int]:
-        """Order the first `num_examples` examples so that labels take turns, the metric's own label first."""
+        """Order the first `num_examples` examples so that labels alternate, starting with the metric's own label."""
         groups = self.strata(num_examples)
         groups.sort(key=lambda group: self._right_labels[group[0]] != self._metric.label)
         turns = itertools.zip_longest(*groups)

@@ -68,7 +68,7 @@ class EliminationSearch(Search):
                 self.alive.remove(program)
 
     def _improvements(self, leader: Candidate, num_examples: int) -> dict[Candidate, float]:
-        """Return other programs' expected improvements on the leader, in standard errors of a final mean."""
+        """Return each other program's expected improvement over the leader, in standard errors of its mean score."""
         fitted = self.fitted
         assert fitted is not None
         with one_thread():
