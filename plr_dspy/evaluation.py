@@ -91,8 +91,8 @@ def load_program(
             "create the student in the same way as the saved program. DSPy does not save compiled modules in a "
             "program: set their _compiled to False before you save it"
         ) from error
-    for name, predictor in ProgramFactory(student).build({}).named_predictors():
-        _check_fields(path, predictor, saved_fields.get(name, []))
+    for name, predictor in program.named_predictors():
+        _check_fields(path, predictor, saved_fields[name])
     differences = other_settings(program.predictors())
     if differences:
         logger.warning("%s was made with %s, or compile it again", path, "; with ".join(differences))

@@ -25,6 +25,11 @@ NUM_WIDENED = 4  # number of the best orderings to score with each new item
 MIN_FAILURES = 8  # If at least this many calls of a round all fail, assume an outage.
 
 
+def no_minimum(candidates: Sequence[Candidate]) -> Mapping[Candidate, int]:
+    """Return no minimum number of examples for any candidate."""
+    return {}
+
+
 @dataclass(kw_only=True)
 class SearchRounds:
     """A search in progress.
@@ -57,7 +62,7 @@ class SearchRounds:
     stop_at_score: float | None = None
     patience: int | None = None
     shifted: bool = False
-    min_examples: Callable[[Sequence[Candidate]], Mapping[Candidate, int]] = lambda candidates: {}
+    min_examples: Callable[[Sequence[Candidate]], Mapping[Candidate, int]] = no_minimum
     widen: Callable[[Mapping[int, Ordering]], Search | None] | None = None
     on_round: Callable[[Iteration], object] = str
 

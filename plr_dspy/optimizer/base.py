@@ -20,6 +20,7 @@ from pydantic import Field
 from plr_dspy.compiling.choice import Outcome
 from plr_dspy.compiling.paper import PaperRun
 from plr_dspy.compiling.plan import Plan, ProblemSize
+from plr_dspy.compiling.rounds import no_minimum
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.data.examples import Rows, as_examples
 from plr_dspy.dspy_compat import Teleprompter, call_back, set_compiled
@@ -396,13 +397,13 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             patience=getattr(self, "patience", None),
             shifted=opened.responses is not None,
             widen=self._widening(opened),
+            min_examples=self._min_examples(opened),
             on_round=partial(call_back, self, "on_round_end"),
-            **self._run_options(opened),
         )
 
-    def _run_options(self, opened: OpenCompile) -> dict[str, Any]:
-        """Return further attributes of the `SearchRounds`."""
-        return {}
+    def _min_examples(self, opened: OpenCompile) -> Callable[[Sequence[Candidate]], Mapping[Candidate, int]]:
+        """Return the function of the minimum numbers of new examples, as in `SearchRounds`."""
+        return no_minimum
 
     def _widening(self, opened: OpenCompile) -> Callable[..., Search | None] | None:
         """Return a function that widens the search, as in `SearchRounds`; None if the space stays as it is."""

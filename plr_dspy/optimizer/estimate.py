@@ -13,6 +13,7 @@ import dspy
 from plr_dspy.compiling.plan import Plan
 from plr_dspy.compiling.rounds import MAX_LOW
 from plr_dspy.errors import UserError
+from plr_dspy.labels.outputs import label_output
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.instructions import PLACEHOLDER
@@ -108,12 +109,13 @@ def estimate_cost(setup: CompileSetup, candidates: Sequence[Candidate] = ()) -> 
     num_calls = plan.program_calls + num_attempts
     if not num_calls:
         return Estimate(0, 0, plan, 0, 0.0, 0)
-    size = size_of_call(setup)
-    if candidates:
-        sizes = [size_of_call(setup, candidate=candidate) for candidate in candidates]
-        size = CallSize(
-            _mean([of_candidate.tokens for of_candidate in sizes]), _mean([of_candidate.cost for of_candidate in sizes])
-        )
+    if not candidates:
+        size = size_of_call(setup)
+    else:
+        candidate_sizes = [size_of_call(setup, candidate=candidate) for candidate in candidates]
+        mean_tokens = _mean([candidate_size.tokens for candidate_size in candidate_sizes])
+        mean_cost = _mean([candidate_size.cost for candidate_size in candidate_sizes])
+        size = CallSize(mean_tokens, mean_cost)
     call_cost = size.cost
     teacher_cost = call_cost
     if setup.teacher is not None and num_attempts:
@@ -201,6 +203,8 @@ def size_of_call(
     tokens: dict[str, Any] = defaultdict(Counter)
     new_tokens: dict[str, float] = defaultdict(float)  # by model
     calls_per_look = setup.plan.program_calls / max(1, setup.plan.num_looks)
+    # `LookSizes` limits the tokens of demos, unless the search learns from log-probabilities.
+    limits_looks = isinstance(setup.slots, PoolSlots) and isinstance(label_output(setup.program), str)
     try:
         if rival is not None:
             program = rival.program
@@ -209,7 +213,7 @@ def size_of_call(
         models = [predictor.lm or dspy.settings.lm for predictor in (teacher or program).predictors()]
         extra_tokens: dict[str, float] = {}
         if teacher is None and candidate is None:
-            extra_tokens = _tokens_of_alternatives(setup)
+            extra_tokens = {name: fmean(lengths) for name, lengths in extra_instruction_tokens(setup).items()}
         for example in examples:
             for (name, predictor), lm in zip(program.named_predictors(), models, strict=False):
                 messages = _prompt_of(predictor, example)
@@ -225,7 +229,7 @@ def size_of_call(
                 without_demos = messages_of(predictor, [], inputs_of(predictor, example))
                 question_tokens = num_tokens(without_demos[-1:])
                 demo_tokens = (prompt_tokens - num_tokens(without_demos)) / max(1.0, calls_per_look)
-                if isinstance(setup.slots, PoolSlots):  # `LookSizes` limits them.
+                if limits_looks:
                     demo_tokens = min(demo_tokens, NEW_SHARE * question_tokens)
                 new_tokens[str(lm.model)] += question_tokens + max(0.0, demo_tokens)
     except Exception:  # The adapter or litellm may fail; the other figures are still useful.
@@ -260,17 +264,17 @@ def _prompt_of(predictor: dspy.Predict, example: dspy.Example) -> Messages:
     return messages_of(predictor, demos, inputs)
 
 
-def _tokens_of_alternatives(setup: CompileSetup) -> dict[str, float]:
-    """Return the mean tokens of each predictor's instructions, less those of its own.
+def extra_instruction_tokens(setup: CompileSetup) -> dict[str, list[int]]:
+    """Return, for each predictor with alternatives, the tokens of each instruction less those of its own.
 
-    Proposals that are not known yet are assumed to be as long as its own.
+    Proposals that are not known yet are left out.
     """
     num_tokens = token_counter()
     extra_tokens = {}
     for name, instructions in setup.slots.alternatives.items():
         texts = [instruction.text for instruction in instructions if instruction.origin != PLACEHOLDER]
         lengths = [num_tokens([{"role": "system", "content": text}]) for text in texts]
-        extra_tokens[name] = fmean(lengths) - lengths[0]
+        extra_tokens[name] = [length - lengths[0] for length in lengths]
     return extra_tokens
 
 

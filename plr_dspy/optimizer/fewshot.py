@@ -16,6 +16,7 @@ from pydantic import Field
 from plr_dspy.compiling.choice import Outcome
 from plr_dspy.compiling.paper import NOTHING_TO_DO
 from plr_dspy.compiling.plan import Plan, ProblemSize, make_plan
+from plr_dspy.compiling.rounds import no_minimum
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.optimizer.base import OpenCompile
@@ -47,7 +48,7 @@ from plr_dspy.report.stop import StopReason
 from plr_dspy.retrieval.slots import RetrievalSlots, make_pools, variations
 from plr_dspy.scoring.run_log import FAILED
 from plr_dspy.search.search import Search
-from plr_dspy.search.space import Ordering, WholeProgram
+from plr_dspy.search.space import Candidate, Ordering, WholeProgram
 from plr_dspy.statistics.arrays import Array
 
 logger = logging.getLogger(__name__)
@@ -180,18 +181,18 @@ class PLFewShot(LearningOptimizer):
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
         return make_plan(self.auto, size, max_metric_calls=self.max_metric_calls, signal=signal, searched="demos")
 
-    def _run_options(self, opened: OpenCompile) -> dict[str, Any]:
+    def _min_examples(self, opened: OpenCompile) -> Callable[[Sequence[Candidate]], Mapping[Candidate, int]]:
         plan = opened.setup.plan
         # With log-probabilities, more arrangements on fewer examples each are better. If
         # `most_searched` is set, every arrangement is scored on all examples.
         if opened.responses is not None or plan.most_searched is not None:
-            return {}
+            return no_minimum
         payer = opened.scorer.payer
         assert isinstance(payer, ProgramEvaluator)
         try:
-            return {"min_examples": LookSizes(opened.setup, lambda candidate: payer.slots.build(candidate))}
+            return LookSizes(opened.setup, lambda candidate: payer.slots.build(candidate))
         except Exception:  # The adapter or litellm may fail to count tokens.
-            return {}
+            return no_minimum
 
     def program_with(self, num_demos: int | None = None, *, within: float | None = None) -> dspy.Module:
         """Build another program of the last compile: one with this many demos, or the cheapest that is as good.

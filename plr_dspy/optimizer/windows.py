@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 
 import dspy
 
-from plr_dspy.optimizer.estimate import inputs_of
+from plr_dspy.optimizer.estimate import extra_instruction_tokens, inputs_of
 from plr_dspy.optimizer.setup import CompileSetup
-from plr_dspy.programs.instructions import PLACEHOLDER
 from plr_dspy.programs.slots import PoolSlots, WholeProgramSlots, messages_of
 from plr_dspy.programs.tokens import token_counter
 from plr_dspy.retrieval.predict import RetrievingPredict
@@ -64,7 +63,7 @@ def _of_student(setup: CompileSetup) -> Iterator[LongPrompt]:
         if window is None:
             continue
         without_demos, example = _longest_without_demos(setup, predictor)
-        instructed = without_demos + _extra_instruction_tokens(setup, name)
+        instructed = without_demos + max(extra_instruction_tokens(setup).get(name, [0]))
         if instructed > window:
             yield LongPrompt(model, window, instructed, f"shorten the instructions, or the inputs of {example}")
             continue
@@ -149,12 +148,3 @@ def _longest_without_demos(setup: CompileSetup, predictor: dspy.Predict) -> tupl
         messages = messages_of(predictor, [], inputs_of(predictor, example))
         prompts.append((count(messages), name))
     return max(prompts)
-
-
-def _extra_instruction_tokens(setup: CompileSetup, name: str) -> int:
-    """Return the tokens of a predictor's longest instruction, less those of its own."""
-    count = token_counter()
-    instructions = setup.slots.alternatives.get(name, ())
-    texts = [instruction.text for instruction in instructions if instruction.origin != PLACEHOLDER]
-    lengths = [count([{"role": "system", "content": text}]) for text in texts]
-    return max(lengths) - lengths[0] if lengths else 0

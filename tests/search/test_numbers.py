@@ -108,7 +108,7 @@ def numbers_of_fit(fitted, space, orderings):
         "interval": fitted.interval(best, 0.6, reference=space.identity),
         "calibration": effect and [*effect.offsets, effect.before, effect.after],
         "calibrations": calibrations,
-        "labels": [*ways.shares, *fitted.responses.always] if ways else [],
+        "labels": list(ways.shares) if ways else [],
     }
 
 

@@ -37,7 +37,6 @@ class ResponseModel:
         expected: Expected scores of the calls, ``[m, E]``.
         state: Fitted variances of effects and of unread replies, as JSON data.
         num_examples: Number of examples that expected scores are averaged over.
-        always: Mean score of each label as the answer to all examples, ``[L]``.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class ResponseModel:
             are_calibrated=responses.are_calibrated,
         )
         self.num_examples = len(self._weights.columns)
-        self.always = np.round(self._weights.all @ calls.labels.scores, 6).tolist()
         self.state = [*self._logits.state, self._unread.state]
         every_example = np.arange(len(calls.scored.examples))
         read_scores = self.answers.expected_scores(self._logits.effects, every_example, self._weights.all)
