@@ -52,6 +52,12 @@ class TestEnough:
         failed = {("order", number): CallRecord(None, FAILED)}
         assert self.said({("order", example): 1.0 for example in range(number)} | failed) == said
 
+    def test_several_failed_calls_are_named_beside_equal_scores(self):
+        cells = {("order", example): 1.0 for example in range(60)}
+        failed = {("order", 60 + number): CallRecord(None, FAILED, "MetricError", "got None") for number in range(5)}
+        expected = "every score was 1 in 60 calls, and 5 calls failed (MetricError: got None)"
+        assert self.said(cells | failed) == expected
+
     @pytest.mark.parametrize(("number", "said"), [(124, ""), (125, "no score differed between two prompts")])
     def test_pairs(self, number, said):
         """Examples are easy or hard for three orders alike."""

@@ -119,6 +119,9 @@ class TestFiles:
             (CalibratedProgram(student(), FOUND), larger(student()), r"load.*\['part'\]; got 'self'"),
             (CalibratedProgram(student(), FOUND), dspy.Predict("text -> label"), "few possible values"),
             (larger(CalibratedProgram(student(), FOUND)), student(), "cannot be loaded into the student"),
+            (dspy.Predict("text -> mood"), student(), r"must hold .* the student's fields \['text', 'label'\]"),
+            (dspy.Predict("text, tone -> label"), student(), r"must hold .* the student's fields \['text', 'label'\]"),
+            (larger(dspy.Predict("text -> mood")), larger(student()), "must hold a program with the student's fields"),
         ],
     )
     def test_of_another_program(self, tmp_path, saved, into, match):

@@ -71,6 +71,17 @@ class TestChoice:
         assert len(own.prompts) >= 10
         assert len(choice.report.programs) == 3
 
+    @pytest.mark.parametrize("optimizer", [None, PLReorder, PLFewShot])
+    def test_programs_that_lack_an_output_are_refused_before_any_call(self, optimizer):
+        engine = Engine()
+        other = dspy.Predict("text -> mood")
+        with using(engine, "fake/x"), pytest.raises(ValueError, match=r"must have the outputs of .*'label'"):
+            if optimizer is None:
+                choose_program({"own": student(), "other": other}, exact, EXAMPLES)
+            else:
+                optimizer(exact).compile(student(), trainset=EXAMPLES, programs={"other": other})
+        assert not engine.prompts
+
     def test_equal_programs_compete_once(self, caplog):
         engine = Engine()
         choice = chosen(engine, [student(), student(demos=LEANING), student()])

@@ -326,7 +326,9 @@ class TestText:
             "\na cheaper prompt is probably as good, within 0.01: 1 demos (130 tokens, $0.12 per 1,000 predictions "
             "instead of 220 tokens, $0.25 per 1,000 predictions); build it: optimizer.program_with(within=0.01)\n"
         ) in str(report)
-        for others in ([returned], [entry(0, 0.9), returned], []):
+        from_few = entry(1, 0.79, is_as_good=True, num_examples=4)
+        hardly_cheaper = entry(1, 0.79, is_as_good=True, prompt_tokens=215)
+        for others in ([returned], [entry(0, 0.9), returned], [from_few, returned], [hardly_cheaper, returned], []):
             assert "a cheaper prompt" not in str(by_hand(front=others))
         slot = chosen.slots[0]
         for demo in slot.ordering:
@@ -375,6 +377,13 @@ class TestText:
         options = {"num_usable": num_usable, "evidence": evidence, "settings": {"most_useful_calls": 302, **settings}}
         text = str(by_hand(others=[(0.1, 0.8)], **options))
         assert advice in text
+
+    @pytest.mark.parametrize(("reason", "limit"), [(StopReason.COST, "max_cost"), (StopReason.TIME, "max_seconds")])
+    def test_the_limit_to_raise_is_the_one_that_ended_the_search(self, reason, limit):
+        evidence = Evidence(num_met=40, num_differing=9, num_compared=4)
+        settings = {"most_useful_calls": 302}
+        text = str(by_hand(others=[(0.1, 0.8)], evidence=evidence, settings=settings, stop_reason=reason))
+        assert f"\na larger budget ({limit}) would reduce the uncertainty" in text
 
     def test_the_score_of_an_order_that_labels_chose_is_unknown(self):
         text = str(by_hand(comparison=None, candidates=[], settings={"scored_on": "probing inputs"}))
