@@ -149,7 +149,9 @@ def rows(args: argparse.Namespace) -> Iterator[dict[str, object]]:
 
 
 def main() -> None:
-    args = options(__doc__, recorded=[Path], labels=[2, 4], shares=[0.0, 0.85], leans=[0.0, 2.0], inputs=[20, 64])
+    args = options(
+        __doc__, recorded=[Path], labels=[2, 4], shares=[0.0, 0.85], leans=[0.0, 2.0], inputs=[20, 64]
+    )
     print_table(rows(args))
 
 

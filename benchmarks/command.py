@@ -20,7 +20,9 @@ SERVED = {"model": "local", "api_base": [str], "threads": 2, "cache": False}
 """Options of the language model, local or on a server; `cache` turns on DSPy's cache."""
 
 
-def options(text: str, *, among: Mapping[str, Sequence[str]] | None = None, **defaults: object) -> argparse.Namespace:
+def options(
+    text: str, *, among: Mapping[str, Sequence[str]] | None = None, **defaults: object
+) -> argparse.Namespace:
     """Read options from the command line.
 
     Args:
@@ -45,7 +47,9 @@ def options(text: str, *, among: Mapping[str, Sequence[str]] | None = None, **de
         if isinstance(first, type):
             kind = first
             default = [] if nargs else None
-        parser.add_argument(flag, type=kind, default=default, nargs=nargs, choices=choices, help=f"default: {default}")
+        parser.add_argument(
+            flag, type=kind, default=default, nargs=nargs, choices=choices, help=f"default: {default}"
+        )
     return parser.parse_args()
 
 
@@ -77,7 +81,9 @@ def with_interval(values: Sequence[float] | np.ndarray) -> str:
 def read_table(text: str, first_column: str) -> pd.DataFrame:
     """Return a Markdown page's table whose header starts with `first_column`; the first cells are the index."""
     lines = text[text.index(f"| {first_column}") :].split("\n\n")[0].strip()
-    frame = pd.read_csv(io.StringIO(lines), sep=r"\s*\|\s*", engine="python", dtype=str, keep_default_na=False)
+    frame = pd.read_csv(
+        io.StringIO(lines), sep=r"\s*\|\s*", engine="python", dtype=str, keep_default_na=False
+    )
     without_rule = frame.iloc[1:, 1:-1]
     rows = without_rule.apply(lambda column: column.str.strip("*"))
     return rows.set_index(rows.columns[0], drop=False)

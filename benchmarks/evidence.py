@@ -50,7 +50,9 @@ class Compiles:
     pool: ProcessPoolExecutor
     number: int  # number of compiles over all worlds, at least one in each
 
-    def __call__(self, worlds: Sequence[World], method: str, first_seed: int, factor: int = 1) -> pd.DataFrame:
+    def __call__(
+        self, worlds: Sequence[World], method: str, first_seed: int, factor: int = 1
+    ) -> pd.DataFrame:
         number = max(1, factor * self.number // len(worlds))
         seeds = range(first_seed, first_seed + number)
         frames = []
@@ -156,7 +158,11 @@ def landscapes(compiles: Compiles) -> Iterator[Figure]:
 
 def claims(compiles: Compiles) -> Iterator[Figure]:
     """Measure the share of reports that say "better" if no order is better."""
-    methods = {"scores": "light@1000", "log-probabilities": "logprobs@700", "`calibrate=True`": "calibrated@700"}
+    methods = {
+        "scores": "light@1000",
+        "log-probabilities": "logprobs@700",
+        "`calibrate=True`": "calibrated@700",
+    }
     for name, *cells in rows("evidence", "| 20 examples"):
         method = methods[name.split(",")[0]]
         for num_pool, cell in zip((20, 40, 200), cells, strict=True):
@@ -222,7 +228,9 @@ def main() -> int:
     names = list(PARTS)
     args = options(__doc__, among={"only": names}, only=names, compiles=6, jobs=2)
     if args.compiles < 4:
-        raise SystemExit(f"--compiles must be at least 4, to estimate the noise; got {args.compiles}: raise it")
+        raise SystemExit(
+            f"--compiles must be at least 4, to estimate the noise; got {args.compiles}: raise it"
+        )
     logging.disable(logging.WARNING)
     agreed: list[bool] = []
     with ProcessPoolExecutor(args.jobs) as pool:

@@ -114,7 +114,9 @@ class World:
         tastes[with_demos] = math.sqrt(1 - ALIKE) * tastes[with_demos] + math.sqrt(ALIKE) * common
         # Calibration changes few answers of a program.
         for raw, calibrated in ((PROGRAM, CALIBRATED), (RANDOM, BOTH)):
-            tastes[rows[calibrated]] = math.sqrt(0.8) * tastes[rows[raw]] + math.sqrt(0.2) * fresh[rows[calibrated]]
+            tastes[rows[calibrated]] = (
+                math.sqrt(0.8) * tastes[rows[raw]] + math.sqrt(0.2) * fresh[rows[calibrated]]
+            )
         levels = special.ndtri(np.clip(self.accuracy + true_gains, 0.01, 0.99))[:, None]
         easiness = math.sqrt(shared) * rng.normal(size=num_examples)
         return (levels + easiness + math.sqrt(1 - shared) * tastes > 0).astype(float)
@@ -195,7 +197,9 @@ def table_rows(worlds: list[World], all_rates: list[dict[str, list[float]]]) -> 
     """Yield a row for each lever, with means over worlds, and the worst world in brackets."""
     kinds = {"no effect": set(without_effect()), "effects": set(with_effects())}
     for gain in (0.0, 0.2):
-        kinds[f"instruction {gain:+.1f}"] = {world for world in with_instructions() if world.instruction == gain}
+        kinds[f"instruction {gain:+.1f}"] = {
+            world for world in with_instructions() if world.instruction == gain
+        }
     for kind, members in kinds.items():
         rates = [rate for world, rate in zip(worlds, all_rates, strict=True) if world in members]
         for name in HOW:

@@ -162,7 +162,13 @@ class OwnEffectsLandscape(Landscape):
     """
 
     def __init__(
-        self, num_demos: int, seed: int, num_examples: int, common: float = 0.0, own: float = 1.2, leaning: bool = False
+        self,
+        num_demos: int,
+        seed: int,
+        num_examples: int,
+        common: float = 0.0,
+        own: float = 1.2,
+        leaning: bool = False,
     ) -> None:
         rng = np.random.default_rng([seed, num_demos, 11])
         self.num_demos = num_demos
@@ -212,7 +218,9 @@ class NoisyLogitsLandscape(Landscape):
 
     num_labels = 3
 
-    def __init__(self, num_demos: int, seed: int, num_examples: int, noise: float = 3.0, own: float = 0.0) -> None:
+    def __init__(
+        self, num_demos: int, seed: int, num_examples: int, noise: float = 3.0, own: float = 0.0
+    ) -> None:
         rng = np.random.default_rng([seed, num_demos, 77])
         self.num_demos = num_demos
         self.num_examples = num_examples

@@ -254,7 +254,11 @@ def spread_cells(name: str, sets: Sequence[np.ndarray], spread: SpreadFunction) 
     centred = of_resamples.true - of_resamples.true.mean() + true
     variances = [true, *np.quantile(centred, TAILS)]
     deviation, low, high = np.sqrt(np.maximum(0.0, variances))
-    values = (f"{math.sqrt(seen):.3f}", f"{100 * noise_share:.0f} %", f"{deviation:.3f} [{low:.3f}, {high:.3f}]")
+    values = (
+        f"{math.sqrt(seen):.3f}",
+        f"{100 * noise_share:.0f} %",
+        f"{deviation:.3f} [{low:.3f}, {high:.3f}]",
+    )
     return dict(zip(cells, values, strict=True))
 
 
@@ -328,7 +332,11 @@ def main() -> None:
             records.append(record)
         else:
             print(f"{path} has no random demos yet, so it is left out", file=sys.stderr)
-    for title, table in (("Accuracy", accuracies), (f"Gain over {BASE}", gains), ("Standard deviation", spreads)):
+    for title, table in (
+        ("Accuracy", accuracies),
+        (f"Gain over {BASE}", gains),
+        ("Standard deviation", spreads),
+    ):
         print(f"\n{title}\n")
         print_table(table(records))
 

@@ -225,7 +225,9 @@ class Draw:
 class FixedRetrieval(dspy.Predict):
     """A predictor that shows each example its own demos, given by their indices among the labelled examples."""
 
-    def __init__(self, draw: Draw, examples: Sequence[dspy.Example], choices: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, draw: Draw, examples: Sequence[dspy.Example], choices: Sequence[Sequence[int]]
+    ) -> None:
         super().__init__(draw.task.signature)
         self.by_inputs = {}
         for example, numbers in zip(examples, choices, strict=True):
@@ -263,7 +265,9 @@ class CallCounter(BaseCallback):
         self.ids.append(call_id)
 
 
-def batch_calibrated(draw: Draw, calls: int | None, *, base: str = ORIGINAL, by_f1: bool = False) -> SideProgram:
+def batch_calibrated(
+    draw: Draw, calls: int | None, *, base: str = ORIGINAL, by_f1: bool = False
+) -> SideProgram:
     """Calibrate the original or another side, which then leaves 64 of its calls for calibration."""
     spent = 0
     num_inputs = calls or CALIBRATION_CALLS
@@ -272,7 +276,9 @@ def batch_calibrated(draw: Draw, calls: int | None, *, base: str = ORIGINAL, by_
         num_inputs = CALIBRATION_CALLS
         spent = draw.result(base).program.calls
     counter = CallCounter()
-    optimizer = BatchCalibration(num_inputs=num_inputs, metric=F1(draw.rare) if by_f1 else None, **draw.common)
+    optimizer = BatchCalibration(
+        num_inputs=num_inputs, metric=F1(draw.rare) if by_f1 else None, **draw.common
+    )
     with dspy.context(callbacks=[counter]):
         program = optimizer.compile(draw.program(base), trainset=draw.labelled)
     return SideProgram(program, spent + len(counter.ids))
@@ -369,8 +375,12 @@ def after_peer(draw: Draw, calls: int | None, *, peer: str) -> SideProgram:
     calls = calls or 2 * USUAL_CALLS
     name = f"{peer}@{calls // 2}"
     spent = draw.result(name).program.calls
-    optimizer = PLFewShot(draw.metric, max_demos=draw.args.demos, max_metric_calls=calls - spent, **draw.common)
-    program = optimizer.compile(draw.program(EMPTY), trainset=draw.labelled, programs={peer: draw.program(name)})
+    optimizer = PLFewShot(
+        draw.metric, max_demos=draw.args.demos, max_metric_calls=calls - spent, **draw.common
+    )
+    program = optimizer.compile(
+        draw.program(EMPTY), trainset=draw.labelled, programs={peer: draw.program(name)}
+    )
     report = optimizer.report
     return SideProgram(program, spent + report.program_calls["total"], report.comparison)
 
@@ -528,7 +538,9 @@ def main() -> None:
     )
     unknown = [side for side in args.sides if side.partition("@")[0] not in SIDES]
     if unknown:
-        raise SystemExit(f"--sides must be among {list(SIDES)}, optionally with @ and a number of calls; got {unknown}")
+        raise SystemExit(
+            f"--sides must be among {list(SIDES)}, optionally with @ and a number of calls; got {unknown}"
+        )
     against = args.against or args.sides[:1]
     missing = set(against) - set(args.sides)
     if missing:

@@ -112,7 +112,9 @@ class World:
             landscape.right_labels = np.concatenate(parts).astype(int)
         return landscape
 
-    def _rearranged(self, landscape: Landscape, best_of: int, num_pool: int, rng: np.random.Generator) -> Landscape:
+    def _rearranged(
+        self, landscape: Landscape, best_of: int, num_pool: int, rng: np.random.Generator
+    ) -> Landscape:
         """Return the landscape with the best of random orders as original; if `share`, make a label rare."""
         orders = [tuple(rng.permutation(landscape.num_demos).tolist()) for _ in range(best_of)]
         original = max(orders, key=lambda order: landscape.answers(order).mean())
@@ -166,7 +168,9 @@ def measure(seed: int, *, world: World, method: str) -> dict[str, float]:
     return row
 
 
-def cells(method: str, frame_by_method: dict[str, pd.DataFrame], against: list[str], num_tasks: int) -> dict[str, str]:
+def cells(
+    method: str, frame_by_method: dict[str, pd.DataFrame], against: list[str], num_tasks: int
+) -> dict[str, str]:
     """Return a row of a table; with several tasks, intervals are over the splits' means."""
     frame = frame_by_method[method]
     scores = frame["held-out"]
@@ -216,7 +220,9 @@ def worlds_of(args: argparse.Namespace) -> Iterator[list[World]]:
         yield worlds
 
 
-def rows_of(worlds: list[World], methods: list[str], against: list[str], run: Run) -> Iterator[dict[str, object]]:
+def rows_of(
+    worlds: list[World], methods: list[str], against: list[str], run: Run
+) -> Iterator[dict[str, object]]:
     """Yield the rows of a table: each method in each world, then over all worlds."""
     first = worlds[0]
     shape = {"demos": first.num_demos or "", "examples": first.num_pool or "", "share": first.share or ""}
@@ -227,7 +233,12 @@ def rows_of(worlds: list[World], methods: list[str], against: list[str], run: Ru
             frame_by_method[method] = pd.DataFrame(run(partial(measure, world=world, method=method)))
             frames[method].append(frame_by_method[method])
         for method in methods:
-            yield {"world": str(world), **shape, "method": method, **cells(method, frame_by_method, against, 1)}
+            yield {
+                "world": str(world),
+                **shape,
+                "method": method,
+                **cells(method, frame_by_method, against, 1),
+            }
     if len(worlds) > 1:
         together = {method: pd.concat(frames[method], ignore_index=True) for method in methods}
         has_splits = isinstance(first.source, Path) and not first.share
@@ -256,7 +267,9 @@ def main() -> None:
     known = ["original", "halving", *METHODS]
     unknown = [method for method in args.methods if method.partition("@")[0] not in known]
     if unknown:
-        raise SystemExit(f"--methods must be among {known}, optionally with @ and a number of calls; got {unknown}")
+        raise SystemExit(
+            f"--methods must be among {known}, optionally with @ and a number of calls; got {unknown}"
+        )
     against = args.against or args.methods[:1]
     methods = list(dict.fromkeys([*against, *args.methods]))
     seeds = range(args.first_seed, args.first_seed + args.compiles)

@@ -13,7 +13,9 @@ from typing import Any
 
 import dspy
 
-NUM_BASE_PROGRAMS = 3  # DSPy's random search always scores these: no demos, labelled demos, and unshuffled ones.
+NUM_BASE_PROGRAMS = (
+    3  # DSPy's random search always scores these: no demos, labelled demos, and unshuffled ones.
+)
 MINIBATCH = 25  # examples in a trial of MIPROv2
 FULL_EVALUATION_STEPS = 5  # trials of MIPROv2 between two evaluations on the whole valset
 BATCH = 12  # examples in a step of SIMBA
@@ -137,7 +139,11 @@ def gepa(peer: Peer) -> dspy.Module:
     """Return the program of GEPA, which gets the right answers as feedback."""
 
     def with_feedback(
-        gold: dspy.Example, pred: dspy.Prediction, trace: Any = None, pred_name: Any = None, pred_trace: Any = None
+        gold: dspy.Example,
+        pred: dspy.Prediction,
+        trace: Any = None,
+        pred_name: Any = None,
+        pred_trace: Any = None,
     ) -> dspy.Prediction:
         is_right = peer.metric(gold, pred)
         feedback = "Right."

@@ -36,7 +36,9 @@ def ranked_run(path: Path, seed: int, method: str) -> Result:
     examples = engine.examples()
     known = examples[: len(examples) // 2]
     update = UPDATES[method.removesuffix(ALL_ORDERS)]
-    optimizer = PLReorder(metric, auto="paper", update=update, seed=seed, num_threads=1, display_progress=False)
+    optimizer = PLReorder(
+        metric, auto="paper", update=update, seed=seed, num_threads=1, display_progress=False
+    )
     with dspy.context(lm=dspy.LM("openai/recorded", engine=engine, cache=False), disable_history=True):
         compiled = optimizer.compile(student, trainset=known)
         held_out = HeldOut(student, metric=metric, examples=examples[len(known) :], num_threads=1)
@@ -87,5 +89,7 @@ def main(paths: Sequence[Path], seeds: Sequence[int], folders: Sequence[Path], o
 if __name__ == "__main__":
     logging.getLogger("plr_dspy").setLevel(logging.ERROR)
     defaults = sorted(RECORDED.glob("*.npz"))
-    args = options(__doc__, records=[Path], seeds=[1, 2, 3, 4, 5], beside=[Path], out=Path("runs/probability"))
+    args = options(
+        __doc__, records=[Path], seeds=[1, 2, 3, 4, 5], beside=[Path], out=Path("runs/probability")
+    )
     main(args.records or defaults, args.seeds, args.beside, args.out)

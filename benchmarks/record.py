@@ -35,7 +35,9 @@ def log_probabilities(draw: Draw, orders: list[tuple[int, ...]], num_threads: in
             replies = read_replies(student, draw.test, draw.output, num_threads=num_threads)
         if len(replies.inputs) < len(draw.test):
             num_missing = len(draw.test) - len(replies.inputs)
-            raise SystemExit(f"order {order}: {num_missing} replies have no label probabilities. Use another model.")
+            raise SystemExit(
+                f"order {order}: {num_missing} replies have no label probabilities. Use another model."
+            )
         tables.append(replies.log_probabilities)
         print(f"{len(tables)} of {len(orders)} orders", file=sys.stderr, flush=True)
     return np.stack(tables)

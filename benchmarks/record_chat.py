@@ -46,7 +46,9 @@ NONE = -1  # fills the rows of arrangements with fewer demos than others
 class Tokenizer(Protocol):
     """The methods of a Hugging Face tokenizer that this script uses."""
 
-    def apply_chat_template(self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool) -> str: ...
+    def apply_chat_template(
+        self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool
+    ) -> str: ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
@@ -99,7 +101,9 @@ class Chat:
         for label in self._task.labels:
             tokens = self._encode(text + label + self.closing)
             if tokens[: len(before)] != before:
-                raise SystemExit(f"label {label!r} merges with the token before it. Use another model or task")
+                raise SystemExit(
+                    f"label {label!r} merges with the token before it. Use another model or task"
+                )
             without_closing = self._encode(text + label)
             answers.append(tokens[len(before) : len(without_closing) + 1])
         firsts = [answer[:1] for answer in answers]
@@ -326,7 +330,9 @@ class RecordFile:
         prefix_tokens: Tokens in the common prefix of an arrangement's prompts, ``[A]``.
     """
 
-    def __init__(self, path: Path, draw: Draw, plan: Sequence[Arrangement], about: Mapping[str, object]) -> None:
+    def __init__(
+        self, path: Path, draw: Draw, plan: Sequence[Arrangement], about: Mapping[str, object]
+    ) -> None:
         num_examples = len(draw.test)
         self.path = path
         self._draw = draw
@@ -355,7 +361,9 @@ class RecordFile:
                 continue
             new = numbers.get(arrangement)
             if new is None or num_examples > len(self._draw.test):
-                raise SystemExit(f"{self.path} has more answers than these options. Raise them, or pass another --out.")
+                raise SystemExit(
+                    f"{self.path} has more answers than these options. Raise them, or pass another --out."
+                )
             self.log_probabilities[new, :num_examples] = table
             self.is_own[new, :num_examples] = known["is_own"][old]
             self.prompt_tokens[new, :num_examples] = known["prompt_tokens"][old]
@@ -428,7 +436,9 @@ def record(file: RecordFile, plan: Sequence[Arrangement], draw: Draw, model: Cha
             file.save()
         accuracy = (file.log_probabilities[number].argmax(axis=1) == gold).mean()
         seconds = time.perf_counter() - began
-        text = f"{arrangement.kind} {len(arrangement.demos)}, {len(missing)} examples, accuracy {accuracy:.3f}"
+        text = (
+            f"{arrangement.kind} {len(arrangement.demos)}, {len(missing)} examples, accuracy {accuracy:.3f}"
+        )
         text += f", {file.is_own[number].mean():.0%} open so themselves"
         print(f"{number + 1} of {len(plan)}: {text}, {seconds:.0f} s", file=sys.stderr, flush=True)
 

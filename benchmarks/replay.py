@@ -129,7 +129,10 @@ def label_response(
     head = f"[[ ## {field} ## ]]\n"
     tail = "\n\n[[ ## completed ## ]]"
     content = f"{head}{labels[likeliest[0]]}{tail}"
-    choice: dict[str, object] = {"message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
+    choice: dict[str, object] = {
+        "message": {"role": "assistant", "content": content},
+        "finish_reason": "stop",
+    }
     if request.config.logprobs is not None:
         tops = []
         for label in likeliest[: request.config.logprobs]:

@@ -53,9 +53,7 @@ LABELS = ["negative", "positive"]
 TASK = "review -> sentiment: Literal['negative', 'positive']"
 NUM_CALLS = 300
 NUM_SCORED = 40  # reviews on which the random search scores each set of demos
-NUM_SETS = (
-    4  # With these sets, the random search makes about 300 calls, those without demos and of bootstraps included.
-)
+NUM_SETS = 4  # Makes the random search about 300 calls, including those without demos and of bootstraps.
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -192,7 +190,10 @@ def prefixes(args: argparse.Namespace) -> Iterator[dict[str, str]]:
     slots = ProgramSlots(student)
     names = [str(number) for number in range(NUM_REVIEWS)]
     work = MetricWork(is_right, examples)
-    with LocalServer(args.weights) as server, dspy.context(lm=server.lm(max_tokens=4), adapter=PlainTextAdapter()):
+    with (
+        LocalServer(args.weights) as server,
+        dspy.context(lm=server.lm(max_tokens=4), adapter=PlainTextAdapter()),
+    ):
         for seed, name in enumerate(("ordering by ordering", "shuffled")):
             calls = []
             for order in slots.space.draw(6, np.random.default_rng(seed)):
@@ -228,7 +229,12 @@ def random_search(reviews: list[dspy.Example], num_demos: int) -> None:
 
 def few_shot(reviews: list[dspy.Example], num_demos: int) -> None:
     """Run PLFewShot."""
-    options = {"max_demos": num_demos, "max_metric_calls": NUM_CALLS, "num_threads": 1, "display_progress": False}
+    options = {
+        "max_demos": num_demos,
+        "max_metric_calls": NUM_CALLS,
+        "num_threads": 1,
+        "display_progress": False,
+    }
     PLFewShot(is_right, **options).compile(dspy.Predict(TASK), trainset=reviews)
 
 

@@ -57,7 +57,9 @@ def random_search(student: dspy.Module, examples: Examples, metric: Metric, lm: 
 
 def mipro(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
     """Choose instructions and demos first, because the best order depends on both."""
-    optimizer = dspy.MIPROv2(metric=metric, auto=None, num_candidates=3, max_bootstrapped_demos=3, max_labeled_demos=6)
+    optimizer = dspy.MIPROv2(
+        metric=metric, auto=None, num_candidates=3, max_bootstrapped_demos=3, max_labeled_demos=6
+    )
     half = len(examples) // 2
     program = optimizer.compile(
         student, trainset=examples[:half], valset=examples[half:], num_trials=4, minibatch=False
@@ -147,7 +149,9 @@ CHAINS: dict[str, Chain] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("chain", nargs="?", choices=list(CHAINS))
     parser.add_argument("--lm", help="litellm name of the model (default: the local model)")
     args = parser.parse_args()

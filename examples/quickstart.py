@@ -114,11 +114,15 @@ def print_result(result: Result) -> None:
     scores = result.random_orders
     print(f"\norder            accuracy on {result.evaluation.num_examples} held-out examples")
     print(f"original         {result.original:.3f}")
-    print(f"chosen           {result.chosen:.3f}   gain {result.gain:+.3f}, 95 % interval [{low:+.3f}, {high:+.3f}]")
+    print(
+        f"chosen           {result.chosen:.3f}   gain {result.gain:+.3f}, 95 % interval [{low:+.3f}, {high:+.3f}]"
+    )
     if len(scores) == 1:
         print(f"a random order   {scores[0]:.3f}")
     else:
-        print(f"{len(scores):2d} random orders {mean(scores):.3f}   worst {scores[0]:.3f}, best {scores[-1]:.3f}")
+        print(
+            f"{len(scores):2d} random orders {mean(scores):.3f}   worst {scores[0]:.3f}, best {scores[-1]:.3f}"
+        )
     print(f"{result.calls:,} program calls and {result.seconds:.0f} s to choose the order")
 
 
@@ -137,10 +141,16 @@ def print_seeds(results: dict[int, Result]) -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--task", default=BUNDLED, choices=[BUNDLED, *CLASSIFICATION])
-    add("--data-dir", type=Path, help="folder with TASK_train.jsonl, TASK_test.jsonl (default: the Hugging Face hub)")
+    add(
+        "--data-dir",
+        type=Path,
+        help="folder with TASK_train.jsonl, TASK_test.jsonl (default: the Hugging Face hub)",
+    )
     add("--demos", type=int, default=8, help="demos in the prompt")
     add("--pool", type=int, default=200, help="labelled examples besides the demos")
     add("--test", type=int, default=100, help="held-out examples")
@@ -151,7 +161,12 @@ def parse_args() -> argparse.Namespace:
     add("--signal", default="auto", choices=["auto", "score", "logprobs"])
     add("--seeds", type=int, nargs="+", default=[0], help="seeds; each run draws its own demos")
     add("--threads", type=int, default=2, help="number of concurrent calls")
-    add("--out", type=Path, default=Path("runs/quickstart"), help="folder for the program and report of the last run")
+    add(
+        "--out",
+        type=Path,
+        default=Path("runs/quickstart"),
+        help="folder for the program and report of the last run",
+    )
     args = parser.parse_args()
     for name, minimum in MINIMUMS.items():
         if getattr(args, name) < minimum:

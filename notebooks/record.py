@@ -25,7 +25,9 @@ NUM_DEMOS, NUM_EXAMPLES = 5, 100
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default=LOCAL, help="litellm name of a model with a completions endpoint")
     parser.add_argument("--api-base", nargs="+", default=[], metavar="URL")
     parser.add_argument("--threads", type=int, default=2)
@@ -36,7 +38,9 @@ def main() -> None:
     (predictor,) = program.predictors()
     examples = [example for example in pool if example not in predictor.demos][:NUM_EXAMPLES]
     args.out.mkdir(parents=True, exist_ok=True)
-    held_out = HeldOut(program, metric=task.metric(), examples=examples, num_threads=args.threads, folder=args.out)
+    held_out = HeldOut(
+        program, metric=task.metric(), examples=examples, num_threads=args.threads, folder=args.out
+    )
     orderings = list(held_out.slots.space.enumerate())
     with (
         ServedModel(args.model, tuple(args.api_base)).open(format="plain") as make_lm,

@@ -124,7 +124,9 @@ def call_back(optimizer: Teleprompter, event: str, outputs: object) -> None:
         try:
             handler(call_id=ACTIVE_CALL_ID.get(), outputs=outputs, exception=None)
         except Exception as error:  # As in DSPy, an error of a callback does not end the call.
-            logger.warning("%s of the callback %r raised %s: %s", event, callback, type(error).__name__, error)
+            logger.warning(
+                "%s of the callback %r raised %s: %s", event, callback, type(error).__name__, error
+            )
 
 
 def drop_from_memory_cache(calls: Iterable[Call]) -> None:

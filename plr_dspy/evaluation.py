@@ -99,7 +99,9 @@ def load_program(
     return program
 
 
-def _check_fields(path: str | Path, predictor: dspy.Predict, saved_fields: Sequence[Mapping[str, Any]]) -> None:
+def _check_fields(
+    path: str | Path, predictor: dspy.Predict, saved_fields: Sequence[Mapping[str, Any]]
+) -> None:
     """Raise a ValueError if a saved predictor has other fields; DSPy saves only their texts."""
     fields = predictor.signature.fields
     saved = [field["description"] for field in saved_fields]
@@ -134,7 +136,9 @@ class ProgramScore:
     def __str__(self) -> str:
         parts = ["{:.3f} [{:.3f}, {:.3f}]".format(self.score, *self.interval)]
         if self.difference is not None and self.difference_interval is not None:
-            parts.append("{:+.3f} [{:+.3f}, {:+.3f}] over the first".format(self.difference, *self.difference_interval))
+            parts.append(
+                "{:+.3f} [{:+.3f}, {:+.3f}] over the first".format(self.difference, *self.difference_interval)
+            )
         if self.num_unread:
             parts.append(f"{self.num_unread} of the replies could not be parsed")
         return "; ".join(parts)
@@ -246,7 +250,9 @@ def evaluate_programs(
         raise UserTypeError(f'programs must be a non-empty dict, such as {{"a": program}}; got {programs!r}')
     metrics = dict(metric) if isinstance(metric, Mapping) else {"": metric}
     if not metrics:
-        raise UserTypeError('metric must not be an empty dict. Pass a metric, or a dict such as {"accuracy": metric}.')
+        raise UserTypeError(
+            'metric must not be an empty dict. Pass a metric, or a dict such as {"accuracy": metric}.'
+        )
     for name, program in programs.items():
         check_module(program, f"programs[{name!r}]")
     devset = as_examples(devset, next(iter(programs.values())), name="devset", inputs=inputs)
@@ -277,7 +283,9 @@ def evaluate_programs(
 class _ProgramRun(MetricWork):
     """Calls a program on examples and scores each answer with all metrics."""
 
-    def __init__(self, name: str, program: dspy.Module, metrics: Mapping[str, Metric], examples: Examples) -> None:
+    def __init__(
+        self, name: str, program: dspy.Module, metrics: Mapping[str, Metric], examples: Examples
+    ) -> None:
         super().__init__(lambda example, prediction: 0.0, examples)
         self.name = name
         self.program = program
@@ -289,7 +297,9 @@ class _ProgramRun(MetricWork):
 
     def call_program(self, **options: Any) -> None:
         """Call the program on each example; warn if the model's errors count as wrong answers."""
-        self.records, _ = calls_on(self.program, self, len(self.examples), called="example", log=RunLog(), **options)
+        self.records, _ = calls_on(
+            self.program, self, len(self.examples), called="example", log=RunLog(), **options
+        )
         unread = [record for record in self.records if record.outcome == WRONG]
         errors = [record.error for record in unread if cause_of(record.error) is not None]
         if errors:
@@ -318,7 +328,8 @@ def _examples_without_failure(runs: Sequence[_ProgramRun], num_examples: int) ->
     if failures:
         first = failures[min(failures)]
         warning = (
-            f"calls on {len(failures)} of {num_examples} examples failed, the first with {first.error}: {first.message}"
+            f"calls on {len(failures)} of {num_examples} examples failed, "
+            f"the first with {first.error}: {first.message}"
         )
         if len(numbers) < 2:
             errors = [record.error for record in failures.values()]
@@ -368,9 +379,13 @@ class _MeanScores:
         scores = self._scores(records)
         low, high = _bounds(scores)
         least, most = mean_interval([*scores, low, low, high, high])
-        return ProgramScore(float(np.mean(scores)), (max(low, least), min(high, most)), num_unread=_num_unread(records))
+        return ProgramScore(
+            float(np.mean(scores)), (max(low, least), min(high, most)), num_unread=_num_unread(records)
+        )
 
-    def difference_interval(self, before: Sequence[CallRecord], after: Sequence[CallRecord]) -> tuple[float, float]:
+    def difference_interval(
+        self, before: Sequence[CallRecord], after: Sequence[CallRecord]
+    ) -> tuple[float, float]:
         scores_before = self._scores(before)
         scores_after = self._scores(after)
         low, high = _bounds([*scores_before, *scores_after])
@@ -404,7 +419,9 @@ class _SetScores:
         interval = max(low, min(value, centre - margin)), min(high, max(value, centre + margin))
         return ProgramScore(value, interval, num_unread=_num_unread(records))
 
-    def difference_interval(self, before: Sequence[CallRecord], after: Sequence[CallRecord]) -> tuple[float, float]:
+    def difference_interval(
+        self, before: Sequence[CallRecord], after: Sequence[CallRecord]
+    ) -> tuple[float, float]:
         """Return the interval of the difference, linearized at the answers of both programs."""
         self._influence.linearize_at([*_labels(before), *_labels(after)])
         low, high = self._influence.bounds

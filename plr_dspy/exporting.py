@@ -16,7 +16,12 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from plr_dspy.dspy_compat import CUSTOM_TYPE_START_IDENTIFIER, annotation_allows_none, format_field_value, sent_messages
+from plr_dspy.dspy_compat import (
+    CUSTOM_TYPE_START_IDENTIFIER,
+    annotation_allows_none,
+    format_field_value,
+    sent_messages,
+)
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.per_input_order import PerInputOrder
@@ -76,7 +81,9 @@ class ExportedPrompt:
         """
         unknown = [name for name in inputs if name not in self.inputs]
         if unknown:
-            raise UserError(f"fill got {unknown[0]!r}, but the prompt has the inputs {list(self.inputs)}: leave it out")
+            raise UserError(
+                f"fill got {unknown[0]!r}, but the prompt has the inputs {list(self.inputs)}: leave it out"
+            )
         texts = {name: self._text_of(name, inputs) for name in self.inputs}
         return [{**message, "content": self._filled(message["content"], texts)} for message in self.messages]
 
@@ -151,7 +158,9 @@ def export(program: dspy.Module, format: Format = "openai") -> dict[str, Exporte
         ValueError: If `format` is unknown, or a prompt cannot be exported.
     """
     if not isinstance(program, dspy.Module):
-        raise UserTypeError(f"program must be a dspy.Module; got {type(program).__name__}: pass the program to export")
+        raise UserTypeError(
+            f"program must be a dspy.Module; got {type(program).__name__}: pass the program to export"
+        )
     if format not in get_args(Format):
         raise UserError(f"format must be 'openai' or 'langchain'; got {format!r}: pass one of them")
     _check_prompts_are_fixed(program)

@@ -29,7 +29,9 @@ TIME_FORMAT = "%Y/%m/%d %H:%M:%S"
 
 _shows_progress = ContextVar("shows_progress", default=True)
 
-SECRET_NAME = re.compile(r"(^|_|-)(key|secret|passw|password|credential|credentials|token|authorization)$", re.I)
+SECRET_NAME = re.compile(
+    r"(^|_|-)(key|secret|passw|password|credential|credentials|token|authorization)$", re.I
+)
 # Patterns of likely secrets. The first group of each pattern is kept in the text.
 SECRET_SHAPES = (
     # "api_key": "...", token=..., Authorization: Basic ...
@@ -107,7 +109,9 @@ def progress_bar(
     hidden = not display or is_disabled or getattr(sys.stderr, "closed", True)
     stream = Unfailing(sys.stderr)
     try:
-        with tqdm(total=total, desc=title, unit="call", dynamic_ncols=True, disable=hidden, file=stream) as bar:
+        with tqdm(
+            total=total, desc=title, unit="call", dynamic_ncols=True, disable=hidden, file=stream
+        ) as bar:
             with ExitStack() as stack:
                 if not bar.disable:  # Show log lines and stderr of programs above the bar.
                     if logging.root.handlers:

@@ -75,7 +75,12 @@ class OrderSensitiveEngine:
         outputs = system.split("Your output fields are:")[-1]
         declared = re.findall(r"`(\w+)`", outputs.split("All interactions")[0])
         wanted = [name for name in WANTED.findall(texts[-1]) if name != "completed"] or declared
-        fixed = {"reasoning": "because", "next_thought": "done", "next_tool_name": "finish", "next_tool_args": "{}"}
+        fixed = {
+            "reasoning": "because",
+            "next_thought": "done",
+            "next_tool_name": "finish",
+            "next_tool_args": "{}",
+        }
         fields = [f"[[ ## {name} ## ]]\n{fixed.get(name, answer)}" for name in wanted]
         body = "\n\n".join(fields)
         return f"{body}\n\n[[ ## completed ## ]]"
@@ -325,7 +330,9 @@ class LabelEngine:
         written: Inputs that it was asked to write; some come twice.
     """
 
-    def __init__(self, labels: list[str], probabilities: Any, *, logprobs: bool = True, refusal: Any = None) -> None:
+    def __init__(
+        self, labels: list[str], probabilities: Any, *, logprobs: bool = True, refusal: Any = None
+    ) -> None:
         self.labels = labels
         self.probabilities = probabilities
         self.logprobs = logprobs

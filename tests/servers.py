@@ -115,7 +115,9 @@ class ChatServer(Server):
         return dspy.LM("openai/test", api_base=self.api_base, api_key="sk-secret", **options)
 
 
-def refusal(status: int, *, kind: str = "error", message: str = "no", **headers: Any) -> Callable[[Request], None]:
+def refusal(
+    status: int, *, kind: str = "error", message: str = "no", **headers: Any
+) -> Callable[[Request], None]:
     """Return what replies with an error of a provider."""
     content = {"error": {"message": message, "type": kind, "code": kind}}
     return lambda request: request.reply(status, content, **headers)

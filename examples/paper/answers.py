@@ -13,10 +13,14 @@ from .expressions import last_number, rational, same, stated_number, tidy
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _BRACE_OR_ESCAPE = re.compile(r"\\.|[{}]", re.DOTALL)
-_MARKER = re.compile(r"####|\banswer\b(?:\s+to\b[^.:\n]{0,80}?)?\s*(?:\bis\b|\bare\b|=|:)(?:\s*:)?", re.IGNORECASE)
+_MARKER = re.compile(
+    r"####|\banswer\b(?:\s+to\b[^.:\n]{0,80}?)?\s*(?:\bis\b|\bare\b|=|:)(?:\s*:)?", re.IGNORECASE
+)
 _MATH = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$\n]+?)(?<!\\)\$(?!\d)|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _BOLD = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])")
-_LINK = re.compile(r"[\s$]*(?:\\\)|\\\])?\s*(?:,|;|,?\s*and|,?\s*or)?\s*(?:\\\(|\\\[)?[\s$]*(?:[A-Za-z]\s*=\s*)?")
+_LINK = re.compile(
+    r"[\s$]*(?:\\\)|\\\])?\s*(?:,|;|,?\s*and|,?\s*or)?\s*(?:\\\(|\\\[)?[\s$]*(?:[A-Za-z]\s*=\s*)?"
+)
 _ASIDE = re.compile(r"\s+\b(?:because|since|which)\b.*", re.DOTALL)
 _SENTENCE_END = re.compile(r"(?:[.?]|(?<=[A-Za-z]{2})!)(?=\s|$)")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}(?![A-Za-z])")

@@ -71,12 +71,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     table = commands.add_parser("table", help="write the tables of the results, as Markdown and CSV")
     table.set_defaults(command=_table)
     table.add_argument("--to", type=Path, help="folder for the files (default: OUT/table)")
-    figure = commands.add_parser("figure", help="draw the results: probability and accuracy, and ranks of methods")
+    figure = commands.add_parser(
+        "figure", help="draw the results: probability and accuracy, and ranks of methods"
+    )
     figure.set_defaults(command=_figure)
     figure.add_argument("--to", type=Path, help="folder for the files (default: OUT/figure)")
     for command in (run, table, figure):
         command.add_argument(
-            "--out", type=Path, default=Path("runs/experiment"), help="folder of the results (default: runs/experiment)"
+            "--out",
+            type=Path,
+            default=Path("runs/experiment"),
+            help="folder of the results (default: runs/experiment)",
         )
     return parser.parse_args(arguments)
 
@@ -84,20 +89,47 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _add_run_arguments(run: argparse.ArgumentParser) -> None:
     add = run.add_argument
     add_list = partial(run.add_argument, nargs="+")
-    add_list("--tasks", default=list(CLASSIFICATION), choices=list(TASKS), help="default: the classification tasks")
+    add_list(
+        "--tasks", default=list(CLASSIFICATION), choices=list(TASKS), help="default: the classification tasks"
+    )
     add_list("--num-demos", type=int, default=[4, 8, 16, 32], metavar="K", help="default: 4 8 16 32")
     add_list("--seeds", type=int, default=[1, 2, 3, 4, 5], metavar="SEED", help="default: 1 2 3 4 5")
-    add("--methods", nargs="*", default=list(METHODS), metavar="METHOD", help=f"default: {', '.join(METHODS)}")
+    add(
+        "--methods", nargs="*", default=list(METHODS), metavar="METHOD", help=f"default: {', '.join(METHODS)}"
+    )
     add("--ablations", nargs="*", default=[], choices=[*ABLATIONS, "probability"], help=ABLATION_HELP)
-    add("--pool", type=int, default=1_000, help="labelled examples besides the demos, split 80/20 (default: 1000)")
+    add(
+        "--pool",
+        type=int,
+        default=1_000,
+        help="labelled examples besides the demos, split 80/20 (default: 1000)",
+    )
     add("--test", type=int, help="held-out examples (default: all)")
-    add("--format", default="plain", choices=get_args(Format), help="prompt format (default: plain, as in the paper)")
-    add("--metric", default="strict", choices=get_args(MetricName), help="metric of reasoning tasks (default: strict)")
+    add(
+        "--format",
+        default="plain",
+        choices=get_args(Format),
+        help="prompt format (default: plain, as in the paper)",
+    )
+    add(
+        "--metric",
+        default="strict",
+        choices=get_args(MetricName),
+        help="metric of reasoning tasks (default: strict)",
+    )
     add("--model", default=LOCAL, help="litellm name of the model (default: local, which is SmolLM2-135M)")
     add_list("--api-base", default=[], metavar="URL", help="addresses of servers of the model")
     add("--api-key-env", help="environment variable that holds the key")
-    add("--cache", action="store_true", help="let DSPy cache answers, so that methods share the cost of common calls")
-    add("--data-dir", type=Path, help="folder with TASK_train.jsonl, TASK_test.jsonl (default: the Hugging Face hub)")
+    add(
+        "--cache",
+        action="store_true",
+        help="let DSPy cache answers, so that methods share the cost of common calls",
+    )
+    add(
+        "--data-dir",
+        type=Path,
+        help="folder with TASK_train.jsonl, TASK_test.jsonl (default: the Hugging Face hub)",
+    )
     add("--threads", type=_positive, default=2, help="concurrent calls in each worker (default: 2)")
     add("--jobs", type=_positive, help="concurrent runs, by Ray (default: one per --api-base)")
     add("--ray", metavar="ADDRESS", help="make the runs on a Ray cluster: an address, auto or local")

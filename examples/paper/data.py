@@ -88,17 +88,23 @@ HUB: dict[str, tuple[HubSource, ...]] = {
     "sst5": _both_parts("sst5", "SetFit/sst5", "text", "label_text", *_SST5),
     # The original, CogComp/trec, is a script, which `datasets` no longer runs.
     "trec": _both_parts("trec", "SetFit/TREC-QC", "text", "label_coarse_original", *_TREC),
-    "agnews": _both_parts("agnews", "fancyzhx/ag_news", "text", "label", "World", "Sports", "Business", "Sci/Tech"),
+    "agnews": _both_parts(
+        "agnews", "fancyzhx/ag_news", "text", "label", "World", "Sports", "Business", "Sci/Tech"
+    ),
     "subj": _both_parts("subj", "SetFit/subj", "text", "label_text", "subjective", "objective"),
     "gsm8k": _both_parts("gsm8k", "openai/gsm8k", "question", "answer", config="main", read=after_hashes),
     # MATH-500 is a part of MATH's test split.
     "math500": (
-        HubSource(HubSplit("DigitalLearningGmbH/MATH-lighteval", None, "train"), "problem", "solution", {}, last_box),
+        HubSource(
+            HubSplit("DigitalLearningGmbH/MATH-lighteval", None, "train"), "problem", "solution", {}, last_box
+        ),
         HubSource(HubSplit("HuggingFaceH4/MATH-500", None, "test"), "problem", "answer", {}),
     ),
     # Streamed, because the data set has 2 GB, mostly solutions.
     "deepmath": (
-        HubSource(HubSplit("zwhe99/DeepMath-103K", None, "train"), "question", "final_answer", {}, is_streamed=True),
+        HubSource(
+            HubSplit("zwhe99/DeepMath-103K", None, "train"), "question", "final_answer", {}, is_streamed=True
+        ),
     ),
 }
 """The train and test split of each task on the hub; if there is only one split, a part of it is held out."""
@@ -129,10 +135,14 @@ def load(task: Task, *, data_dir: Path | None = None) -> tuple[list[dspy.Example
             distinct.append(row)
     for name, rows in (("train", distinct), ("test", test)):
         if not rows:
-            raise DataError(f"the {name} part of {task.name!r} has no usable row. Check the source of the data.")
+            raise DataError(
+                f"the {name} part of {task.name!r} has no usable row. Check the source of the data."
+            )
     if len(distinct) < len(train):
         num_repeats = len(train) - len(distinct)
-        logger.info("%s: skipped %d train texts that are repeated or in the test part", task.name, num_repeats)
+        logger.info(
+            "%s: skipped %d train texts that are repeated or in the test part", task.name, num_repeats
+        )
     return _examples(task, distinct), _examples(task, test)
 
 
@@ -207,7 +217,9 @@ def _load_split(source: HubSource) -> Rows:
     dataset = load_hub_split(source.split)
     missing = [column for column in columns if column not in dataset.column_names]
     if missing:
-        raise UserError(f"{source.split} must have the columns {columns}; it has {dataset.column_names}: pass data_dir")
+        raise UserError(
+            f"{source.split} must have the columns {columns}; it has {dataset.column_names}: pass data_dir"
+        )
     return dataset.select_columns(columns)
 
 

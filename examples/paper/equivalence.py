@@ -62,7 +62,9 @@ class Checker:
             start_new_session=True,  # Ctrl-C must interrupt only the parent.
         )
         if not self._ask(sys.path, seconds=START_SECONDS):
-            raise RuntimeError("the child process that compares answers exited while starting. Run the command again.")
+            raise RuntimeError(
+                "the child process that compares answers exited while starting. Run the command again."
+            )
 
     def _ask(self, message: list[str], *, seconds: float) -> str:
         """Return the reply of the child to a message, or an empty string if it exits first."""
@@ -130,7 +132,11 @@ def limit_resources() -> None:
         return
     usage = resource.getrusage(resource.RUSAGE_SELF)
     seconds = int(usage.ru_utime + usage.ru_stime) + 1 + CPU_SECONDS
-    for kind, limit in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CORE, 0)):
+    for kind, limit in (
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_AS, MEMORY_BYTES),
+        (resource.RLIMIT_CORE, 0),
+    ):
         hard = resource.getrlimit(kind)[1]
         if hard != resource.RLIM_INFINITY:
             limit = min(limit, hard)

@@ -14,7 +14,13 @@ from .equivalence import equivalent
 
 _CHARACTERS = {"\u2212": "-", "\u2013": "-", "\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u00f7": "/"}
 _CHARACTERS |= {"\u03c0": r"\pi ", "\u221e": r"\infty ", "\u00b0": r"^{\circ}", "\u221a": "sqrt"}
-_CHARACTERS |= {"\u2264": r"\leq ", "\u2265": r"\geq ", "\u2260": r"\neq ", "\u222a": r"\cup ", "\u00b1": r"\pm "}
+_CHARACTERS |= {
+    "\u2264": r"\leq ",
+    "\u2265": r"\geq ",
+    "\u2260": r"\neq ",
+    "\u222a": r"\cup ",
+    "\u00b1": r"\pm ",
+}
 _CHARACTERS |= {"\u2208": r"\in ", "\u00b2": "^{2}", "\u00b3": "^{3}", "\u00a0": " ", "**": "^"}
 _CHARACTERS |= {"<=": r"\leq ", ">=": r"\geq ", "!=": r"\neq "}
 _CHARACTERS |= dict.fromkeys((r"\$", "$", "\u20ac", "\u00a3"), "")
@@ -122,7 +128,9 @@ _JOINED = re.compile(
     r"|[^.!?;\n=]*\b(?:or|and|times|plus|minus)\s*\(?|\s*[,;]\s*",
     re.IGNORECASE,
 )
-_PART_BEFORE = re.compile(r"(?:[\^_]\s*\{?|\\frac\s*\{?|\\sqrt\s*\{?|\}\s*\{|[A-Za-z)\]}]\s*[-+*/]\s*\(?)\s*-?$")
+_PART_BEFORE = re.compile(
+    r"(?:[\^_]\s*\{?|\\frac\s*\{?|\\sqrt\s*\{?|\}\s*\{|[A-Za-z)\]}]\s*[-+*/]\s*\(?)\s*-?$"
+)
 _PART_AFTER = re.compile(r"\s*(?:[\^_*+]|\\times|\\cdot|\\frac|\\sqrt|\\pi|/\s*\d)|!(?!\s*$)")
 _DENIED = re.compile(r"\b(?:not|never|cannot)\b|n't\b", re.IGNORECASE)
 
@@ -229,7 +237,9 @@ def same(predicted: str, gold: str) -> bool:
     if _is_words(gold):
         return _plain_words(predicted) == _plain_words(gold)
     answer = _OPTION.sub("", predicted)
-    return any(_same_tidy(tidy(answer, symbols=symbols), tidy(gold, symbols=symbols)) for symbols in (False, True))
+    return any(
+        _same_tidy(tidy(answer, symbols=symbols), tidy(gold, symbols=symbols)) for symbols in (False, True)
+    )
 
 
 def _same_tidy(predicted: str, gold: str) -> bool:

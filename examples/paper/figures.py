@@ -105,7 +105,9 @@ def _draw_orders(axis: Axes, ranking: Ranking) -> None:
     original = tuple(range(len(ranking.orders[0])))
     if original in ranking.orders:  # If demos are equal, an equivalent order may replace it.
         place = list(by_probability).index(ranking.orders.index(original))
-        axis.plot(ranks[place], accuracies.iloc[place], "*", color=ORIGINAL, markersize=9, label="original order")
+        axis.plot(
+            ranks[place], accuracies.iloc[place], "*", color=ORIGINAL, markersize=9, label="original order"
+        )
 
 
 def _relation(tau: float, p: float) -> str:

@@ -62,7 +62,9 @@ class HeldOut:
         log = RunLog(self._path)
         names = [str(number) for number in self._examples]
         log.number_examples(names)
-        evaluator = ProgramEvaluator(self.slots, self._work, names=names, log=log, num_threads=self._num_threads)
+        evaluator = ProgramEvaluator(
+            self.slots, self._work, names=names, log=log, num_threads=self._num_threads
+        )
         try:
             rows = Evaluator(evaluator).evaluate(dict.fromkeys(orderings, self._examples))
             failed = []

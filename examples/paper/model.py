@@ -42,9 +42,13 @@ class ServedModel:
     def check(self, format: Format) -> None:
         """Raise a ValueError if the key is missing, or if model and prompt format need another address."""
         if self.model == LOCAL and self.api_bases:
-            raise ValueError(f"api_bases must be empty for the local model; got {self.api_bases}. Pass a model.")
+            raise ValueError(
+                f"api_bases must be empty for the local model; got {self.api_bases}. Pass a model."
+            )
         if self.api_key_env is not None and not os.environ.get(self.api_key_env):
-            raise ValueError(f"api_key_env must name an environment variable; {self.api_key_env!r} is not set. Set it.")
+            raise ValueError(
+                f"api_key_env must name an environment variable; {self.api_key_env!r} is not set. Set it."
+            )
         needs_address = format == "plain" or self.model.startswith("hosted_vllm/")
         if needs_address and self.model != LOCAL and not self.api_bases:
             raise ValueError(

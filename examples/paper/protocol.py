@@ -32,7 +32,12 @@ OUR_SHARE = 0.1
 ABLATIONS: dict[str, dict[str, float]] = {
     "components": {f"PLR-{count}": count for count in (1, 2, 4, 8, 16, 32, 64)},
     "weighted": {"PLR-4": False, "PLR-4 weighted": True},
-    "elite_fraction": {"PLR-4 elites=0.1": 0.1, "PLR-4": 0.2, "PLR-4 elites=0.3": 0.3, "PLR-4 elites=0.5": 0.5},
+    "elite_fraction": {
+        "PLR-4 elites=0.1": 0.1,
+        "PLR-4": 0.2,
+        "PLR-4 elites=0.3": 0.3,
+        "PLR-4 elites=0.5": 0.5,
+    },
 }
 """The ablations of the paper: by ablation, the setting of each method."""
 
@@ -107,7 +112,9 @@ def _check_at_least(name: str, number: int, least: int) -> None:
         raise ValueError(f"{name} must be at least {least}; got {number}. Raise it.")
 
 
-def new_method(name: str, task: Task, experiment: Experiment, *, train: Sequence[dspy.Example], **common: Any) -> Any:
+def new_method(
+    name: str, task: Task, experiment: Experiment, *, train: Sequence[dspy.Example], **common: Any
+) -> Any:
     """Build the optimizer of a method.
 
     Args:
@@ -122,7 +129,9 @@ def new_method(name: str, task: Task, experiment: Experiment, *, train: Sequence
     if match is not None:
         return _paper_method(match, metric, common)
     if name == "Ours":
-        return PLReorder(metric, max_metric_calls=math.ceil(OUR_SHARE * _paper_calls(experiment.pool)), **common)
+        return PLReorder(
+            metric, max_metric_calls=math.ceil(OUR_SHARE * _paper_calls(experiment.pool)), **common
+        )
     if name == "PDO-FewShotU":
         return PDO(metric, setting="unlabelled", **common)
     if name == "PDO-FewShotUP":
@@ -167,13 +176,17 @@ class Draw(NamedTuple):
     test: list[dspy.Example]
 
 
-def draw(run: Run, experiment: Experiment, train: Sequence[dspy.Example], test: Sequence[dspy.Example]) -> Draw:
+def draw(
+    run: Run, experiment: Experiment, train: Sequence[dspy.Example], test: Sequence[dspy.Example]
+) -> Draw:
     """Draw demos and a pool from the train part, and held-out examples from the test part.
 
     The pool and the held-out examples depend only on the task and the seed.
     """
     num_test = experiment.test or len(test)
-    _check_at_most("pool and demos", experiment.pool + run.num_demos, len(train), f"the train part of {run.task!r}")
+    _check_at_most(
+        "pool and demos", experiment.pool + run.num_demos, len(train), f"the train part of {run.task!r}"
+    )
     _check_at_most("test", num_test, len(test), f"the test part of {run.task!r}")
     shuffled = random.Random(f"{run.task} {run.seed} pool").sample(list(train), len(train))
     pool = shuffled[: experiment.pool]
@@ -188,7 +201,9 @@ def _check_at_most(name: str, number: int, most: int, part: str) -> None:
         raise ValueError(f"{name} must be at most the {most} examples of {part}; got {number}. Lower it.")
 
 
-def grid(*, tasks: Sequence[str], num_demos: Sequence[int], seeds: Sequence[int], methods: Sequence[str]) -> list[Run]:
+def grid(
+    *, tasks: Sequence[str], num_demos: Sequence[int], seeds: Sequence[int], methods: Sequence[str]
+) -> list[Run]:
     """List all runs, grouped by draw; methods that need labels skip the reasoning tasks."""
     for method in methods:
         if method not in METHODS and not _PAPER_METHOD.fullmatch(method):

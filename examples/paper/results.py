@@ -82,7 +82,9 @@ class Result:
                 f"accuracy must be the mean of scores, {mean:.6f}; got {self.accuracy!r}. Make the run again."
             )
         if "total" not in self.program_calls:
-            raise ValueError(f"program_calls must have a 'total'; got {self.program_calls!r}. Make the run again.")
+            raise ValueError(
+                f"program_calls must have a 'total'; got {self.program_calls!r}. Make the run again."
+            )
 
     @property
     def run(self) -> Run:
@@ -139,7 +141,9 @@ def open_store(folder: Path, settings: Mapping[str, Any]) -> Iterator[Store]:
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise RuntimeError(f"another process is writing to {folder}. Wait for it, or use another folder.") from error
+        raise RuntimeError(
+            f"another process is writing to {folder}. Wait for it, or use another folder."
+        ) from error
     try:
         yield Store(folder / RESULTS, settings)
     finally:

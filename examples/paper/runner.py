@@ -86,7 +86,9 @@ def count_calls(experiment: Experiment, run: Run) -> int:
         num_orders = 1
         if run.method.endswith(ALL_ORDERS):
             num_orders += math.factorial(run.num_demos)
-        return int(optimizer.estimate(program, trainset=drawn.pool).program_calls + num_orders * len(drawn.test))
+        return int(
+            optimizer.estimate(program, trainset=drawn.pool).program_calls + num_orders * len(drawn.test)
+        )
 
 
 def make_run(experiment: Experiment, run: Run, make_lm: MakeLM) -> Result:
@@ -194,7 +196,9 @@ def run_on_ray(
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)  # Ray has replaced the handler.
         count = min(len(runs), num_workers or int(ray.cluster_resources().get("CPU", 1)))
-        make_worker: Any = ray.remote(num_cpus=1, runtime_env={"env_vars": {"PYTHONPATH": python_path}})(Worker)
+        make_worker: Any = ray.remote(num_cpus=1, runtime_env={"env_vars": {"PYTHONPATH": python_path}})(
+            Worker
+        )
         workers = [make_worker.remote(experiment, number, count) for number in range(count)]
         yield from ActorPool(workers).map_unordered(lambda worker, run: worker.run.remote(run), runs)
     finally:

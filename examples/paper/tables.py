@@ -112,7 +112,9 @@ def _check_comparable(results: Sequence[Result]) -> None:
     """Raise a ValueError if results cannot be in one table."""
     models = sorted({(result.model, result.format) for result in results})
     if len(models) > 1:
-        raise ValueError(f"results must have one model and one prompt format; got {models}. Use one folder for each.")
+        raise ValueError(
+            f"results must have one model and one prompt format; got {models}. Use one folder for each."
+        )
     runs = set()
     examples: dict[Hashable, Hashable] = {}
     for result in results:
@@ -188,7 +190,9 @@ def _has_all_seeds(cells: pd.DataFrame, frame: pd.DataFrame) -> list[bool]:
 
 def _setting_notes(frame: pd.DataFrame) -> list[str]:
     """Return a note on the settings and versions that differ between results, if any."""
-    settings = [{**settings, **versions} for settings, versions in zip(frame.settings, frame.versions, strict=True)]
+    settings = [
+        {**settings, **versions} for settings, versions in zip(frame.settings, frame.versions, strict=True)
+    ]
     described = pd.DataFrame(settings).map(repr)
     differing = sorted(described.columns[described.nunique() > 1])
     if not differing:
@@ -275,7 +279,9 @@ def paired_table(frame: pd.DataFrame) -> Table | None:
         )
     fewest = int(overall.groups.min())
     if fewest < 6:
-        notes.append(f"With {count_noun(fewest, 'group')} of runs, p cannot be below {2.0 ** (1 - fewest):g}.")
+        notes.append(
+            f"With {count_noun(fewest, 'group')} of runs, p cannot be below {2.0 ** (1 - fewest):g}."
+        )
     title = f"Accuracy of {frame.model[0]} against {BASE} in percentage points, {frame.format[0]} prompts"
     return Table("paired", title, blocks, numbers, [*notes, *_setting_notes(frame)])
 
@@ -315,7 +321,17 @@ def _differences_over_all(pairs: pd.DataFrame) -> pd.DataFrame:
         groups = [list(group) for _, group in runs.groupby(["task", "seed"], observed=True)["mean"]]
         low, high = grouped_interval(groups)
         lines.append(
-            [method, "all", "all", len(runs), len(groups), runs["mean"].mean(), low, high, sign_flip_test(groups)]
+            [
+                method,
+                "all",
+                "all",
+                len(runs),
+                len(groups),
+                runs["mean"].mean(),
+                low,
+                high,
+                sign_flip_test(groups),
+            ]
         )
     columns = ["method", "num_demos", "task", "runs", "groups", "mean", "low", "high", "p"]
     overall = pd.DataFrame(lines, columns=columns)
@@ -356,12 +372,16 @@ def ablation_table(frame: pd.DataFrame) -> Table | None:
     for ablation, values in ABLATIONS.items():
         runs = frame[frame.method.isin(values)]
         if runs.method.nunique() > 1:
-            parts.append(runs.assign(ablation=ablation, value=[float(values[method]) for method in runs.method]))
+            parts.append(
+                runs.assign(ablation=ablation, value=[float(values[method]) for method in runs.method])
+            )
     if not parts:
         return None
     cells = _mean_cells(pd.concat(parts), ["ablation", "value", "task", "num_demos", "block"])
     settings = cells.value.map("{:g}".format)
-    settings = settings.mask(cells.ablation == "weighted", cells.value.map({0.0: "unweighted", 1.0: "weighted"}))
+    settings = settings.mask(
+        cells.ablation == "weighted", cells.value.map({0.0: "unweighted", 1.0: "weighted"})
+    )
     numbers = cells.assign(setting=settings).drop(columns=["block", "text"])
     cells["row"] = pd.Categorical(settings, settings.unique())
     columns = cells.task.astype(str) + ", " + cells.block
@@ -369,7 +389,9 @@ def ablation_table(frame: pd.DataFrame) -> Table | None:
     cells["block"] = cells.ablation.str.replace("_", " ")
     note = "Means over seeds ± half the width of a 95 % t interval (none for one seed)."
     title = "Held-out accuracy in % by setting"
-    return Table("ablation", title, _blocks(cells, row="row", column="column"), numbers, [note, *_setting_notes(frame)])
+    return Table(
+        "ablation", title, _blocks(cells, row="row", column="column"), numbers, [note, *_setting_notes(frame)]
+    )
 
 
 def load_published() -> pd.DataFrame:
@@ -393,7 +415,9 @@ def published_table(frame: pd.DataFrame) -> Table | None:
     cells = cells.assign(model=model, published_seeds=PAPER_SEEDS, difference=cells["mean"] - cells.published)
     for key in ("task", "method"):
         cells[key] = cells[key].astype(frame[key].dtype)
-    texts = [f"{cell.mean:.1f} / {cell.published:.1f} / {cell.difference:+.1f}" for cell in cells.itertuples()]
+    texts = [
+        f"{cell.mean:.1f} / {cell.published:.1f} / {cell.difference:+.1f}" for cell in cells.itertuples()
+    ]
     headings = cells.block + f": ours {model}; paper " + cells.published_model + f", {PAPER_SEEDS} seeds"
     blocks = _blocks(cells.assign(text=texts, block=headings))
     notes = [
@@ -402,7 +426,9 @@ def published_table(frame: pd.DataFrame) -> Table | None:
         "If the models differ, the difference mostly reflects the models, not the methods.",
     ]
     if "math500" in set(cells.task):
-        notes.append("The paper has its MATH500 columns in the order 8, 4, 32, 16; this table follows these headings.")
+        notes.append(
+            "The paper has its MATH500 columns in the order 8, 4, 32, 16; this table follows these headings."
+        )
     title = f"Our accuracy and that of {PAPER}, in %: {model}, {frame.format[0]} prompts"
     return Table("published", title, blocks, cells.drop(columns="block"), notes)
 

@@ -125,7 +125,9 @@ _ALL = [
     ),
     Task("gsm8k", "question", "answer", "Solve the problem. The answer is a number alone.", same=same_number),
     _math_task("math500", "Solve the problem. The answer is the final expression alone, in LaTeX."),
-    _math_task("deepmath", "Solve the problem. The answer is the final expression alone, in LaTeX, or Yes or No."),
+    _math_task(
+        "deepmath", "Solve the problem. The answer is the final expression alone, in LaTeX, or Yes or No."
+    ),
 ]
 TASKS = {task.name: task for task in _ALL}
 """The tasks by name, in the order of the paper's tables."""

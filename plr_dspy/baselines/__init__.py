@@ -77,5 +77,10 @@ class TopKOrder(DemoOptimizer):
             search_calls = budget - (1 + num_best) * num_compared
             num_orders = min(num_orders, search_calls // num_train)
         return random_plan(
-            num_orders, batch=BATCH, num_examples=num_train, num_best=num_best, num_compared=num_compared, budget=budget
+            num_orders,
+            batch=BATCH,
+            num_examples=num_train,
+            num_best=num_best,
+            num_compared=num_compared,
+            budget=budget,
         )

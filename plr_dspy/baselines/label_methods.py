@@ -71,7 +71,9 @@ class LabelOptimizer(DemoOptimizer):
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise a ValueError unless the method can use this program and these examples."""
         if isinstance(self.metric, SetMetric):
-            raise UserError(f"metric must score single examples for {self.name}; got {self.metric!r}. Use PLReorder.")
+            raise UserError(
+                f"metric must score single examples for {self.name}; got {self.metric!r}. Use PLReorder."
+            )
         num_predictors = len(program.predictors())
         if num_predictors != 1:
             raise UserError(
@@ -129,9 +131,15 @@ class LabelOptimizer(DemoOptimizer):
 class LabelRun(CompileRun):
     """A compile in progress; `means` holds the mean label distribution ``[L]`` of each order."""
 
-    def __init__(self, optimizer: LabelOptimizer, setup: CompileSetup, work: ProbingWork, scorer: Evaluator) -> None:
+    def __init__(
+        self, optimizer: LabelOptimizer, setup: CompileSetup, work: ProbingWork, scorer: Evaluator
+    ) -> None:
         super().__init__(
-            optimizer.search(setup), scorer, plan=setup.plan, num_train=work.num_probing, original=setup.original
+            optimizer.search(setup),
+            scorer,
+            plan=setup.plan,
+            num_train=work.num_probing,
+            original=setup.original,
         )
         self.means: dict[Candidate, Array] = {}
         self._optimizer = optimizer
@@ -394,7 +402,9 @@ class PDO(LabelOptimizer):
             counts = output.counts(trainset)
         if not counts.all():
             missing = [label for label, count in zip(output.labels, counts, strict=True) if not count]
-            raise UserError(f"{self.name} needs an example of each label; got none of {missing}. Pass a prior.")
+            raise UserError(
+                f"{self.name} needs an example of each label; got none of {missing}. Pass a prior."
+            )
         self._shares = counts / counts.sum()
 
     def criterion(self, table: Array) -> float:

@@ -44,7 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, USER_ERRORS):
             print(f"plr-dspy: {message}", file=sys.stderr)
             return USER_ERROR
-        print(f"plr-dspy: {type(error).__name__}: {message}\nplr-dspy: pass --debug for a traceback", file=sys.stderr)
+        print(
+            f"plr-dspy: {type(error).__name__}: {message}\nplr-dspy: pass --debug for a traceback",
+            file=sys.stderr,
+        )
         return FAILED
     return 0
 
@@ -141,7 +144,10 @@ OF_COMPILE: Options = {
         "default": "auto",
         "help": "learn only from scores, or also from log-probabilities of labels (auto, the default: if available)",
     },
-    "--calibrate": {"action": "store_true", "help": "score calibrated answers, and save a calibrated program"},
+    "--calibrate": {
+        "action": "store_true",
+        "help": "score calibrated answers, and save a calibrated program",
+    },
     "--select": {"nargs": "?", "const": "fixed", "choices": ["fixed", "auto", "retrieved"], "help": SELECT},
     "--max-demos": {"type": int, "help": "with --select: maximum demos per predictor (default: 8)"},
     "--max-calls": {
@@ -181,12 +187,21 @@ OF_CHOOSE: Options = {
     },
     **{name: OF_COMPILE[name] for name in ("--metric", *SHARED, "--accept-changes")},
     "--val": {"type": _data, "help": "more examples, treated like those of --train"},
-    "--max-calls": {"type": int, "dest": "max_metric_calls", "help": "maximum program calls (default: unlimited)"},
+    "--max-calls": {
+        "type": int,
+        "dest": "max_metric_calls",
+        "help": "maximum program calls (default: unlimited)",
+    },
     "--out": {"type": _new_program, "help": "file for the chosen program (JSON)"},
 }
-OF_REPORT: Options = {"path": {"type": _report_file, "help": "report file, or a folder that contains report.json"}}
+OF_REPORT: Options = {
+    "path": {"type": _report_file, "help": "report file, or a folder that contains report.json"}
+}
 COMMANDS = {
-    "compile": ("find the best demos of a program, or their best order, and save the program", OF_PROGRAM | OF_COMPILE),
+    "compile": (
+        "find the best demos of a program, or their best order, and save the program",
+        OF_PROGRAM | OF_COMPILE,
+    ),
     "evaluate": ("compare the scores of a program and its saved versions", OF_PROGRAM | OF_EVALUATE),
     "choose": ("choose the best of several programs in a race", OF_PROGRAM | OF_CHOOSE),
     "report": ("print a saved report", OF_REPORT),

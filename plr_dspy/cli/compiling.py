@@ -29,7 +29,11 @@ from plr_dspy.programs.checks import json_obstacle
 from plr_dspy.programs.copying import ProgramFactory
 
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
-SET_METRICS: dict[str, type[SetMetric]] = {"f1": F1, "mcc": MatthewsCorrelation, "balanced-accuracy": BalancedAccuracy}
+SET_METRICS: dict[str, type[SetMetric]] = {
+    "f1": F1,
+    "mcc": MatthewsCorrelation,
+    "balanced-accuracy": BalancedAccuracy,
+}
 
 
 def run_compile(args: argparse.Namespace) -> None:
@@ -101,7 +105,9 @@ def run_choose(args: argparse.Namespace) -> None:
 def _examples(args: argparse.Namespace, program: dspy.Module) -> dict[str, Any]:
     """Read the examples of --train and, if it is given, of --val."""
     paths = {"trainset": args.train, "valset": args.val}
-    return {name: read_examples(path, args.inputs, program) for name, path in paths.items() if path is not None}
+    return {
+        name: read_examples(path, args.inputs, program) for name, path in paths.items() if path is not None
+    }
 
 
 def _passed(args: argparse.Namespace, names: Collection[str]) -> dict[str, Any]:
@@ -149,7 +155,9 @@ def _language_model(args: argparse.Namespace) -> Iterator[None]:
         options["max_tokens"] = args.max_tokens
     adapter = args.adapter or ("plain" if args.lm == "local" else "chat")
     if args.lm == "local":
-        model: AbstractContextManager[dspy.BaseLM] = local_lm("completion" if adapter == "plain" else "chat", **options)
+        model: AbstractContextManager[dspy.BaseLM] = local_lm(
+            "completion" if adapter == "plain" else "chat", **options
+        )
     elif adapter == "plain":
         if args.api_base is None:
             raise UserError(

@@ -13,7 +13,9 @@ from plr_dspy.dspy_compat import parse_value
 from plr_dspy.errors import UserError
 
 
-def read_examples(source: Path | HubSplit, inputs: Sequence[str] | None, program: dspy.Module) -> list[dspy.Example]:
+def read_examples(
+    source: Path | HubSplit, inputs: Sequence[str] | None, program: dspy.Module
+) -> list[dspy.Example]:
     """Read the examples of a file or a split, and parse their values as the types of the program's fields."""
     rows = load_hub_split(source) if isinstance(source, HubSplit) else load_file(source)
     examples = as_examples(

@@ -189,7 +189,12 @@ def _measure(
         labels = fitted.revised_labels(result.ordering) if number else {}
         after = metric.answers(observations.records[result.ordering], labels)
         gain = measure_gain(
-            metric, before, after, result.gain, num_orderings=len(fitted.orderings), num_candidates=num_candidates
+            metric,
+            before,
+            after,
+            result.gain,
+            num_orderings=len(fitted.orderings),
+            num_candidates=num_candidates,
         )
         measured.append(gain)
     return measured
@@ -227,7 +232,9 @@ def choose(results: Sequence[Result], *, min_probability: float | None = None, b
     result wins ties.
     """
     values = [result.score if by_score else result.estimate for result in results]
-    allowed = [number for number, result in enumerate(results) if not number or likely(result.gain, min_probability)]
+    allowed = [
+        number for number, result in enumerate(results) if not number or likely(result.gain, min_probability)
+    ]
     return max(allowed, key=values.__getitem__)
 
 

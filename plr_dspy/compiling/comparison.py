@@ -69,7 +69,13 @@ def _interval_of_expected(gain: Gain, observed: float, largest: float) -> tuple[
 
 
 def measure_gain(
-    metric: ConfusionScores, before: Answers, after: Answers, gain: Gain, *, num_orderings: int, num_candidates: int
+    metric: ConfusionScores,
+    before: Answers,
+    after: Answers,
+    gain: Gain,
+    *,
+    num_orderings: int,
+    num_candidates: int,
 ) -> tuple[Gain, Comparison]:
     """Return a finalist's gain on new examples, and its comparison, by the set metric itself.
 
@@ -134,7 +140,11 @@ def measure_gain(
         probability_worse=measured.worse,
         gain_interval=_interval_of_expected(measured, observed, largest),
         expected_original=(as_it_is, metric.clip(as_it_is + lower[0]), metric.clip(as_it_is + upper[0])),
-        expected_chosen=(expected_chosen, metric.clip(expected_chosen + lower[1]), metric.clip(highest + upper[1])),
+        expected_chosen=(
+            expected_chosen,
+            metric.clip(expected_chosen + lower[1]),
+            metric.clip(highest + upper[1]),
+        ),
     )
     return measured, compared
 

@@ -32,7 +32,11 @@ def estimate_effect(
 
 
 def effect_on_set_metric(
-    effect: CalibrationEffect, metric: ConfusionScores, records: CallRecords, fitted: FittedModel, original: Candidate
+    effect: CalibrationEffect,
+    metric: ConfusionScores,
+    records: CallRecords,
+    fitted: FittedModel,
+    original: Candidate,
 ) -> CalibrationEffect:
     """Replace an effect's scores, which approximate a set metric, by values of the metric itself."""
     calibrated_labels = fitted.calibrated_labels(original)

@@ -104,7 +104,9 @@ class EliminationRun(CompileRun):
         fitted = self.search.fitted
         assert fitted is not None
         gains = fitted.gains(self.original)
-        challengers = [program for program in self.search.alive[1:] if likely(gains[program], self.min_probability)]
+        challengers = [
+            program for program in self.search.alive[1:] if likely(gains[program], self.min_probability)
+        ]
         return max([self.original, *challengers], key=lambda program: gains[program].expected)
 
     def _final_comparison(self) -> FinalComparison | None:

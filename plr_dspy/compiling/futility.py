@@ -68,7 +68,9 @@ class FutilityCheck:
         cause = main_cause(record.error for record in unparsable)
         first = next(record for record in unparsable if cause_of(record.error) is cause)
         share = f"{len(unparsable)} of {num_calls}"
-        message = f"{share} answers could not be parsed. One error: {first.message}. To fix this, {self.advice}"
+        message = (
+            f"{share} answers could not be parsed. One error: {first.message}. To fix this, {self.advice}"
+        )
         if cause is not None:
             message = f"{share} calls failed ({first.error}: {first.message}): {cause.cure}"
         if len(unparsable) >= UNPARSED * num_calls and not any(map(self._is_readable, prompts)):

@@ -49,7 +49,12 @@ def paper_plan(size: ProblemSize, max_metric_calls: int | None = None, **shape: 
     Raises:
         ValueError: If the budget is too small.
     """
-    values: dict[str, Any] = {"num_iterations": 15, "num_samples": 15, "elite_fraction": 0.2, "num_final_draws": 10}
+    values: dict[str, Any] = {
+        "num_iterations": 15,
+        "num_samples": 15,
+        "elite_fraction": 0.2,
+        "num_final_draws": 10,
+    }
     values |= {name: value for name, value in shape.items() if value is not None}
     plan = PaperPlan(
         **values,
@@ -69,7 +74,13 @@ def paper_plan(size: ProblemSize, max_metric_calls: int | None = None, **shape: 
 
 
 def random_plan(
-    num_orders: int, *, num_examples: int, num_best: int, num_compared: int, budget: int | None, batch: int = 0
+    num_orders: int,
+    *,
+    num_examples: int,
+    num_best: int,
+    num_compared: int,
+    budget: int | None,
+    batch: int = 0,
 ) -> PaperPlan:
     """Return the plan of a random search.
 

@@ -17,7 +17,10 @@ SIGNALS = ("auto", *MIN_FIRST)  # values of the `signal` argument
 # budget adds examples instead.
 NUM_LOOKS = 360
 ROUNDS = 30  # target number of rounds in a search
-FIRST_ROUND = {"orders": 2.5, "demos": 8.0}  # maximum size of the random first round, relative to later rounds
+FIRST_ROUND = {
+    "orders": 2.5,
+    "demos": 8.0,
+}  # maximum size of the random first round, relative to later rounds
 MORE_THAN_FIRST = 2  # examples to add each time an order is scored again, relative to the first time
 FINAL_SHARE = 0.15  # maximum share of the budget for the final comparison
 RACE_SHARE = 0.15  # share for the race, of the calls that remain after the final comparison
@@ -136,7 +139,9 @@ def make_plan(
         if plan is not None:
             return plan
     enough = next(
-        calls for calls in itertools.count(budget) if _racing_plan(calls, size, searched, min_first, fixed) is not None
+        calls
+        for calls in itertools.count(budget)
+        if _racing_plan(calls, size, searched, min_first, fixed) is not None
     )
     purpose = "a search and a final comparison"
     lower = ""
@@ -147,11 +152,19 @@ def make_plan(
     if size.num_attempts:
         purpose = f"{size.num_attempts} calls that bootstrap demos, then {purpose}"
         lower = ", or pass candidates='labeled', which needs no calls for demos"
-    cure = f"got {total}: raise it" if max_metric_calls is not None else f"{auto=} gives {total}: set a larger number"
-    raise UserError(f"max_metric_calls must be at least {enough + size.num_attempts} for {purpose}; {cure}{lower}")
+    cure = (
+        f"got {total}: raise it"
+        if max_metric_calls is not None
+        else f"{auto=} gives {total}: set a larger number"
+    )
+    raise UserError(
+        f"max_metric_calls must be at least {enough + size.num_attempts} for {purpose}; {cure}{lower}"
+    )
 
 
-def _racing_plan(budget: int, size: ProblemSize, searched: str, min_first: int, fixed: dict[str, Any]) -> Plan | None:
+def _racing_plan(
+    budget: int, size: ProblemSize, searched: str, min_first: int, fixed: dict[str, Any]
+) -> Plan | None:
     """Return the plan for a budget; None if the budget is too small."""
     num_train = size.num_train
     num_best_seen = min(2, size.num_distinct - 1)

@@ -219,7 +219,9 @@ class SearchRounds:
         if space.choices:
             not_random |= set(space.first_candidates)
         others = [candidate for candidate in self._first_round if candidate not in not_random]
-        return [candidate for candidate in others if space.contains(candidate) and space.shows_items(candidate)]
+        return [
+            candidate for candidate in others if space.contains(candidate) and space.shows_items(candidate)
+        ]
 
     def _first_half(self, wanted: Wanted) -> Wanted:
         """Return the first candidates, at least `MIN_ORDERS`, whose calls are at most half of those of the search."""
@@ -271,7 +273,9 @@ class SearchRounds:
                 mean_score=sum(means) / len(means),
                 best_score=max(means),
                 best_score_so_far=effective.clip(best.score),
-                best_ordering=best.ordering.name if isinstance(best.ordering, WholeProgram) else best.ordering,
+                best_ordering=best.ordering.name
+                if isinstance(best.ordering, WholeProgram)
+                else best.ordering,
                 program_calls=self.evaluator.num_calls(),
             )
         )

@@ -139,7 +139,9 @@ class CompileRun(SearchRounds):
         if fraction < 1.0:
             min_comparison_calls = plan.num_finalists * min(MIN_COMPARED, plan.num_selection_examples)
             comparison_calls = max(min_comparison_calls, round(fraction * comparison_calls))
-            race_calls = min(race_calls, round(fraction * plan.race_calls), budget.calls_left - comparison_calls)
+            race_calls = min(
+                race_calls, round(fraction * plan.race_calls), budget.calls_left - comparison_calls
+            )
         return RemainingCalls(fraction, race=max(0, race_calls), comparison=comparison_calls)
 
     def entrants(self) -> list[Candidate]:
@@ -161,7 +163,9 @@ class CompileRun(SearchRounds):
         num_examples = self._num_compared(len(finalists), fraction, min_examples)
         if len(finalists) < 2 or num_examples < min_examples:
             return None
-        examples = list(range(self.num_train, self.num_train + num_examples))  # Train examples have lower numbers.
+        examples = list(
+            range(self.num_train, self.num_train + num_examples)
+        )  # Train examples have lower numbers.
         self.begin_phase("final")
         compared = list(self.evaluator.evaluate(dict.fromkeys(finalists, examples)))
         if len(compared) < len(finalists):
@@ -169,7 +173,9 @@ class CompileRun(SearchRounds):
             # share.
             if len(compared) < 2:
                 compared = finalists[:2]
-            logger.warning("only %d of %d finalists were compared before the limit", len(compared), len(finalists))
+            logger.warning(
+                "only %d of %d finalists were compared before the limit", len(compared), len(finalists)
+            )
             self.replace_stop_by_limit()
         common = self._examples_in_common(compared, examples)
         return FinalComparison(compared, common) if len(common) >= min_examples else None

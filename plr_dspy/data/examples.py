@@ -8,7 +8,13 @@ import dspy
 
 from plr_dspy.dspy_compat import has_inputs
 from plr_dspy.errors import UserError, UserTypeError
-from plr_dspy.programs.checks import is_single_step, needed_inputs, predictor_inputs, program_inputs, short_repr
+from plr_dspy.programs.checks import (
+    is_single_step,
+    needed_inputs,
+    predictor_inputs,
+    program_inputs,
+    short_repr,
+)
 
 if TYPE_CHECKING:
     import datasets
@@ -71,7 +77,9 @@ def _check_names(inputs: Any) -> None:
     is_list = isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes))
     if not is_list or not inputs or not all(isinstance(name, str) for name in inputs):
         cure = f"pass [{inputs!r}]" if isinstance(inputs, str) else 'pass a list, such as ["question"]'
-        raise UserTypeError(f"inputs must be a list of the names of input columns; got {short_repr(inputs)}: {cure}")
+        raise UserTypeError(
+            f"inputs must be a list of the names of input columns; got {short_repr(inputs)}: {cure}"
+        )
 
 
 def _sequence(rows: Any, name: str) -> Sequence[Any]:
@@ -154,4 +162,6 @@ def _check_values(row: Any, inputs: Sequence[str], needed: Sequence[str], row_na
         )
     empty = [name for name in needed if name in columns and row[name] is None]
     if empty:
-        raise UserError(f"{row_name} must have values for the inputs {empty}; got None: add them, or remove the row")
+        raise UserError(
+            f"{row_name} must have values for the inputs {empty}; got None: add them, or remove the row"
+        )

@@ -123,7 +123,9 @@ def _csv_rows(path: Path) -> list[dict[str, Any]]:
     rows = list(dataset)
     for number, row in enumerate(rows, start=1):
         if None in row.values():
-            raise UserError(f"row {number} of {path} must have a value for each column; got {row}: correct it")
+            raise UserError(
+                f"row {number} of {path} must have a value for each column; got {row}: correct it"
+            )
     return rows
 
 
@@ -145,7 +147,9 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise UserError(f"{path} cannot be read (line {number}: {error}): pass one JSON object per line") from error
+            raise UserError(
+                f"{path} cannot be read (line {number}: {error}): pass one JSON object per line"
+            ) from error
         if not isinstance(row, dict):
             raise UserError(f"line {number} of {path} must be a JSON object; got {line}: correct it")
         rows.append(row)

@@ -144,7 +144,9 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         program.calibration_report = asdict(report)
         return program
 
-    def _usable(self, student: dspy.Module, output: LabelOutput, trainset: Examples) -> tuple[list[dspy.Example], bool]:
+    def _usable(
+        self, student: dspy.Module, output: LabelOutput, trainset: Examples
+    ) -> tuple[list[dspy.Example], bool]:
         """Return the usable examples, and whether to use their labels."""
         distinct = _distinct(student, trainset)
         labelled = [distinct[i] for i in np.flatnonzero(output.numbers(distinct) >= 0)]
@@ -158,14 +160,18 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             self.metric.check(labelled)
         num_unlabelled = len(distinct) - len(labelled)
         if self.prior is None and num_unlabelled and any(output.name in example for example in distinct):
-            consequence = "they are ignored" if uses_labels else "all labels are assumed to be equally frequent"
+            consequence = (
+                "they are ignored" if uses_labels else "all labels are assumed to be equally frequent"
+            )
             logger.warning(
                 f"{num_unlabelled} of {len(distinct)} examples have none of the labels {list(output.labels)} in field "
                 f"{output.name!r}; {consequence}"
             )
         return (labelled if uses_labels else distinct), uses_labels
 
-    def _draw(self, usable: list[dspy.Example], output: LabelOutput, *, seed: int) -> tuple[list[dspy.Example], Array]:
+    def _draw(
+        self, usable: list[dspy.Example], output: LabelOutput, *, seed: int
+    ) -> tuple[list[dspy.Example], Array]:
         count = min(self.num_inputs, len(usable))
         labels = output.numbers(usable).tolist()
         order = mixed(range(len(usable)), labels, random.Random(seed), balanced=True)
@@ -202,22 +208,30 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         right = output.numbers(examples)[replies.completed]
         weights = weights[replies.completed]
         answers = {strategy: replies.pad_answers(numbers) for strategy, numbers in answers.items()}
-        scores = {strategy: self._score(numbers, right, labels, weights) for strategy, numbers in answers.items()}
+        scores = {
+            strategy: self._score(numbers, right, labels, weights) for strategy, numbers in answers.items()
+        }
         chosen = max(scores, key=scores.__getitem__)
         constant_scores = {}
         for number, label in enumerate(labels):
-            constant_scores[f"always {label!r}"] = self._score(np.full(len(right), number), right, labels, weights)
+            constant_scores[f"always {label!r}"] = self._score(
+                np.full(len(right), number), right, labels, weights
+            )
         always = max(constant_scores, key=constant_scores.__getitem__)
         interval = None
         if self.metric is None:
-            interval = paired_interval((answers[chosen] == right).astype(float) - (answers[AS_IT_IS] == right))
+            interval = paired_interval(
+                (answers[chosen] == right).astype(float) - (answers[AS_IT_IS] == right)
+            )
         if scores[chosen] <= constant_scores[always]:
             logger.warning(
                 f"the best strategy ({chosen}) scores {scores[chosen]:.3f} on {len(right)} inputs, no more than "
                 f"{always} ({constant_scores[always]:.3f}). Let PLFewShot choose the demos, or use another model."
             )
         scores[always] = constant_scores[always]
-        return replace(report, calibration=calibrations[chosen], scores=scores, chosen=chosen, gain_interval=interval)
+        return replace(
+            report, calibration=calibrations[chosen], scores=scores, chosen=chosen, gain_interval=interval
+        )
 
     def _score(self, answers: Numbers, right: Numbers, labels: list[str], weights: Array) -> float:
         """Return the accuracy or metric of label indices ``[n]``; -1 is always wrong."""
@@ -225,7 +239,9 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             return float((answers == right).mean())
         texts = [*labels, None]
         answer_texts = [texts[number] for number in answers]
-        return self.metric.score([labels[number] for number in right], answer_texts, labels=labels, weights=weights)
+        return self.metric.score(
+            [labels[number] for number in right], answer_texts, labels=labels, weights=weights
+        )
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,9 @@ def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutpu
     return output
 
 
-def needed_output(program: dspy.Module, purpose: str, *, only: str | None = None, cure: str = "") -> LabelOutput:
+def needed_output(
+    program: dspy.Module, purpose: str, *, only: str | None = None, cure: str = ""
+) -> LabelOutput:
     """Return the `label_output`, or raise a ValueError that states the purpose and the cure."""
     output = label_output(program, only=only)
     if isinstance(output, LabelOutput):

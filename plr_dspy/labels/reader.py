@@ -17,7 +17,12 @@ import dspy
 import numpy as np
 from scipy.special import log_softmax
 
-from plr_dspy.dspy_compat import AdapterParseError, BaseCallback, LMUnsupportedFeatureError, drop_from_memory_cache
+from plr_dspy.dspy_compat import (
+    AdapterParseError,
+    BaseCallback,
+    LMUnsupportedFeatureError,
+    drop_from_memory_cache,
+)
 from plr_dspy.errors import FatalLMError
 from plr_dspy.labels.outputs import LabelOutput
 from plr_dspy.lm.plain_text_adapter import Value
@@ -110,22 +115,30 @@ class LabelReader:
     _predictor: dspy.Predict
     _other_ids: set[int]  # ids of the program's other predictors
 
-    def __call__(self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value, *rest: Value, **named: Value) -> Value:
+    def __call__(
+        self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value, *rest: Value, **named: Value
+    ) -> Value:
         make_call: Value = super().__call__  # type: ignore[misc]
         with self._request_logprobs(lm, lm_kwargs, signature) as extended_kwargs:
             if extended_kwargs is not None:
                 return self._read(lm, lm_kwargs, make_call(lm, extended_kwargs, signature, *rest, **named))
         return make_call(lm, lm_kwargs, signature, *rest, **named)
 
-    async def acall(self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value, *rest: Value, **named: Value) -> Value:
+    async def acall(
+        self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value, *rest: Value, **named: Value
+    ) -> Value:
         make_call: Value = super().acall  # type: ignore[misc]
         with self._request_logprobs(lm, lm_kwargs, signature) as extended_kwargs:
             if extended_kwargs is not None:
-                return self._read(lm, lm_kwargs, await make_call(lm, extended_kwargs, signature, *rest, **named))
+                return self._read(
+                    lm, lm_kwargs, await make_call(lm, extended_kwargs, signature, *rest, **named)
+                )
         return await make_call(lm, lm_kwargs, signature, *rest, **named)
 
     @contextmanager
-    def _request_logprobs(self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value) -> Iterator[Fields | None]:
+    def _request_logprobs(
+        self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value
+    ) -> Iterator[Fields | None]:
         """Yield arguments that request log-probabilities, or None if there is nothing to read."""
         if not self._reads(signature):
             yield None
@@ -140,7 +153,9 @@ class LabelReader:
         callers = [recorded, *(dspy.settings.caller_modules or [])]
         callbacks = [*(dspy.settings.callbacks or []), recorded]
         # Do not stream: chunks lack log-probabilities, and a decision may replace the label.
-        context = dspy.context(caller_modules=callers, callbacks=callbacks, send_stream=None, plr_dspy_asked=True)
+        context = dspy.context(
+            caller_modules=callers, callbacks=callbacks, send_stream=None, plr_dspy_asked=True
+        )
         try:
             with context:
                 yield {**lm_kwargs, "logprobs": True, "top_logprobs": max(num_alternatives, NUM_ALTERNATIVES)}
@@ -162,12 +177,16 @@ class LabelReader:
         # Compare stages, because a copy of the predictor keeps its stage.
         return getattr(caller, "stage", None) == self._predictor.stage and id(caller) not in self._other_ids
 
-    def _call_postprocess(self, processed: Value, original: Value, outputs: list[Value], *rest: Value) -> Value:
+    def _call_postprocess(
+        self, processed: Value, original: Value, outputs: list[Value], *rest: Value
+    ) -> Value:
         try:
             return super()._call_postprocess(processed, original, outputs, *rest)  # type: ignore[misc]
         except AdapterParseError:
             logprobs = None
-            is_only_output = len(original.output_fields) == len(outputs) == 1 and isinstance(outputs[0], Mapping)
+            is_only_output = len(original.output_fields) == len(outputs) == 1 and isinstance(
+                outputs[0], Mapping
+            )
             if is_only_output and dspy.settings.get("plr_dspy_asked"):
                 logprobs = outputs[0].get("logprobs")
             reading = _reading_of(logprobs, self.label_output, None)
@@ -247,7 +266,9 @@ def _reading_type(kind: type) -> type:
     if issubclass(kind, LabelReader):
         return kind
     # Error messages must name the user's adapter.
-    reading_type = type(kind.__name__, (LabelReader, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    reading_type = type(
+        kind.__name__, (LabelReader, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    )
     for name in {"format", "parse"} & vars(reading_type).keys():
         delattr(reading_type, name)  # DSPy has wrapped the method again, which would run callbacks twice.
     return reading_type

@@ -241,7 +241,9 @@ def check_answers_itself(program: dspy.Module, *, name: str) -> None:
         )
 
 
-def check_answers(program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], *, name: str) -> None:
+def check_answers(
+    program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], *, name: str
+) -> None:
     """Raise a ValueError if no example has one of the labels and the metric scores all labels alike."""
     output = label_output(program)
     if not isinstance(output, LabelOutput):

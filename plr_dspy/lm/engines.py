@@ -217,4 +217,6 @@ def completion_lm(
     settings |= {"timeout": timeout, "provider": provider, "extra_body": extra_body}
     engines = {"engine": CompletionEngine(**settings), "async_engine": AsyncCompletionEngine(**settings)}
     # The provider in the name keeps DSPy's cache from returning answers of a chat LM.
-    return dspy.LM(f"{provider}/{model}", temperature=temperature, max_tokens=max_tokens, **engines, **lm_kwargs)
+    return dspy.LM(
+        f"{provider}/{model}", temperature=temperature, max_tokens=max_tokens, **engines, **lm_kwargs
+    )

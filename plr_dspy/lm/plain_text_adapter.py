@@ -97,7 +97,9 @@ class PlainTextAdapter(dspy.Adapter):
         try:
             sections = _sections(outputs, completion)
             values = {
-                field: _parse_value(field, outputs[field].annotation, text) for field, text in sections.items() if text
+                field: _parse_value(field, outputs[field].annotation, text)
+                for field, text in sections.items()
+                if text
             }
         except ValueError as error:
             raise AdapterParseError(name, signature, completion, str(error)) from error

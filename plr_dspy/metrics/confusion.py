@@ -152,7 +152,9 @@ class ConfusionMetric(SetMetric):
             raise UserTypeError(f"function must be callable as function(counts, labels); got {function!r}")
         low, high = map(float, bounds)
         if not low < high:
-            raise UserError(f"bounds must be the lowest and the highest value, such as (0.0, 1.0); got {bounds!r}")
+            raise UserError(
+                f"bounds must be the lowest and the highest value, such as (0.0, 1.0); got {bounds!r}"
+            )
         self.function = function
         self.bounds = (low, high)
 
@@ -179,14 +181,20 @@ class F1(SetMetric):
     """
 
     def __init__(
-        self, label: Any = None, *, average: Literal["binary", "macro", "micro"] | None = None, field: str | None = None
+        self,
+        label: Any = None,
+        *,
+        average: Literal["binary", "macro", "micro"] | None = None,
+        field: str | None = None,
     ) -> None:
         super().__init__(field=field)
         allowed = ("macro", "micro") if label is None else ("binary",)
         self.label = None if label is None else name_of_label(label)
         self.average = average or allowed[0]
         if self.average not in allowed:
-            raise UserError(f"with label={label!r}, average must be one of {allowed}; got {average!r}: change one")
+            raise UserError(
+                f"with label={label!r}, average must be one of {allowed}; got {average!r}: change one"
+            )
 
     def value(self, counts: Array, labels: Sequence[str]) -> float:
         has_examples = _has_examples(counts)

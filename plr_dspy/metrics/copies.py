@@ -28,7 +28,9 @@ def check_copies(name: str, examples: Sequence[dspy.Example]) -> None:
     for number, example in enumerate(examples):
         for field, value in example.items(include_dspy=True):
             if id(value) not in checked:
-                _check_copy(value, f"{name}[{number}] must hold values that can be copied; its field {field!r}")
+                _check_copy(
+                    value, f"{name}[{number}] must hold values that can be copied; its field {field!r}"
+                )
                 checked.add(id(value))
         if type(example) is not dspy.Example:
             _check_copy(example, f"{name}[{number}] must be an example that can be copied; it")

@@ -141,7 +141,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     def search(self, setup: CompileSetup, responses: LabelResponses | None = None) -> Search:
         """Create the search; by default, it proposes random orders."""
         return RandomSearch(
-            setup.slots.space, num_orderings=setup.plan.num_initial, num_samples=setup.plan.num_samples, seed=setup.seed
+            setup.slots.space,
+            num_orderings=setup.plan.num_initial,
+            num_samples=setup.plan.num_samples,
+            seed=setup.seed,
         )
 
     def work(self, setup: CompileSetup) -> MetricWork:
@@ -196,7 +199,9 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             Exception: If the program or the metric raises one; see `max_errors`.
         """
         self.report = self.best_program = None
-        setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher, programs=programs, inputs=inputs)
+        setup = self._prepare(
+            student, trainset, valset, seed=seed, teacher=teacher, programs=programs, inputs=inputs
+        )
         warning = window_warning(setup)
         if warning:
             logger.warning("%s", warning)
@@ -221,7 +226,9 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         Raises:
             TypeError, ValueError: If an argument is invalid, as in `compile`.
         """
-        setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher, programs=programs, inputs=inputs)
+        setup = self._prepare(
+            student, trainset, valset, seed=seed, teacher=teacher, programs=programs, inputs=inputs
+        )
         make_budget(setup)
         return replace(estimate_cost(setup), warning=window_warning(setup))
 
@@ -250,9 +257,13 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         self._rivals = ()
         if programs is not None:
             self._check_takes_programs()
-            self._rivals = checked_rivals(options, Rival(self.rival_name, program), programs, trainset, valset)
+            self._rivals = checked_rivals(
+                options, Rival(self.rival_name, program), programs, trainset, valset
+            )
         choices = self._choices(program, trainset, valset, rng, teacher)
-        setup = make_setup(options, choices, seed=seed, trainset=trainset, valset=valset, rng=rng, started=started)
+        setup = make_setup(
+            options, choices, seed=seed, trainset=trainset, valset=valset, rng=rng, started=started
+        )
         if not setup.needs_calls:
             return setup
         setup = self._with_plan(setup)
@@ -288,7 +299,9 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
     ) -> DemoChoices:
         """Return the demos that can be ordered or chosen."""
-        filled_predictors = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
+        filled_predictors = (
+            add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
+        )
         slots = ProgramSlots(program, self._rivals)
         if not slots.slots:
             raise UserError(
@@ -433,7 +446,11 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return program
 
     def _finish(
-        self, setup: CompileSetup, run: CompileRun, outcome: Outcome, build_program: Callable[..., dspy.Module]
+        self,
+        setup: CompileSetup,
+        run: CompileRun,
+        outcome: Outcome,
+        build_program: Callable[..., dspy.Module],
     ) -> FinishedProgram:
         """Build the compile's result; `build_program` builds a program as scored."""
         program = build_program(outcome.decision.ordering, outcome.decision.revision)
@@ -443,7 +460,9 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """Return the expected scores of the user's programs, best first."""
         if not setup.rivals:
             return []
-        return program_scores(setup.slots, expected_scores(setup.slots, run, outcome, fitted_model(run, outcome)))
+        return program_scores(
+            setup.slots, expected_scores(setup.slots, run, outcome, fitted_model(run, outcome))
+        )
 
 
 def _build_as_scored(

@@ -87,7 +87,11 @@ class ProgramRace(DemoOptimizer):
         return EliminationSearch(slots.space, slots.original)
 
     def choose(
-        self, programs: Mapping[str, dspy.Module], trainset: Rows, valset: Rows | None, inputs: Sequence[str] | None
+        self,
+        programs: Mapping[str, dspy.Module],
+        trainset: Rows,
+        valset: Rows | None,
+        inputs: Sequence[str] | None,
     ) -> ProgramChoice:
         """Race the programs, and return the chosen one."""
         first, others = self._first_and_others(programs)
@@ -96,7 +100,11 @@ class ProgramRace(DemoOptimizer):
         return ProgramChoice(program, self.report.returned.name, self.report)
 
     def estimate_choice(
-        self, programs: Mapping[str, dspy.Module], trainset: Rows, valset: Rows | None, inputs: Sequence[str] | None
+        self,
+        programs: Mapping[str, dspy.Module],
+        trainset: Rows,
+        valset: Rows | None,
+        inputs: Sequence[str] | None,
     ) -> Estimate:
         """Estimate the cost of `choose`, if all programs are scored equally often."""
         first, others = self._first_and_others(programs)
@@ -104,7 +112,9 @@ class ProgramRace(DemoOptimizer):
         make_budget(setup)
         return estimate_cost(setup, setup.slots.competing)
 
-    def _first_and_others(self, programs: Mapping[str, dspy.Module]) -> tuple[dspy.Module, dict[str, dspy.Module]]:
+    def _first_and_others(
+        self, programs: Mapping[str, dspy.Module]
+    ) -> tuple[dspy.Module, dict[str, dspy.Module]]:
         """Return the first program, whose name messages then use, and the others."""
         (name, first), *others = programs.items()
         self.rival_name = name  # type: ignore[misc]
@@ -122,7 +132,9 @@ class ProgramRace(DemoOptimizer):
         splits = setup.splits
         # A hash orders them, so that a later race, which may leave out some, scores the
         # others in the same order.
-        order = sorted(zip(setup.scored_examples, splits.names, strict=True), key=partial(_hash_of, setup.seed))
+        order = sorted(
+            zip(setup.scored_examples, splits.names, strict=True), key=partial(_hash_of, setup.seed)
+        )
         examples, names = zip(*order, strict=True)
         single_split = replace(splits, train=list(examples), selection=[], names=list(names))
         return super()._with_plan(replace(setup, splits=single_split), signal)
@@ -137,7 +149,11 @@ class ProgramRace(DemoOptimizer):
         return EliminationRun
 
     def _finish(
-        self, setup: CompileSetup, run: CompileRun, outcome: Outcome, build_program: Callable[..., dspy.Module]
+        self,
+        setup: CompileSetup,
+        run: CompileRun,
+        outcome: Outcome,
+        build_program: Callable[..., dspy.Module],
     ) -> FinishedProgram:
         program = setup.slots.build(outcome.decision.ordering)
         return FinishedProgram(program, programs=self._program_scores(setup, run, outcome))
@@ -198,6 +214,8 @@ def choose_program(
         Exception: If a program or the metric raises one, as in `PLReorder.compile`.
     """
     options = {
-        name: value for name, value in locals().items() if name not in ("programs", "trainset", "valset", "inputs")
+        name: value
+        for name, value in locals().items()
+        if name not in ("programs", "trainset", "valset", "inputs")
     }
     return ProgramRace(**options).choose(named_programs(programs, min_number=2), trainset, valset, inputs)

@@ -134,7 +134,9 @@ class TeacherWork(MetricWork):
         examples = list(setup.demo_examples.values())
         super().__init__(options.metric, examples)
         if takes(function_of(options.metric), 3):
-            self._metric = lambda example, prediction: options.metric(example, prediction, dspy.settings.trace)
+            self._metric = lambda example, prediction: options.metric(
+                example, prediction, dspy.settings.trace
+            )
         self._threshold = options.metric_threshold
         teacher = setup.program if setup.teacher is None else setup.teacher
         _check_structure(setup.program, teacher)
@@ -153,7 +155,9 @@ class TeacherWork(MetricWork):
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         """Run the teacher on an example, without demos that show this example."""
         for name, predictor in self._predictors.items():
-            predictor.demos = [demo for demo in self._demos[name] if not shown_by([demo], [self.examples[example]])]
+            predictor.demos = [
+                demo for demo in self._demos[name] if not shown_by([demo], [self.examples[example]])
+            ]
         prediction = self._answered(self.teacher, example)
         trace = list(dspy.settings.trace)
         score = self._scored(example, prediction).score or 0.0
@@ -196,7 +200,9 @@ def make_attempts(setup: CompileSetup, evaluator: ProgramEvaluator) -> list[Atte
     log = evaluator.log
     budget = evaluator.budget
     student_cost = budget.expected_cost
-    prompt = f"bootstrapped by {digest([setup.teacher, options.metric_threshold, options.max_demos, setup.seed])}"
+    prompt = (
+        f"bootstrapped by {digest([setup.teacher, options.metric_threshold, options.max_demos, setup.seed])}"
+    )
     keys = list(map(digest, setup.demo_examples.values()))
     log.number_examples(keys)
     if setup.teacher is not None:

@@ -166,8 +166,13 @@ def cost_of_prompt(setup: CompileSetup, num_examples: int) -> float | None:
     """Return the approximate dollars of a prompt with some examples; None if the prompt model has no price."""
     model = setup.prompt_model or dspy.settings.lm
     num_tokens = token_counter()
-    examples = [{"role": "user", "content": repr(example)} for example in setup.scored_examples[:num_examples]]
-    sizes = {"prompt_tokens": float(PROPOSAL_PROMPT + num_tokens(examples)), "completion_tokens": float(PROPOSAL_REPLY)}
+    examples = [
+        {"role": "user", "content": repr(example)} for example in setup.scored_examples[:num_examples]
+    ]
+    sizes = {
+        "prompt_tokens": float(PROPOSAL_PROMPT + num_tokens(examples)),
+        "completion_tokens": float(PROPOSAL_REPLY),
+    }
     return cost_of({str(model.model): sizes})
 
 
@@ -175,7 +180,9 @@ class CallSize(NamedTuple):
     """The mean prompt tokens and cost of a program call."""
 
     tokens: float | None  # in all its prompts; None if they cannot be built
-    cost: float | None  # dollars; None if a price or an answer's length is unknown, or the metric calls a model
+    cost: (
+        float | None
+    )  # dollars; None if a price or an answer's length is unknown, or the metric calls a model
     new_tokens: float | None = None  # those of `tokens` that a server with a prefix cache reads anew
     saved_by_cache: float = 0.0  # dollars of `cost`, if all other tokens are billed as cached ones
 
@@ -307,7 +314,9 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None) -> Budget:
             models.append(setup.prompt_model)
         unknown = {str(lm.model) for lm in models if price_of(str(lm.model)) is None}
         if unknown:
-            raise UserError(f"max_cost needs a price for {', '.join(sorted(unknown))}: pass max_metric_calls instead")
+            raise UserError(
+                f"max_cost needs a price for {', '.join(sorted(unknown))}: pass max_metric_calls instead"
+            )
         expected_cost = size_of_call(setup).cost
         dearest = max((size_of_call(setup, rival=rival).cost or 0.0 for rival in setup.rivals), default=0.0)
     budget = Budget(

@@ -13,7 +13,9 @@ from plr_dspy.programs.rivals import named_programs
 _Arguments = ParamSpec("_Arguments")
 
 
-def estimate(function: Callable[_Arguments, Any], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Estimate:
+def estimate(
+    function: Callable[_Arguments, Any], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
+) -> Estimate:
     """Estimate the cost of calling a function with these arguments, without any program calls.
 
     For example, ``print(estimate(headroom, program, metric, trainset))`` shows what

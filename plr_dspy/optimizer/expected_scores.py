@@ -150,7 +150,9 @@ def compare_instructions(
         report = InstructionReport(
             predictor=name,
             chosen=chosen.get(name, 0),
-            alternatives=[_scored(text, best.get((name, number))) for number, text in enumerate(instructions)],
+            alternatives=[
+                _scored(text, best.get((name, number))) for number, text in enumerate(instructions)
+            ],
             dropped=[_scored(instruction, None) for instruction in setup.dropped_instructions.get(name, ())],
             distribution=by_predictor.get(name, {}),
         )

@@ -20,12 +20,29 @@ from plr_dspy.compiling.rounds import no_minimum
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.optimizer.base import OpenCompile
-from plr_dspy.optimizer.demos import TeacherWork, demo_examples, make_attempts, plan_attempts, pools_of, why_none
-from plr_dspy.optimizer.expected_scores import compare_instructions, expected_scores, fitted_model, program_scores
+from plr_dspy.optimizer.demos import (
+    TeacherWork,
+    demo_examples,
+    make_attempts,
+    plan_attempts,
+    pools_of,
+    why_none,
+)
+from plr_dspy.optimizer.expected_scores import (
+    compare_instructions,
+    expected_scores,
+    fitted_model,
+    program_scores,
+)
 from plr_dspy.optimizer.front import Front, PromptPrices
 from plr_dspy.optimizer.learning import LearningOptimizer
 from plr_dspy.optimizer.look_sizes import LookSizes
-from plr_dspy.optimizer.proposals import ProposalWork, make_proposals, planned_proposals, proposed_instructions
+from plr_dspy.optimizer.proposals import (
+    ProposalWork,
+    make_proposals,
+    planned_proposals,
+    proposed_instructions,
+)
 from plr_dspy.optimizer.report_builder import FinishedProgram
 from plr_dspy.optimizer.revisions import with_revisions
 from plr_dspy.optimizer.setup import Attempt, CompileSetup, DemoChoices, Teacher
@@ -161,7 +178,9 @@ class PLFewShot(LearningOptimizer):
                         f"instructions='propose', or leave {name} out"
                     )
         if self.demos == "fixed" and self.embedder is not None:
-            raise UserError("embedder needs retrieved demos; got demos='fixed': pass demos='auto' or 'retrieved'")
+            raise UserError(
+                "embedder needs retrieved demos; got demos='fixed': pass demos='auto' or 'retrieved'"
+            )
 
     def _check_without_calls(self) -> None:
         """Raise a ValueError if an argument needs program calls."""
@@ -179,7 +198,9 @@ class PLFewShot(LearningOptimizer):
                 )
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
-        return make_plan(self.auto, size, max_metric_calls=self.max_metric_calls, signal=signal, searched="demos")
+        return make_plan(
+            self.auto, size, max_metric_calls=self.max_metric_calls, signal=signal, searched="demos"
+        )
 
     def _min_examples(self, opened: OpenCompile) -> Callable[[Sequence[Candidate]], Mapping[Candidate, int]]:
         plan = opened.setup.plan
@@ -215,10 +236,14 @@ class PLFewShot(LearningOptimizer):
                 f"program_with needs either num_demos or within; got {num_demos=}, {within=}: pass exactly one"
             )
         if self.report is None or self._front is None:
-            raise UserError("program_with needs scored arrangements: call compile first, with max_metric_calls above 0")
+            raise UserError(
+                "program_with needs scored arrangements: call compile first, with max_metric_calls above 0"
+            )
         if within is not None:
             if type(within) not in (int, float) or not 0 <= within < math.inf:
-                raise UserError(f"within must be a finite number of at least 0; got {within!r}: pass one such as 0.01")
+                raise UserError(
+                    f"within must be a finite number of at least 0; got {within!r}: pass one such as 0.01"
+                )
             return self._front.build(self._front.as_good(within)[0])
         places = {entry.num_demos: self.report.front.index(entry) for entry in self.report.best_by_number}
         if type(num_demos) is not int or num_demos not in places:
@@ -232,7 +257,9 @@ class PLFewShot(LearningOptimizer):
         user_demos = self._user_demos
         examples = {} if user_demos else demo_examples(trainset, valset, rng)
         if any(rival.name == OWN for rival in self._rivals):  # Origins of demos use this name.
-            raise UserError(f"programs must not use the name {OWN!r}, which stands for the student: rename the program")
+            raise UserError(
+                f"programs must not use the name {OWN!r}, which stands for the student: rename the program"
+            )
         demos = [*user_demos, *examples.values()]
         for predictor in program.predictors():
             demos += predictor.demos
@@ -282,7 +309,9 @@ class PLFewShot(LearningOptimizer):
             teacher=teacher,
             dropped_instructions=instructions.dropped,
             prompt_model=self._prompt_model(program),
-            proposals=planned_proposals(program, self.num_instructions) if self.instructions == "propose" else (),
+            proposals=planned_proposals(program, self.num_instructions)
+            if self.instructions == "propose"
+            else (),
             attempts=attempts,
         )
 
@@ -346,7 +375,9 @@ class PLFewShot(LearningOptimizer):
         for name, demos in pools.items():
             fixed[name] = [demo for demo in demos if demo.origin not in only_retrieved]
             others = [
-                demo for demo in demos if demo.origin != OWN and (max_tokens is None or demo.tokens <= max_tokens)
+                demo
+                for demo in demos
+                if demo.origin != OWN and (max_tokens is None or demo.tokens <= max_tokens)
             ]
             retrieved[name] = sorted(others, key=lambda demo: places.get(demo.origin, -1))
         if self.demos == "retrieved":
@@ -358,7 +389,9 @@ class PLFewShot(LearningOptimizer):
                 )
         known = self._vectors.setdefault(self.embedder, {})
         nearest = variations(self.max_demos, self.min_demos, max_tokens)
-        retrieval_pools = make_pools(program, retrieved, examples=retrievable, embedder=self.embedder, known=known)
+        retrieval_pools = make_pools(
+            program, retrieved, examples=retrievable, embedder=self.embedder, known=known
+        )
         return RetrievalSlots(program, fixed, nearest=nearest, found=retrieval_pools, **limits)
 
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
@@ -385,10 +418,15 @@ class PLFewShot(LearningOptimizer):
         return setup
 
     def _replanned(
-        self, setup: CompileSetup, instructions: Mapping[str, Sequence[Instruction]], evaluator: ProgramEvaluator
+        self,
+        setup: CompileSetup,
+        instructions: Mapping[str, Sequence[Instruction]],
+        evaluator: ProgramEvaluator,
     ) -> CompileSetup:
         """Return the setup with the search space of its attempts and these instructions, and with a plan and budget."""
-        slots = self._slots(setup.program, setup.demo_examples, setup.retrievable, setup.attempts, instructions)
+        slots = self._slots(
+            setup.program, setup.demo_examples, setup.retrievable, setup.attempts, instructions
+        )
         setup = replace(setup, slots=slots, original=slots.original, plan=NOTHING_TO_DO)
         if slots.space.num_distinct > 1:
             setup = self._with_plan(setup)
@@ -415,7 +453,11 @@ class PLFewShot(LearningOptimizer):
         return self.search(opened.setup, opened.responses)
 
     def _finish(
-        self, setup: CompileSetup, run: CompileRun, outcome: Outcome, build_program: Callable[..., dspy.Module]
+        self,
+        setup: CompileSetup,
+        run: CompileRun,
+        outcome: Outcome,
+        build_program: Callable[..., dspy.Module],
     ) -> FinishedProgram:
         """Build the result, and keep the best candidates for `program_with`."""
         slots = setup.slots

@@ -85,7 +85,9 @@ class PromptPrices:
         """Return the mean tokens of a predictor's inputs."""
         fields = tuple(predictor.signature.input_fields)
         if fields not in self._inputs:
-            prompts = [messages_of(predictor, [], inputs_of(predictor, example)) for example in self._examples]
+            prompts = [
+                messages_of(predictor, [], inputs_of(predictor, example)) for example in self._examples
+            ]
             self._inputs[fields] = fmean(map(self._count, prompts)) - self._size(predictor, [])
         return self._inputs[fields]
 
@@ -131,7 +133,12 @@ class Front:
         prompts = [prices.priced(score, slots.build(score.candidate)) for score in best.values()]
         is_priced = all(prompt.cost is not None for prompt in prompts)
         self.prompts = sorted(
-            prompts, key=lambda prompt: (prompt.cost if is_priced else 0.0, prompt.tokens, -prompt.expected.entry.score)
+            prompts,
+            key=lambda prompt: (
+                prompt.cost if is_priced else 0.0,
+                prompt.tokens,
+                -prompt.expected.entry.score,
+            ),
         )
 
     def build(self, prompt: Prompt) -> dspy.Module:

@@ -141,7 +141,9 @@ class Headroom:
             noise = self.noise_shares.get(lever.name)
             note = lever.note if noise is None else f"{lever.note}; {noise:.0%} of the spread is noise"
             gain = f"{lever.gain:+.2f} [{low:+.2f}, {high:+.2f}]"
-            lines.append(f"{lever.name:{width}}  {lever.score:5.2f}  {gain:20}  {lever.num_calls:4} calls  {note}")
+            lines.append(
+                f"{lever.name:{width}}  {lever.score:5.2f}  {gain:20}  {lever.num_calls:4} calls  {note}"
+            )
         return "\n".join([*lines, self.advice])
 
 
@@ -190,7 +192,9 @@ class LeverSample(PLFewShot):
         num_more = max_calls // num_examples - num_candidates
         groups = self._groups(setup, NUM_SETS + num_more - num_more // 2, NUM_ORDERS + num_more // 2)
         num_candidates = len(_candidates(groups))
-        plan = random_plan(num_candidates, num_examples=num_examples, num_best=0, num_compared=0, budget=max_calls)
+        plan = random_plan(
+            num_candidates, num_examples=num_examples, num_best=0, num_compared=0, budget=max_calls
+        )
         return setup.with_plan(plan), groups
 
     def _groups(self, setup: CompileSetup, num_sets: int, num_orders: int) -> Groups:
@@ -199,7 +203,9 @@ class LeverSample(PLFewShot):
         assert isinstance(slots, PoolSlots)
         own = slots.original
         assert not isinstance(own, WholeProgram)
-        num_blocks = len(slots.slots)  # The last block of the arrangement, if there is another one, is the instruction.
+        num_blocks = len(
+            slots.slots
+        )  # The last block of the arrangement, if there is another one, is the instruction.
         own_instruction = own[num_blocks:]
         empty: Ordering = (*(() for _ in slots.slots), *own_instruction)
         pools = []
@@ -232,7 +238,9 @@ class LeverSample(PLFewShot):
                 groups[f"{INSTRUCTION} {number}"] = [(*shown[:num_blocks], (number,))]
         return {name: candidates for name, candidates in groups.items() if candidates}
 
-    def estimate_measure(self, program: dspy.Module, trainset: Rows, inputs: Sequence[str] | None) -> Estimate:
+    def estimate_measure(
+        self, program: dspy.Module, trainset: Rows, inputs: Sequence[str] | None
+    ) -> Estimate:
         """Estimate the cost of `measure`."""
         setup, groups = self._designed(self._prepare(program, trainset, [], inputs=inputs))
         return estimate_cost(setup, _candidates(groups))
@@ -256,12 +264,16 @@ class LeverSample(PLFewShot):
             gain = gains[change.name]
             num_calls = len(change.rows) * len(examples)
             levers.append(
-                Lever(change.name, own_score + gain.value, gain.value, gain.interval, num_calls, note=change.how)
+                Lever(
+                    change.name, own_score + gain.value, gain.value, gain.interval, num_calls, note=change.how
+                )
             )
         return Headroom(
             score=own_score,
             levers=levers,
-            noise_shares={name: gain.noise_share for name, gain in gains.items() if gain.noise_share is not None},
+            noise_shares={
+                name: gain.noise_share for name, gain in gains.items() if gain.noise_share is not None
+            },
             num_examples=len(examples),
             program_calls=program_calls,
             advice=best_advice(changes, gains),
@@ -320,7 +332,9 @@ def _score_table(opened: OpenCompile, candidates: Sequence[Candidate]) -> tuple[
     sample = indices[: opened.setup.plan.num_train_examples]
     # Stop early if hardly any of the first answers can be parsed.
     scorer.table(candidates, sample[: math.ceil(ENOUGH_ANSWERS / len(candidates))])
-    FutilityCheck(scorer, num_usable, lambda: opened.work.sample, compares=False, advice=adapter_advice()).check()
+    FutilityCheck(
+        scorer, num_usable, lambda: opened.work.sample, compares=False, advice=adapter_advice()
+    ).check()
     examples, rows = scorer.table(candidates, sorted(sample))
     table = np.array(rows)
     for number, candidate in enumerate(candidates):
@@ -353,7 +367,9 @@ def _with_calibrated(
     num_rows = len(scores)
     calibrated_rows = {}
     for name, group in ((CALIBRATED, PROGRAM), (BOTH, RANDOM)):
-        calibrated = [_calibrated(opened, candidates[row], examples, scores[row]) for row in rows.get(group, ())]
+        calibrated = [
+            _calibrated(opened, candidates[row], examples, scores[row]) for row in rows.get(group, ())
+        ]
         if calibrated and all(map(np.size, calibrated)):
             calibrated_rows[name] = list(range(num_rows, num_rows + len(calibrated)))
             num_rows += len(calibrated)
@@ -438,7 +454,9 @@ def best_advice(changes: Sequence[Change], gains: Mapping[str, Gain]) -> str:
     """Return one sentence of advice, given the changes, simplest first, and their gains by name."""
     if not changes:
         return "No lever could be tried, because there are too few different demos: pass more examples."
-    doubt = TAIL * min(1.0, MOST_LEVERS / len(changes))  # With more levers, the best of them may be luck more often.
+    doubt = TAIL * min(
+        1.0, MOST_LEVERS / len(changes)
+    )  # With more levers, the best of them may be luck more often.
     certain = []
     for change in changes:
         gain = gains[change.name]
@@ -503,5 +521,7 @@ def headroom(
         RuntimeError: If hardly any of the first answers can be parsed.
         Exception: If the program or the metric raises one, as in `PLReorder.compile`.
     """
-    options = {name: value for name, value in locals().items() if name not in ("program", "trainset", "inputs")}
+    options = {
+        name: value for name, value in locals().items() if name not in ("program", "trainset", "inputs")
+    }
     return LeverSample(**options).measure(program, trainset, inputs)

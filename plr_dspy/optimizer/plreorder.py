@@ -89,7 +89,9 @@ class PLReorder(LearningOptimizer):
         super().check_together()
         if self.auto == "paper" and self._needing_logprobs:
             argument = self._needing_logprobs
-            raise UserError(f"auto='paper' learns only from scores, as in the paper; got {argument}: leave it out")
+            raise UserError(
+                f"auto='paper' learns only from scores, as in the paper; got {argument}: leave it out"
+            )
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
         shape: dict[str, Any] = {

@@ -17,7 +17,12 @@ from dataclasses import replace
 import dspy
 
 from plr_dspy.dspy_compat import TIPS, GroundedProposer, create_dataset_summary
-from plr_dspy.optimizer.estimate import CALLS_PER_PROPOSAL, EXAMPLES_PER_PROPOSAL, cost_of_prompt, size_of_call
+from plr_dspy.optimizer.estimate import (
+    CALLS_PER_PROPOSAL,
+    EXAMPLES_PER_PROPOSAL,
+    cost_of_prompt,
+    size_of_call,
+)
 from plr_dspy.optimizer.setup import CompileSetup, Proposal
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.fingerprint import digest
@@ -103,7 +108,10 @@ class ProposalWork(PromptModelWork):
     def _propose(self, task: Proposal) -> str:
         rng = random.Random(f"{self._setup.seed} {task.predictor} {task.number}")
         demos = self.demos.get(task.predictor, ())
-        shown = [dspy.Example({**demo, "augmented": True}) for demo in rng.sample(demos, min(NUM_SHOWN, len(demos)))]
+        shown = [
+            dspy.Example({**demo, "augmented": True})
+            for demo in rng.sample(demos, min(NUM_SHOWN, len(demos)))
+        ]
         place = self._places[task.predictor]
         # The proposer shows no demos of the first set.
         demo_sets: dict[int, list[list[dspy.Example]]] = {place: [[], shown]}
@@ -135,7 +143,9 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
     log.number_examples([f"{task.predictor} {task.number}" for task in setup.proposals])
     num_recalled = log.num_recalled
     cost_of_student = budget.expected_cost
-    cost_of_call = cost_of_prompt(setup, EXAMPLES_PER_PROPOSAL) if setup.options.max_cost is not None else None
+    cost_of_call = (
+        cost_of_prompt(setup, EXAMPLES_PER_PROPOSAL) if setup.options.max_cost is not None else None
+    )
     budget.expect(cost_of_call and CALLS_PER_PROPOSAL * cost_of_call)
     budget.share = SHARE
     proposals: list[Proposal] = []
@@ -188,8 +198,12 @@ def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) ->
     by_predictor: dict[str, list[Instruction]] = defaultdict(list)
     for proposal in proposals:
         if proposal.predictor and not proposal.record.error:
-            by_predictor[proposal.predictor].append(Instruction(proposal.text, f"{PROPOSED}[{proposal.number - 1}]"))
-    return usable_instructions(setup.program, by_predictor, rivals=setup.rivals, max_tokens=most_tokens(setup))
+            by_predictor[proposal.predictor].append(
+                Instruction(proposal.text, f"{PROPOSED}[{proposal.number - 1}]")
+            )
+    return usable_instructions(
+        setup.program, by_predictor, rivals=setup.rivals, max_tokens=most_tokens(setup)
+    )
 
 
 def most_tokens(setup: CompileSetup) -> float:

@@ -71,7 +71,9 @@ def build_report(
             tokens[model].update(counts)
     # Attempts to bootstrap demos, and proposals, are reported separately from calls that
     # scored candidates.
-    others = {attempt.key[0] for attempt in setup.attempts} | {proposal.prompt for proposal in setup.proposals}
+    others = {attempt.key[0] for attempt in setup.attempts} | {
+        proposal.prompt for proposal in setup.proposals
+    }
     records = {key: record for key, record in scorer.log.records.items() if key not in scorer.unscored}
     scored = [(key, record) for key, record in records.items() if key[0] not in others]
     original = setup.original
@@ -114,7 +116,9 @@ def _errors_before_search(setup: CompileSetup) -> list[ErrorCount]:
     calls = [(f"trainset[{attempt.example}]", "gave no demo", attempt.record) for attempt in setup.attempts]
     calls += [(proposal.name, "gave no instruction", proposal.record) for proposal in setup.proposals]
     names = [name for name, _, _ in calls]
-    records = [(("", number), replace(record, outcome=outcome)) for number, (_, outcome, record) in enumerate(calls)]
+    records = [
+        (("", number), replace(record, outcome=outcome)) for number, (_, outcome, record) in enumerate(calls)
+    ]
     return error_counts(records, names)
 
 
@@ -162,7 +166,9 @@ def _name(setup: CompileSetup, candidate: Ordering | WholeProgram) -> str:
     return "" if rival is None else rival.name
 
 
-def _slot_reports(setup: CompileSetup, outcome: Outcome, original: Ordering | WholeProgram) -> list[SlotReport]:
+def _slot_reports(
+    setup: CompileSetup, outcome: Outcome, original: Ordering | WholeProgram
+) -> list[SlotReport]:
     """Build the report's entry for each predictor with demos."""
     ordering = setup.slots.shown(outcome.decision.ordering)
     original_ordering = setup.slots.shown(original)

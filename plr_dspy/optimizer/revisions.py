@@ -122,7 +122,9 @@ def _reflective_examples(predictor: str, records: Sequence[CallRecord]) -> list[
         call = (record.value or {}).get("calls", {}).get(predictor)
         if call is not None:
             feedback = record.value["feedback"]
-            examples.append({"Inputs": call["inputs"], "Generated Outputs": call["outputs"], "Feedback": feedback})
+            examples.append(
+                {"Inputs": call["inputs"], "Generated Outputs": call["outputs"], "Feedback": feedback}
+            )
     return examples
 
 

@@ -98,7 +98,9 @@ class DemoChoices:
     slots: PromptSlots
     original: Candidate  # returned unless another is better
     others: Sequence[Any] = ()  # demos not in the program; never used for scoring
-    demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of demos, by trainset index
+    demo_examples: Mapping[int, dspy.Example] = field(
+        default_factory=dict
+    )  # sources of demos, by trainset index
     retrievable: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of retrieved demos
     teacher: dspy.Module | None = None  # program whose answers become demos; None means the student
     dropped_instructions: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)  # by predictor
@@ -253,7 +255,9 @@ def make_setup(
     return setup
 
 
-def checked_student(options: CompileOptions, student: dspy.Module, trainset: Examples, valset: Examples) -> dspy.Module:
+def checked_student(
+    options: CompileOptions, student: dspy.Module, trainset: Examples, valset: Examples
+) -> dspy.Module:
     """Check the user's arguments, and return a copy of the student."""
     name = options.student_name
     if options.orders_demos:
@@ -296,7 +300,13 @@ def _check_outputs(argument: str, program: dspy.Module, first: Rival) -> None:
 
 
 def _checked_copy(
-    options: CompileOptions, program: dspy.Module, trainset: Examples, valset: Examples, *, name: str, to_order: bool
+    options: CompileOptions,
+    program: dspy.Module,
+    trainset: Examples,
+    valset: Examples,
+    *,
+    name: str,
+    to_order: bool,
 ) -> dspy.Module:
     """Check a program and the examples, and return a copy without the results of earlier compiles."""
     check_given(program, name=name, to_order=to_order, trainset=trainset, valset=valset)

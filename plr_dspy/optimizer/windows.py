@@ -65,7 +65,9 @@ def _of_student(setup: CompileSetup) -> Iterator[LongPrompt]:
         without_demos, example = _longest_without_demos(setup, predictor)
         instructed = without_demos + max(extra_instruction_tokens(setup).get(name, [0]))
         if instructed > window:
-            yield LongPrompt(model, window, instructed, f"shorten the instructions, or the inputs of {example}")
+            yield LongPrompt(
+                model, window, instructed, f"shorten the instructions, or the inputs of {example}"
+            )
             continue
         own_tokens = token_counter()(messages_of(predictor, predictor.demos))
         cure = f"pass a {setup.options.student_name} with fewer or shorter demos"
@@ -127,7 +129,9 @@ def _of_rivals(setup: CompileSetup) -> Iterator[LongPrompt]:
             tokens = without_demos + token_counter()(messages_of(predictor, predictor.demos))
             if isinstance(predictor, RetrievingPredict):
                 tokens += predictor.retrieval.num_tokens
-            yield LongPrompt(model, window, tokens, f"leave out the program {rival.name!r}, or give it fewer demos")
+            yield LongPrompt(
+                model, window, tokens, f"leave out the program {rival.name!r}, or give it fewer demos"
+            )
 
 
 def _model_of(predictor: dspy.Predict) -> tuple[str, int | None]:

@@ -73,14 +73,19 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
         score = fitted.expected_at_random(random_orderings, orderings)
     half_width = _interval_half_width(rows)
     values = [
-        to_metric_scale(value) for value in (score, fitted.clip(score - half_width), fitted.clip(score + half_width))
+        to_metric_scale(value)
+        for value in (score, fitted.clip(score - half_width), fitted.clip(score + half_width))
     ]
     metric = run.evaluator.influence
     if metric is not None:
         values = [metric.clip(value) for value in values]
     score, lowest, highest = (round(value, 6) for value in values)
     return Alternative(
-        name=name, score=score, interval=(lowest, highest), num_examples=setup.plan.num_train_examples, tokens=tokens
+        name=name,
+        score=score,
+        interval=(lowest, highest),
+        num_examples=setup.plan.num_train_examples,
+        tokens=tokens,
     )
 
 
@@ -124,12 +129,16 @@ def _frequent_answers(setup: CompileSetup, number: int) -> list[dict[str, Any]]:
     outputs = list(setup.program.predictors()[-1].signature.output_fields)
     answers = []
     for frequent_class, _ in Counter(classes).most_common(number):
-        same_class = [row for row, own_class in zip(rows, classes, strict=True) if own_class == frequent_class]
+        same_class = [
+            row for row, own_class in zip(rows, classes, strict=True) if own_class == frequent_class
+        ]
         answer = {}
         for name, value in same_class[0].items():
             if len({value_key(row.get(name)) for row in same_class}) == 1:
                 answer[name] = value
-        if len(outputs) == 1 and len(answer) == 1:  # The metric may map the label to an output with another name.
+        if (
+            len(outputs) == 1 and len(answer) == 1
+        ):  # The metric may map the label to an output with another name.
             answer = dict(zip(outputs, answer.values(), strict=True))
         answers.append(answer)
     return answers
@@ -157,7 +166,9 @@ def _vote(setup: CompileSetup) -> Alternative | None:
     if score is None:
         return None
     return Alternative(
-        name=f"a vote of the {number} nearest examples, without a model", score=score, num_examples=len(examples)
+        name=f"a vote of the {number} nearest examples, without a model",
+        score=score,
+        num_examples=len(examples),
     )
 
 

@@ -36,7 +36,9 @@ class UpdateRule(Protocol):
     def initial(self, num_items: int) -> PlackettLuce:
         """Return the uniform distribution over orderings of n items, in float64."""
 
-    def update(self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None) -> PlackettLuce:
+    def update(
+        self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None
+    ) -> PlackettLuce:
         """Return the distribution refitted to elites ``[m, n]`` with weights ``[m]``."""
 
 
@@ -70,7 +72,9 @@ class RankEMA(_Rule):
     name: ClassVar[str] = "ema"
     temperature: float = Field(default=1.0, gt=0)
 
-    def update(self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None) -> PlackettLuce:
+    def update(
+        self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None
+    ) -> PlackettLuce:
         weights = _weights_of(elites, weights, distribution.logits)
         ranks = tied_ranks(elites).to(weights)
         mean_ranks = weights @ ranks / weights.sum()
@@ -127,7 +131,9 @@ class MixtureEM(_Rule):
             theta = self._project(theta + step_size * mean / scale)
         return theta
 
-    def update(self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None) -> PlackettLuce:
+    def update(
+        self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None
+    ) -> PlackettLuce:
         weights = _weights_of(elites, weights, distribution.logits)
         shares = weights
         if distribution.weights is not None:
@@ -221,7 +227,9 @@ def smoothing_of(update: UpdateRule) -> float:
     """Return the smoothing of a rule; raise a TypeError if it has none."""
     smoothing = getattr(update, "smoothing", None)
     if not isinstance(smoothing, (int, float)):
-        raise TypeError(f"update must have an attribute smoothing to choose demos; got {update!r}. Pass update='mle'.")
+        raise TypeError(
+            f"update must have an attribute smoothing to choose demos; got {update!r}. Pass update='mle'."
+        )
     return smoothing
 
 
@@ -230,7 +238,9 @@ def _weights_of(elites: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
     if weights is None:
         return like.new_ones(len(elites))
     if weights.shape != elites.shape[:1] or not (weights >= 0).all() or not weights.any():
-        raise ValueError(f"weights must have a number >= 0 for each elite, at least one of them above 0; got {weights}")
+        raise ValueError(
+            f"weights must have a number >= 0 for each elite, at least one of them above 0; got {weights}"
+        )
     return weights.to(like)
 
 

@@ -94,7 +94,10 @@ class MetricWork:
                 return program(**inputs)
         except Exception as error:
             # A custom LM may raise litellm's exception of the same name.
-            if isinstance(error, WRONG_ANSWERS) or type(error).__name__ == ContextWindowExceededError.__name__:
+            if (
+                isinstance(error, WRONG_ANSWERS)
+                or type(error).__name__ == ContextWindowExceededError.__name__
+            ):
                 raise WrongAnswer(error) from error
             raise
 
@@ -217,7 +220,9 @@ class ProgramEvaluator:
 
     def _call_each_rival(self, pending: PendingCalls, programs: Mapping[Candidate, dspy.Module]) -> None:
         """Call each rival once alone, because its model may have another price."""
-        for rival in [rival for rival in self.slots.rivals if rival in programs and rival not in self._priced]:
+        for rival in [
+            rival for rival in self.slots.rivals if rival in programs and rival not in self._priced
+        ]:
             self._priced.add(rival)
             self.budget.needs_one = True
             for cell in [cell for cell in pending if cell[1] == rival]:
@@ -232,7 +237,9 @@ class ProgramEvaluator:
         pool = ThreadPoolExecutor(num_threads)
         workers: list[Future[None]] = []
         try:
-            workers += [pool.submit(copy_context().run, self._call_all, pending, programs) for _ in range(num_threads)]
+            workers += [
+                pool.submit(copy_context().run, self._call_all, pending, programs) for _ in range(num_threads)
+            ]
             for worker in as_completed(workers):
                 worker.result()
         except BaseException as error:
@@ -261,8 +268,12 @@ class ProgramEvaluator:
                     raise
                 except WrongAnswer as wrong:
                     message = first_line(wrong, self._redact)
-                    record = CallRecord(None, WRONG, type(wrong.error).__name__, message, **wrong.record_fields)
-                except BaseException as error:  # An error in the program or metric is a failure, not a score of 0.
+                    record = CallRecord(
+                        None, WRONG, type(wrong.error).__name__, message, **wrong.record_fields
+                    )
+                except (
+                    BaseException
+                ) as error:  # An error in the program or metric is a failure, not a score of 0.
                     message = first_line(error, self._redact)
                     if _raised_by_metric(error):
                         message = f"in the metric: {message}"
@@ -279,7 +290,9 @@ class ProgramEvaluator:
                     self._handle_failure(failure, example, ordering, f"{record.error}: {record.message}")
                 self._on_cell()
 
-    def _handle_failure(self, failure: BaseException, example: int, ordering: Candidate | None, message: str) -> None:
+    def _handle_failure(
+        self, failure: BaseException, example: int, ordering: Candidate | None, message: str
+    ) -> None:
         """Log a warning about a failed call, and end the run if necessary."""
         self._failed_examples.add(example)
         place = f"on {self._names[example]}"
@@ -333,7 +346,11 @@ class Usage(UsageTracker):
         """Return token counts by model and kind; prompt tokens include cached ones."""
         counts = {}
         for model, usage in self.get_total_tokens().items():
-            numbers = {kind: number for kind, number in usage.items() if kind.endswith("_tokens") or kind == UNCOUNTED}
+            numbers = {
+                kind: number
+                for kind, number in usage.items()
+                if kind.endswith("_tokens") or kind == UNCOUNTED
+            }
             details = usage.get("prompt_tokens_details") or {}
             numbers |= {kind: details[kind] for kind in CACHED_TOKENS if details.get(kind)}
             counts[model] = {kind: number for kind, number in numbers.items() if isinstance(number, int)}

@@ -15,7 +15,15 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import dspy
 import orjson
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SkipValidation, StrictBool, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SkipValidation,
+    StrictBool,
+    ValidationError,
+)
 from pydantic.dataclasses import dataclass
 from typing_extensions import dataclass_transform
 
@@ -62,7 +70,9 @@ def arguments(kind: type[_T]) -> type[_T]:
         if values:  # Pass it by name, so that errors show the name.
             name = next(field.name for field in fields(self) if not field.kw_only)
             if len(values) > 1 or name in named:
-                raise UserTypeError(f"{type(self).__name__} takes one positional argument, {name}: pass others by name")
+                raise UserTypeError(
+                    f"{type(self).__name__} takes one positional argument, {name}: pass others by name"
+                )
             named[name] = values[0]
         with _one_line_errors(checked_class, named):
             validate(self, **named)
@@ -133,7 +143,9 @@ def short_repr(value: object) -> str:
 def check_module(program: object, name: str) -> None:
     """Raise a TypeError unless a value is a DSPy program."""
     if not isinstance(program, dspy.Module):
-        raise UserTypeError(f"{name} must be a dspy.Module; got {type(program).__name__}: pass an instance of one")
+        raise UserTypeError(
+            f"{name} must be a dspy.Module; got {type(program).__name__}: pass an instance of one"
+        )
 
 
 def check_given(student: Any, *, name: str = "student", to_order: bool = True, **datasets: Any) -> None:

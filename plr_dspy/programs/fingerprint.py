@@ -31,7 +31,9 @@ logger = logging.getLogger(__name__)
 
 ATOMS = (type(None), bool, int, float, str, bytes)
 # Names of settings for connecting to a model, which do not affect scores.
-ACCESS = re.compile(r"key|secret|password|token$|credential|url|api_base|endpoint|region|headers|timeout|retries|cache")
+ACCESS = re.compile(
+    r"key|secret|password|token$|credential|url|api_base|endpoint|region|headers|timeout|retries|cache"
+)
 ADDRESS = re.compile(r"api_base|base_url|endpoint")  # names of settings with the address of a model's server
 SECRET = re.compile(r"api_key|secret|password|token$|credential")  # names of private attributes to leave out
 # Attributes of DSPy objects that do not affect scores, or differ by rounding errors.
@@ -53,14 +55,21 @@ def digest_of_program(program: dspy.Module, *others: object) -> str:
     return _ProgramDigests().of([program, *others])
 
 
-def describe(program: dspy.Module, metric: object, models: Sequence[object], adapter: object) -> dict[str, str]:
+def describe(
+    program: dspy.Module, metric: object, models: Sequence[object], adapter: object
+) -> dict[str, str]:
     """Return digests of everything that affects a program's scores, keyed by their names in error messages."""
     modules = dict(program.named_sub_modules())
     facts = {}
     for name, module in modules.items():
         others = [other for other in modules.values() if other is not module]
         facts[name.replace("self", "program", 1)] = _Digests(others).of(module)
-    return {**facts, "the metric": digest(metric), "the adapter": digest(adapter), "the models": digest(list(models))}
+    return {
+        **facts,
+        "the metric": digest(metric),
+        "the adapter": digest(adapter),
+        "the models": digest(list(models)),
+    }
 
 
 class _Digests:
@@ -68,7 +77,9 @@ class _Digests:
 
     def __init__(self, by_class: Sequence[dspy.Module] = ()) -> None:
         # Keep the values, because Python may reuse the id of a deleted one.
-        self._known: dict[int, tuple[object, str]] = {id(module): (module, _name(type(module))) for module in by_class}
+        self._known: dict[int, tuple[object, str]] = {
+            id(module): (module, _name(type(module))) for module in by_class
+        }
 
     def of(self, value: object) -> str:
         name = _name(type(value))
@@ -118,7 +129,9 @@ def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[
     if isinstance(value, FunctionType):
         return _parts_of_function(value)
     if isinstance(value, type(dspy.Signature)):
-        fields = [[name, repr(f.rebuild_annotation()), f.json_schema_extra] for name, f in value.fields.items()]
+        fields = [
+            [name, repr(f.rebuild_annotation()), f.json_schema_extra] for name, f in value.fields.items()
+        ]
         return [value.instructions, fields]
     if isinstance(value, type):
         return _parts_of_class(value)
@@ -227,14 +240,18 @@ def _global_variables(function: FunctionType) -> dict[str, object]:
         elif not is_library(value.__name__):
             parts = {attribute: vars(value)[attribute] for attribute in attributes & vars(value).keys()}
             variables |= {
-                f"{name}.{part}": member for part, member in parts.items() if not isinstance(member, ModuleType)
+                f"{name}.{part}": member
+                for part, member in parts.items()
+                if not isinstance(member, ModuleType)
             }
     return variables
 
 
 def _names(code: CodeType) -> tuple[set[str], set[str]]:
     """Return the globals that code and its nested code read, and all names that they use."""
-    global_names = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    global_names = {
+        step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    }
     every_name = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -267,7 +284,9 @@ def _source(code: CodeType) -> str:
         return ast.unparse(ast.parse(dedent(inspect.getsource(code))))
     except (OSError, SyntaxError, ValueError):
         if not code.co_name.startswith("__"):  # Python generates some dataclass methods.
-            logger.warning("%s has no readable source code, so log_dir cannot detect changes to it", code.co_name)
+            logger.warning(
+                "%s has no readable source code, so log_dir cannot detect changes to it", code.co_name
+            )
         return code.co_name
 
 

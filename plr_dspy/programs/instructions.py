@@ -49,7 +49,9 @@ def given_instructions(program: dspy.Module, given: GivenInstructions) -> dict[s
         given = {names[0]: given}
     unknown = [name for name in given if name not in names]
     if unknown:
-        raise UserError(f"instructions must be for predictors of the student, {names}; got {unknown}: rename them")
+        raise UserError(
+            f"instructions must be for predictors of the student, {names}; got {unknown}: rename them"
+        )
     instructions = {}
     for name, texts in given.items():
         origin = "instructions" if len(names) == 1 else f"instructions[{name!r}]"
@@ -119,8 +121,12 @@ def check_usable(given: Mapping[str, Sequence[Instruction]], choices: Instructio
         origins = {instruction.origin for instruction in instructions}
         if any(usable.origin in origins for usable in choices.by_predictor.get(name, ())):
             continue
-        unusable = [instruction for instruction in choices.dropped.get(name, ()) if instruction.origin in origins]
-        reasons = "; ".join(f"{instruction.origin}: {instruction.reason}" for instruction in unusable[:MOST_REASONS])
+        unusable = [
+            instruction for instruction in choices.dropped.get(name, ()) if instruction.origin in origins
+        ]
+        reasons = "; ".join(
+            f"{instruction.origin}: {instruction.reason}" for instruction in unusable[:MOST_REASONS]
+        )
         raise UserError(
             f"instructions must contain a text for {name!r} that changes its prompt; got none ({reasons}): pass other "
             "texts, or leave them out"

@@ -27,7 +27,9 @@ def named_programs(programs: Programs, *, min_number: int = 1) -> dict[str, dspy
         )
     for name in named:
         if not isinstance(name, str) or not name.strip():
-            raise UserTypeError(f"programs must have non-empty strings as names; got {name!r}: name each program")
+            raise UserTypeError(
+                f"programs must have non-empty strings as names; got {name!r}: name each program"
+            )
     if len(named) < min_number:
         raise UserError(f"programs must contain at least {min_number}; got {len(named)}: pass more programs")
     return named

@@ -128,7 +128,9 @@ class PromptSlots(ABC):
             return self.rivals[candidate].digest
         return self._digest(self.demos(candidate))
 
-    def _digest(self, shown: Mapping[str, Sequence[Any]], instructions: Mapping[str, str] | None = None) -> str:
+    def _digest(
+        self, shown: Mapping[str, Sequence[Any]], instructions: Mapping[str, str] | None = None
+    ) -> str:
         text = ""
         for name, demos in shown.items():
             messages = messages_of(self._predictors[name], list(map(_without_sets, demos)))
@@ -167,7 +169,9 @@ class ProgramSlots(PromptSlots):
     def __init__(self, program: dspy.Module, rivals: Sequence[Rival] = ()) -> None:
         super().__init__(program, rivals)
         self._hidden: dict[str, list[int]] = {}
-        slots = [self._slot(name, predictor) for name, predictor in self._predictors.items() if predictor.demos]
+        slots = [
+            self._slot(name, predictor) for name, predictor in self._predictors.items() if predictor.demos
+        ]
         self.slots = tuple(slots)
         kinds = tuple(itertools.chain(*(slot.kinds for slot in slots)))
         self.space = OrderingSpace(kinds, programs=self.competing)
@@ -213,7 +217,9 @@ class ProgramSlots(PromptSlots):
         )
 
 
-def _blocks(predictor: dspy.Predict, demos: Sequence[Any], kinds: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
+def _blocks(
+    predictor: dspy.Predict, demos: Sequence[Any], kinds: Mapping[int, int]
+) -> tuple[tuple[int, ...], ...]:
     """Return groups of demos; swapping demos within a group changes the prompt."""
     groups: list[list[int]] = []
     for kind in dict.fromkeys(kinds.values()):
@@ -267,7 +273,9 @@ class PoolSlots(PromptSlots):
         limits: list[tuple[int, int]] = []
         shortest: list[tuple[int, ...]] = []
         for name, pooled_demos in pools.items():
-            pool = tuple(pooled for pooled in pooled_demos if pooled.origin == OWN or pooled.tokens <= token_limit)
+            pool = tuple(
+                pooled for pooled in pooled_demos if pooled.origin == OWN or pooled.tokens <= token_limit
+            )
             if not pool:
                 continue
             items = tuple(range(len(pool)))
@@ -332,7 +340,9 @@ class PoolSlots(PromptSlots):
     def instructions(self, candidate: Candidate) -> dict[str, int]:
         if isinstance(candidate, WholeProgram) or candidate == WITHOUT_DEMOS:
             return dict.fromkeys(self.alternatives, 0)
-        return {name: item for name, (item,) in zip(self.alternatives, candidate[len(self.slots) :], strict=True)}
+        return {
+            name: item for name, (item,) in zip(self.alternatives, candidate[len(self.slots) :], strict=True)
+        }
 
     def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
         program = super().build(candidate, guarded=guarded)
@@ -365,7 +375,9 @@ class PoolSlots(PromptSlots):
         return tokens
 
 
-def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random) -> list[str]:
+def add_labelled_demos(
+    program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random
+) -> list[str]:
     """Add labelled examples to the predictors of a program without demos; return their names.
 
     A program with any demos stays unchanged, because its optimizer left the other predictors
@@ -390,7 +402,9 @@ def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int,
     return filled_predictors
 
 
-def messages_of(predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[str, Any] | None = None) -> Messages:
+def messages_of(
+    predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[str, Any] | None = None
+) -> Messages:
     """Return the messages of a call or, without inputs, only those that the demos add."""
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     signature = rendered_signature(predictor)

@@ -111,11 +111,15 @@ def _distinct(examples: Examples, *, name: str) -> set[int]:
         first_places.setdefault(value_key(dict(example.items())), index)
     num_repeated = len(examples) - len(first_places)
     if num_repeated:
-        logger.warning("%d of %d examples of %s are duplicates and are left out", num_repeated, len(examples), name)
+        logger.warning(
+            "%d of %d examples of %s are duplicates and are left out", num_repeated, len(examples), name
+        )
     return set(first_places.values())
 
 
-def _split_off(shuffled: list[int], labels: Sequence[Hashable], *, balanced: bool) -> tuple[list[int], list[int]]:
+def _split_off(
+    shuffled: list[int], labels: Sequence[Hashable], *, balanced: bool
+) -> tuple[list[int], list[int]]:
     """Split shuffled examples in two, both stratified by class if `balanced`."""
     count = len(shuffled)
     target = max(1, round(count * (1 - TRAIN_SHARE)))
@@ -181,7 +185,9 @@ def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str]
         counts: Counter[int] = Counter()
         for key in set(fields.values()):
             counts.update(by_value.get(key, ()))
-        value_matches = {number for number, count in counts.items() if count == len(set(inputs[number].values()))}
+        value_matches = {
+            number for number, count in counts.items() if count == len(set(inputs[number].values()))
+        }
         for numbers in (field_matches, value_matches):
             if len(numbers) <= max_matches:
                 shown |= numbers
@@ -194,7 +200,9 @@ def by_content(examples: Examples) -> list[int]:
     return sorted(range(len(examples)), key=digests.__getitem__)
 
 
-def mixed(indices: Sequence[int], labels: Sequence[Hashable], rng: random.Random, *, balanced: bool) -> list[int]:
+def mixed(
+    indices: Sequence[int], labels: Sequence[Hashable], rng: random.Random, *, balanced: bool
+) -> list[int]:
     """Shuffle examples; if `balanced`, spread the classes evenly, so that every prefix is stratified.
 
     A search scores orders on prefixes. If a class were too frequent in a prefix, orders that

@@ -23,7 +23,11 @@ def value_classes(program: dspy.Module) -> set[type]:
         if not isinstance(annotation, type) or get_origin(annotation) is not None or annotation in classes:
             continue
         is_named_tuple = issubclass(annotation, tuple) and hasattr(annotation, "_fields")
-        if is_named_tuple or issubclass(annotation, (BaseModel, Enum)) or dataclasses.is_dataclass(annotation):
+        if (
+            is_named_tuple
+            or issubclass(annotation, (BaseModel, Enum))
+            or dataclasses.is_dataclass(annotation)
+        ):
             classes.add(annotation)
         with suppress(Exception):  # Annotations may contain undefined names.
             pending += get_type_hints(annotation).values()

@@ -38,7 +38,10 @@ def figure(report: ReportData) -> Picture:
     axis.plot(calls, best_scores, "s-", label="best so far, estimated")
     comparison = report.comparison
     if comparison is not None:
-        programs = {"your program": comparison.expected_original, "returned program": comparison.expected_chosen}
+        programs = {
+            "your program": comparison.expected_original,
+            "returned program": comparison.expected_chosen,
+        }
         position = 1.0 * report.program_calls["total"]
         for name, scores in programs.items():
             position *= 1.03
@@ -55,7 +58,9 @@ def figure(report: ReportData) -> Picture:
     return picture
 
 
-def _plot_score(axis: Axes, position: float, score: float, low: float, high: float, *, fmt: str, label: str) -> None:
+def _plot_score(
+    axis: Axes, position: float, score: float, low: float, high: float, *, fmt: str, label: str
+) -> None:
     """Plot a score with its interval."""
     errors = [[max(0.0, score - low)], [max(0.0, high - score)]]
     axis.errorbar([position], [score], yerr=errors, fmt=fmt, capsize=4, label=label)

@@ -22,8 +22,13 @@ MIN_WIN_PROBABILITY = 0.9  # below this probability of a gain, it "may be chance
 ENOUGH_COMPARED = 0.8  # If two programs share this fraction of the examples, more calls would not help.
 TOO_LONG = "ContextWindowExceededError"  # exception type if a prompt exceeds the context length
 MIN_SCORED = 20  # minimum examples that a cheaper prompt is scored on to be worth a line
-MUCH_CHEAPER = 0.95  # share of the returned program's tokens from which on a cheaper prompt is not worth a line
-LIMITS = {StopReason.COST: "max_cost", StopReason.TIME: "max_seconds"}  # arguments to raise, by what ended the search
+MUCH_CHEAPER = (
+    0.95  # share of the returned program's tokens from which on a cheaper prompt is not worth a line
+)
+LIMITS = {
+    StopReason.COST: "max_cost",
+    StopReason.TIME: "max_seconds",
+}  # arguments to raise, by what ended the search
 MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
 FEW_EXAMPLES = 30  # With fewer examples, chance decides which order looks best.
 FIELD_WIDTH = 40  # maximum number of characters to show of a field
@@ -253,7 +258,9 @@ def _why_original_stays(report: ReportData) -> str:
     best = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
     if best is None or best.expected_gain <= 0 or not report.settings.get("racing", True):
         return "no other program is expected to do better"
-    probability = math.floor(100 * best.probability) / 100  # Rounded up, it might seem to reach `min_probability`.
+    probability = (
+        math.floor(100 * best.probability) / 100
+    )  # Rounded up, it might seem to reach `min_probability`.
     return (
         f"the best other program is expected to gain {best.expected_gain:+.3f}, but that is too uncertain (better "
         f"with probability {probability:.2f}, worse with {best.probability_worse:.2f})"
@@ -310,7 +317,9 @@ def _calibration(report: ReportData) -> Iterator[str]:
     if effect.applied:
         assumption = "the likeliest label is the answer"
         if effect.shares and report.signal is not None:
-            assumption = f"label shares are assumed to be {shares_by_label(report.signal.labels, effect.shares)}"
+            assumption = (
+                f"label shares are assumed to be {shares_by_label(report.signal.labels, effect.shares)}"
+            )
         yield f"calibrated: {assumption}; the program needs label probabilities at every call"
         return
     share_answered = 1.0 - report.original.num_failed / max(1, report.original.num_calls)

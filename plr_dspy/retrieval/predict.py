@@ -120,7 +120,11 @@ def retrieve_in(program: dspy.Module, retrievals: Mapping[str, Retrieval]) -> ds
 
 def retrievals_of(program: dspy.Module) -> dict[str, Retrieval]:
     predictors = program.named_predictors()
-    return {name: predictor.retrieval for name, predictor in predictors if isinstance(predictor, RetrievingPredict)}
+    return {
+        name: predictor.retrieval
+        for name, predictor in predictors
+        if isinstance(predictor, RetrievingPredict)
+    }
 
 
 @functools.cache  # Warn only once.
@@ -149,7 +153,9 @@ def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Emb
             "it again"
         )
     if state["vectors"] is not None and embedder is None:
-        raise UserError("the demos are found by embeddings, but embedder is None: pass the embedder that compile used")
+        raise UserError(
+            "the demos are found by embeddings, but embedder is None: pass the embedder that compile used"
+        )
     if state["vectors"] is None:  # The search compared words.
         embedder = None
     examples = [dspy.Example(demo) for demo in state["demos"]]

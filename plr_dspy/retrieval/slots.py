@@ -100,7 +100,9 @@ class RetrievalSlots(PoolSlots):
         # These modules pass the program's inputs on unchanged.
         forwards = (dspy.Predict.forward, dspy.ChainOfThought.forward)
         patched_forward = vars(program).get("forward")  # set by dspy.syncify
-        self._passes_inputs_on = patched_forward is None and getattr(type(program), "forward", None) in forwards
+        self._passes_inputs_on = (
+            patched_forward is None and getattr(type(program), "forward", None) in forwards
+        )
 
     @property
     def without_calls(self) -> WholeProgram:
@@ -141,7 +143,10 @@ class RetrievalSlots(PoolSlots):
         retrievals = self._retrievals(candidate)
         if inputs is not None and self._passes_inputs_on:
             with suppress(Exception):  # If the embedder fails, the call itself will report it.
-                demos = {name: retrieval.demos_for(inputs, without=inputs) for name, retrieval in retrievals.items()}
+                demos = {
+                    name: retrieval.demos_for(inputs, without=inputs)
+                    for name, retrieval in retrievals.items()
+                }
                 return self._digest(demos)
         if candidate not in self._program_digests:
             facts = {name: retrieval.facts for name, retrieval in retrievals.items()}

@@ -22,7 +22,9 @@ MARGIN = 1.15  # safety factor on the cost and time of future calls, since examp
 
 # Providers whose names have suffixes in the price table, as in "vertex_ai-anthropic_models".
 SUFFIXED_PROVIDERS = ("bedrock", "cohere", "fireworks_ai", "vertex_ai")
-UNCOUNTED = "replies_without_usage"  # key, among the token counts, for the number of replies without usage data
+UNCOUNTED = (
+    "replies_without_usage"  # key, among the token counts, for the number of replies without usage data
+)
 
 
 @dataclass(kw_only=True)
@@ -73,7 +75,9 @@ class Budget:
         self.dearest = cost or 0.0
         self.needs_one = self.max_cost is not None
         self._cost_of_paid = 0.0
-        self._num_paid = 0  # Free calls (cached or failed) do not count: they do not predict the cost of others.
+        self._num_paid = (
+            0  # Free calls (cached or failed) do not count: they do not predict the cost of others.
+        )
         self._num_timed = 0
         self._timed_from = time.monotonic()
 
@@ -90,7 +94,9 @@ class Budget:
         Afterwards, the estimates and reserves are as before.
         """
         names = ("expected_cost", "dearest", "needs_one", "_cost_of_paid", "_num_paid", "_num_timed")
-        saved = {name: getattr(self, name) for name in (*names, "share", "refused", "_num_reserved", "_planned")}
+        saved = {
+            name: getattr(self, name) for name in (*names, "share", "refused", "_num_reserved", "_planned")
+        }
         began = time.monotonic()
         timed_from = self._timed_from
         used = 0.0

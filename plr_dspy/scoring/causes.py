@@ -40,7 +40,10 @@ CAUSES = (
         "configure the LM for its provider, for example with api_key and api_base",
         is_fatal=True,
     ),
-    Cause(("LMTransportError", "APIConnectionError"), "check that the server is up, and that api_base is its address"),
+    Cause(
+        ("LMTransportError", "APIConnectionError"),
+        "check that the server is up, and that api_base is its address",
+    ),
     Cause(
         ("LMRateLimitError", "RateLimitError", "RouterRateLimitError"),
         "wait, lower num_threads, or raise num_retries of the LM",

@@ -15,7 +15,9 @@ from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.space import Scores
 
 Array: TypeAlias = NDArray[np.float64]
-Answer: TypeAlias = tuple[int, str | None]  # an example's index and the predicted label (None: unparsable reply)
+Answer: TypeAlias = tuple[
+    int, str | None
+]  # an example's index and the predicted label (None: unparsable reply)
 Answers: TypeAlias = Mapping[int, str | None]  # predicted labels by example
 Pair: TypeAlias = tuple[int, str | None, str | None]  # an example's index and two programs' answers
 
@@ -42,7 +44,10 @@ def possible_labels(right_labels: Iterable[str], labels: Iterable[str] = ()) -> 
 
 
 def confusion_matrix(
-    right_labels: Sequence[str], answers: Sequence[str | None], labels: Sequence[str], weights: ArrayLike = 1.0
+    right_labels: Sequence[str],
+    answers: Sequence[str | None],
+    labels: Sequence[str],
+    weights: ArrayLike = 1.0,
 ) -> Array:
     """Return the weighted counts of answers, as in `SetMetric.value`."""
     numbers: dict[str | None, int] = {label: number for number, label in enumerate(labels)}
@@ -85,7 +90,9 @@ class ConfusionScores(EffectiveScores):
         bounds: Lowest and highest known values of the metric.
     """
 
-    def __init__(self, metric: MetricOfCounts, right_labels: Sequence[str], labels: Iterable[str] = ()) -> None:
+    def __init__(
+        self, metric: MetricOfCounts, right_labels: Sequence[str], labels: Iterable[str] = ()
+    ) -> None:
         self.labels = possible_labels(right_labels, labels)
         self.bounds = metric.bounds
         self._metric = metric

@@ -30,7 +30,9 @@ class EffectiveScores:
         """Return scores by example that average to each candidate's score."""
         return scores
 
-    def information_weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> NDArray[np.float64]:
+    def information_weights(
+        self, known: NDArray[np.bool_], examples: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
         """Return the information per score of each row, ``[m]``, relative to scores on random examples.
 
         `known` tells whether each score is known, ``[m, e]``; `examples` are their indices, ``[e]``.

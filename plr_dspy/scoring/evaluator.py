@@ -128,7 +128,9 @@ class Evaluator:
         known: CallRecords = {}
         for candidate, examples in wanted.items():
             keys = {example: self.key(candidate, example) for example in examples}
-            known[candidate] = {ex: self.log.records[key] for ex, key in keys.items() if key in self.log.records}
+            known[candidate] = {
+                ex: self.log.records[key] for ex, key in keys.items() if key in self.log.records
+            }
         return known
 
     def records_of(self, candidate: Candidate) -> dict[int, CallRecord]:
@@ -146,7 +148,9 @@ class Evaluator:
             if key in self.log.records and key[0] in self._candidates:
                 yield self._candidates[key[0]], self.log.tokens_of(key)
 
-    def table(self, candidates: Sequence[Candidate], examples: Sequence[int]) -> tuple[list[int], list[list[float]]]:
+    def table(
+        self, candidates: Sequence[Candidate], examples: Sequence[int]
+    ) -> tuple[list[int], list[list[float]]]:
         """Evaluate candidates; see `Observations.table`. Raise `NothingRan` if all calls failed."""
         observations = Observations(self.effective)
         observations.add(self.evaluate(dict.fromkeys(candidates, examples)))

@@ -65,7 +65,9 @@ class Observations:
             counted = answered & row.keys() or row.keys()
             if candidate == self._favoured:
                 counted = _answered(row) or counted
-            new = {example: self._score(example, record) for example, record in row.items() if example in counted}
+            new = {
+                example: self._score(example, record) for example, record in row.items() if example in counted
+            }
             if new:
                 scores[candidate] = new
         known = itertools.chain.from_iterable(by_example.values() for by_example in scores.values())
@@ -80,7 +82,9 @@ class Observations:
         """Return the scores, rescaled as if label shares were the same for all candidates."""
         return self.effective.counted(self.scores())
 
-    def table(self, candidates: Sequence[Candidate], examples: Iterable[int]) -> tuple[list[int], list[list[float]]]:
+    def table(
+        self, candidates: Sequence[Candidate], examples: Iterable[int]
+    ) -> tuple[list[int], list[list[float]]]:
         """Return the examples that all candidates have scores on, and each candidate's scores on them."""
         scores = self.scores()
         rows = [scores.get(candidate, {}) for candidate in candidates]
@@ -88,7 +92,9 @@ class Observations:
         common = [example for example in examples if example in shared]
         return common, [list(map(row.__getitem__, common)) for row in rows]
 
-    def refer_to(self, best_first: Iterable[Candidate], fitted: FittedModel | None, *, least: int = 1) -> None:
+    def refer_to(
+        self, best_first: Iterable[Candidate], fitted: FittedModel | None, *, least: int = 1
+    ) -> None:
         """Make the answers of at least `least` of the best candidates the reference for scores."""
         known = [candidate for candidate in best_first if candidate in self.records]
         labels = (fitted.revised_labels(candidate) if fitted is not None else {} for candidate in known)
@@ -126,7 +132,9 @@ class ExampleSchedule:
 
     def __post_init__(self) -> None:
         longest = max(map(len, self.strata))
-        turns = zip(*(itertools.islice(itertools.cycle(group), longest) for group in self.strata), strict=True)
+        turns = zip(
+            *(itertools.islice(itertools.cycle(group), longest) for group in self.strata), strict=True
+        )
         self._cycle = list(itertools.chain.from_iterable(turns))
 
     def examples_for(

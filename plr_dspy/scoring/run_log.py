@@ -269,7 +269,11 @@ class RunLog:
 
 @contextmanager
 def open_log(
-    folder: Path | None, describe: Callable[[], Facts], *, accept_changes: bool = False, codec: ValueCodec | None = None
+    folder: Path | None,
+    describe: Callable[[], Facts],
+    *,
+    accept_changes: bool = False,
+    codec: ValueCodec | None = None,
 ) -> Iterator[RunLog]:
     """Open and lock the run log in a folder; without a folder, keep the log in memory.
 
@@ -314,7 +318,10 @@ def open_log(
                 calls = count(len(log.failed_before), "call")
                 errors = ", ".join(sorted(set(log.failed_before)))
                 logger.warning(
-                    "%s: %s that failed for a reason outside the program (%s) will be repeated", folder, calls, errors
+                    "%s: %s that failed for a reason outside the program (%s) will be repeated",
+                    folder,
+                    calls,
+                    errors,
                 )
             yield log
         finally:
@@ -334,7 +341,9 @@ def _locked(folder: Path) -> Iterator[None]:
             f"log_dir {folder} is in use by another compile. Wait until that ends, or pass another log_dir."
         ) from None
     except (OSError, ValueError) as error:  # ValueError: null byte in the path
-        raise UserError(f"log_dir must be a writable folder; got {folder} ({error}). Pass another one.") from error
+        raise UserError(
+            f"log_dir must be a writable folder; got {folder} ({error}). Pass another one."
+        ) from error
     with lock:
         yield
 
@@ -372,5 +381,7 @@ def error_counts(
         group.sort()
         examples = list(dict.fromkeys(names[example] for example, *_ in group))
         *_, message = group[0]
-        errors.append(ErrorCount(type=error, outcome=outcome, count=len(group), message=message, examples=examples[:5]))
+        errors.append(
+            ErrorCount(type=error, outcome=outcome, count=len(group), message=message, examples=examples[:5])
+        )
     return sorted(errors, key=lambda error: (-error.count, error.type, error.outcome))

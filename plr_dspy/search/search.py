@@ -15,7 +15,15 @@ from plr_dspy.report.schema import Iteration
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel, one_thread
 from plr_dspy.search.model.responses import LabelResponses
-from plr_dspy.search.space import Candidate, Ordering, OrderingSpace, ScoreEstimate, Scores, WholeProgram, best_first
+from plr_dspy.search.space import (
+    Candidate,
+    Ordering,
+    OrderingSpace,
+    ScoreEstimate,
+    Scores,
+    WholeProgram,
+    best_first,
+)
 
 MAX_BATCHES = 20  # maximum number of batches to draw in search of allowed orderings
 MAX_REDRAWS = 50  # maximum number of batches to draw in search of new orderings
@@ -56,7 +64,9 @@ class Search(ABC):
         seed: int = 0,
     ) -> None:
         if not isinstance(space, OrderingSpace):
-            raise TypeError(f"space must be an OrderingSpace, such as OrderingSpace.of_sizes(8); got {space!r}")
+            raise TypeError(
+                f"space must be an OrderingSpace, such as OrderingSpace.of_sizes(8); got {space!r}"
+            )
         check_whole("num_samples", num_samples, 1)
         if not 0.0 < elite_fraction <= 1.0:
             raise ValueError(f"elite_fraction must lie in (0, 1]; got {elite_fraction!r}")
@@ -85,7 +95,9 @@ class Search(ABC):
             ValueError: If scores are missing or not finite. The search is then unchanged.
         """
         if not orderings:
-            raise ValueError("orderings must contain at least one ordering; got none. Pass those that ask returned.")
+            raise ValueError(
+                "orderings must contain at least one ordering; got none. Pass those that ask returned."
+            )
         estimates = []
         for candidate in orderings:
             ordering = candidate if isinstance(candidate, WholeProgram) else self.space.canonical(candidate)
@@ -177,7 +189,9 @@ class Search(ABC):
         hands = []
         for size, (_, upper) in zip(self.space.sizes, self.space.limits, strict=True):
             items = torch.randperm(size, generator=self._generator).tolist()
-            hands.append([items[start : start + upper] for start in range(0, size - upper + 1, max(1, upper))])
+            hands.append(
+                [items[start : start + upper] for start in range(0, size - upper + 1, max(1, upper))]
+            )
         for blocks in zip(*hands, strict=False):
             ordering = self.space.shortened(self.space.canonical(blocks))
             if ordering is not None:
@@ -208,11 +222,15 @@ class Search(ABC):
                 distribution = self._rule.update(previous, rankings, weights)
                 if previous.length_probabilities is not None:
                     probabilities = self._length_probabilities(previous, rankings, weights)
-                    distribution = distribution.copy(length=previous.length, length_probabilities=probabilities)
+                    distribution = distribution.copy(
+                        length=previous.length, length_probabilities=probabilities
+                    )
                 updated.append(distribution)
         self.distributions = updated
 
-    def _length_probabilities(self, previous: PlackettLuce, rankings: Tensor, weights: Tensor | None) -> Tensor:
+    def _length_probabilities(
+        self, previous: PlackettLuce, rankings: Tensor, weights: Tensor | None
+    ) -> Tensor:
         """Return length probabilities, moved towards the lengths of the elites."""
         probabilities = previous.length_probabilities
         assert probabilities is not None
@@ -242,7 +260,9 @@ class Search(ABC):
 class RandomSearch(Search):
     """A search that asks for up to `num_orderings` distinct random candidates, the identity first."""
 
-    def __init__(self, space: OrderingSpace, *, num_orderings: int, num_samples: int = 15, seed: int = 0) -> None:
+    def __init__(
+        self, space: OrderingSpace, *, num_orderings: int, num_samples: int = 15, seed: int = 0
+    ) -> None:
         super().__init__(space, num_samples=num_samples, seed=seed)
         self._num_orderings = num_orderings
         self._asked: set[Candidate] = set()
@@ -328,8 +348,12 @@ class ThompsonSearch(Search):
             raise ValueError(
                 f"example_classes must have a class for each of the {num_examples} examples; got {len(example_classes)}"
             )
-        super().__init__(space, update=update, num_samples=num_samples, elite_fraction=elite_fraction, seed=seed)
-        self.model = OrderingModel(space, classes=classes, example_classes=example_classes, responses=responses)
+        super().__init__(
+            space, update=update, num_samples=num_samples, elite_fraction=elite_fraction, seed=seed
+        )
+        self.model = OrderingModel(
+            space, classes=classes, example_classes=example_classes, responses=responses
+        )
         self._num_examples = num_examples
         self._num_initial = num_initial
         self._seed = seed
@@ -373,7 +397,9 @@ class ThompsonSearch(Search):
         """Fit the process to all scores and the distributions to the elites. Return the elites, best first."""
         super().tell(orderings, scores)
         counts = {ordering: len(row) for ordering, row in scores.items()}
-        self._finished |= {ordering for ordering in orderings if counts[ordering] <= self._counts.get(ordering, 0)}
+        self._finished |= {
+            ordering for ordering in orderings if counts[ordering] <= self._counts.get(ordering, 0)
+        }
         self._counts = counts
         self._num_rounds += 1
         earlier = None if self.fitted is None else self.fitted.variances
@@ -459,7 +485,9 @@ def shared_length(first: Sequence[object], second: Sequence[object]) -> int:
     return sum(1 for _ in itertools.takewhile(bool, equal))
 
 
-def reason_to_stop(history: Sequence[Iteration], *, stop_at_score: float | None, patience: int | None) -> Stop | None:
+def reason_to_stop(
+    history: Sequence[Iteration], *, stop_at_score: float | None, patience: int | None
+) -> Stop | None:
     """Return the reason to stop if `stop_at_score` or `patience` ends the search; otherwise None."""
     if stop_at_score is not None and history and history[-1].best_score_so_far >= stop_at_score:
         return Stop(StopReason.STOP_AT_SCORE, f"stop_at_score={stop_at_score:g} reached")

@@ -103,7 +103,9 @@ class OrderingSpace:
         if not self.limits:
             object.__setattr__(self, "limits", tuple((size, size) for size in self.sizes))
         if len(self.limits) != len(self.sizes):
-            raise ValueError(f"limits must have a pair for each of the {len(self.sizes)} blocks; got {self.limits}")
+            raise ValueError(
+                f"limits must have a pair for each of the {len(self.sizes)} blocks; got {self.limits}"
+            )
         for size, (lower, upper) in zip(self.sizes, self.limits, strict=True):
             if not 0 <= lower <= upper <= size:
                 raise ValueError(
@@ -130,7 +132,9 @@ class OrderingSpace:
             # Count the sequences of each length, from the kinds so far.
             num_by_length = [1] + [0 for _ in range(upper)]
             for num_alike in Counter(kinds).values():
-                num_by_length = [_count_with_kind(num_by_length, length, num_alike) for length in range(upper + 1)]
+                num_by_length = [
+                    _count_with_kind(num_by_length, length, num_alike) for length in range(upper + 1)
+                ]
             total *= sum(num_by_length[lower:])
         return total + len(self.programs)
 
@@ -141,7 +145,9 @@ class OrderingSpace:
             ValueError: If the ordering does not fit the blocks and limits.
         """
         if len(ordering) != len(self.kinds):
-            raise ValueError(f"ordering must have a permutation for each of {len(self.kinds)} blocks; got {ordering!r}")
+            raise ValueError(
+                f"ordering must have a permutation for each of {len(self.kinds)} blocks; got {ordering!r}"
+            )
         for items, size, (lower, upper) in zip(ordering, self.sizes, self.limits, strict=True):
             is_known = set(items) <= set(range(size))
             is_distinct = len(set(items)) == len(items)
@@ -154,7 +160,9 @@ class OrderingSpace:
         """Return whether a candidate is an ordering within the limits, allowed or not."""
         if isinstance(candidate, WholeProgram) or len(candidate) != len(self.limits):
             return False
-        return all(lower <= len(items) <= upper for items, (lower, upper) in zip(candidate, self.limits, strict=True))
+        return all(
+            lower <= len(items) <= upper for items, (lower, upper) in zip(candidate, self.limits, strict=True)
+        )
 
     def shows_items(self, ordering: Ordering) -> bool:
         """Return whether an ordering shows any items, choices aside."""
@@ -258,7 +266,9 @@ class OrderingSpace:
         equally likely: to replace, insert, drop or shift an item, or to swap two.
         """
         if not self.from_end:
-            positions = [(block, position) for block, size in enumerate(self.sizes) for position in range(size)]
+            positions = [
+                (block, position) for block, size in enumerate(self.sizes) for position in range(size)
+            ]
             block, position = positions[rng.integers(len(positions))]
             items = _shift(ordering[block], position, int(rng.integers(self.sizes[block])))
             moved = self._with_block(ordering, block, items)

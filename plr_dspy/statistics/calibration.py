@@ -16,7 +16,11 @@ MIN_GAP = 1e-6  # minimum gap in log-probability between the seen labels and an 
 
 
 def batch_offsets(
-    log_probabilities: ArrayLike, *, prior: ArrayLike | None = None, unseen: ArrayLike = False, weights: ArrayLike = 1.0
+    log_probabilities: ArrayLike,
+    *,
+    prior: ArrayLike | None = None,
+    unseen: ArrayLike = False,
+    weights: ArrayLike = 1.0,
 ) -> Array:
     """Return the offsets ``[L]`` of batch calibration, with mean 0 (H. Zhou et al., arXiv:2309.17249, Eq. 3).
 

@@ -58,7 +58,9 @@ class TestTopKOrder:
 
     @settings(deadline=None)
     @given(st.integers(0, 5_000), st.integers(1, 100), st.integers(2, 50), st.integers(1, 20))
-    def test_a_budget_pays_for_the_orders_and_the_whole_comparison(self, more, num_train, num_selection, num_finalists):
+    def test_a_budget_pays_for_the_orders_and_the_whole_comparison(
+        self, more, num_train, num_selection, num_finalists
+    ):
         """The original order is compared even if it is not among the best."""
         budget = 2 * num_train + 2 * MIN_EXAMPLES + more
         options = {"num_finalists": num_finalists, "max_metric_calls": budget}

@@ -279,7 +279,8 @@ class TestInputs:
         assert table.chosen(optimizer, trainset=[*examples, *demos])
 
     @pytest.mark.parametrize(
-        "arguments", [{"setting": "zero-shot"}, {"prior": {"label 0": 1}}, {"setting": "prior", "prior": [0.5, 0.5]}]
+        "arguments",
+        [{"setting": "zero-shot"}, {"prior": {"label 0": 1}}, {"setting": "prior", "prior": [0.5, 0.5]}],
     )
     def test_bad_settings_are_refused(self, arguments):
         with pytest.raises(ValueError, match=r"setting|prior"):

@@ -76,7 +76,9 @@ def compile_arguments(*more, program="reviews_app.py:program", metric="reviews_a
 
 
 def test_compile_and_report(folder, server, monkeypatch, capsys):
-    monkeypatch.setattr(compiling, "local_lm", lambda route, **options: nullcontext(server.lm(route, **options)))
+    monkeypatch.setattr(
+        compiling, "local_lm", lambda route, **options: nullcontext(server.lm(route, **options))
+    )
     arguments = compile_arguments("--log-dir", "log", "--report", "found.json", "--max-calls", "27")
     assert cli.main(arguments) == 0
     program = dspy.Predict("review -> sentiment")
@@ -98,7 +100,16 @@ def test_choose(folder, capsys):
     first.demos = brief_reviews("test", 2)
     first.save("saved.json")
     arguments = ["choose", "reviews_app.py:bare", "saved.json", "reviews_app.py:program"]
-    arguments += ["--metric", "reviews_app.py:accuracy", "--train", "train.csv", "--inputs", "review", "--lm", "local"]
+    arguments += [
+        "--metric",
+        "reviews_app.py:accuracy",
+        "--train",
+        "train.csv",
+        "--inputs",
+        "review",
+        "--lm",
+        "local",
+    ]
     arguments += ["--max-calls", "40", "--log-dir", "log", "--out", "best.json", "--report", "race.json"]
     for _ in range(2):
         assert cli.main(arguments) == 0
@@ -113,7 +124,9 @@ def test_choose(folder, capsys):
 
 
 @pytest.mark.parametrize(("adapter", "route"), [((), "completion"), (("--adapter", "chat"), "chat")])
-def test_the_local_model_is_asked_in_plain_text_unless_told_otherwise(folder, monkeypatch, capsys, adapter, route):
+def test_the_local_model_is_asked_in_plain_text_unless_told_otherwise(
+    folder, monkeypatch, capsys, adapter, route
+):
     """A format that the model does not follow ends the compile after a few replies."""
     engine = PlainLabels(lean=0.5)
     routes = []
@@ -146,7 +159,9 @@ def test_demos_that_a_program_gets_are_told(folder, caplog):
 
 def test_a_calibrated_program_is_saved(folder, capsys):
     assert cli.main(compile_arguments("--calibrate", "--report", "found.json", "--max-calls", "90")) == 0
-    program = load_program(dspy.Predict("review -> sentiment: Literal['negative', 'positive']"), "program.json")
+    program = load_program(
+        dspy.Predict("review -> sentiment: Literal['negative', 'positive']"), "program.json"
+    )
     assert program.calibration.labels == ("negative", "positive")
     assert program.calibration.offsets == tuple(Report.load("found.json").calibration.offsets)
     assert "the program needs label probabilities at every call" in capsys.readouterr().out
@@ -262,16 +277,28 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments(program="reviews_app.py:missing"), "has no attribute 'missing'"),
         (compile_arguments(program="reviews_app"), "FILE.py:NAME"),
         (compile_arguments(program="reviews_app.py:number"), "program must be a DSPy module"),
-        (compile_arguments(program="reviews_app.py:unsaveable"), "--out: demo 2 of predictor 'self' holds a set"),
-        (compile_arguments("--select", "--train", "large.jsonl"), "--out: demo 1 of predictor 'self' holds a int"),
-        (compile_arguments(program="broken_app.py:program"), "broken_app.py:program cannot be loaded (SystemExit: 7)"),
+        (
+            compile_arguments(program="reviews_app.py:unsaveable"),
+            "--out: demo 2 of predictor 'self' holds a set",
+        ),
+        (
+            compile_arguments("--select", "--train", "large.jsonl"),
+            "--out: demo 1 of predictor 'self' holds a int",
+        ),
+        (
+            compile_arguments(program="broken_app.py:program"),
+            "broken_app.py:program cannot be loaded (SystemExit: 7)",
+        ),
         (compile_arguments(metric="reviews_app.py:number"), "metric"),
         (compile_arguments("--inputs", "question"), "row 1 of train.jsonl"),
         (compile_arguments("--train", "none.jsonl"), "file not found: none.jsonl"),
         (compile_arguments("--train", "cut.jsonl"), "cut.jsonl cannot be read"),
         (compile_arguments("--train", "wide.csv"), "wide.csv cannot be read ("),
         (compile_arguments("--train", "short.csv"), "row 1 of short.csv must have a value for each column"),
-        (compile_arguments("--train", "hub:SetFit/subj"), "must be hub:NAME:SPLIT or hub:NAME:CONFIGURATION:SPLIT"),
+        (
+            compile_arguments("--train", "hub:SetFit/subj"),
+            "must be hub:NAME:SPLIT or hub:NAME:CONFIGURATION:SPLIT",
+        ),
         (compile_arguments("--train", "hub:SetFit/subj:train"), "cannot be read from the Hugging Face hub"),
         (compile_arguments("--train", "latin.csv"), "latin.csv cannot be read"),
         (compile_arguments("--out", "none/program.json"), "folder not found: none"),
@@ -281,7 +308,10 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments("--lm", "hosted_vllm/some-model", "--adapter", "plain"), "--api-base"),
         (compile_arguments(*CHAT, "--signal", "logprobs", **PICKY), "signal='logprobs' needs the log-prob"),
         (compile_arguments(*CHAT, "--calibrate", **PICKY), "calibrate needs the log-prob"),
-        (evaluate("--data", "train.jsonl", *ACCURACY, "--programs", "none.json"), "--programs: file not found: none"),
+        (
+            evaluate("--data", "train.jsonl", *ACCURACY, "--programs", "none.json"),
+            "--programs: file not found: none",
+        ),
         (evaluate("--data", "train.jsonl", *ACCURACY, "--programs", "train.jsonl"), "train.jsonl"),
         (CHOOSE_MISSING, "file not found: none.json"),
         (["report", "none.json"], "file not found: none.json"),

@@ -55,7 +55,9 @@ class TestTime:
         assert orderings.count(best.ordering["self"]) == 1
 
     @pytest.mark.parametrize(("limit", "slow", "times"), [(800, 700, 2), (700, 660, 3), (450, 420, 4)])
-    def test_calls_that_become_slow_leave_less_to_compare(self, clock, monkeypatch, caplog, limit, slow, times):
+    def test_calls_that_become_slow_leave_less_to_compare(
+        self, clock, monkeypatch, caplog, limit, slow, times
+    ):
         def now():
             num_slow = max(0, clock.num_calls - slow)
             return float(clock.num_calls + (times - 1) * num_slow)

@@ -33,7 +33,9 @@ def results(gains, probabilities=None):
 
 
 def compared_by(before, after, **options):
-    return comparison(before, after, expected_original=(0.5, 0.0, 1.0), expected_chosen=(0.5, 0.0, 1.0), **options)
+    return comparison(
+        before, after, expected_original=(0.5, 0.0, 1.0), expected_chosen=(0.5, 0.0, 1.0), **options
+    )
 
 
 def observed(scores):
@@ -94,20 +96,26 @@ class TestChoice:
         assert all(g <= gains[chosen] for g, p in zip(gains, probabilities, strict=True) if p >= least)
 
     @given(st.floats(0.0, 0.5), st.floats(0.0, 0.5), st.floats(0.0, 0.5), st.floats(0.0, 0.5))
-    def test_without_a_probability_odds_decide_whatever_the_chance_of_no_difference(self, p, worse, calibrated, other):
+    def test_without_a_probability_odds_decide_whatever_the_chance_of_no_difference(
+        self, p, worse, calibrated, other
+    ):
         odds = {"worse": worse, "probability_alike": calibrated, "worse_alike": other}
         likely = min(p, calibrated) > 0 and p >= 3 * worse and calibrated >= 3 * other
         assert choose([result(0.0, 0.0), result(0.1, p, **odds)]) == likely
 
     def test_the_original_calibrated_must_be_beaten_and_estimates_tell_equals_apart(self):
         odds = ((0.1, 0.5, 0.1), (0.2, 0.4, 0.2))
-        surer, less = (result(gain, 0.9, probability_alike=better, worse_alike=worse) for gain, better, worse in odds)
+        surer, less = (
+            result(gain, 0.9, probability_alike=better, worse_alike=worse) for gain, better, worse in odds
+        )
         assert choose([result(0.0, 0.0), less]) == 0
         assert choose([result(0.0, 0.0), less, surer]) == 2
         others = [result(0.2), result(0.2, estimate=0.3), result(0.2)]
         assert choose([result(0.0, 0.0), *others]) == 2
 
-    @given(st.lists(st.tuples(st.sampled_from([0.4, 0.6, 0.7]), st.floats(-1, 1), st.floats(0, 1)), max_size=8))
+    @given(
+        st.lists(st.tuples(st.sampled_from([0.4, 0.6, 0.7]), st.floats(-1, 1), st.floats(0, 1)), max_size=8)
+    )
     def test_by_score_the_best_on_the_selection_split_is_chosen_as_by_the_paper(self, others):
         finalists = [result(0.0, 0.0)]
         for score, gain, probability in others:
@@ -117,7 +125,9 @@ class TestChoice:
         assert chosen == scores.index(max(scores))
 
     @given(st.floats(0.0, 0.2), st.sampled_from([0.0, 0.5, 0.9, 0.97, 0.98, 1.0]), st.floats(0.0, 0.5))
-    def test_the_interval_of_a_gain_reaches_below_0_only_where_the_probability_allows_it(self, gain, p, deviation):
+    def test_the_interval_of_a_gain_reaches_below_0_only_where_the_probability_allows_it(
+        self, gain, p, deviation
+    ):
         expected = Gain(gain, p, deviation=deviation)
         low, high = compared_by([0.0, 1.0], [1.0, 1.0], num_candidates=2, gain=expected).gain_interval
         assert low >= 0.0 if p > 0.975 else low <= 0.0

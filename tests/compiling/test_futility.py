@@ -6,7 +6,17 @@ from dataclasses import replace
 
 import dspy
 import pytest
-from fakes import FIELD, OrderSensitiveEngine, Program, digest, engine_for, exact_match, questions, student, using
+from fakes import (
+    FIELD,
+    OrderSensitiveEngine,
+    Program,
+    digest,
+    engine_for,
+    exact_match,
+    questions,
+    student,
+    using,
+)
 from worlds import TablePayer
 
 from plr_dspy import PLReorder
@@ -54,7 +64,9 @@ class TestEnough:
 
     def test_several_failed_calls_are_named_beside_equal_scores(self):
         cells = {("order", example): 1.0 for example in range(60)}
-        failed = {("order", 60 + number): CallRecord(None, FAILED, "MetricError", "got None") for number in range(5)}
+        failed = {
+            ("order", 60 + number): CallRecord(None, FAILED, "MetricError", "got None") for number in range(5)
+        }
         expected = "every score was 1 in 60 calls, and 5 calls failed (MetricError: got None)"
         assert self.said(cells | failed) == expected
 

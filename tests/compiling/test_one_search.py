@@ -10,7 +10,9 @@ def test_one_search_finds_what_a_search_for_either_finds(world):
     """On the mean of four compiles, whose error is about two points."""
     scores = {}
     for way in ("all", "demos", "instructions"):
-        scores[way] = np.mean([compiled(seed, world=world, way=way, calls=1_000)["score"] for seed in range(4)])
+        scores[way] = np.mean(
+            [compiled(seed, world=world, way=way, calls=1_000)["score"] for seed in range(4)]
+        )
     assert scores["all"] > max(scores["demos"], scores["instructions"]) - 0.05
     if world == "helps":
         assert scores["all"] > max(scores["demos"], scores["instructions"]) + 0.03

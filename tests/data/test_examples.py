@@ -37,7 +37,9 @@ def optimize(make_optimizer):
         optimizer = make_optimizer()
         parts = {"trainset": range(40), "valset": range(40, 60)}
         for name, numbers in parts.items():
-            parts[name] = [rows[number] for number in numbers] if isinstance(rows, list) else rows.select(numbers)
+            parts[name] = (
+                [rows[number] for number in numbers] if isinstance(rows, list) else rows.select(numbers)
+            )
         program = optimizer.compile(with_demos(), **parts, **options)
         return [demo.toDict() for demo in program.predictors()[0].demos], optimizer.report.program_calls
 
@@ -54,8 +56,12 @@ USES = {
     "BatchCalibration": lambda rows, **more: (
         BatchCalibration(num_inputs=8, **COMMON).compile(with_demos(), trainset=rows, **more).calibration
     ),
-    "choose_program": lambda rows, **more: choose_program(PROGRAMS, accuracy, rows, **CALLS, **more).report.programs,
-    "headroom": lambda rows, **more: headroom(with_demos(), accuracy, rows, max_metric_calls=200, **COMMON, **more),
+    "choose_program": lambda rows, **more: (
+        choose_program(PROGRAMS, accuracy, rows, **CALLS, **more).report.programs
+    ),
+    "headroom": lambda rows, **more: headroom(
+        with_demos(), accuracy, rows, max_metric_calls=200, **COMMON, **more
+    ),
     "evaluate_programs": lambda rows, **more: evaluate_programs(PROGRAMS, accuracy, rows, **COMMON, **more),
 }
 
@@ -76,7 +82,9 @@ def test_estimates_take_data_sets():
 
 
 def test_names_of_classes():
-    rows = Dataset.from_dict({"review": ["a", "b", "c", "d"], "sentiment": [1, 0, -1, None]}, features=FEATURES)
+    rows = Dataset.from_dict(
+        {"review": ["a", "b", "c", "d"], "sentiment": [1, 0, -1, None]}, features=FEATURES
+    )
     examples = as_examples(rows.with_format("numpy"), with_demos(), name="trainset")
     assert [example.toDict() for example in examples] == [
         {"review": "a", "sentiment": "positive"},
@@ -137,7 +145,12 @@ def test_examples_keep_the_inputs_that_they_declare():
             r"pass one of its splits, .* trainset\['test'\]",
         ),
         (REVIEW_DATASET.to_iterable_dataset(), with_demos(), TypeError, r"from_list\(list\(trainset\)\)"),
-        (REVIEW_DATASET.rename_column("review", "text"), with_demos(), ValueError, r"\['review'\]; it has \['text'"),
+        (
+            REVIEW_DATASET.rename_column("review", "text"),
+            with_demos(),
+            ValueError,
+            r"\['review'\]; it has \['text'",
+        ),
     ],
 )
 def test_what_is_refused(rows, program, error, words):

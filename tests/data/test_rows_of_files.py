@@ -134,7 +134,9 @@ def test_splits_of_the_hub(tmp_path, monkeypatch):
     Dataset.from_dict({"text": ["a", "b", "c"]}).to_parquet(folder / "test.parquet")
     monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "cache")
     assert list(load_hub_split(HubSplit("owner/reviews", None, "test[:2]"))) == [{"text": "a"}, {"text": "b"}]
-    with pytest.raises(ValueError, match=r"hub:owner/reviews:train cannot be read .*: check its name, its split"):
+    with pytest.raises(
+        ValueError, match=r"hub:owner/reviews:train cannot be read .*: check its name, its split"
+    ):
         load_hub_split(HubSplit("owner/reviews", None, "train"))
     with pytest.raises(ValueError, match=r"hub:owner/other:train cannot be read .*other.*: check its name"):
         load_hub_split(HubSplit("owner/other", None, "train"))

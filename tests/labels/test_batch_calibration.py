@@ -360,7 +360,10 @@ BAD_ARGUMENTS = [
     (prior(0.0, 1.0), "share above 0"),
     (prior(math.nan, 1.0), "prior must be a finite number"),
     ({"prior": [0.5, 0.5]}, "prior must be a valid dict"),
-    ({"metric": F1("Positive"), "trainset": examples(30)}, "at least one example must have the label 'Positive'"),
+    (
+        {"metric": F1("Positive"), "trainset": examples(30)},
+        "at least one example must have the label 'Positive'",
+    ),
     ({"metric": F1("positive"), **EVEN}, "metric requires prior=None"),
     ({"metric": F1("positive")}, "metric needs at least 2 examples with a label"),
     ({"num_inputs": 1}, "num_inputs must be .* equal to 2"),

@@ -70,5 +70,7 @@ def test_a_program_with_a_calibrated_part_is_ordered_by_scores(engine):
     compiled = optimizer.compile(program, trainset=EXAMPLES)
     assert optimizer.report.signal.reason == "a part of the program is calibrated"
     assert compiled.part.calibration == program.part.calibration
-    with pytest.raises(ValueError, match="in a CalibratedProgram, which cannot be calibrated: pass the program"):
+    with pytest.raises(
+        ValueError, match="in a CalibratedProgram, which cannot be calibrated: pass the program"
+    ):
         calibrated(program)

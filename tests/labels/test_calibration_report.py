@@ -26,7 +26,9 @@ def unlabelled(count):
     return [example.without("label").with_inputs("text") for example in labelled(count, num_negative=0)]
 
 
-def reported(trainset, *, probabilities=LEANING, program=None, adapter=None, unreadable=lambda text: False, **options):
+def reported(
+    trainset, *, probabilities=LEANING, program=None, adapter=None, unreadable=lambda text: False, **options
+):
     """Return the optimizer after a compile, and the program."""
     optimizer = BatchCalibration(num_threads=1, display_progress=False, **options)
     engine = Classifier(probabilities, unreadable=unreadable)

@@ -23,7 +23,8 @@ TABLE = [[1, 0], [0, 1], [1, 0], [0, 1]]
 
 class TestLabelScores:
     @pytest.mark.parametrize(
-        "metric", [exact, lambda gold, pred, trace, name, pred_trace: dspy.Prediction(score=gold.label == pred.label)]
+        "metric",
+        [exact, lambda gold, pred, trace, name, pred_trace: dspy.Prediction(score=gold.label == pred.label)],
     )
     def test_every_way_to_the_label(self, metric):
         np.testing.assert_array_equal(label_scores(metric, EXAMPLES, OUTPUT), TABLE)
@@ -141,7 +142,11 @@ def fickle():
 @pytest.mark.parametrize(
     ("answer", "metric", "reason"),
     [
-        (lambda label: dspy.Prediction(label=LABELS[LABELS[0] == label]), lenient, "answer differs from the label"),
+        (
+            lambda label: dspy.Prediction(label=LABELS[LABELS[0] == label]),
+            lenient,
+            "answer differs from the label",
+        ),
         (lambda label: label, lenient, "answer differs from the label"),
         (lambda label: dspy.Prediction(verdict=label), lenient, "answer differs from the label"),
         (lambda label: dspy.Prediction(label=label), fickle(), "gives the same answer another score"),

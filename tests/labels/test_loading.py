@@ -27,7 +27,11 @@ def outer():
     return Program(answers, steps=steps, parts={"a b": classifier()})
 
 
-STUDENTS = {"module": partial(classifier, module=dspy.ChainOfThought), "predictor": classifier, "larger": outer}
+STUDENTS = {
+    "module": partial(classifier, module=dspy.ChainOfThought),
+    "predictor": classifier,
+    "larger": outer,
+}
 
 
 def calibrated(program=None, **options):
@@ -115,13 +119,29 @@ class TestFiles:
             (student(), CalibratedProgram(student()), "cannot be loaded into the student .*'calibration'"),
             (student(), larger(student()), "cannot be loaded into the student .*'part'"),
             (larger(student()), student(), "cannot be loaded into the student .*'signature'"),
-            (CalibratedProgram(student(Literal["a", "b"]), Calibration.none("ab")), student(), "for the labels"),
+            (
+                CalibratedProgram(student(Literal["a", "b"]), Calibration.none("ab")),
+                student(),
+                "for the labels",
+            ),
             (CalibratedProgram(student(), FOUND), larger(student()), r"load.*\['part'\]; got 'self'"),
             (CalibratedProgram(student(), FOUND), dspy.Predict("text -> label"), "few possible values"),
             (larger(CalibratedProgram(student(), FOUND)), student(), "cannot be loaded into the student"),
-            (dspy.Predict("text -> mood"), student(), r"must hold .* the student's fields \['text', 'label'\]"),
-            (dspy.Predict("text, tone -> label"), student(), r"must hold .* the student's fields \['text', 'label'\]"),
-            (larger(dspy.Predict("text -> mood")), larger(student()), "must hold a program with the student's fields"),
+            (
+                dspy.Predict("text -> mood"),
+                student(),
+                r"must hold .* the student's fields \['text', 'label'\]",
+            ),
+            (
+                dspy.Predict("text, tone -> label"),
+                student(),
+                r"must hold .* the student's fields \['text', 'label'\]",
+            ),
+            (
+                larger(dspy.Predict("text -> mood")),
+                larger(student()),
+                "must hold a program with the student's fields",
+            ),
         ],
     )
     def test_of_another_program(self, tmp_path, saved, into, match):

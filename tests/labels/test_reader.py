@@ -345,7 +345,9 @@ class TestFromAlternatives:
     @given(st.data())
     def test_is_exact_where_every_token_is_known(self, data):
         """The probability of a label is the product of those of its letters and its end."""
-        labels = data.draw(st.lists(st.text("abc", min_size=1, max_size=4), min_size=2, max_size=6, unique=True))
+        labels = data.draw(
+            st.lists(st.text("abc", min_size=1, max_size=4), min_size=2, max_size=6, unique=True)
+        )
         beginnings = set()
         for label in labels:
             beginnings |= {label[:i] for i in range(len(label) + 1)}

@@ -162,7 +162,9 @@ class TestReply:
             ask(stub.lm(provider=provider))
         assert len(stub.bodies) == 1
 
-    @pytest.mark.parametrize("reply", ["not json", "[]", "{}", {"choices": []}, {"choices": [{"text": None}]}])
+    @pytest.mark.parametrize(
+        "reply", ["not json", "[]", "{}", {"choices": []}, {"choices": [{"text": None}]}]
+    )
     def test_without_a_completion_is_a_provider_error(self, stub, reply):
         stub.reply = reply
         with pytest.raises(exceptions.LMProviderError):

@@ -112,9 +112,13 @@ class TestPrompt:
         inputs = {"points": (list[Point], dspy.InputField()), "options": (dict[str, int], dspy.InputField())}
         signature = dspy.Signature({**inputs, "color": (Color, dspy.OutputField())})
         demo = {"points": [Point(x=1, y=2)], "options": {"é": 3}, "color": Color.BLUE}
-        assert blocks(signature, [demo]) == ['Points: [{"x": 1, "y": 2}]\nOptions: {"é": 3}\nColor: dark blue']
+        assert blocks(signature, [demo]) == [
+            'Points: [{"x": 1, "y": 2}]\nOptions: {"é": 3}\nColor: dark blue'
+        ]
 
-    @pytest.mark.parametrize("annotation", [dspy.Image, dspy.History, list[dspy.Image], dspy.Image | None, dspy.Tool])
+    @pytest.mark.parametrize(
+        "annotation", [dspy.Image, dspy.History, list[dspy.Image], dspy.Image | None, dspy.Tool]
+    )
     def test_types_that_are_not_text_are_refused_by_name(self, annotation):
         signature = dspy.Signature("seen -> a").with_updated_fields("seen", type_=annotation)
         with pytest.raises(ValueError, match=r"'seen'.*Use another adapter"):

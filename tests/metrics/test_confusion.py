@@ -248,7 +248,12 @@ class TestOwnFunction:
 
     @pytest.mark.parametrize(
         ("kind", "labels"),
-        [(bool, ["True", "False"]), (Mood, ["good", "bad"]), (Literal["x", "y"] | None, ["x", "y", "None"]), (str, [])],
+        [
+            (bool, ["True", "False"]),
+            (Mood, ["good", "bad"]),
+            (Literal["x", "y"] | None, ["x", "y", "None"]),
+            (str, []),
+        ],
     )
     def test_knows_the_labels_of_a_type(self, kind, labels):
         signature = dspy.Signature("text -> label").with_updated_fields("label", type_=kind)
@@ -298,7 +303,10 @@ BAD_INPUT = [
     (lambda: F1("d").check([example("a")] * 20), "must have the label 'd'"),
     (lambda: F1("a").right_label(TWO_FIELDS), "name the label's field"),
     (lambda: F1().right_label(example(["a", "b"])), "'label' holds a list: use a metric that scores"),
-    (lambda: F1("a").answer(example("a"), OTHER_NAME), "give the label's field this name in the program's output"),
+    (
+        lambda: F1("a").answer(example("a"), OTHER_NAME),
+        "give the label's field this name in the program's output",
+    ),
 ]
 
 

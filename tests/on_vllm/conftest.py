@@ -43,9 +43,16 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", "16"),
     ]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1"}
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
     with log.open("w") as output:
-        server = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
+        server = subprocess.Popen(
+            command, stdout=output, stderr=output, env=environment, start_new_session=True
+        )
     try:
         address = f"http://127.0.0.1:{port}"
         _wait(server, f"{address}/health", log)
@@ -60,7 +67,10 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
 def _wait(server: subprocess.Popen, url: str, log: Path) -> None:
     deadline = time.monotonic() + 600
     while server.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(url, timeout=5):
+        with (
+            contextlib.suppress(urllib.error.URLError, ConnectionError),
+            urllib.request.urlopen(url, timeout=5),
+        ):
             return
         time.sleep(1)
     pytest.fail("vLLM did not start:\n" + "\n".join(log.read_text().splitlines()[-30:]))

@@ -25,7 +25,9 @@ def completions(vllm):
 
 def chat_lm(vllm, **options):
     address = {"api_base": vllm.api_base, "api_key": "none"}
-    return dspy.LM(f"hosted_vllm/{vllm.model}", cache=False, max_tokens=16, temperature=0, **address, **options)
+    return dspy.LM(
+        f"hosted_vllm/{vllm.model}", cache=False, max_tokens=16, temperature=0, **address, **options
+    )
 
 
 @pytest.fixture

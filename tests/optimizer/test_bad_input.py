@@ -68,8 +68,16 @@ COMPILE = [
     (Async, {}, r"async program.*dspy.syncify\(program\)"),
     (OnlyAsync, {}, r"async program.*dspy.syncify\(program\)"),
     (student, {"trainset": EXAMPLES[:7]}, "trainset must contain at least two .*pass more examples"),
-    (student, {"trainset": [EXAMPLES[-1]] * 30}, "1 are left, because the others are duplicates, shown by demos"),
-    (student, {"trainset": None}, "trainset must be a list of dspy.Example or of dicts, .*; got NoneType: pass a list"),
+    (
+        student,
+        {"trainset": [EXAMPLES[-1]] * 30},
+        "1 are left, because the others are duplicates, shown by demos",
+    ),
+    (
+        student,
+        {"trainset": None},
+        "trainset must be a list of dspy.Example or of dicts, .*; got NoneType: pass a list",
+    ),
     (student, {"trainset": "data.json"}, "trainset must be a list of dspy.Example .*; got str: pass a list"),
     (student, {"trainset": iter(EXAMPLES)}, "trainset must be a list of dspy.Example"),
     (student, {"trainset": [("q", "a")]}, r"trainset\[0\] must be a dspy.Example; got tuple: pass .* a dict"),
@@ -78,7 +86,11 @@ COMPILE = [
         {"trainset": [{"text": "t"}]},
         r"trainset\[0\] must have columns for .*\['question'\]; it has \['text'\]",
     ),
-    (Wrapped, {"valset": [{"text": "t"}]}, r"valset\[0\] must have columns for .*\['question'\].*pass inputs="),
+    (
+        Wrapped,
+        {"valset": [{"text": "t"}]},
+        r"valset\[0\] must have columns for .*\['question'\].*pass inputs=",
+    ),
     (
         student,
         {"trainset": [dspy.Example(question=None)]},
@@ -96,7 +108,11 @@ COMPILE = [
         {"trainset": [{"question": "q"}], "inputs": ["question", "text"]},
         r"trainset\[0\] must have the inputs .*; it has \['question'\]: add \['text'\]",
     ),
-    (student, {"trainset": [*EXAMPLES, TEXT]}, r"\[120\] must have .* \['question'\]; it has \['text'\]: rename"),
+    (
+        student,
+        {"trainset": [*EXAMPLES, TEXT]},
+        r"\[120\] must have .* \['question'\]; it has \['text'\]: rename",
+    ),
     (student, {"valset": [1]}, r"valset\[0\] must be a dspy.Example; got int"),
     (
         student,
@@ -152,7 +168,9 @@ def test_instructions_are_described_in_words(value):
 def test_each_requirement_is_stated_once():
     with pytest.raises(ValueError, match=r"^instructions must have at least 1 character; got ''$"):
         headroom(student(), exact_match, EXAMPLES, instructions=["", ""])
-    with pytest.raises(ValueError, match=r"^candidates must be 'both', .* or a non-empty list of demos; got \[\]$"):
+    with pytest.raises(
+        ValueError, match=r"^candidates must be 'both', .* or a non-empty list of demos; got \[\]$"
+    ):
         PLFewShot(exact_match, candidates=[])
 
 
@@ -174,7 +192,12 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
         (PLReorder, {}, {"auto": None}, "auto=None needs a number of program calls"),
         (PLReorder, {"signal": "score"}, {"calibrate": True}, "calibrate needs log-probabilities"),
         (PLReorder, {"auto": "paper"}, {"calibrate": True}, "got calibrate: leave it out"),
-        (PLFewShot, {"demos": "retrieved", "calibrate": True}, {"max_metric_calls": 0}, "calibrate=True needs program"),
+        (
+            PLFewShot,
+            {"demos": "retrieved", "calibrate": True},
+            {"max_metric_calls": 0},
+            "calibrate=True needs program",
+        ),
         (PLFewShot, {"demos": "fixed"}, {"max_metric_calls": 0}, "demos='fixed' needs program calls"),
         (
             PLFewShot,
@@ -183,7 +206,12 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
             "candidates='bootstrapped' needs program calls",
         ),
         (PLReorder, {"auto": "paper"}, {"signal": "logprobs"}, "got signal=.logprobs.: leave it out"),
-        (PDO, {"setting": "prior", "prior": {"a": 1}}, {"setting": "few-shot"}, "prior requires setting='prior"),
+        (
+            PDO,
+            {"setting": "prior", "prior": {"a": 1}},
+            {"setting": "few-shot"},
+            "prior requires setting='prior",
+        ),
         (PLFewShot, {}, {"update": UNSMOOTHED}, "update must have an attribute smoothing"),
         (PLReorder, {}, {"max_metric_calls": 10**20}, "max_metric_calls must be less than"),
         (PLReorder, {}, {"num_demos": 1}, "num_demos must be greater than or equal to 2; got 1$"),
@@ -232,7 +260,9 @@ def test_examples_that_are_given_again_and_demos_that_no_prompt_shows_are_told(e
     assert sorted(reorder.report.slots[0].ordering) == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("value", "field"), [(np.zeros(2), "answer"), ({1: "a"}, "note"), (10**30, "answer")])
+@pytest.mark.parametrize(
+    ("value", "field"), [(np.zeros(2), "answer"), ({1: "a"}, "note"), (10**30, "answer")]
+)
 def test_demos_that_json_cannot_hold_are_warned_of(engine, caplog, tmp_path, value, field):
     demos = [dspy.Example(**{**example, field: value}) for example in EXAMPLES[:3]]
     program = student([*EXAMPLES[3:5], *demos])

@@ -28,7 +28,12 @@ def predict(kind=dspy.Predict, demos=()):
 
 
 def chooser(metric=exact_match, **options):
-    defaults = {"max_metric_calls": 150, "max_demos": 4, "candidates": "bootstrapped", "display_progress": False}
+    defaults = {
+        "max_metric_calls": 150,
+        "max_demos": 4,
+        "candidates": "bootstrapped",
+        "display_progress": False,
+    }
     return PLFewShot(metric, **{**defaults, **options})
 
 
@@ -51,7 +56,9 @@ def engine():
 
 class TestTeachers:
     @pytest.mark.parametrize("whose", ["student", "teacher"])
-    @pytest.mark.parametrize("demo", [dict, lambda example: dspy.Example(example, augmented=True, reasoning="so")])
+    @pytest.mark.parametrize(
+        "demo", [dict, lambda example: dspy.Example(example, augmented=True, reasoning="so")]
+    )
     def test_none_is_shown_the_example_that_it_answers(self, whose, demo):
         programs = {name: predict(dspy.ChainOfThought) for name in ("student", "teacher")}
         programs[whose].predictors()[0].demos = [demo(example) for example in EXAMPLES[:40]]
@@ -139,7 +146,8 @@ class TestTeachers:
         assert "PlainTextAdapter" in warning
 
     @pytest.mark.parametrize(
-        ("error", "cure"), [(lm15.ContextLengthError, "max_demo_tokens"), (lm15.RateLimitError, "num_threads")]
+        ("error", "cure"),
+        [(lm15.ContextLengthError, "max_demo_tokens"), (lm15.RateLimitError, "num_threads")],
     )
     def test_a_reason_outside_the_program_is_told_with_its_cure(self, caplog, error, cure):
         def fail():
@@ -165,7 +173,8 @@ class TestTeachers:
 
 class TestMetrics:
     @pytest.mark.parametrize(
-        "error", [ZeroDivisionError("boom"), AdapterParseError("Judge", dspy.Signature("a -> b"), "no verdict")]
+        "error",
+        [ZeroDivisionError("boom"), AdapterParseError("Judge", dspy.Signature("a -> b"), "no verdict")],
     )
     def test_failures_end_the_compile_at_max_errors(self, engine, error):
         def metric(example, prediction):
@@ -185,7 +194,10 @@ class TestMetrics:
         optimizer = chooser(lambda e, p: exact_match(e, p) - 1, metric_threshold=threshold)
         optimizer.compile(predict(), trainset=EXAMPLES)
         assert wrong is None or ("wrong" in shown(optimizer)) == wrong
-        for warning in ("none of the teacher's 15 answers scored high enough", "the metric compares the right fields"):
+        for warning in (
+            "none of the teacher's 15 answers scored high enough",
+            "the metric compares the right fields",
+        ):
             assert (warning in caplog.text) == (wrong is None)
 
 

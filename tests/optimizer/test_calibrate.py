@@ -7,7 +7,20 @@ import numpy as np
 import pytest
 from fakes import digest, interrupt, using
 from label_engines import around, normal
-from label_world import DEMOS, EXAMPLES, FRESH, LABELS, Engine, exact, go, labelled, number, student, twice, two
+from label_world import (
+    DEMOS,
+    EXAMPLES,
+    FRESH,
+    LABELS,
+    Engine,
+    exact,
+    go,
+    labelled,
+    number,
+    student,
+    twice,
+    two,
+)
 
 from plr_dspy import BatchCalibration, CalibratedProgram, PLReorder, Report
 from plr_dspy.labels.reader import NoProbabilities

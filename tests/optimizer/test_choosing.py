@@ -40,13 +40,18 @@ class TestChoice:
         assert report.original.name == "leaning"
         assert choice.program is not candidates[choice.name]
         assert choice.program.dump_state() == programs()[choice.name].dump_state()
-        assert all(program.dump_state() == programs()[name].dump_state() for name, program in candidates.items())
+        assert all(
+            program.dump_state() == programs()[name].dump_state() for name, program in candidates.items()
+        )
         assert choice.program.reorder_report == report.to_dict()
         assert not report.original_stays
         assert {way.name for way in report.programs} == set(candidates)
         assert f"returned program '{choice.name}'" in str(report)
         assert f"load_program, whose student must be built like '{choice.name}'" in str(report)
-        compared = {"leaning": report.comparison.expected_original, choice.name: report.comparison.expected_chosen}
+        compared = {
+            "leaning": report.comparison.expected_original,
+            choice.name: report.comparison.expected_chosen,
+        }
         for way in report.programs:
             if way.name in compared:
                 assert (way.score, *way.interval) == pytest.approx(compared[way.name], abs=1e-5)
@@ -66,7 +71,9 @@ class TestChoice:
         own = Engine()
         other = classifier()
         other.set_lm(own.lm("fake/own"))
-        wrapped = Program(lambda self, text: self.inner(text=text), inner=dspy.ChainOfThought(classifier().signature))
+        wrapped = Program(
+            lambda self, text: self.inner(text=text), inner=dspy.ChainOfThought(classifier().signature)
+        )
         choice = chosen(Engine(), {"bare": student(demos=[]), "own": other, "wrapped": wrapped})
         assert len(own.prompts) >= 10
         assert len(choice.report.programs) == 3
@@ -156,7 +163,9 @@ class TestChoice:
         shown = EXAMPLES[:5]
         hidden = Program(lambda self, text: self.inner(text=text), inner=student(demos=shown))
         hidden.inner._compiled = True
-        choice = chosen(engine, {"even": student(), "copies": hidden}, valset=EXAMPLES[40:], trainset=EXAMPLES[:40])
+        choice = chosen(
+            engine, {"even": student(), "copies": hidden}, valset=EXAMPLES[40:], trainset=EXAMPLES[:40]
+        )
         asked = {Engine.shown(texts)[1] for texts in engine.prompts}
         assert not asked & {example.text for example in shown}
         assert choice.report.settings["num_train"] == len(EXAMPLES) - 5

@@ -129,7 +129,11 @@ def test_inside_better_together(engine):
     student.set_lm(dspy.settings.lm)
     optimizer = dspy.BetterTogether(metric=exact_match, few=dspy.LabeledFewShot(k=5), reorder=reorder)
     compiled = optimizer.compile(
-        student, trainset=EXAMPLES[:40], valset=EXAMPLES[40:], strategy=strategy, optimizer_compile_args=arguments
+        student,
+        trainset=EXAMPLES[:40],
+        valset=EXAMPLES[40:],
+        strategy=strategy,
+        optimizer_compile_args=arguments,
     )
     assert not compiled.flag_compilation_error_occurred
     programs = {candidate["strategy"]: candidate["program"] for candidate in compiled.candidate_programs}

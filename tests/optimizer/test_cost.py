@@ -213,7 +213,9 @@ class TestEstimateOfFunctions:
         assert estimated.program_calls == num_calls
         sizes = []
         for num_demos in (0, 6):
-            messages = dspy.ChatAdapter().format(student().signature, questions(num_demos), {"question": "question 50"})
+            messages = dspy.ChatAdapter().format(
+                student().signature, questions(num_demos), {"question": "question 50"}
+            )
             sizes.append(litellm.token_counter("gpt-4o", messages=messages))
         assert estimated.prompt_tokens == pytest.approx(num_calls * sum(sizes) / 2, rel=0.02)
         assert estimated.cost > estimated.prompt_tokens * PROMPT
@@ -226,7 +228,9 @@ class TestEstimateOfFunctions:
         assert limited.affordable_calls == pytest.approx(full.program_calls / 2, abs=1)
 
     def test_arguments_are_checked_as_in_the_call(self, engine):
-        with pytest.raises(TypeError, match="must be headroom or choose_program; got PLReorder: of an optimizer"):
+        with pytest.raises(
+            TypeError, match="must be headroom or choose_program; got PLReorder: of an optimizer"
+        ):
             estimate(PLReorder, student(), EXAMPLES)
         with pytest.raises(TypeError, match="missing a required argument: 'trainset'"):
             estimate(headroom, student(), exact_match)
@@ -251,7 +255,11 @@ def uneven(*, spread, failing, seed):
 @pytest.mark.parametrize("num_threads", [1, 8])
 @pytest.mark.parametrize("own", [(False, True), (True, False), (False, False, True)])
 def test_a_race_of_models_with_different_prices_stays_within_max_cost(own, num_threads, monkeypatch):
-    entry = {"input_cost_per_token": 100 * PROMPT, "output_cost_per_token": 40 * COMPLETION, "litellm_provider": "fake"}
+    entry = {
+        "input_cost_per_token": 100 * PROMPT,
+        "output_cost_per_token": 40 * COMPLETION,
+        "litellm_provider": "fake",
+    }
     monkeypatch.setitem(litellm.model_cost, "fake/dear", entry)
 
     class Slow(PricedEngine):
@@ -345,7 +353,9 @@ class TestMaxCost:
         assert 0 < engine.cost <= 0.4
         assert limited.report.cost == pytest.approx(engine.cost)
 
-    def test_a_dear_teacher_needs_a_price_and_leaves_three_quarters_to_a_cheap_student(self, engine, monkeypatch):
+    def test_a_dear_teacher_needs_a_price_and_leaves_three_quarters_to_a_cheap_student(
+        self, engine, monkeypatch
+    ):
         teacher = student(0)
         dear = PricedEngine()
         teacher.set_lm(lm_of(dear, "fake/dear"))

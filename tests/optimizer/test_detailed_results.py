@@ -14,7 +14,9 @@ EXAMPLES = questions(80)
 RUNS = {
     "PLReorder": lambda: PLReorder(exact_match, max_metric_calls=200, seed=3),
     "PLFewShot": lambda: PLFewShot(exact_match, max_metric_calls=200, seed=3),
-    "instructions": lambda: PLFewShot(exact_match, max_metric_calls=200, seed=3, instructions=["Name the answer."]),
+    "instructions": lambda: PLFewShot(
+        exact_match, max_metric_calls=200, seed=3, instructions=["Name the answer."]
+    ),
     "retrieved": lambda: PLFewShot(exact_match, max_metric_calls=200, seed=3, demos="retrieved"),
     "TopKOrder": lambda: TopKOrder(exact_match, max_metric_calls=400, seed=3),
 }

@@ -110,7 +110,11 @@ class TestCost:
         own = dspy.Predict("question -> answer")
         instructed = own.deepcopy()
         instructed.signature = own.signature.with_instructions(text)
-        predictors = {0: own, 1: instructed, 2: other}  # The instruction of the user's program joins as the last one.
+        predictors = {
+            0: own,
+            1: instructed,
+            2: other,
+        }  # The instruction of the user's program joins as the last one.
         numbers = {entry.instructions["self"] for entry in front if entry.kind == "fixed"}
         assert {0, 1} <= numbers <= {0, 1, 2}
         for entry in front:
@@ -169,7 +173,9 @@ class TestReport:
             assert (entry in undominated) == all(score < entry.score for score in cheaper)
         _, prompts = report.plot().axes
         assert len(prompts.containers) == len(undominated)
-        assert {text.get_text() for text in prompts.get_legend().get_texts()} == {entry.name for entry in undominated}
+        assert {text.get_text() for text in prompts.get_legend().get_texts()} == {
+            entry.name for entry in undominated
+        }
 
 
 class TestCheapest:
@@ -191,7 +197,9 @@ class TestCheapest:
             first = next(entry for entry in optimizer.report.front if entry.is_as_good)
             built = optimizer.program_with(within=0.01)
             assert len(built.demos) == first.num_demos <= len(program.demos)
-            assert ("a cheaper prompt is probably as good" in str(optimizer.report)) == (not first.is_returned)
+            assert ("a cheaper prompt is probably as good" in str(optimizer.report)) == (
+                not first.is_returned
+            )
 
     def test_after_an_interrupt_there_is_a_front_and_after_an_error_none(self):
         with using(fakes.engine_for(EXAMPLES, at={100: fakes.interrupt})):
@@ -245,7 +253,13 @@ def losses(chance, within, *, demos=0):
 
         trainset = [labelled(f"text {seed} {i}", label_of(f"text {seed} {i}")) for i in range(120)]
         own = [dspy.Example(text=f"demo {i}", label=LABELS[i % 2]) for i in range(demos)]
-        options = {"trainset": trainset, "metric": exact, "max_demos": 6, "seed": seed, "max_metric_calls": 200}
+        options = {
+            "trainset": trainset,
+            "metric": exact,
+            "max_demos": 6,
+            "seed": seed,
+            "max_metric_calls": 200,
+        }
         with using(LabelEngine(LABELS, chances, logprobs=False)):
             program, optimizer = compiled(student(own, "text -> label: Literal['yes', 'no']"), **options)
         shorter = optimizer.program_with(within=within)

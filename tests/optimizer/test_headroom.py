@@ -124,7 +124,9 @@ class TestLevers:
         result = measured(engine, instructions=["Think of it.", "Hurry."])
         assert names(result)[1:3] == ["instruction 1", "instruction 2"]
         assert lever(result, "instruction 1").score > 0.85
-        assert lever(result, "instruction 2").gain == pytest.approx(lever(result, "random demos").gain, abs=0.1)
+        assert lever(result, "instruction 2").gain == pytest.approx(
+            lever(result, "random demos").gain, abs=0.1
+        )
         assert result.advice.startswith("The largest lever is 'instruction 1'")
         assert result.advice.endswith("random demos and this instruction: run PLFewShot(instructions=[...]).")
         assert engine.num_calls == 300
@@ -154,7 +156,9 @@ class TestLevers:
 
 class TestCalibration:
     def test_a_biased_classifier_is_to_be_calibrated(self):
-        engine = Engine(probabilities=lambda demos, text: [0.7, 0.3] if int(text.split()[-1]) % 2 else [0.9, 0.1])
+        engine = Engine(
+            probabilities=lambda demos, text: [0.7, 0.3] if int(text.split()[-1]) % 2 else [0.9, 0.1]
+        )
         examples = [labelled(f"text {i}", ["negative", "positive"][i % 2]) for i in range(100)]
         result = measured(engine, classifier(demos=[]), examples, exact)
         assert engine.requests == result.program_calls == 296
@@ -173,7 +177,9 @@ class TestCalibration:
 
     def test_failed_calls_count_alike_with_and_without_it(self):
         """Calibration changes no answer of this model, so the failed calls alone could make a difference."""
-        engine = Engine(probabilities=lambda demos, text: [0.1, 0.9] if int(text.split()[-1]) % 2 else [0.9, 0.1])
+        engine = Engine(
+            probabilities=lambda demos, text: [0.1, 0.9] if int(text.split()[-1]) % 2 else [0.9, 0.1]
+        )
         engine.at = dict.fromkeys(range(30, 290, 7), failure)
         examples = [labelled(f"text {i}", ["negative", "positive"][i % 2]) for i in range(100)]
         result = measured(engine, classifier(demos=[]), examples, F1("positive"), max_errors=100)
@@ -202,7 +208,10 @@ class TestPromises:
     @pytest.mark.parametrize(
         ("wrong", "message"),
         [
-            ({"max_metric_calls": 79}, "max_metric_calls must be at least 80 for 8 programs on 10 examples; got 79"),
+            (
+                {"max_metric_calls": 79},
+                "max_metric_calls must be at least 80 for 8 programs on 10 examples; got 79",
+            ),
             ({"max_metric_calls": None}, "max_metric_calls"),
             ({"max_metric_calls": True}, "max_metric_calls"),
             ({"max_demos": 0}, "max_demos"),

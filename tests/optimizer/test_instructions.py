@@ -8,7 +8,17 @@ import fakes
 import litellm
 import pytest
 from dspy.utils.exceptions import LMUnexpectedError
-from fakes import OrderSensitiveEngine, digest, exact_match, failure, interrupt, lm_of, questions, student, using
+from fakes import (
+    OrderSensitiveEngine,
+    digest,
+    exact_match,
+    failure,
+    interrupt,
+    lm_of,
+    questions,
+    student,
+    using,
+)
 from label_world import EXAMPLES as LABELLED
 from label_world import Engine, exact
 from label_world import student as classifier
@@ -193,7 +203,10 @@ class TestSeveralPredictors:
         ({"instructions": {"self": []}}, "instructions"),
         ({"instructions": GOOD}, "instructions"),
         ({"instructions": [3]}, "instructions"),
-        ({"instructions": [GOOD], "max_metric_calls": 0, "demos": "retrieved"}, "instructions=.* needs program calls"),
+        (
+            {"instructions": [GOOD], "max_metric_calls": 0, "demos": "retrieved"},
+            "instructions=.* needs program calls",
+        ),
     ],
 )
 def test_bad_arguments(options, message):
@@ -332,7 +345,9 @@ class TestProgramsOfOthers:
         other.demos = EXAMPLES[:10]
         engine = SharingEngine()
         joined(engine, [other])
-        scored = {int(number) for texts in engine.requests for number in re.findall(r"question (\d+)", texts[-1])}
+        scored = {
+            int(number) for texts in engine.requests for number in re.findall(r"question (\d+)", texts[-1])
+        }
         assert scored
         assert not scored & set(range(10))
 
@@ -348,7 +363,9 @@ class TestProgramsOfOthers:
         others = {
             "renamed": fakes.Program(unknown, hinting=with_demos("a", GOOD, fields), again=with_demos("b")),
             "named": named,
-            "ambiguous": fakes.Program(unknown, x=with_demos("e", IDLE, fields), y=with_demos("f", BAD, fields)),
+            "ambiguous": fakes.Program(
+                unknown, x=with_demos("e", IDLE, fields), y=with_demos("f", BAD, fields)
+            ),
         }
         _, report = joined(SharingEngine(), others, fakes.two_predictors())
         slots = {slot.predictor: slot for slot in report.slots}
@@ -372,9 +389,17 @@ class TestProgramsOfOthers:
 
     def test_proposals_join_too(self):
         engine = ProposingEngine(GOOD)
-        options = {"instructions": "propose", "num_instructions": 1, "prompt_model": lm_of(engine, "fake/proposer")}
+        options = {
+            "instructions": "propose",
+            "num_instructions": 1,
+            "prompt_model": lm_of(engine, "fake/proposer"),
+        }
         _, report = joined(SharingEngine(), {"other": with_demos("poor", BAD)}, **options)
-        assert [choice.origin for choice in report.instructions[0].alternatives] == ["student", "proposed[0]", "other"]
+        assert [choice.origin for choice in report.instructions[0].alternatives] == [
+            "student",
+            "proposed[0]",
+            "other",
+        ]
 
     @pytest.mark.parametrize("demos", ["auto", "retrieved"])
     def test_with_demos_for_each_input(self, demos):
@@ -396,7 +421,9 @@ class TestProgramsOfOthers:
     def test_an_order_is_of_the_students_own_demos(self):
         optimizer = PLReorder(exact_match, max_metric_calls=150, num_threads=1, display_progress=False)
         with using(SharingEngine()):
-            optimizer.compile(with_demos("nice"), trainset=EXAMPLES, programs={"other": with_demos("poor", GOOD)})
+            optimizer.compile(
+                with_demos("nice"), trainset=EXAMPLES, programs={"other": with_demos("poor", GOOD)}
+            )
         assert len(optimizer.report.slots[0].demos) == 3
         assert not optimizer.report.instructions
 
@@ -436,7 +463,9 @@ class TestWithEverythingElse:
 
     def test_a_metric_over_a_set(self):
         with using(InstructedLabels(), "fake/x"):
-            optimizer = PLFewShot(F1("positive"), instructions=[GOOD], max_metric_calls=120, display_progress=False)
+            optimizer = PLFewShot(
+                F1("positive"), instructions=[GOOD], max_metric_calls=120, display_progress=False
+            )
             optimizer.compile(classifier(), trainset=LABELLED)
         assert optimizer.report.instructions[0].alternatives
 
@@ -511,7 +540,10 @@ class TestProposals:
         assert program.signature.instructions == GOOD
         report = optimizer.report
         (entry,) = report.instructions
-        assert [choice.origin for choice in entry.alternatives] == ["student", *(f"proposed[{i}]" for i in range(3))]
+        assert [choice.origin for choice in entry.alternatives] == [
+            "student",
+            *(f"proposed[{i}]" for i in range(3)),
+        ]
         assert instructed.num_calls == report.program_calls["total"] <= 200
         assert (report.proposals.num_texts, report.proposals.model) == (4, "fake/proposer")
         assert report.tokens["fake/proposer"]["prompt_tokens"] == 100 * len(engine.prompts)
@@ -523,7 +555,11 @@ class TestProposals:
         _, _, engine = proposing(GOOD, BAD, demos=demos)
         before = [prompt for prompt in engine.prompts if "new_instruction" not in prompt]
         shown = {int(number) for prompt in before for number in re.findall(r"question (\d+)", prompt)}
-        scored = {int(number) for texts in instructed.requests for number in re.findall(r"question (\d+)", texts[-1])}
+        scored = {
+            int(number)
+            for texts in instructed.requests
+            for number in re.findall(r"question (\d+)", texts[-1])
+        }
         assert shown
         assert not shown & scored
 
@@ -576,7 +612,11 @@ class TestProposals:
         assert len(engine.prompts) == after
         if stop is interrupt:
             assert after <= len(paid.prompts) + 3
-            assert [choice.text for choice in resumed.report.instructions[0].alternatives[1:]] == [BAD, GOOD, IDLE]
+            assert [choice.text for choice in resumed.report.instructions[0].alternatives[1:]] == [
+                BAD,
+                GOOD,
+                IDLE,
+            ]
         else:
             assert after == before
             assert found(resumed.report) == found(first.report)
@@ -590,7 +630,9 @@ class TestProposals:
 
     def test_a_prompt_model_that_is_down_is_said(self, instructed):
         engine = ProposingEngine(GOOD, at=dict.fromkeys(range(100), failure))
-        with pytest.raises(RuntimeError, match=r"prompt_model made no instruction \(LMUnexpectedError.*as a list"):
+        with pytest.raises(
+            RuntimeError, match=r"prompt_model made no instruction \(LMUnexpectedError.*as a list"
+        ):
             proposing(engine=engine)
         assert instructed.num_calls == 0
 
@@ -608,7 +650,11 @@ class TestProposals:
             monkeypatch.setitem(litellm.model_cost, model, price)
         with using(new_engine()):
             _, unlimited, _ = proposing(GOOD, BAD, IDLE)
-            assert unlimited.report.cost > cost_of({"fake/proposer": unlimited.report.tokens["fake/proposer"]}) > 0
+            assert (
+                unlimited.report.cost
+                > cost_of({"fake/proposer": unlimited.report.tokens["fake/proposer"]})
+                > 0
+            )
             limit = 0.5 * unlimited.report.cost
             _, limited, _ = proposing(GOOD, BAD, IDLE, max_cost=limit)
             estimate = limited.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES)
@@ -617,7 +663,9 @@ class TestProposals:
         assert "about 13 calls of the prompt model" in str(estimate)
         without = PLFewShot(exact_match, max_metric_calls=200, max_demos=3, candidates="labeled")
         with using(new_engine()):
-            assert without.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES).cost < estimate.cost
+            assert (
+                without.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES).cost < estimate.cost
+            )
 
     def test_replies_without_usage_are_the_error(self, instructed, monkeypatch, caplog):
         price = {"input_cost_per_token": 1e-5, "output_cost_per_token": 1e-5, "litellm_provider": "fake"}
@@ -631,7 +679,9 @@ class TestProposals:
             return response
 
         monkeypatch.setattr(engine, "complete", complete)
-        with pytest.raises(ValueError, match="max_cost needs the number of tokens in each reply of fake/proposer"):
+        with pytest.raises(
+            ValueError, match="max_cost needs the number of tokens in each reply of fake/proposer"
+        ):
             proposing(engine=engine, max_cost=10.0)
         assert "of max_cost and max_seconds" not in caplog.text
         assert instructed.num_calls == 0
@@ -639,10 +689,16 @@ class TestProposals:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"instructions": [GOOD], "prompt_model": lm_of(new_engine())}, "prompt_model needs instructions"),
+            (
+                {"instructions": [GOOD], "prompt_model": lm_of(new_engine())},
+                "prompt_model needs instructions",
+            ),
             ({"instructions": "propose", "prompt_model": "openai/gpt"}, "prompt_model"),
             ({"num_instructions": 3}, "num_instructions needs instructions='propose'; got instructions=None"),
-            ({"instructions": [GOOD], "num_instructions": 3}, "num_instructions needs instructions='propose'"),
+            (
+                {"instructions": [GOOD], "num_instructions": 3},
+                "num_instructions needs instructions='propose'",
+            ),
             ({"instructions": "propose", "num_instructions": 0}, "num_instructions"),
             ({"instructions": "proposed"}, "instructions"),
         ],
@@ -692,7 +748,12 @@ def revising(metric=with_feedback, engine=None, program=None, **options):
     model = lm_of(engine, "fake/proposer")
     limits = {"max_metric_calls": 250, "max_demos": 3, "candidates": "labeled", "num_threads": 1, **options}
     optimizer = PLFewShot(
-        metric, instructions="propose", num_instructions=1, prompt_model=model, display_progress=False, **limits
+        metric,
+        instructions="propose",
+        num_instructions=1,
+        prompt_model=model,
+        display_progress=False,
+        **limits,
     )
     program = optimizer.compile(program or dspy.Predict("question -> answer"), trainset=EXAMPLES)
     return program, optimizer.report, engine
@@ -711,7 +772,11 @@ class TestProposalsFromFailures:
             program, report, proposer = revising(max_metric_calls=max_metric_calls)
         assert program.signature.instructions == WORD
         (entry,) = report.instructions
-        assert [choice.origin for choice in entry.alternatives] == ["student", "proposed[0]", "from failures[0]"]
+        assert [choice.origin for choice in entry.alternatives] == [
+            "student",
+            "proposed[0]",
+            "from failures[0]",
+        ]
         assert entry.chosen == 2
         assert PlackettLuce.from_state(entry.distribution).num_items == 3
         assert engine.num_calls == report.program_calls["total"] <= max_metric_calls
@@ -786,7 +851,9 @@ class TestProposalsFromFailures:
         )
         with using(CodedEngine()):
             programs = {"other": with_demos("poor", BAD)}
-            program = optimizer.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES, programs=programs)
+            program = optimizer.compile(
+                dspy.Predict("question -> answer"), trainset=EXAMPLES, programs=programs
+            )
         (entry,) = optimizer.report.instructions
         origins = [choice.origin for choice in entry.alternatives]
         assert origins == ["student", "proposed[0]", "other", "from failures[0]"]
@@ -807,7 +874,9 @@ class TestProposalsFromFailures:
     def test_an_error_of_the_prompt_model_does_not_end_the_compile(self, tmp_path, caplog):
         with using(CodedEngine()):
             _, _, paid = revising()
-        proposer = ProposingEngine(IDLE, revise=revise, at=dict.fromkeys(range(len(paid.prompts) - 1, 99), failure))
+        proposer = ProposingEngine(
+            IDLE, revise=revise, at=dict.fromkeys(range(len(paid.prompts) - 1, 99), failure)
+        )
         with using(CodedEngine()) as engine:
             _, report, _ = revising(engine=proposer, log_dir=tmp_path, max_errors=1)
             calls = engine.num_calls
@@ -864,7 +933,11 @@ class TestProposalsFromFailures:
     def test_a_dear_prompt_model_is_not_asked_again(self, monkeypatch, caplog):
         prices = {"fake/proposer": 1e-4, "fake/order-sensitive": 1e-6}
         for model, price in prices.items():
-            entry = {"input_cost_per_token": price, "output_cost_per_token": price, "litellm_provider": "fake"}
+            entry = {
+                "input_cost_per_token": price,
+                "output_cost_per_token": price,
+                "litellm_provider": "fake",
+            }
             monkeypatch.setitem(litellm.model_cost, model, entry)
         with using(CodedEngine()):
             _, unlimited, _ = revising(max_cost=100.0)

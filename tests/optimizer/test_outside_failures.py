@@ -189,7 +189,9 @@ class Limited(fakes.OrderSensitiveEngine):
         return super().answer(system, texts)
 
 
-@pytest.mark.parametrize(("error", "kind"), [(lm15.ContextLengthError, PLReorder), (lm15.RateLimitError, PLFewShot)])
+@pytest.mark.parametrize(
+    ("error", "kind"), [(lm15.ContextLengthError, PLReorder), (lm15.RateLimitError, PLFewShot)]
+)
 class TestCompleted:
     """Some calls of a run that came to its end failed."""
 
@@ -284,7 +286,10 @@ def test_one_failed_authentication_ends_a_compile_whatever_class_the_lm_is_of(tm
             self.num_calls += 1
             if self.num_calls == 20:
                 raise AuthenticationError("the key was withdrawn")
-            message = {"role": "assistant", "content": "[[ ## answer ## ]]\nanswer 1\n\n[[ ## completed ## ]]"}
+            message = {
+                "role": "assistant",
+                "content": "[[ ## answer ## ]]\nanswer 1\n\n[[ ## completed ## ]]",
+            }
             usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
             return litellm.ModelResponse(model="own/lm", choices=[{"message": message}], usage=usage)
 

@@ -97,14 +97,21 @@ class TestTokens:
         question = count(messages_of(predictor, [], QUESTION)[-1:])
         instructions = alone - question
         sizes = [size - alone for size in of_demos]
-        sent = [alone + sizes[0] + sizes[1], alone + sizes[0] + sizes[1], alone + sum(sizes), alone + sizes[2]]
+        sent = [
+            alone + sizes[0] + sizes[1],
+            alone + sizes[0] + sizes[1],
+            alone + sum(sizes),
+            alone + sizes[2],
+        ]
         calls = [({"m": {"prompt_tokens": tokens}}) for tokens in sent]
         prefixes = PromptPrefixes(slots.build)
         order = [first, first, second, third]
         new = [sent[0], question, sizes[2] + question, sizes[2] + question]
         assert prefixes.num_new(zip(order, calls, strict=True)) == pytest.approx(sum(new), abs=12)
         assert prefixes.num_shared(first, second) == prefixes.size(first)
-        assert prefixes.num_shared(second, third) == prefixes.size(((),)) == pytest.approx(instructions, abs=3)
+        assert (
+            prefixes.num_shared(second, third) == prefixes.size(((),)) == pytest.approx(instructions, abs=3)
+        )
 
     def test_are_unknown_without_usage_and_cached_answers_send_no_prompt(self):
         prefixes = PromptPrefixes(pool_slots().build)

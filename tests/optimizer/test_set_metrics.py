@@ -85,7 +85,9 @@ def test_finds_what_answers_the_rare_label(metric, signal):
     assert all(low <= value <= high for value in (*c.expected_original, *c.expected_chosen))
 
 
-@pytest.mark.parametrize("options", [{"signal": "score"}, {"signal": "logprobs"}, {"calibrate": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"signal": "score"}, {"signal": "logprobs"}, {"calibrate": True}], ids=str
+)
 def test_labels_take_turns_however_rare_one_is(options):
     engine = Engine(probabilities=shy)
     _, report = compiled(PLReorder, F1("positive"), engine=engine, **options)
@@ -298,7 +300,10 @@ class TestBadInput:
 
     @pytest.mark.parametrize(
         ("metric", "message"),
-        [(F1("happy"), "must have the label 'happy'"), (F1("positive", field="mood"), "must have the field .mood.")],
+        [
+            (F1("happy"), "must have the label 'happy'"),
+            (F1("positive", field="mood"), "must have the field .mood."),
+        ],
     )
     def test_of_metric_and_examples(self, metric, message):
         engine = Engine()

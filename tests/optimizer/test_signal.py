@@ -146,7 +146,9 @@ def test_answers_without_a_model_say_nothing_of_log_probabilities():
             silent = number(text) % 2 or every
             return dspy.Prediction(label=label_world.LABELS[0]) if silent else self.classify(text=text)
 
-        return go(Engine(), program=Program(ruled, classify=student()), max_metric_calls=80, seed=seed)[1].signal
+        return go(Engine(), program=Program(ruled, classify=student()), max_metric_calls=80, seed=seed)[
+            1
+        ].signal
 
     assert {signal(seed).used for seed in range(4)} == {"logprobs"}
     assert signal(every=True).reason == "the program answered without calling its classifier"

@@ -39,14 +39,18 @@ class TestCompile:
                 fitted = MaximumLikelihood().update(distribution, elites, weights)
                 return PlackettLuce(fitted.logits * self.pull)
 
-        reorder = PLReorder(exact_match, max_metric_calls=240, update=Prior(torch.tensor(0.5)), log_dir=tmp_path)
+        reorder = PLReorder(
+            exact_match, max_metric_calls=240, update=Prior(torch.tensor(0.5)), log_dir=tmp_path
+        )
         reorder.compile(student(), trainset=EXAMPLES)
         settings = Report.load(tmp_path / "report.json").settings["update"]
         # An object is told by a digest of what it holds.
         assert settings.pop("pull").startswith("#")
         assert settings == {"name": "prior", "weighted": True}
 
-    @pytest.mark.parametrize(("demos", "options"), [([EXAMPLES[0]] * 3, {}), (EXAMPLES[:1], {"max_metric_calls": 1})])
+    @pytest.mark.parametrize(
+        ("demos", "options"), [([EXAMPLES[0]] * 3, {}), (EXAMPLES[:1], {"max_metric_calls": 1})]
+    )
     def test_one_prompt_only_costs_nothing(self, engine, caplog, demos, options):
         program = student(demos)
         reorder = PLReorder(exact_match, **options)

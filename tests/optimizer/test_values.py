@@ -81,7 +81,10 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "time": (time, time(12, 30, fold=1)),
     "datetime": (datetime, datetime(2024, 1, 1, 12, 0, 0, 5)),
     "datetime in UTC": (datetime, datetime(2024, 1, 1, tzinfo=timezone.utc)),
-    "datetime of pydantic": (datetime, pydantic.TypeAdapter(datetime).validate_json('"2024-01-01T00:00:00+02:00"')),
+    "datetime of pydantic": (
+        datetime,
+        pydantic.TypeAdapter(datetime).validate_json('"2024-01-01T00:00:00+02:00"'),
+    ),
     "datetime in a zone": (datetime, datetime(2024, 10, 27, 2, 30, fold=1, tzinfo=ZoneInfo("UTC"))),
     "timedelta": (timedelta, timedelta(days=-1, seconds=3, microseconds=7)),
     "decimal": (Decimal, Decimal("1.10")),
@@ -92,7 +95,10 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "literal": (Literal["a", 1], 1),
     "optional enum": (Mood | None, Mood.GOOD),
     "pydantic model": (City, City(name="Rom", founded=date(1, 4, 21), moods={Mood.GOOD: 2}, extra=(1, 2))),
-    "list of pydantic models": (list[City], [City(name="Rom"), City.model_construct(name="Ulm", founded="once")]),
+    "list of pydantic models": (
+        list[City],
+        [City(name="Rom"), City.model_construct(name="Ulm", founded="once")],
+    ),
     "dataclass": (Point, Point(1.5, ("a", "b"))),
     "named tuple": (Pair, Pair(1, "one")),
     "TypedDict": (Row, {"name": "x", "size": 10**30}),
@@ -151,7 +157,9 @@ def bootstrapped(kind: Any, answer: Any, given: Any, **options: Any) -> tuple[li
 
 
 @pytest.mark.parametrize(("kind", "value"), VALUES.values(), ids=VALUES)
-def test_bootstrapped_demos_are_shown_as_those_of_dspy_before_and_after_a_resume(kind, value, tmp_path, caplog):
+def test_bootstrapped_demos_are_shown_as_those_of_dspy_before_and_after_a_resume(
+    kind, value, tmp_path, caplog
+):
     engine = fakes.engine_for([])
     with fakes.using(engine), dspy.context(adapter=Said(value)):
         options = {"metric": right, "max_bootstrapped_demos": 24, "max_labeled_demos": 0}

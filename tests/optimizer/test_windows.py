@@ -79,7 +79,9 @@ def test_the_tokens_are_those_of_the_longest_prompt(engine, window, make, num_de
 def test_the_longest_inputs_and_instructions_count(engine, window):
     window(400)
     assert not warning_of(fewshot(), student(0))
-    assert "pass max_demo_tokens" in warning_of(fewshot(instructions=["Think of the number. " * 30]), student(0))
+    assert "pass max_demo_tokens" in warning_of(
+        fewshot(instructions=["Think of the number. " * 30]), student(0)
+    )
     long = dspy.Example(question="why " * 500, answer="answer 0").with_inputs("question")
     warning = fewshot(candidates=EXAMPLES[:6]).estimate(student(0), trainset=[*EXAMPLES, long]).warning
     assert "the inputs of trainset[100]" in warning
@@ -100,7 +102,9 @@ def test_no_demo_fits(engine, window):
 
 def test_programs_of_the_user_are_named(engine, window, caplog):
     window(300)
-    assert "the program 'long'" in warning_of(fewshot(max_demos=2), student(0), programs={"long": student(12)})
+    assert "the program 'long'" in warning_of(
+        fewshot(max_demos=2), student(0), programs={"long": student(12)}
+    )
     choose_program({"short": student(1), "long": student(12)}, exact_match, EXAMPLES, max_metric_calls=80)
     assert "leave out the program 'long'" in caplog.text
 

@@ -14,7 +14,8 @@ from plr_dspy import F1, BalancedAccuracy, PLFewShot, PLReorder
 from plr_dspy.baselines import TopKOrder
 
 PHRASES = [
-    dspy.Example(text=f"phrase {i}", label="rare" if i % 10 < 3 else "usual").with_inputs("text") for i in range(140)
+    dspy.Example(text=f"phrase {i}", label="rare" if i % 10 < 3 else "usual").with_inputs("text")
+    for i in range(140)
 ]
 """Three of ten are rare."""
 
@@ -60,7 +61,10 @@ class TestUnread:
         assert report.returned.num_unread == 0
         first = str(report).splitlines()[0]
         num_unread = report.original.num_unread
-        assert f"{num_unread} of {report.original.num_calls} replies of your program could not be parsed" in first
+        assert (
+            f"{num_unread} of {report.original.num_calls} replies of your program could not be parsed"
+            in first
+        )
 
     def test_a_program_that_stays_although_it_is_unread(self):
         """Demos make it worse still."""
@@ -166,7 +170,9 @@ class TestOneAnswer:
         with using(Stubborn({})):
             optimizer.compile(dspy.Predict("text -> label"), trainset=PHRASES)
         text = str(optimizer.report)
-        assert re.search("the returned program is not expected to do better than .*always answering 'usual'", text)
+        assert re.search(
+            "the returned program is not expected to do better than .*always answering 'usual'", text
+        )
         lowest, highest = optimizer.report.random.interval
         assert lowest < optimizer.report.comparison.expected_chosen[0] < highest
 

@@ -132,7 +132,9 @@ def hub(tmp_path, monkeypatch):
             name = f"{source.split.config}/{name}"
             files = f"  data_files:\n  - split: train\n    path: {source.split.config}/train.parquet\n"
             files += f"  - split: test\n    path: {source.split.config}/test.parquet\n"
-            (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: {source.split.config}\n{files}---\n")
+            (folder / "README.md").write_text(
+                f"---\nconfigs:\n- config_name: {source.split.config}\n{files}---\n"
+            )
         Dataset.from_dict(columns, features=features).to_parquet(folder / name)
 
     return write_split
@@ -186,9 +188,18 @@ def test_what_the_hub_may_lack(hub, caplog):
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"text": ["a"], "label": ["fine"]}, r"^hub:.*:train\[0\] must have one of the classes .*'pos'\]; got 'fine'"),
-        ({"text": ["a"], "label": [1]}, r"^hub:.*:train\[0\] must have a text in 'label'; got 1. .*--data-dir"),
-        ({"sentence": ["a"], "label": [1]}, r"must have the columns \['text', 'label'\]; .*'sentence'.*--data-dir"),
+        (
+            {"text": ["a"], "label": ["fine"]},
+            r"^hub:.*:train\[0\] must have one of the classes .*'pos'\]; got 'fine'",
+        ),
+        (
+            {"text": ["a"], "label": [1]},
+            r"^hub:.*:train\[0\] must have a text in 'label'; got 1. .*--data-dir",
+        ),
+        (
+            {"sentence": ["a"], "label": [1]},
+            r"must have the columns \['text', 'label'\]; .*'sentence'.*--data-dir",
+        ),
     ],
 )
 def test_a_changed_data_set_is_named(hub, columns, words):
@@ -198,7 +209,9 @@ def test_a_changed_data_set_is_named(hub, columns, words):
 
 
 def test_without_the_hub_files_are_advised(hub):
-    with pytest.raises(DataError, match=r"hub:SetFit/subj:train cannot be read .*subj_test.jsonl .*\(--data-dir\)"):
+    with pytest.raises(
+        DataError, match=r"hub:SetFit/subj:train cannot be read .*subj_test.jsonl .*\(--data-dir\)"
+    ):
         load(TASKS["subj"])
 
 

@@ -32,7 +32,10 @@ def ranked(num_demos=3, seed=1, method=PROBABILITY[0], **changes):
 def test_numbers_of_the_ablation():
     scored = [ranked(3), ranked(4, seed=2, method=PROBABILITY[1])]
     frame = probability_frame([*scored, result("mr", 3, 1, "Static")])
-    assert frame[["num_demos", "update", "seed", "orders"]].values.tolist() == [[3, "EMA", 1, 6], [4, "MLE", 2, 24]]
+    assert frame[["num_demos", "update", "seed", "orders"]].values.tolist() == [
+        [3, "EMA", 1, 6],
+        [4, "MLE", 2, 24],
+    ]
     for row, run in zip(frame.itertuples(), scored, strict=True):
         log_probabilities = list(run.ranking.log_probabilities)
         accuracies = run.ranking.accuracies
@@ -49,20 +52,26 @@ def test_the_ablation_is_drawn_with_the_most_probable_order_first():
     figure = draw_probability(probability_frame(scored[1:]))
     places = [(count, update) for count in (3, 4) for update in ("EMA", "MLE")]
     first_axes = figure.axes[:: len(seeds)]
-    assert [axis.get_ylabel() for axis in first_axes] == [f"mr, k = {count}, {update}" for count, update in places]
+    assert [axis.get_ylabel() for axis in first_axes] == [
+        f"mr, k = {count}, {update}" for count, update in places
+    ]
     assert not figure.axes[0].lines, "a run that is missing"
     run = scored[2]
     axis = figure.axes[1]
     lines = {line.get_label(): line for line in axis.lines}
     by_probability = np.argsort(run.ranking.log_probabilities)[::-1]
-    assert lines["one order"].get_ydata().tolist() == [run.ranking.accuracies[number] for number in by_probability]
+    assert lines["one order"].get_ydata().tolist() == [
+        run.ranking.accuracies[number] for number in by_probability
+    ]
     assert lines["original order"].get_xdata() == [by_probability.tolist().index(0) + 1]
     assert axis.get_title().startswith("seed 2: τ = ")
 
 
 def test_an_ablation_without_differences_or_without_the_original_order():
     same = ranked(3, log_probabilities=[-1.8] * 6)
-    fewer = ranked(3, seed=2, orders=[(1, 0, 2), (2, 0, 1)], log_probabilities=[-0.5, -1.0], accuracies=[0.5, 0.6])
+    fewer = ranked(
+        3, seed=2, orders=[(1, 0, 2), (2, 0, 1)], log_probabilities=[-0.5, -1.0], accuracies=[0.5, 0.6]
+    )
     first, second = draw_probability(probability_frame([same, fewer])).axes
     assert first.get_title() == "seed 1: no correlation"
     assert [line.get_label() for line in second.lines] == ["one order", "running mean"]
@@ -90,7 +99,11 @@ def test_ranks_of_methods():
     expected = {"Ours": [1.0, 1.0], "PLR-1": [2.5, 2.0], "Static": [2.5, 3.0]}
     assert dict(zip(ranks.index, ranks.values.tolist(), strict=True)) == expected
     (axis,) = draw_ranks(ranks).axes
-    assert [label.get_text() for label in axis.get_yticklabels()] == ["Ours (1.0)", "PLR-1 (2.2)", "Static (2.8)"]
+    assert [label.get_text() for label in axis.get_yticklabels()] == [
+        "Ours (1.0)",
+        "PLR-1 (2.2)",
+        "Static (2.8)",
+    ]
     (means,) = [line for line in axis.lines if line.get_label() == "mean"]
     assert means.get_xdata().tolist() == [1.0, 2.25, 2.75]
 

@@ -9,7 +9,12 @@ from paper.protocol import Experiment, Run
 from paper.results import RESULTS, open_store, read_results
 from paper.runner import run_grid
 
-RUNS = [Run("mr", 4, 1, "Static"), Run("mr", 4, 1, "Ours"), Run("mr", 4, 2, "Static"), Run("mr", 4, 2, "Ours")]
+RUNS = [
+    Run("mr", 4, 1, "Static"),
+    Run("mr", 4, 1, "Ours"),
+    Run("mr", 4, 2, "Static"),
+    Run("mr", 4, 2, "Ours"),
+]
 SETTINGS = Experiment(None, pool=20).settings()
 
 
@@ -34,7 +39,12 @@ class TestGrid:
         first = made_on(tmp_path, RUNS[:3])
         second = made_on(tmp_path)
         assert first[0] + second[0] == RUNS
-        assert (first[1].num_known, first[1].num_made, second[1].num_known, second[1].num_made) == (0, 3, 3, 1)
+        assert (first[1].num_known, first[1].num_made, second[1].num_known, second[1].num_made) == (
+            0,
+            3,
+            3,
+            1,
+        )
         with open_store(tmp_path, SETTINGS) as store:
             assert list(store) == RUNS
         made_on(tmp_path)
@@ -83,7 +93,10 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("lines", "message"),
         [
-            ([record(), "", '{"task": "m', record()], r"(?s)line 3 of .*jsonl is not a valid result: .*Invalid JSON"),
+            (
+                [record(), "", '{"task": "m', record()],
+                r"(?s)line 3 of .*jsonl is not a valid result: .*Invalid JSON",
+            ),
             ([record(), '{"task": "m'], "line 2"),
             ([record(), record(seed="2")], r"(?s)line 2 of .*seed.*Remove it"),
             ([[1, 2]], "line 1"),

@@ -99,7 +99,9 @@ def test_all_orders_are_scored_with_their_probabilities(data, ranked_folder):
         ranking = result.ranking
         assert set(ranking.orders) == set(itertools.permutations(range(3)))
         assert sum(map(math.exp, ranking.log_probabilities)) == pytest.approx(1)
-        assert dict(zip(ranking.orders, ranking.accuracies, strict=True))[result.orderings[0]] == result.accuracy
+        assert (
+            dict(zip(ranking.orders, ranking.accuracies, strict=True))[result.orderings[0]] == result.accuracy
+        )
         assert result.program_calls["total"] + 7 * HELD_OUT <= count_calls(experiment, name)
     for seed in (1, 2):
         first, second = (results["mr", 3, seed, method].ranking for method in PROBABILITY)
@@ -155,7 +157,18 @@ def test_bad_arguments(data, tmp_path, capsys, options, words):
 
 
 def test_without_the_hub_a_folder_is_advised(tmp_path, capsys):
-    options = ["--tasks", "subj", "--num-demos", "2", "--seeds", "1", "--methods", "Static", "--out", str(tmp_path)]
+    options = [
+        "--tasks",
+        "subj",
+        "--num-demos",
+        "2",
+        "--seeds",
+        "1",
+        "--methods",
+        "Static",
+        "--out",
+        str(tmp_path),
+    ]
     assert main(["run", *options, "--dry-run"]) == USER_ERROR
     error = capsys.readouterr().err
     assert "hub:SetFit/subj:train cannot be read from the Hugging Face hub" in error

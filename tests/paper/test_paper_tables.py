@@ -161,7 +161,9 @@ class TestPaired:
         assert numbers(one, *names) == pytest.approx(numbers(two, *names))
 
     def test_only_common_runs_count_and_methods_are_corrected_together(self):
-        table = paired(runs("Static", [10, 10, None]), runs("Ours", [12, None, 20]), runs("PLR-1", [11, 11, 11]))
+        table = paired(
+            runs("Static", [10, 10, None]), runs("Ours", [12, None, 20]), runs("PLR-1", [11, 11, 11])
+        )
         ours = row(table, task="mr", method="Ours")
         assert float(ours["mean"]) == pytest.approx(10)
         assert float(ours["seeds"]) == 1

@@ -110,7 +110,9 @@ class TestSample:
     @given(distributions())
     def test_generator_repeats_draws_and_leaves_the_global_state(self, distribution):
         before = torch.random.get_rng_state()
-        first, second = (distribution.copy(generator=torch.Generator().manual_seed(1)).sample((9,)) for _ in range(2))
+        first, second = (
+            distribution.copy(generator=torch.Generator().manual_seed(1)).sample((9,)) for _ in range(2)
+        )
         assert torch.equal(first, second)
         assert torch.equal(before, torch.random.get_rng_state())
         assert torch.isfinite(distribution.log_prob(first)).all()

@@ -246,7 +246,12 @@ def test_a_failed_call_is_no_wrong_answer(metric, caplog):
         ({}, examples(3, [1]), TypeError, "programs must be a non-empty dict"),
         (Answering([]), examples(3, [1]), TypeError, "programs must be a non-empty dict"),
         ({"a": 3}, examples(3, [1]), TypeError, r"programs\['a'\] must be a"),
-        ({"a": Answering([])}, examples(1, [0]), ValueError, "devset must contain at least 2 examples; got 1"),
+        (
+            {"a": Answering([])},
+            examples(1, [0]),
+            ValueError,
+            "devset must contain at least 2 examples; got 1",
+        ),
         ({"a": Answering([])}, [1, 2], TypeError, r"devset\[0\] must be a dspy.Example"),
     ],
 )

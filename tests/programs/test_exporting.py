@@ -159,7 +159,9 @@ def test_langchain_takes_the_messages():
         messages = template.format_messages(question=text)
         assert [message.content for message in messages] == [m["content"] for m in prompt.fill(question=text)]
         roles = {"system": "system", "human": "user", "ai": "assistant"}
-        assert [roles[message.type] for message in messages] == [message["role"] for message in prompt.messages]
+        assert [roles[message.type] for message in messages] == [
+            message["role"] for message in prompt.messages
+        ]
 
 
 def test_a_saved_prompt_is_filled_alike(adapter, tmp_path):
@@ -199,7 +201,10 @@ class FirstWordsAdapter(dspy.ChatAdapter):
         (lambda: dspy.Predict("photo: dspy.Image -> label"), "'photo' of predictor 'self' is of type Image"),
         (lambda: dspy.Predict("history: dspy.History, question -> answer"), "is of type History"),
         (lambda: dspy.Predict("tools: list[dspy.Tool] -> answer"), "is of type Tool"),
-        (lambda: with_demos(dspy.Predict("question -> answer"), "as {{question}}"), "pass format='langchain'"),
+        (
+            lambda: with_demos(dspy.Predict("question -> answer"), "as {{question}}"),
+            "pass format='langchain'",
+        ),
         (dspy.Module, "has no predictors"),
     ],
 )
@@ -209,7 +214,10 @@ def test_programs_that_cannot_be_exported_say_what_to_do(make, cure):
 
 
 def test_an_adapter_that_changes_inputs_in_its_own_way():
-    with dspy.context(adapter=FirstWordsAdapter()), pytest.raises(ValueError, match="FirstWordsAdapter writes input"):
+    with (
+        dspy.context(adapter=FirstWordsAdapter()),
+        pytest.raises(ValueError, match="FirstWordsAdapter writes input"),
+    ):
         export(dspy.Predict("question -> answer"))
 
 

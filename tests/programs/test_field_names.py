@@ -141,7 +141,9 @@ class TestEveryNameWorks:
         program = dspy.Predict(signature(place))
         program.demos = examples(place)[:4]
         with using(engine(place)):
-            assert headroom(program, right(place), examples(place), **{**OPTIONS, "max_metric_calls": 120}).levers
+            assert headroom(
+                program, right(place), examples(place), **{**OPTIONS, "max_metric_calls": 120}
+            ).levers
 
 
 @pytest.mark.parametrize(

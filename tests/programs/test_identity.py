@@ -189,7 +189,9 @@ def cyclic():
 SAME = {
     "state that is private": lambda: Weighted(1),
     "objects without a repr": lambda: dspy.Example(a=object()),
-    "what cannot be read": lambda: Weighted(1, session=Unreadable(), huge=10**5000, log=logging.getLogger("x")),
+    "what cannot be read": lambda: Weighted(
+        1, session=Unreadable(), huge=10**5000, log=logging.getLogger("x")
+    ),
     "what holds itself": cyclic,
     "what runs": lambda: used(Locked()) if next(TURNS) % 2 else Locked(),
     "retriever": retriever,
@@ -208,7 +210,9 @@ def stray():
 
 def test_comments_and_blank_lines_do_not_count():
     text = "def metric(e, p):\n    # COMMENT\n\n    return 1.0"
-    assert digest(metric_in(text)) == digest(metric_in(text.replace("COMMENT", "Another.").replace("\n\n", "\n")))
+    assert digest(metric_in(text)) == digest(
+        metric_in(text.replace("COMMENT", "Another.").replace("\n\n", "\n"))
+    )
 
 
 def test_the_other_arguments_on_the_line_of_a_lambda_do_not_count():

@@ -74,7 +74,9 @@ class TestIsTold:
     def test_of_another_adapter(self, saved, caplog):
         path, make = saved
         (message,) = said(caplog, path, make(), lm=lm(), adapter=PlainTextAdapter())
-        assert message.startswith(f"{path} was made with the adapter ChatAdapter, but is used with PlainTextAdapter")
+        assert message.startswith(
+            f"{path} was made with the adapter ChatAdapter, but is used with PlainTextAdapter"
+        )
         assert message.endswith("configure ChatAdapter, or compile it again")
 
     def test_of_another_model(self, saved, caplog):

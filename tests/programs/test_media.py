@@ -104,7 +104,9 @@ class TestIdentity:
         loaded = load_program(dspy.Predict(signature(kind)), tmp_path / "program.json")
         with using(engine()):
             for student in (program, loaded):
-                student.demos = [{**demo, "question": demo["question"].split(": ")[1]} for demo in student.demos]
+                student.demos = [
+                    {**demo, "question": demo["question"].split(": ")[1]} for demo in student.demos
+                ]
                 optimizer = PLReorder(right, max_metric_calls=40, **OPTIONS)
                 optimizer.compile(student, trainset=trainset)
                 settings = optimizer.report.settings

@@ -132,9 +132,9 @@ WAYS = {
     "PLFewShot, labeled": lambda world: choose(world, candidates="labeled"),
     "PLFewShot, bootstrapped": lambda world: choose(world, candidates="bootstrapped"),
     "PLFewShot, retrieved": lambda world: choose(world, demos="auto"),
-    "TopKOrder": lambda world: TopKOrder(world.metric, num_candidates=4, max_metric_calls=120, **QUIET).compile(
-        world.program(), trainset=world.trainset
-    ),
+    "TopKOrder": lambda world: TopKOrder(
+        world.metric, num_candidates=4, max_metric_calls=120, **QUIET
+    ).compile(world.program(), trainset=world.trainset),
     "evaluate_programs": evaluate,
     "headroom": lambda world: headroom(world.program(), world.metric, world.trainset, **QUIET),
     "BatchCalibration": calibrate,
@@ -234,7 +234,10 @@ def test_so_is_a_label_and_what_the_valset_holds():
     world = World(*MEMORIES["list"])
     engine = Engine()
     locked = [dspy.Example(row, notes=threading.Lock()) for row in world.trainset[:3]]
-    data = {"trainset": world.trainset, "valset": [example.with_inputs("text", "memory") for example in locked]}
+    data = {
+        "trainset": world.trainset,
+        "valset": [example.with_inputs("text", "memory") for example in locked],
+    }
     message = r"valset\[0\] .* its field 'notes' is a lock"
     with using(engine), pytest.raises(TypeError, match=message):
         PLReorder(exact, **QUIET).compile(world.program(), **data)

@@ -155,7 +155,9 @@ class TestErrors:
         assert errors_of(cells)[0].count == 8
 
     @pytest.mark.parametrize(("of_so_many", "num_calls"), [(25, 720), (14, 140)])
-    def test_one_call_in_twenty_may_fail_if_that_is_more_than_dspy_allows_for(self, engine, of_so_many, num_calls):
+    def test_one_call_in_twenty_may_fail_if_that_is_more_than_dspy_allows_for(
+        self, engine, of_so_many, num_calls
+    ):
         """A compile of 1,000 calls must not end at its tenth failure."""
         calls = itertools.count(1)
 
@@ -205,7 +207,9 @@ class TestErrors:
         assert messages["ValueError"] == "in the metric: unknown label \\ud83d"
         cells.log.close()
 
-    def test_keys_of_the_model_that_a_metric_asks_are_hidden_also_where_a_message_is_cut(self, engine, caplog):
+    def test_keys_of_the_model_that_a_metric_asks_are_hidden_also_where_a_message_is_cut(
+        self, engine, caplog
+    ):
         class Judging:
             def __init__(self):
                 self.judges = {"first": [dspy.LM("openai/x", api_key="plain words")]}

@@ -114,7 +114,10 @@ def test_an_exception_of_a_metric_leaves_the_example_out(order, caplog):
     for evaluation in evaluations.values():
         assert (evaluation.num_examples, evaluation.num_failed) == (17, 3)
         assert evaluation.programs == alone.programs
-    assert "calls on 3 of 20 examples failed, the first with KeyError: in the metric: 'no verdict'" in caplog.text
+    assert (
+        "calls on 3 of 20 examples failed, the first with KeyError: in the metric: 'no verdict'"
+        in caplog.text
+    )
 
 
 def test_a_failed_call_of_a_program_is_told_once(caplog):

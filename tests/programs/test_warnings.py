@@ -15,8 +15,12 @@ EXAMPLES = questions(60)
 
 
 RUNS = {
-    "PLReorder": lambda program, examples: PLReorder(exact_match, max_errors=1).compile(program, trainset=examples),
-    "PLFewShot": lambda program, examples: PLFewShot(exact_match, max_errors=1).compile(program, trainset=examples),
+    "PLReorder": lambda program, examples: PLReorder(exact_match, max_errors=1).compile(
+        program, trainset=examples
+    ),
+    "PLFewShot": lambda program, examples: PLFewShot(exact_match, max_errors=1).compile(
+        program, trainset=examples
+    ),
     "evaluate_programs": lambda program, examples: evaluate_programs({"a": program}, exact_match, examples),
     "headroom": lambda program, examples: headroom(program, exact_match, examples, max_errors=1),
 }
@@ -25,7 +29,9 @@ RUNS = {
 def warned(caplog, run, program, examples):
     """Return the warnings before the first call."""
     for predictor in program.predictors():
-        predictor.demos = predictor.demos or [dspy.Example(question=f"demo {i}", answer="a") for i in range(4)]
+        predictor.demos = predictor.demos or [
+            dspy.Example(question=f"demo {i}", answer="a") for i in range(4)
+        ]
     engine = engine_for(EXAMPLES, at=dict.fromkeys(range(20), fakes.interrupt))
     with using(engine), contextlib.suppress(KeyboardInterrupt):
         RUNS[run](program, examples)
@@ -44,7 +50,9 @@ def rows(value):
 
 
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize(("kind", "value"), [(LABEL, math.nan), (LABEL, None), (LABEL, "Yes"), (bool, "True")])
+@pytest.mark.parametrize(
+    ("kind", "value"), [(LABEL, math.nan), (LABEL, None), (LABEL, "Yes"), (bool, "True")]
+)
 def test_where_no_answer_can_be_right_it_is_an_error_before_any_call(run, kind, value):
     program = program_of(kind)
     program.demos = [dspy.Example(question=f"demo {i}", answer="yes") for i in range(4)]

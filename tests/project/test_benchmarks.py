@@ -122,7 +122,9 @@ def test_optimizers_of_dspy_keep_to_about_the_calls_that_they_are_given(peer):
     engine = Writer()
     task = TASKS["mr"]
     labels = ("negative", "positive")
-    rows = [dspy.Example(review=f"review {i}", sentiment=labels[i % 2]).with_inputs("review") for i in range(60)]
+    rows = [
+        dspy.Example(review=f"review {i}", sentiment=labels[i % 2]).with_inputs("review") for i in range(60)
+    ]
     of_reviews = peers.Peer(
         student=dspy.Predict(task.signature),
         labelled=rows,
@@ -233,7 +235,9 @@ def record_reviews(tmp_path, monkeypatch):
     def of(model, **sizes):
         monkeypatch.setattr(record_chat, "ChatModel", lambda weights, threads: model)
         numbers = {"pool": 20, "demos": 3, "sets": 2, "orders": 2, "examples": 6} | sizes
-        arguments = itertools.chain.from_iterable((f"--{name}", str(number)) for name, number in numbers.items())
+        arguments = itertools.chain.from_iterable(
+            (f"--{name}", str(number)) for name, number in numbers.items()
+        )
         monkeypatch.setattr(sys, "argv", ["x", *places, *arguments])
         with suppress(KeyboardInterrupt):
             record_chat.main()
@@ -384,5 +388,6 @@ def test_recorded_orders_are_ranked_by_the_examples_that_the_search_has_not_seen
     for order, accuracy in zip(result.ranking.orders, result.ranking.accuracies, strict=True):
         assert accuracy == pytest.approx(landscape.answers(order)[80:].mean())
     assert (
-        dict(zip(result.ranking.orders, result.ranking.accuracies, strict=True))[result.orderings[0]] == result.accuracy
+        dict(zip(result.ranking.orders, result.ranking.accuracies, strict=True))[result.orderings[0]]
+        == result.accuracy
     )

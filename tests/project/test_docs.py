@@ -83,7 +83,10 @@ PRESUPPOSED = {
         "student": dspy.Predict("question -> answer"),
         "score_on": lambda ordering, example: float(digest(f"{ordering} {example}") < 0.6),
     },
-    "docs/servers.md": lambda: {"trainset": EXAMPLES, "acc": lambda example, answered: answered.answer == "positive"},
+    "docs/servers.md": lambda: {
+        "trainset": EXAMPLES,
+        "acc": lambda example, answered: answered.answer == "positive",
+    },
     "docs/calibration.md": lambda: {**labelled(), "devset": load_reviews("test")[:20]},
 }
 """What the code of a page takes for granted."""

@@ -122,7 +122,15 @@ def private_dspy_names():
     example = dspy.Example(question="", answer="").with_inputs("question")
     signature = dspy.Predict("question -> answer").signature
     decision = DecisionAdapter(adapter, signature, {})
-    objects = [adapter, decision, example, dspy.Prediction(), dspy.Predict(signature), dspy.LM("openai/x"), dspy.cache]
+    objects = [
+        adapter,
+        decision,
+        example,
+        dspy.Prediction(),
+        dspy.Predict(signature),
+        dspy.LM("openai/x"),
+        dspy.cache,
+    ]
     names = set().union(*map(dir, objects))
     private = {name for name in names if name.startswith("_") and not name.startswith("__")}
     assert {"_compiled", "_store", "_input_keys", "_call_preprocess", "_prepare", "_lock"} <= private
@@ -140,7 +148,9 @@ def uses_of_private_dspy_names(source, private):
             yield node.value
         elif isinstance(node, ast.Attribute):
             text = ast.unparse(node)
-            if text.startswith(("dspy.utils.", "dspy.adapters.", "dspy.clients.", "dspy.predict.", "dspy.primitives.")):
+            if text.startswith(
+                ("dspy.utils.", "dspy.adapters.", "dspy.clients.", "dspy.predict.", "dspy.primitives.")
+            ):
                 yield text
             if node.attr in private and ast.unparse(node.value) not in ("self", "cls", "super()"):
                 yield text

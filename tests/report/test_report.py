@@ -153,7 +153,13 @@ class TestData:
 
 
 def candidate(gain, probability, worse):
-    return {"ordering": {}, "score": 0.5, "expected_gain": gain, "probability": probability, "probability_worse": worse}
+    return {
+        "ordering": {},
+        "score": 0.5,
+        "expected_gain": gain,
+        "probability": probability,
+        "probability_worse": worse,
+    }
 
 
 def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, **changes):
@@ -191,7 +197,10 @@ def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, 
         "returned": state,
         "comparison": comparison,
         "slots": [slot],
-        "candidates": [candidate(0.0, 0.0, worse=0.0), *(candidate(*numbers, worse=0.3) for numbers in others)],
+        "candidates": [
+            candidate(0.0, 0.0, worse=0.0),
+            *(candidate(*numbers, worse=0.3) for numbers in others),
+        ],
         "program_calls": {"total": 100},
         "seconds": 1.0,
         "stopped": "budget used up",
@@ -231,7 +240,13 @@ class TestText:
         assert "exact_match, seed 4" in details
 
     def test_one_is_singular_and_zero_has_no_sign(self):
-        program = {"name": "one\n two", "score": -1e-5, "interval": (-0.0004, 1.0), "num_examples": 1, "num_demos": 1}
+        program = {
+            "name": "one\n two",
+            "score": -1e-5,
+            "interval": (-0.0004, 1.0),
+            "num_examples": 1,
+            "num_demos": 1,
+        }
         longer = program | {"name": "a longer name", "num_examples": 2}
         report = by_hand(programs=[program, longer], program_calls={"total": 1})
         lines = str(report).splitlines()
@@ -256,9 +271,15 @@ class TestText:
     def test_calibration_is_advised_if_it_is_expected_to_score_more(self, calibrated, advised):
         """The returned program scores .62. A quarter of the calls had no answer, which calibration does not change."""
         text = str(
-            by_hand(calibration=CalibrationEffect(original=0.5, original_calibrated=calibrated, offsets=[0.1, -0.1]))
+            by_hand(
+                calibration=CalibrationEffect(
+                    original=0.5, original_calibrated=calibrated, offsets=[0.1, -0.1]
+                )
+            )
         )
-        assert ("if calibrated, your program is expected to score 0.675: use BatchCalibration" in text) == advised
+        assert (
+            "if calibrated, your program is expected to score 0.675: use BatchCalibration" in text
+        ) == advised
         assert ("BatchCalibration" in text) == advised
 
     @pytest.mark.parametrize(
@@ -320,7 +341,12 @@ class TestText:
             return FrontEntry(**data | flags)
 
         returned = entry(4, 0.8, cost=0.25, is_as_good=True, is_returned=True)
-        front = [entry(0, 0.4), entry(1, 0.79, cost=0.124, is_as_good=True), entry(2, 0.7, is_as_good=True), returned]
+        front = [
+            entry(0, 0.4),
+            entry(1, 0.79, cost=0.124, is_as_good=True),
+            entry(2, 0.7, is_as_good=True),
+            returned,
+        ]
         report = by_hand(front=front)
         assert (
             "\na cheaper prompt is probably as good, within 0.01: 1 demos (130 tokens, $0.12 per 1,000 predictions "
@@ -328,7 +354,13 @@ class TestText:
         ) in str(report)
         from_few = entry(1, 0.79, is_as_good=True, num_examples=4)
         hardly_cheaper = entry(1, 0.79, is_as_good=True, prompt_tokens=215)
-        for others in ([returned], [entry(0, 0.9), returned], [from_few, returned], [hardly_cheaper, returned], []):
+        for others in (
+            [returned],
+            [entry(0, 0.9), returned],
+            [from_few, returned],
+            [hardly_cheaper, returned],
+            [],
+        ):
             assert "a cheaper prompt" not in str(by_hand(front=others))
         slot = chosen.slots[0]
         for demo in slot.ordering:
@@ -349,7 +381,10 @@ class TestText:
 
     @pytest.mark.parametrize(
         ("gain", "least", "reason"),
-        [(0.012, 0.9, NOT_SURE), (0.0, 0.9, "your program stays: no other program is expected to do better\n")],
+        [
+            (0.012, 0.9, NOT_SURE),
+            (0.0, 0.9, "your program stays: no other program is expected to do better\n"),
+        ],
     )
     def test_why_the_original_order_stays(self, gain, least, reason):
         others = [(-0.1, 0.9), (gain, 0.6), (-0.2, 0.1)]
@@ -374,11 +409,17 @@ class TestText:
     def test_what_was_short(self, num_usable, evidence, settings, advice):
         num_met, num_differing, num_compared = evidence
         evidence = Evidence(num_met=num_met, num_differing=num_differing, num_compared=num_compared)
-        options = {"num_usable": num_usable, "evidence": evidence, "settings": {"most_useful_calls": 302, **settings}}
+        options = {
+            "num_usable": num_usable,
+            "evidence": evidence,
+            "settings": {"most_useful_calls": 302, **settings},
+        }
         text = str(by_hand(others=[(0.1, 0.8)], **options))
         assert advice in text
 
-    @pytest.mark.parametrize(("reason", "limit"), [(StopReason.COST, "max_cost"), (StopReason.TIME, "max_seconds")])
+    @pytest.mark.parametrize(
+        ("reason", "limit"), [(StopReason.COST, "max_cost"), (StopReason.TIME, "max_seconds")]
+    )
     def test_the_limit_to_raise_is_the_one_that_ended_the_search(self, reason, limit):
         evidence = Evidence(num_met=40, num_differing=9, num_compared=4)
         settings = {"most_useful_calls": 302}

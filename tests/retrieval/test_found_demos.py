@@ -11,7 +11,16 @@ import dspy
 import fakes
 import numpy as np
 import pytest
-from fakes import FIELD, CopyingEngine, OrderSensitiveEngine, Program, engine_for, exact_match, questions, using
+from fakes import (
+    FIELD,
+    CopyingEngine,
+    OrderSensitiveEngine,
+    Program,
+    engine_for,
+    exact_match,
+    questions,
+    using,
+)
 from label_engines import LABELS, classifier, exact
 from label_world import EXAMPLES as LABELLED
 from label_world import Engine

@@ -89,7 +89,9 @@ def test_lines_stand_above_the_bar_and_the_result_below(terminal, monkeypatch):
     bars = [line for line in lines if "call/s" in line]
     assert bars == lines[-2:-1]
     assert re.search(r"(\d+)/\1", bars[0])
-    assert re.search(r" INFO .* gain .*, better with probability .*; \d+ calls; budget used up$", lines[-1]), lines[-1]
+    assert re.search(
+        r" INFO .* gain .*, better with probability .*; \d+ calls; budget used up$", lines[-1]
+    ), lines[-1]
     counts = {"DSPy says": 5, "A library says": 5, "UserWarning: Python says": 4, "boom": 1}
     for text, count in counts.items():
         matching = [line for line in lines if text in line]

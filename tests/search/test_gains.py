@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from plr_dspy import OrderingSpace
-from plr_dspy.search.model.gains import ERROR_QUANTILES, OUTSIDER_SCALES, PRIOR_NO_EFFECT, SCALES, expected_gains
+from plr_dspy.search.model.gains import (
+    ERROR_QUANTILES,
+    OUTSIDER_SCALES,
+    PRIOR_NO_EFFECT,
+    SCALES,
+    expected_gains,
+)
 from plr_dspy.search.model.ordering_model import OrderingModel
 
 SIZE = 6
@@ -55,7 +61,14 @@ def by_conditioning(means, covariance, apart, noise, reference, outsider_scales)
 
 
 def summary(
-    means, covariance, noise, *, apart=None, reference=0, num_examples=NUM_EXAMPLES, outsider_scales=OUTSIDER_SCALES
+    means,
+    covariance,
+    noise,
+    *,
+    apart=None,
+    reference=0,
+    num_examples=NUM_EXAMPLES,
+    outsider_scales=OUTSIDER_SCALES,
 ):
     apart = np.zeros((len(means),) * 2) if apart is None else apart
     given = {"covariance": covariance, "outsiders": apart, "noise": noise, "reference": reference}
@@ -83,7 +96,10 @@ def test_the_interval_of_a_score_is_as_wide_as_its_own_calls_and_those_of_the_or
 class TestConditioning:
     @settings(deadline=None, max_examples=12)
     @given(
-        st.integers(0, 1_000), st.integers(0, SIZE - 1), st.integers(0, 3), st.sampled_from([OUTSIDER_SCALES, (1.0,)])
+        st.integers(0, 1_000),
+        st.integers(0, SIZE - 1),
+        st.integers(0, 3),
+        st.sampled_from([OUTSIDER_SCALES, (1.0,)]),
     )
     def test_is_that_of_the_contrasts(self, seed, reference, num_outsiders, outsider_scales):
         means, covariance, noise = problem(seed)

@@ -130,7 +130,8 @@ class BiasedWorld:
 
 
 @pytest.mark.parametrize(
-    ("classes", "loadings"), [((0, 1), (1.0, -1.0)), ((0, 0, 0, 1), (0.5, -1.5)), ((0, 1, 2), (1.0, 0.0, -1.0))]
+    ("classes", "loadings"),
+    [((0, 1), (1.0, -1.0)), ((0, 0, 0, 1), (0.5, -1.5)), ((0, 1, 2), (1.0, 0.0, -1.0))],
 )
 def test_label_bias_explains_how_far_each_ordering_leans(classes, loadings):
     world = BiasedWorld(classes=classes, loadings=loadings)
@@ -262,7 +263,9 @@ class TestLearning:
         assert correlation(process.mean, world.truth) > 0.8
 
     @settings(deadline=None, max_examples=6)
-    @given(st.sampled_from([World(missing=0.3), BiasedWorld(gain=0.5)]), st.floats(-99, 99), st.floats(0.01, 99))
+    @given(
+        st.sampled_from([World(missing=0.3), BiasedWorld(gain=0.5)]), st.floats(-99, 99), st.floats(0.01, 99)
+    )
     def test_scores_may_have_any_scale(self, world, shift, scale):
         first = world.fit()
         second = world.fit(scores=world.scores * scale + shift)

@@ -32,7 +32,16 @@ class World:
     """
 
     def __init__(
-        self, *, num_labels=2, num_orderings=40, num_examples=30, looks=2, lean=1.0, separation=1.0, seed=0, drawn=False
+        self,
+        *,
+        num_labels=2,
+        num_orderings=40,
+        num_examples=30,
+        looks=2,
+        lean=1.0,
+        separation=1.0,
+        seed=0,
+        drawn=False,
     ):
         rng = np.random.default_rng(seed)
         num_new = 2_000

@@ -238,5 +238,7 @@ class TestChoices:
         drawn = self.SPACE.draw(200, rng)
         moved = [self.SPACE.moved(ordering, rng) for ordering in drawn]
         assert Counter(len(ordering[1]) for ordering in drawn + moved) == {1: 400}
-        assert {ordering[1:] for ordering in drawn} == set(itertools.product([(0,), (1,), (2,)], [(0,), (1,)]))
+        assert {ordering[1:] for ordering in drawn} == set(
+            itertools.product([(0,), (1,), (2,)], [(0,), (1,)])
+        )
         assert {before[1] != after[1] for before, after in zip(drawn, moved, strict=True)} == {True, False}

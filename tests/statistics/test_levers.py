@@ -101,10 +101,14 @@ def test_equal_scores_leave_doubt_and_the_best_has_no_more_than_all_right():
 
 def test_all_gains_share_the_draws_of_the_spread():
     """The best of 20 sets is better than a random one by a multiple of the standard deviation."""
-    experiment = PairedExperiment((np.random.default_rng(0).random((5, 40)) < 0.5).astype(float), bounds=(0.0, 9.0))
+    experiment = PairedExperiment(
+        (np.random.default_rng(0).random((5, 40)) < 0.5).astype(float), bounds=(0.0, 9.0)
+    )
     rows = [1, 2, 3, 4]
     average = experiment.gain(rows)
-    first, second = (experiment.gain_of_best(rows, average, number).draws - average.draws for number in (20, 200))
+    first, second = (
+        experiment.gain_of_best(rows, average, number).draws - average.draws for number in (20, 200)
+    )
     assert np.corrcoef(first, second)[0, 1] == pytest.approx(1.0)
 
 
@@ -126,7 +130,10 @@ RANDOM = gain(0.2)
     ("gains", "advice"),
     [
         ({"no demos": gain(-0.1), "other sets": gain(-0.02)}, "No gain beyond noise: at most +0.00."),
-        ({"random demos": gain(0.1, 0.1)}, "No gain beyond noise, but +0.28 is possible. Keep the program, or"),
+        (
+            {"random demos": gain(0.1, 0.1)},
+            "No gain beyond noise, but +0.28 is possible. Keep the program, or",
+        ),
         (
             {"random demos": RANDOM, "nearest demos": gain(0.3)},
             "The largest lever is 'nearest demos' (+0.30 [+0.28, +0.32]): run PLFewShot(demos='retrieved').",

@@ -11,7 +11,13 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 from scipy.special import log_softmax
 
-from plr_dspy.statistics.calibration import batch_offsets, calibrated, label_offsets, likely_shares, shares_to_try
+from plr_dspy.statistics.calibration import (
+    batch_offsets,
+    calibrated,
+    label_offsets,
+    likely_shares,
+    shares_to_try,
+)
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 SHAPES = st.tuples(st.integers(1, 12), st.integers(2, 6))

@@ -65,7 +65,9 @@ class ExampleWeights:
         self.all = self._mean_weights(np.arange(len(examples)))
         self.seen = np.flatnonzero(is_seen)
         self.of_seen = self._mean_weights(self.seen)
-        places = np.linspace(0, len(self.seen) - 1, min(len(self.seen), MAX_EXAMPLES)).round().astype(np.int64)
+        places = (
+            np.linspace(0, len(self.seen) - 1, min(len(self.seen), MAX_EXAMPLES)).round().astype(np.int64)
+        )
         self.columns = self.seen[places]
         self.of_columns = self._mean_weights(self.columns)
 

@@ -53,7 +53,9 @@ class ResponseEffects:
             less if few other orderings share its example.
     """
 
-    def __init__(self, contrasts: Array, directions: Array, *, is_outsider: Mask, num_sweeps: int = NUM_SWEEPS) -> None:
+    def __init__(
+        self, contrasts: Array, directions: Array, *, is_outsider: Mask, num_sweeps: int = NUM_SWEEPS
+    ) -> None:
         # Internally, contrasts are the first axis, because adding a few large tables is faster.
         is_known = ~np.isnan(contrasts[..., 0])
         num_contrasts = contrasts.shape[2]
@@ -143,7 +145,9 @@ class ResponseEffects:
         self.label_bias = Posterior(label_bias.T, bias_variances, self._label_bias_mean, bias_priors)
         self.slope = Posterior(slopes[:, None], noise * inverse, np.zeros(1), slope_priors)
         self._slope_leverage = weights * np.outer(inverse, self._squares) / num_contrasts
-        self._example_responses = self._contrasts - (label_bias[..., None] + slopes[:, None] * directions[:, None])
+        self._example_responses = self._contrasts - (
+            label_bias[..., None] + slopes[:, None] * directions[:, None]
+        )
 
     def _fit_noise(self) -> None:
         """Update the noise from the residuals and their degrees of freedom."""
@@ -176,7 +180,13 @@ class EffectProcess:
     """
 
     def __init__(
-        self, features: Families, kernels: Families, measured: Posterior, *, unit: float, earlier: Variances = None
+        self,
+        features: Families,
+        kernels: Families,
+        measured: Posterior,
+        *,
+        unit: float,
+        earlier: Variances = None,
     ) -> None:
         self.level = measured.prior_mean
         # Remove the prior from each posterior, which leaves the likelihood of the ordering's

@@ -48,9 +48,13 @@ class Features:
         if classes is None:
             classes = [[0 for _ in range(size)] for size in space.sizes]
         if tuple(map(len, classes)) != space.sizes:
-            raise ValueError(f"classes must have a class for each item of blocks of {space.sizes} items; got {classes}")
+            raise ValueError(
+                f"classes must have a class for each item of blocks of {space.sizes} items; got {classes}"
+            )
         num_lists = len(space.sizes) - len(space.choices)
-        self._blocks = [_Block(space, number, classes[number], num_blocks=num_lists) for number in range(num_lists)]
+        self._blocks = [
+            _Block(space, number, classes[number], num_blocks=num_lists) for number in range(num_lists)
+        ]
         self._choices = [_Choice(space, num_lists + i, block) for i, block in enumerate(space.choices)]
         orderings = space.draw(NUM_REFERENCES, np.random.default_rng(0))
         self._moments: dict[str, tuple[Array, float]] = {}

@@ -70,7 +70,9 @@ class Gains(NamedTuple):
     def of(self, columns: Numbers) -> Gains:
         """Return the gains of the orderings in these columns."""
         return self._replace(
-            means=self.means[:, columns], variances=self.variances[:, columns], possible=self.possible[:, columns]
+            means=self.means[:, columns],
+            variances=self.variances[:, columns],
+            possible=self.possible[:, columns],
         )
 
     def condensed(self) -> Gains:
@@ -93,11 +95,16 @@ class Gains(NamedTuple):
         expected = self.probabilities @ self.means
         total_variances = self.probabilities @ (variances + self.means**2) - expected**2
         return GainSummary(
-            expected, self.probabilities @ above, self.probabilities @ below, np.sqrt(np.maximum(total_variances, 0.0))
+            expected,
+            self.probabilities @ above,
+            self.probabilities @ below,
+            np.sqrt(np.maximum(total_variances, 0.0)),
         )
 
 
-def conditional_gains(means: Array, priors: Array, noise: Array, probabilities: Array, reference: int) -> Gains:
+def conditional_gains(
+    means: Array, priors: Array, noise: Array, probabilities: Array, reference: int
+) -> Gains:
     """Return gains by Gaussian conditioning under each hypothesis, weighted by its likelihood.
 
     Args:
@@ -147,7 +154,9 @@ def expected_gains(
     return conditional_gains(means, priors, error_scales * noise, _prior_weights(factors[0]), reference)
 
 
-def independent_gains(means: Array, noise: Array, *, outsiders: Array, reference: int, num_examples: int) -> Gains:
+def independent_gains(
+    means: Array, noise: Array, *, outsiders: Array, reference: int, num_examples: int
+) -> Gains:
     """Return gains like `expected_gains`, but for errors that span few dimensions.
 
     Errors on a few shared examples move many orderings together, so many orderings are hardly
@@ -185,7 +194,9 @@ def _factors(outsiders: Array, outsider_scales: Sequence[float], num_examples: i
     """Return all combinations of the factors s, k and v of the covariances, ``[3, H]``."""
     degrees = max(1, num_examples - 1)
     error_scales = np.maximum(1.0, degrees / special.chdtri(degrees, ERROR_QUANTILES))
-    return np.array([*itertools.product(SCALES, outsider_scales if outsiders.any() else (0.0,), error_scales)]).T
+    return np.array(
+        [*itertools.product(SCALES, outsider_scales if outsiders.any() else (0.0,), error_scales)]
+    ).T
 
 
 def _prior_weights(scales: Array) -> Array:

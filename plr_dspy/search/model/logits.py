@@ -12,7 +12,13 @@ import numpy as np
 from scipy.linalg import helmert
 
 from plr_dspy.search.model.components import Variances, kernels_of, linear
-from plr_dspy.search.model.effects import NUM_QUICK_SWEEPS, NUM_SWEEPS, EffectProcess, Posterior, ResponseEffects
+from plr_dspy.search.model.effects import (
+    NUM_QUICK_SWEEPS,
+    NUM_SWEEPS,
+    EffectProcess,
+    Posterior,
+    ResponseEffects,
+)
 from plr_dspy.search.model.gains import Families
 from plr_dspy.search.model.process import covariance_of_means
 from plr_dspy.search.model.responses import Calls
@@ -75,7 +81,9 @@ class LabelLogits:
             self._kernels = kernels_of(features)
             self._processes = []
             for posterior, variances in zip(measured, earlier, strict=True):
-                process = EffectProcess(features, self._kernels, posterior, unit=self._cells.noise, earlier=variances)
+                process = EffectProcess(
+                    features, self._kernels, posterior, unit=self._cells.noise, earlier=variances
+                )
                 self._processes.append(process)
             self.state = [process.fit.variances.tolist() for process in self._processes]
             posteriors = self._processes

@@ -26,7 +26,15 @@ from plr_dspy.search.model.process import AdditiveProcess
 from plr_dspy.search.model.response_model import ResponseModel
 from plr_dspy.search.model.responses import Calls, LabelResponses, LabelTable
 from plr_dspy.search.model.score_table import InformationWeights, ScoreTable
-from plr_dspy.search.space import Candidate, Ordering, OrderingSpace, ScoreEstimate, Scores, WholeProgram, best_first
+from plr_dspy.search.space import (
+    Candidate,
+    Ordering,
+    OrderingSpace,
+    ScoreEstimate,
+    Scores,
+    WholeProgram,
+    best_first,
+)
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
 # Maximum number of orderings to fit the process to, which bounds the time of a fit. Half are
@@ -275,7 +283,9 @@ class FittedModel:
         rows = self._all_scores[:, [self.orderings.index(ordering) for ordering in set(orderings)]]
         # With a metric over a set, scores vary more in a row whose decisive examples are
         # rare.
-        deviations = np.maximum(np.nanstd(self._all_scores, axis=(1, 2)).max(), np.nanstd(rows, axis=2).max(axis=0))
+        deviations = np.maximum(
+            np.nanstd(self._all_scores, axis=(1, 2)).max(), np.nanstd(rows, axis=2).max(axis=0)
+        )
         counts = (~np.isnan(rows[0])).sum(axis=1)
         return float(np.sqrt((deviations**2 / counts).sum()))
 
@@ -307,7 +317,9 @@ class FittedModel:
             if label_gains is None:
                 alternatives = (OUTSIDER_SCALES,)
             for outsider_scales in alternatives:
-                gains = self.process.gains(number, outsider_scales=outsider_scales, may_differ=label_gains is None)
+                gains = self.process.gains(
+                    number, outsider_scales=outsider_scales, may_differ=label_gains is None
+                )
                 if label_gains is not None:
                     gains = gains.plus(label_gains)
                 if revision_gain is not None:
@@ -377,7 +389,10 @@ class FittedModel:
         estimates = dict(self.estimates())
         with one_thread():
             predicted = self.predict(drawn)
-            own = [estimates.get(ordering, other) for ordering, other in zip(drawn, predicted.tolist(), strict=True)]
+            own = [
+                estimates.get(ordering, other)
+                for ordering, other in zip(drawn, predicted.tolist(), strict=True)
+            ]
             mean = float(np.mean(own))
             if self.model.varies_in_length:
                 mean += float(self.predict(longest).mean() - predicted.mean())

@@ -73,7 +73,9 @@ class PairedProcess:
         # more.
         num_examples = np.where(known > 0, known.sum(axis=1, keepdims=True), np.inf).min(axis=0)
         prior_weights = PRIOR_EXAMPLES / (num_examples + PRIOR_EXAMPLES)
-        products = (1.0 - prior_weights) * residuals @ residuals.T + variance * _laplacian(known, prior_weights)
+        products = (1.0 - prior_weights) * residuals @ residuals.T + variance * _laplacian(
+            known, prior_weights
+        )
         # Add a common shift, which changes no gain, to make the matrix invertible.
         return np.asarray(inverse @ products @ inverse + 1.0 / count)
 

@@ -275,7 +275,11 @@ class AdditiveProcess:
         return gains.times(self._unit * self._deviation)
 
     def sample(
-        self, features: Families, num_draws: int, rng: np.random.Generator, extra_variances: Array | float = 0.0
+        self,
+        features: Families,
+        num_draws: int,
+        rng: np.random.Generator,
+        extra_variances: Array | float = 0.0,
     ) -> Array:
         """Draw from the joint posterior of the fitted orderings and others, ``[draws, m + c]``.
 

@@ -98,7 +98,11 @@ class Calls:
         cells = np.ix_(rows, columns)
         return Calls(
             [self.candidates[row] for row in rows],
-            ScoreTable(self.scored.scores[cells], self.scored.examples[columns], self.scored.information_weights[rows]),
+            ScoreTable(
+                self.scored.scores[cells],
+                self.scored.examples[columns],
+                self.scored.information_weights[rows],
+            ),
             LabelTable(self.labels.logs[cells], self.labels.unseen[cells], self.labels.scores[columns]),
             self.is_program[rows],
             self.is_outsider[rows],

@@ -32,7 +32,9 @@ class ScoreTable:
         self.scores = scores
         self.known = ~np.isnan(scores)
         self.examples = np.arange(scores.shape[1]) if examples is None else examples
-        self.information_weights = np.ones(len(scores)) if information_weights is None else information_weights
+        self.information_weights = (
+            np.ones(len(scores)) if information_weights is None else information_weights
+        )
         self._is_known = self.known.astype(np.float64)
         self._values = np.where(self.known, scores, 0.0)
         self._sums = self._values.sum(axis=1)
