@@ -17,10 +17,8 @@ SIGNALS = ("auto", *MIN_FIRST)  # values of the `signal` argument
 # budget adds examples instead.
 NUM_LOOKS = 360
 ROUNDS = 30  # target number of rounds in a search
-FIRST_ROUND = {
-    "orders": 2.5,
-    "demos": 8.0,
-}  # maximum size of the random first round, relative to later rounds
+# Maximum size of the random first round, relative to later rounds.
+FIRST_ROUND = {"orders": 2.5, "demos": 8.0}
 MORE_THAN_FIRST = 2  # examples to add each time an order is scored again, relative to the first time
 FINAL_SHARE = 0.15  # maximum share of the budget for the final comparison
 RACE_SHARE = 0.15  # share for the race, of the calls that remain after the final comparison

@@ -163,9 +163,8 @@ class CompileRun(SearchRounds):
         num_examples = self._num_compared(len(finalists), fraction, min_examples)
         if len(finalists) < 2 or num_examples < min_examples:
             return None
-        examples = list(
-            range(self.num_train, self.num_train + num_examples)
-        )  # Train examples have lower numbers.
+        # Train examples have lower numbers.
+        examples = list(range(self.num_train, self.num_train + num_examples))
         self.begin_phase("final")
         compared = list(self.evaluator.evaluate(dict.fromkeys(finalists, examples)))
         if len(compared) < len(finalists):

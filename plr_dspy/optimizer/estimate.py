@@ -180,9 +180,8 @@ class CallSize(NamedTuple):
     """The mean prompt tokens and cost of a program call."""
 
     tokens: float | None  # in all its prompts; None if they cannot be built
-    cost: (
-        float | None
-    )  # dollars; None if a price or an answer's length is unknown, or the metric calls a model
+    # Dollars; None if a price or an answer's length is unknown, or the metric calls a model.
+    cost: float | None
     new_tokens: float | None = None  # those of `tokens` that a server with a prefix cache reads anew
     saved_by_cache: float = 0.0  # dollars of `cost`, if all other tokens are billed as cached ones
 

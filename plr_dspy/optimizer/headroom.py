@@ -203,9 +203,8 @@ class LeverSample(PLFewShot):
         assert isinstance(slots, PoolSlots)
         own = slots.original
         assert not isinstance(own, WholeProgram)
-        num_blocks = len(
-            slots.slots
-        )  # The last block of the arrangement, if there is another one, is the instruction.
+        # The last block of the arrangement, if there is another one, is the instruction.
+        num_blocks = len(slots.slots)
         own_instruction = own[num_blocks:]
         empty: Ordering = (*(() for _ in slots.slots), *own_instruction)
         pools = []
@@ -454,9 +453,8 @@ def best_advice(changes: Sequence[Change], gains: Mapping[str, Gain]) -> str:
     """Return one sentence of advice, given the changes, simplest first, and their gains by name."""
     if not changes:
         return "No lever could be tried, because there are too few different demos: pass more examples."
-    doubt = TAIL * min(
-        1.0, MOST_LEVERS / len(changes)
-    )  # With more levers, the best of them may be luck more often.
+    # With more levers, the best of them may be luck more often.
+    doubt = TAIL * min(1.0, MOST_LEVERS / len(changes))
     certain = []
     for change in changes:
         gain = gains[change.name]

@@ -98,9 +98,8 @@ class DemoChoices:
     slots: PromptSlots
     original: Candidate  # returned unless another is better
     others: Sequence[Any] = ()  # demos not in the program; never used for scoring
-    demo_examples: Mapping[int, dspy.Example] = field(
-        default_factory=dict
-    )  # sources of demos, by trainset index
+    # Sources of demos, by trainset index.
+    demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)
     retrievable: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of retrieved demos
     teacher: dspy.Module | None = None  # program whose answers become demos; None means the student
     dropped_instructions: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)  # by predictor

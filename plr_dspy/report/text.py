@@ -25,10 +25,8 @@ MIN_SCORED = 20  # minimum examples that a cheaper prompt is scored on to be wor
 MUCH_CHEAPER = (
     0.95  # share of the returned program's tokens from which on a cheaper prompt is not worth a line
 )
-LIMITS = {
-    StopReason.COST: "max_cost",
-    StopReason.TIME: "max_seconds",
-}  # arguments to raise, by what ended the search
+# Arguments to raise, by what ended the search.
+LIMITS = {StopReason.COST: "max_cost", StopReason.TIME: "max_seconds"}
 MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
 FEW_EXAMPLES = 30  # With fewer examples, chance decides which order looks best.
 FIELD_WIDTH = 40  # maximum number of characters to show of a field
@@ -258,9 +256,8 @@ def _why_original_stays(report: ReportData) -> str:
     best = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
     if best is None or best.expected_gain <= 0 or not report.settings.get("racing", True):
         return "no other program is expected to do better"
-    probability = (
-        math.floor(100 * best.probability) / 100
-    )  # Rounded up, it might seem to reach `min_probability`.
+    # Rounded up, it might seem to reach `min_probability`.
+    probability = math.floor(100 * best.probability) / 100
     return (
         f"the best other program is expected to gain {best.expected_gain:+.3f}, but that is too uncertain (better "
         f"with probability {probability:.2f}, worse with {best.probability_worse:.2f})"

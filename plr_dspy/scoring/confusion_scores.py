@@ -15,9 +15,8 @@ from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.space import Scores
 
 Array: TypeAlias = NDArray[np.float64]
-Answer: TypeAlias = tuple[
-    int, str | None
-]  # an example's index and the predicted label (None: unparsable reply)
+# An example's index and the predicted label (None: unparsable reply).
+Answer: TypeAlias = tuple[int, str | None]
 Answers: TypeAlias = Mapping[int, str | None]  # predicted labels by example
 Pair: TypeAlias = tuple[int, str | None, str | None]  # an example's index and two programs' answers
 

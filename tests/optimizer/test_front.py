@@ -110,11 +110,8 @@ class TestCost:
         own = dspy.Predict("question -> answer")
         instructed = own.deepcopy()
         instructed.signature = own.signature.with_instructions(text)
-        predictors = {
-            0: own,
-            1: instructed,
-            2: other,
-        }  # The instruction of the user's program joins as the last one.
+        # The instruction of the user's program joins as the last one.
+        predictors = {0: own, 1: instructed, 2: other}
         numbers = {entry.instructions["self"] for entry in front if entry.kind == "fixed"}
         assert {0, 1} <= numbers <= {0, 1, 2}
         for entry in front:
