@@ -67,11 +67,11 @@ def percent(values: Sequence[float] | np.ndarray) -> str:
     known = np.asarray(values, dtype=float)
     if np.isnan(known).all():
         return ""
-    return f"{100 * np.nanmean(known):.0f} %"
+    return f"{100 * np.nanmean(known):.0f}%"
 
 
 def with_interval(values: Sequence[float] | np.ndarray) -> str:
-    """Return the mean of differences, with its 95 % interval if there are several."""
+    """Return the mean of differences, with its 95% interval if there are several."""
     if len(values) < 2:
         return f"{values[0]:+.3f}"
     low, high = mean_interval(values)

@@ -63,12 +63,12 @@ class Compiles:
 
 
 def stated(cell: str) -> float:
-    """Return the figure at the start of a cell; "15 %" and "3 of 20" are shares."""
+    """Return the figure at the start of a cell; "15%" and "3 of 20" are shares."""
     shares = re.match(r"(\d+) of (\d+)", cell)
     if shares:
         return int(shares[1]) / int(shares[2])
     value = float(re.findall(r"[-+]?\d*\.?\d+", cell.replace(",", ""))[0])
-    if re.match(r"[-+\d.]+ %", cell):
+    if re.match(r"[-+\d.]+%", cell):
         return value / 100
     return value
 
@@ -187,7 +187,7 @@ def lone_original(compiles: Compiles) -> Iterator[Figure]:
 def simulated_headroom(_: Compiles) -> Iterator[Figure]:
     """Measure how often `headroom` advises to keep the program where there is nothing to gain."""
     kept = np.array([headroom.results(world, tables=10)["kept"][0] for world in headroom.without_effect()])
-    (cell,) = re.findall(r"the advice is to keep the program \| (\d+ %)", page("evidence"))
+    (cell,) = re.findall(r"the advice is to keep the program \| (\d+%)", page("evidence"))
     yield Figure("headroom: the program is kept", cell, kept, len(kept))
 
 

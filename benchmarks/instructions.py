@@ -15,7 +15,7 @@ nothing        neither instructions nor demos make a difference
 all            held-out score of a search for instructions and demos, in `--calls` program calls
 demos          held-out score of a search for demos alone
 instructions   held-out score of a search for instructions alone
-behind         "all" minus the better of the other two, with its 95 % interval
+behind         "all" minus the better of the other two, with its 95% interval
 claims         share of the "all" compiles whose report says "better" (p >= .9)
 false          share of the "all" compiles whose report says so by mistake
 inside         share of held-out scores inside the interval in the report

@@ -80,8 +80,8 @@ class SyntheticLandscape(Landscape):
     """A random landscape with two labels, equally frequent among demos and examples.
 
     The kind is one of `KINDS`, or "triples": effects of the relative order of three demos, which no search models.
-    Accuracies of orders have mean .60 and standard deviation .09, and two orders disagree on 35 % of the examples. The
-    values for recorded answers are .46 to .68, .04 to .10, and 7 to 42 %.
+    Accuracies of orders have mean .60 and standard deviation .09, and two orders disagree on 35% of the examples. The
+    values for recorded answers are .46 to .68, .04 to .10, and 7 to 42%.
     """
 
     def __init__(self, kind: str, num_demos: int, seed: int, num_examples: int) -> None:

@@ -4,7 +4,7 @@ python benchmarks/levers.py                                  # all records, in s
 python benchmarks/levers.py --records benchmarks/recorded/chat/*.npz
 
 Records come from `record_chat.py`, or from `record.py`, which has one set of demos in all orders. Unfinished records
-may be used. 95 % intervals are by bootstrap over the examples. They hold for the recorded sets of demos; other sets may
+may be used. 95% intervals are by bootstrap over the examples. They hold for the recorded sets of demos; other sets may
 differ more.
 
 best recorded      the random arrangement with the highest accuracy, measured on the same examples (biased upwards)
@@ -256,7 +256,7 @@ def spread_cells(name: str, sets: Sequence[np.ndarray], spread: SpreadFunction) 
     deviation, low, high = np.sqrt(np.maximum(0.0, variances))
     values = (
         f"{math.sqrt(seen):.3f}",
-        f"{100 * noise_share:.0f} %",
+        f"{100 * noise_share:.0f}%",
         f"{deviation:.3f} [{low:.3f}, {high:.3f}]",
     )
     return dict(zip(cells, values, strict=True))

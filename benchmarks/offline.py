@@ -27,7 +27,7 @@ With --shares, one label is made rare: "label 1", or each recorded label in turn
 examples; held-out examples are weighted to this share. Scores are the label's F1, which "F1 light", "F1 logprobs",
 "F1 calibrated" and "F1 batch" also optimize.
 
-less NAME      paired difference from each method of --against (by default the first), with 95 % interval
+less NAME      paired difference from each method of --against (by default the first), with 95% interval
 changed        share of compiles that replaced the original
 better         share of compiles whose report says "better"
 worse          share of compiles that lost more than a point on held-out examples

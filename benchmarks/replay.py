@@ -262,7 +262,7 @@ def halving(pool: Pool, budget: int, seed: int) -> tuple[Order, int]:
         alive = [order for (order,) in arrangements][:number]
     calls = 0
     num_examples = 0
-    num_rungs = int(np.ceil(np.log(len(alive)) / np.log(1 / 0.4)))  # Each rung keeps 40 %.
+    num_rungs = int(np.ceil(np.log(len(alive)) / np.log(1 / 0.4)))  # Each rung keeps 40%.
     for rung in range(num_rungs):
         more = max(1, (budget - calls) // (num_rungs - rung) // len(alive))
         if first and rung == 0:

@@ -115,7 +115,7 @@ def print_result(result: Result) -> None:
     print(f"\norder            accuracy on {result.evaluation.num_examples} held-out examples")
     print(f"original         {result.original:.3f}")
     print(
-        f"chosen           {result.chosen:.3f}   gain {result.gain:+.3f}, 95 % interval [{low:+.3f}, {high:+.3f}]"
+        f"chosen           {result.chosen:.3f}   gain {result.gain:+.3f}, 95% interval [{low:+.3f}, {high:+.3f}]"
     )
     if len(scores) == 1:
         print(f"a random order   {scores[0]:.3f}")
@@ -137,7 +137,7 @@ def print_seeds(results: dict[int, Result]) -> None:
         )
     gains = [result.gain for result in results.values()]
     low, high = mean_interval(gains)
-    print(f"mean gain {mean(gains):+.3f}, 95 % interval over {len(gains)} seeds [{low:+.3f}, {high:+.3f}]")
+    print(f"mean gain {mean(gains):+.3f}, 95% interval over {len(gains)} seeds [{low:+.3f}, {high:+.3f}]")
 
 
 def parse_args() -> argparse.Namespace:

@@ -29,7 +29,7 @@ from plr_dspy.programs.made_with import other_settings
 from plr_dspy.programs.splits import Examples
 from plr_dspy.retrieval.predict import loaded, retrieve_in
 from plr_dspy.runtime import progress_bar
-from plr_dspy.scoring.causes import cause_of, cure_of
+from plr_dspy.scoring.causes import cause_of, fix_for
 from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord, RunLog
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
@@ -37,7 +37,7 @@ from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 logger = logging.getLogger(__name__)
 
 OWN_NAME = re.compile(r"\$\{(\w+)\}")  # the description of a field that has none, in saved programs
-TAIL = 0.975  # quantile for 95 % intervals
+TAIL = 0.975  # quantile for 95% intervals
 
 
 def load_program(
@@ -121,8 +121,8 @@ class ProgramScore:
     """The score of one program by one metric.
 
     Attributes:
-        score, interval: The metric's value on the examples, and its 95 % confidence interval.
-        difference, difference_interval: The gain over the first program, and its 95 %
+        score, interval: The metric's value on the examples, and its 95% confidence interval.
+        difference, difference_interval: The gain over the first program, and its 95%
             confidence interval; None for the first.
         num_unread: Number of unparsable replies, which count as wrong.
     """
@@ -225,7 +225,7 @@ def evaluate_programs(
     display_progress: bool = True,
     inputs: Sequence[str] | None = None,
 ) -> Evaluation | Evaluations:
-    """Score programs on the same examples, with 95 % confidence intervals.
+    """Score programs on the same examples, with 95% confidence intervals.
 
     If a call fails, its example is left out for all programs and metrics, with a warning.
     Intervals of metrics over a set use the infinitesimal jackknife, with two best and two worst
@@ -305,7 +305,7 @@ class _ProgramRun(MetricWork):
         if errors:
             logger.warning(
                 f"{self.name}: {len(errors)} of {len(self.records)} calls count as wrong, because they raised "
-                f"{errors[0]}: {cure_of(errors, otherwise='')}"
+                f"{errors[0]}: {fix_for(errors, otherwise='')}"
             )
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
@@ -333,7 +333,7 @@ def _examples_without_failure(runs: Sequence[_ProgramRun], num_examples: int) ->
         )
         if len(numbers) < 2:
             errors = [record.error for record in failures.values()]
-            raise RuntimeError(f"{warning}: {cure_of(errors, otherwise='fix the cause, or try again')}")
+            raise RuntimeError(f"{warning}: {fix_for(errors, otherwise='fix the cause, or try again')}")
         logger.warning("%s: these examples are left out", warning)
     return numbers
 

@@ -130,7 +130,7 @@ def _check_comparable(results: Sequence[Result]) -> None:
 
 
 def grouped_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the cluster-robust 95 % t interval of the mean of all values; NaN for one group."""
+    """Return the cluster-robust 95% t interval of the mean of all values; NaN for one group."""
     if len(groups) < 2:
         return math.nan, math.nan
     mean = np.mean(np.concatenate(groups))
@@ -167,7 +167,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _mean_cells(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Return the mean accuracy of each group of runs, with its 95 % t interval over seeds; NaN for one seed."""
+    """Return the mean accuracy of each group of runs, with its 95% t interval over seeds; NaN for one seed."""
     cells = []
     for place, runs in frame.groupby(keys, observed=True):
         mean = runs.percent.mean()
@@ -225,7 +225,7 @@ def accuracy_table(frame: pd.DataFrame) -> Table:
     for text, rank, is_complete in zip(cells.text, ranks, complete, strict=True):
         texts.append(MARKS.get(rank, "{}").format(text) if is_complete else text + PARTIAL)
     notes = [
-        "Means over seeds ± half the width of a 95 % t interval (none for one seed). In each column, among methods "
+        "Means over seeds ± half the width of a 95% t interval (none for one seed). In each column, among methods "
         "with all of its seeds, the best mean is bold, the second underlined and the third italic.",
         f"{AVERAGE}: macro average, for methods with all tasks of the block. {PARTIAL}: some seeds of the column "
         "are missing. Empty: no runs; methods that read label probabilities have none on reasoning tasks.",
@@ -264,9 +264,9 @@ def paired_table(frame: pd.DataFrame) -> Table | None:
     numbers = pd.concat([by_task.drop(columns=["block", "text"]), overall])
     blocks = {**_blocks(by_task), "all runs": _overall_texts(overall)}
     notes = [
-        f"By task: mean difference from {BASE} over the pooled held-out examples of all seeds [95 % interval for "
+        f"By task: mean difference from {BASE} over the pooled held-out examples of all seeds [95% interval for "
         f"new examples with the same demos]. {PARTIAL}: some seeds of the column are missing. Empty: no run in common.",
-        f"All runs: mean difference over the runs that {BASE} also has [95 % interval over groups; runs of one task "
+        f"All runs: mean difference over the runs that {BASE} also has [95% interval over groups; runs of one task "
         "and seed form a group, because they share examples]; p of a two-sided sign-flip test over groups, also with "
         "Holm's correction. Intervals are not corrected for multiple comparisons.",
     ]
@@ -387,7 +387,7 @@ def ablation_table(frame: pd.DataFrame) -> Table | None:
     columns = cells.task.astype(str) + ", " + cells.block
     cells["column"] = pd.Categorical(columns, columns.unique())
     cells["block"] = cells.ablation.str.replace("_", " ")
-    note = "Means over seeds ± half the width of a 95 % t interval (none for one seed)."
+    note = "Means over seeds ± half the width of a 95% t interval (none for one seed)."
     title = "Held-out accuracy in % by setting"
     return Table(
         "ablation", title, _blocks(cells, row="row", column="column"), numbers, [note, *_setting_notes(frame)]

@@ -80,7 +80,7 @@ class LabelOptimizer(DemoOptimizer):
                 f"{self.name} needs a program with exactly one predictor; got {num_predictors}. "
                 "Use PLReorder or TopKOrder."
             )
-        needed_output(program, self.name, cure=OTHERS)
+        needed_output(program, self.name, fix=OTHERS)
         if not (self.fillers or self.temperature):
             return
         for example in trainset:
@@ -393,7 +393,7 @@ class PDO(LabelOptimizer):
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         super().check(program, trainset)
-        output = needed_output(program, self.name, cure=OTHERS)
+        output = needed_output(program, self.name, fix=OTHERS)
         if self.prior is not None:
             self._shares = prior_shares(self.prior, output.labels, name="prior")
             return

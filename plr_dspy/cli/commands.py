@@ -135,7 +135,7 @@ OF_PROGRAM: Options = {
 OF_COMPILE: Options = {
     "--metric": {"required": True, "help": METRIC},
     "--train": {"type": _data, "required": True, "help": f"examples: {DATA}"},
-    "--val": {"type": _data, "help": "examples for the final comparison (default: 20 %% of --train)"},
+    "--val": {"type": _data, "help": "examples for the final comparison (default: 20%% of --train)"},
     "--out": {"type": _new_program, "help": "file for the program (JSON); required without --estimate"},
     "--report": {"type": _new_file, "help": "file for the report (JSON)"},
     "--auto": {"choices": [*BUDGETS, "paper"], "default": "light", "help": "budget (default: light)"},

@@ -55,7 +55,7 @@ def comparison(
 
 
 def _interval_of_expected(gain: Gain, observed: float, largest: float) -> tuple[float, float]:
-    """Return the 95 % interval of the expected gain.
+    """Return the 95% interval of the expected gain.
 
     The upper end is that of the observed gain if this is larger, because shrinkage may be too
     strong.

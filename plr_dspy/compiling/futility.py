@@ -72,7 +72,7 @@ class FutilityCheck:
             f"{share} answers could not be parsed. One error: {first.message}. To fix this, {self.advice}"
         )
         if cause is not None:
-            message = f"{share} calls failed ({first.error}: {first.message}): {cause.cure}"
+            message = f"{share} calls failed ({first.error}: {first.message}): {cause.fix}"
         if len(unparsable) >= UNPARSED * num_calls and not any(map(self._is_readable, prompts)):
             raise RuntimeError(message)
         if num_calls >= ENOUGH_ANSWERS and not self.has_warned:

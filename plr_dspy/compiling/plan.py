@@ -150,13 +150,13 @@ def make_plan(
     if size.num_attempts:
         purpose = f"{size.num_attempts} calls that bootstrap demos, then {purpose}"
         lower = ", or pass candidates='labeled', which needs no calls for demos"
-    cure = (
+    fix = (
         f"got {total}: raise it"
         if max_metric_calls is not None
         else f"{auto=} gives {total}: set a larger number"
     )
     raise UserError(
-        f"max_metric_calls must be at least {enough + size.num_attempts} for {purpose}; {cure}{lower}"
+        f"max_metric_calls must be at least {enough + size.num_attempts} for {purpose}; {fix}{lower}"
     )
 
 

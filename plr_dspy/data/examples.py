@@ -56,8 +56,8 @@ def as_examples(
     for index, row in enumerate(_sequence(rows, name)):
         row_name = place(index) if place else f"{name}[{index}]"
         if not isinstance(row, (dspy.Example, Mapping)):
-            cure = "pass a dspy.Example, or a dict of its fields"
-            raise UserTypeError(f"{row_name} must be a dspy.Example; got {type(row).__name__}: {cure}")
+            fix = "pass a dspy.Example, or a dict of its fields"
+            raise UserTypeError(f"{row_name} must be a dspy.Example; got {type(row).__name__}: {fix}")
         if isinstance(row, dspy.Example) and has_inputs(row):
             _check_same_inputs(row, inputs, row_name)
             examples.append(row)
@@ -76,9 +76,9 @@ def _check_names(inputs: Any) -> None:
         return
     is_list = isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes))
     if not is_list or not inputs or not all(isinstance(name, str) for name in inputs):
-        cure = f"pass [{inputs!r}]" if isinstance(inputs, str) else 'pass a list, such as ["question"]'
+        fix = f"pass [{inputs!r}]" if isinstance(inputs, str) else 'pass a list, such as ["question"]'
         raise UserTypeError(
-            f"inputs must be a list of the names of input columns; got {short_repr(inputs)}: {cure}"
+            f"inputs must be a list of the names of input columns; got {short_repr(inputs)}: {fix}"
         )
 
 
@@ -89,13 +89,13 @@ def _sequence(rows: Any, name: str) -> Sequence[Any]:
         return _named_rows(rows)
     if isinstance(rows, Sequence) and not isinstance(rows, (str, bytes)):
         return rows
-    cure = "pass a list"
+    fix = "pass a list"
     if datasets is not None and isinstance(rows, datasets.DatasetDict):
-        cure = f"pass one of its splits, such as {name}[{next(iter(rows), 'train')!r}]"
+        fix = f"pass one of its splits, such as {name}[{next(iter(rows), 'train')!r}]"
     elif datasets is not None and isinstance(rows, datasets.IterableDataset):
-        cure = f"pass datasets.Dataset.from_list(list({name}))"
+        fix = f"pass datasets.Dataset.from_list(list({name}))"
     raise UserTypeError(
-        f"{name} must be a list of dspy.Example or of dicts, or a datasets.Dataset; got {type(rows).__name__}: {cure}"
+        f"{name} must be a list of dspy.Example or of dicts, or a datasets.Dataset; got {type(rows).__name__}: {fix}"
     )
 
 

@@ -28,10 +28,10 @@ def calibrated_output(program: dspy.Module, predictor: str | None = None) -> Lab
     names = list(predictors)
     if predictor is not None and predictor not in names:
         raise UserError(f"predictor must be one of {names}; got {predictor!r}")
-    cure = ""
+    fix = ""
     if predictor is None and len(names) > 1:
-        cure = f", or pass predictor= with one of {names}"
-    output = needed_output(program, PURPOSE, only=predictor, cure=cure)
+        fix = f", or pass predictor= with one of {names}"
+    output = needed_output(program, PURPOSE, only=predictor, fix=fix)
     for _, part in program.named_sub_modules():
         reads_itself = isinstance(part, (CalibratedProgram, PerInputOrder))
         if reads_itself and predictors[output.predictor] in part.predictors():

@@ -24,7 +24,7 @@ class CalibrationReport:
             and the best of "always" one label. Empty if the examples' labels were not used;
             `chosen` is then None.
         chosen: The best strategy.
-        gain_interval: 95 % confidence interval of the chosen strategy's gain in accuracy.
+        gain_interval: 95% confidence interval of the chosen strategy's gain in accuracy.
     """
 
     calibration: Calibration | None

@@ -84,14 +84,14 @@ def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutpu
 
 
 def needed_output(
-    program: dspy.Module, purpose: str, *, only: str | None = None, cure: str = ""
+    program: dspy.Module, purpose: str, *, only: str | None = None, fix: str = ""
 ) -> LabelOutput:
-    """Return the `label_output`, or raise a ValueError that states the purpose and the cure."""
+    """Return the `label_output`, or raise a ValueError that states the purpose and the fix."""
     output = label_output(program, only=only)
     if isinstance(output, LabelOutput):
         return output
     raise UserError(
-        f"{purpose} needs exactly one output with few possible values, but {output}. Change the signature{cure}."
+        f"{purpose} needs exactly one output with few possible values, but {output}. Change the signature{fix}."
     )
 
 

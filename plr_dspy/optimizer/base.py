@@ -176,7 +176,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 `datasets.Dataset`. `PLFewShot` uses some as demos instead.
             teacher: Program whose correct answers become demos in `PLFewShot`, or a list
                 whose first program is used; None uses the student.
-            valset: Examples for the final comparison; if None or empty, 20 % of the trainset
+            valset: Examples for the final comparison; if None or empty, 20% of the trainset
                 is used.
             seed: Random seed that overrides the constructor's.
             programs: Programs that compete unchanged, such as those of other optimizers: a

@@ -23,7 +23,7 @@ from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.slots import OWN, PooledDemo, as_text, messages_of
 from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
 from plr_dspy.programs.tokens import token_counter
-from plr_dspy.scoring.causes import cure_of
+from plr_dspy.scoring.causes import fix_for
 from plr_dspy.scoring.run_log import CallRecord
 
 logger = logging.getLogger(__name__)
@@ -245,7 +245,9 @@ def why_none(attempts: Sequence[Attempt]) -> str:
             "that the metric compares the right fields, and start threads with dspy.Parallel"
         )
     ((error, number),) = errors.most_common(1)
-    cure = "fix the program or the metric, or pass another teacher"
+    fix = "fix the program or the metric, or pass another teacher"
     if error == AdapterParseError.__name__:
-        cure = adapter_advice()
-    return f": {number} of the teacher's {len(attempts)} calls raised {error}; {cure_of([error], otherwise=cure)}"
+        fix = adapter_advice()
+    return (
+        f": {number} of the teacher's {len(attempts)} calls raised {error}; {fix_for([error], otherwise=fix)}"
+    )

@@ -304,7 +304,7 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None) -> Budget:
     if setup.plan.max_metric_calls is not None:
         max_calls = setup.plan.max_metric_calls + len(setup.attempts) + len(setup.proposals)
     expected_cost = None
-    dearest = 0.0
+    largest_cost = 0.0
     if options.max_cost is not None:
         models = [*setup.models, *language_models(options.metric)]
         if setup.teacher is not None and setup.attempts:
@@ -317,7 +317,9 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None) -> Budget:
                 f"max_cost needs a price for {', '.join(sorted(unknown))}: pass max_metric_calls instead"
             )
         expected_cost = size_of_call(setup).cost
-        dearest = max((size_of_call(setup, rival=rival).cost or 0.0 for rival in setup.rivals), default=0.0)
+        largest_cost = max(
+            (size_of_call(setup, rival=rival).cost or 0.0 for rival in setup.rivals), default=0.0
+        )
     budget = Budget(
         log or RunLog(),
         max_calls=max_calls,
@@ -327,5 +329,5 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None) -> Budget:
         expected_cost=expected_cost,
         varied=bool(setup.rivals),
     )
-    budget.dearest = max(budget.dearest, dearest)
+    budget.largest_cost = max(budget.largest_cost, largest_cost)
     return budget

@@ -190,10 +190,10 @@ class PLFewShot(LearningOptimizer):
             "candidates": (self.candidates == "bootstrapped", "pass other candidates"),
             "calibrate": (self.calibrate is not False, "leave it out"),
         }
-        for name, (needs_calls, cure) in needing_calls.items():
+        for name, (needs_calls, fix) in needing_calls.items():
             if needs_calls:
                 raise UserError(
-                    f"{name}={getattr(self, name)!r} needs program calls, and max_metric_calls=0 allows none: {cure}, "
+                    f"{name}={getattr(self, name)!r} needs program calls, and max_metric_calls=0 allows none: {fix}, "
                     "or raise max_metric_calls"
                 )
 

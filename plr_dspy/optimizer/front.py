@@ -105,7 +105,7 @@ class Front:
         build_program: Builds a candidate's program with revised answers.
 
     Attributes:
-        prompts: The candidates from the cheapest to the dearest; by tokens if a price is
+        prompts: The candidates from the cheapest to the most expensive; by tokens if a price is
             unknown.
         reference: The returned program; the best candidate if that one was not scored.
     """

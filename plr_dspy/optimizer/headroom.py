@@ -96,7 +96,7 @@ class Lever:
     Attributes:
         name: Its name.
         score: Its expected score.
-        gain, interval: Its expected gain over the program on new examples, and the 95 %
+        gain, interval: Its expected gain over the program on new examples, and the 95%
             interval. The gain is shrunk towards 0, because the largest of several observed
             gains is too large.
         num_calls: Number of program calls that it was estimated from.

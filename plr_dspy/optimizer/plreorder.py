@@ -55,7 +55,7 @@ class PLReorder(LearningOptimizer):
             error instead.
         num_threads: Maximum concurrent program calls; None uses DSPy's setting.
         max_errors: Number of failed program calls after which the compile raises the last
-            one's exception. None uses DSPy's setting or 5 % of the calls made, whichever is
+            one's exception. None uses DSPy's setting or 5% of the calls made, whichever is
             larger. Failures on the same example count once. Unparsable answers count as
             wrong, not as failures.
         seed: Random seed.

@@ -30,7 +30,7 @@ from plr_dspy.programs.instructions import Instruction, InstructionChoices, usab
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.report.schema import ProposalReport
 from plr_dspy.scoring.budget import window_of
-from plr_dspy.scoring.causes import cure_of
+from plr_dspy.scoring.causes import fix_for
 from plr_dspy.scoring.run_log import CallRecord
 
 logger = logging.getLogger(__name__)
@@ -184,9 +184,9 @@ def _check(setup: CompileSetup, proposals: Sequence[Proposal], failure: Exceptio
     elif len(proposals) < len(setup.proposals):
         reason = f"proposals may use {SHARE:.0%} of max_cost and max_seconds"
     if errors and not num_made:
-        cure = cure_of((record.error for record in errors), otherwise="check the prompt model")
+        fix = fix_for((record.error for record in errors), otherwise="check the prompt model")
         raise RuntimeError(
-            f"prompt_model made no instruction ({reason}): {cure}, or pass instructions as a list"
+            f"prompt_model made no instruction ({reason}): {fix}, or pass instructions as a list"
         ) from failure
     if reason:
         num_planned = sum(bool(task.predictor) for task in setup.proposals)

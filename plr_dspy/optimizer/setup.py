@@ -242,8 +242,8 @@ def make_setup(
         examples=[*trainset, *valset],
     )
     if setup.needs_calls and not (splits.train and splits.selection):
-        cure = "pass more examples, or fewer demos"
-        raise UserError(empty_split(splits, len(trainset), len(valset), cure=cure))
+        fix = "pass more examples, or fewer demos"
+        raise UserError(empty_split(splits, len(trainset), len(valset), fix=fix))
     if setup.needs_calls and options.chooses_by_score and len(setup.scored_examples) < FEW_EXAMPLES:
         logger.warning(
             "only %d of %d examples can be used for scoring (demos and duplicates cannot), which is too few to find "

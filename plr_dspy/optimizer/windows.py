@@ -28,18 +28,18 @@ class LongPrompt:
         model, window: The predictor's model, and its maximum number of prompt tokens.
         tokens: Approximate tokens by GPT-4o's tokenizer, without those of proposed
             instructions and of demos that are bootstrapped later.
-        cure: What keeps such prompts within the window.
+        fix: What keeps such prompts within the window.
     """
 
     model: str
     window: int
     tokens: int
-    cure: str
+    fix: str
 
     def __str__(self) -> str:
         return (
             f"prompts may have up to about {self.tokens:,} tokens, but the context window of {self.model} has "
-            f"{self.window:,}, and longer prompts count as wrong answers: {self.cure}"
+            f"{self.window:,}, and longer prompts count as wrong answers: {self.fix}"
         )
 
 
@@ -70,10 +70,10 @@ def _of_student(setup: CompileSetup) -> Iterator[LongPrompt]:
             )
             continue
         own_tokens = token_counter()(messages_of(predictor, predictor.demos))
-        cure = f"pass a {setup.options.student_name} with fewer or shorter demos"
+        fix = f"pass a {setup.options.student_name} with fewer or shorter demos"
         if setup.original == WITHOUT_DEMOS:
-            cure = "pass a smaller num_demos"
-        yield LongPrompt(model, window, without_demos + own_tokens, cure)
+            fix = "pass a smaller num_demos"
+        yield LongPrompt(model, window, without_demos + own_tokens, fix)
         yield from _with_pooled_demos(setup, name, LongPrompt(model, window, instructed, ""))
         yield from _with_retrieved_demos(setup, name, LongPrompt(model, window, without_demos, ""))
 
@@ -108,14 +108,14 @@ def _with_demos(
         most = min(most, limit)
     room = without_demos.window - without_demos.tokens
     least_number = max(1, min_demos)
-    cures = []
+    fixes = []
     if sum(longest_first[-least_number:]) <= room:
-        cures.append(f"max_demo_tokens={room}")
+        fixes.append(f"max_demo_tokens={room}")
     num_fitting = sum(total <= room for total in itertools.accumulate(longest_first[:max_demos]))
     if num_fitting >= least_number:
-        cures.append(f"max_demos={num_fitting}")
-    cure = f"pass {' or '.join(cures)}" if cures else "shorten the demos"
-    return replace(without_demos, tokens=without_demos.tokens + most, cure=cure)
+        fixes.append(f"max_demos={num_fitting}")
+    fix = f"pass {' or '.join(fixes)}" if fixes else "shorten the demos"
+    return replace(without_demos, tokens=without_demos.tokens + most, fix=fix)
 
 
 def _of_rivals(setup: CompileSetup) -> Iterator[LongPrompt]:

@@ -90,7 +90,7 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
 
 
 def _interval_half_width(rows: Sequence[Mapping[int, float]]) -> float:
-    """Return half the width of the 95 % interval for the mean score of random orderings.
+    """Return half the width of the 95% interval for the mean score of random orderings.
 
     It adds the variance between orderings to that between examples, because orderings may
     share examples.

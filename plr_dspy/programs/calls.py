@@ -148,7 +148,7 @@ class ProgramEvaluator:
         log: Stores the call records, on disk if it has a path.
         num_threads: Maximum concurrent calls; None uses DSPy's setting.
         max_errors: Number of examples with failed calls that ends the run. None uses DSPy's
-            setting or 5 % of the calls made, whichever is larger.
+            setting or 5% of the calls made, whichever is larger.
         on_cell: Called after each call.
         budget: Decides whether another call may start.
         interrupted: Set by an interrupt, which the program may swallow.
@@ -313,7 +313,7 @@ class ProgramEvaluator:
         if _raised_by_metric(failure):
             place += ", in the metric"
         if cause is not None:
-            reason += f": {cause.cure}"
+            reason += f": {cause.fix}"
         if self.log.path is not None:
             reason += ". Run the same compile again to continue from here"
             if cause is None:

@@ -179,10 +179,10 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
     if lm is None and not language_models(student):
         raise UserError("no LM is configured: call dspy.configure(lm=dspy.LM(...)) first")
     if lm is not None and not is_language_model(lm):
-        cure = "dspy.LM(...)"
+        fix = "dspy.LM(...)"
         if isinstance(lm, str):
-            cure = f"dspy.LM({lm!r})"
-        raise UserTypeError(f"lm must be a dspy.LM; got {lm!r}: call dspy.configure(lm={cure})")
+            fix = f"dspy.LM({lm!r})"
+        raise UserTypeError(f"lm must be a dspy.LM; got {lm!r}: call dspy.configure(lm={fix})")
 
 
 def _check_examples(student: dspy.Module, dataset: str, examples: Sequence[dspy.Example]) -> None:
@@ -269,6 +269,6 @@ def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, An
         state: dict[str, Any] = pickle.loads(content) if path.suffix == PICKLE else orjson.loads(content)
         del state["metadata"]
     except Exception as error:  # Unpickling may raise anything.
-        cure = "pass a file that program.save('x.json') wrote"
-        raise UserError(f"{path} holds no saved program ({type(error).__name__}: {error}): {cure}") from error
+        fix = "pass a file that program.save('x.json') wrote"
+        raise UserError(f"{path} holds no saved program ({type(error).__name__}: {error}): {fix}") from error
     return state

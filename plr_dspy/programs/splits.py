@@ -134,8 +134,8 @@ def _split_off(
     return train, selection
 
 
-def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, cure: str) -> str:
-    """Return the error message about an empty split; `cure` says what to do."""
+def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, fix: str) -> str:
+    """Return the error message about an empty split; `fix` says what to do."""
     num_left = len(splits.train)
     needed = "trainset and valset must each contain an example of their own that no demo shows"
     if not num_valset:
@@ -143,7 +143,7 @@ def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, cure: str
         needed = "trainset must contain at least two examples that no demo shows"
     return (
         f"{needed}; of the {num_trainset} examples of trainset, {num_left} are left, because the others are "
-        f"duplicates, shown by demos or in valset: {cure}"
+        f"duplicates, shown by demos or in valset: {fix}"
     )
 
 

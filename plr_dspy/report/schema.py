@@ -13,7 +13,7 @@ SCHEMA_VERSION: Literal[22] = 22  # version of the JSON format
 AS_GOOD = 0.01  # maximum loss of expected score at which a prompt is still as good as the returned one
 
 PromptKind = Literal["original", "fixed", "retrieved", "program"]
-ScoreRange = tuple[float, float, float]  # a score, and the ends of its 95 % interval
+ScoreRange = tuple[float, float, float]  # a score, and the ends of its 95% interval
 
 
 class Part(BaseModel):
@@ -101,7 +101,7 @@ class Alternative(Part):
     """A program to compare with, such as random demos or a candidate of `front`, and its score.
 
     Attributes:
-        score, interval: Expected score on new examples, and its 95 % interval, if known.
+        score, interval: Expected score on new examples, and its 95% interval, if known.
         num_examples: Number of examples that the score is estimated from.
         tokens: Total tokens of the demos, by GPT-4o's tokenizer; 0 in `programs`.
         num_demos, ordering, instructions: Number of demos; in `front`, also the indices of
@@ -206,13 +206,13 @@ class Comparison(Part):
 
     Attributes:
         original, chosen, gain: Mean scores on these examples, and their difference.
-        interval: 95 % interval of this gain, Bonferroni-corrected for the number of orders or
+        interval: 95% interval of this gain, Bonferroni-corrected for the number of orders or
             raced programs.
-        expected_gain, gain_interval: Expected gain on new examples and its 95 % interval. The
+        expected_gain, gain_interval: Expected gain on new examples and its 95% interval. The
             gain is shrunk, because the order was selected as the best of many.
         probability, probability_worse: Probabilities that the chosen order is better or worse
             on new examples; 0 if the original stays.
-        expected_original, expected_chosen: Expected scores on new examples, with 95 %
+        expected_original, expected_chosen: Expected scores on new examples, with 95%
             intervals.
     """
 

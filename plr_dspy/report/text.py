@@ -118,7 +118,7 @@ def _unread_replies(report: ReportData) -> Iterator[str]:
         if state.num_unread and state.num_unread >= MANY_UNREAD * state.num_calls:
             percent = 100 * state.num_unread / state.num_calls
             yield (
-                f"{state.num_unread} of {state.num_calls} replies of {name} could not be parsed ({percent:.0f} %) and "
+                f"{state.num_unread} of {state.num_calls} replies of {name} could not be parsed ({percent:.0f}%) and "
                 "count as wrong: try another adapter, or demos"
             )
 
@@ -172,7 +172,7 @@ def _scores(report: ReportData) -> Iterator[str]:
     rows = {}
     title = "for comparison:"
     if comparison is not None:
-        title = "scores expected on new examples, with 95 % intervals:"
+        title = "scores expected on new examples, with 95% intervals:"
         rows[_described("your program", report.original)] = score_text(*comparison.expected_original)
         if not report.original_stays:
             name = _described("returned program", report.returned)
@@ -293,7 +293,7 @@ def _advice(report: ReportData) -> Iterator[str]:
 
 
 def _rivals(report: ReportData) -> Iterator[str]:
-    """Name the simpler methods that are expected to score as high as the program, within 1 %."""
+    """Name the simpler methods that are expected to score as high as the program, within 1%."""
     if report.comparison is None:
         return
     own_score = report.comparison.expected_chosen[0]

@@ -42,7 +42,7 @@ class Budget:
         share: Share of the money and time limits that the current phase may use.
         refused: The limit that prevented the last call from starting, if any.
         unpriced: The first missing price or token count, with its model.
-        dearest: Dollars to reserve per call; 0 if unknown.
+        largest_cost: Dollars to reserve per call; 0 if unknown.
         needs_one: Whether a call must first run alone, to show what calls cost.
     """
 
@@ -72,7 +72,7 @@ class Budget:
     def expect(self, cost: float | None) -> None:
         """Reset the estimates of cost and pace, for example between a teacher and the student."""
         self.expected_cost = cost
-        self.dearest = cost or 0.0
+        self.largest_cost = cost or 0.0
         self.needs_one = self.max_cost is not None
         self._cost_of_paid = 0.0
         self._num_paid = (
@@ -93,7 +93,7 @@ class Budget:
 
         Afterwards, the estimates and reserves are as before.
         """
-        names = ("expected_cost", "dearest", "needs_one", "_cost_of_paid", "_num_paid", "_num_timed")
+        names = ("expected_cost", "largest_cost", "needs_one", "_cost_of_paid", "_num_paid", "_num_timed")
         saved = {
             name: getattr(self, name) for name in (*names, "share", "refused", "_num_reserved", "_planned")
         }
@@ -162,7 +162,7 @@ class Budget:
         spent = self._cost_of_log if self._num_made else self.cost
         return {
             StopReason.BUDGET: self.max_calls - self.log.num_calls,
-            StopReason.COST: self._calls_for_money(self.dearest + spent),
+            StopReason.COST: self._calls_for_money(self.largest_cost + spent),
             StopReason.TIME: self._calls_for_time(),
         }
 
@@ -171,7 +171,7 @@ class Budget:
         if self.log.num_calls + self._num_under_way >= self.max_calls:
             return StopReason.BUDGET
         if self.max_cost is not None:
-            next_calls = (self._num_under_way + 1) * self.dearest
+            next_calls = (self._num_under_way + 1) * self.largest_cost
             reserved = self._cost_of_log + next_calls
             # Earlier runs in the same folder count towards the limit, but not towards the
             # current phase's share of it.
@@ -210,7 +210,7 @@ class Budget:
         self.cost += cost
         if cost > 0:
             is_first = not self._num_paid and not self.varied  # The first cost replaces the expected one.
-            self.dearest = cost if is_first else max(cost, self.dearest)
+            self.largest_cost = cost if is_first else max(cost, self.largest_cost)
             self._cost_of_paid += cost
             self._num_paid += 1
 

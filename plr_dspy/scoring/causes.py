@@ -1,4 +1,4 @@
-"""Causes of failure outside the program, by exception type, and their cures."""
+"""Causes of failure outside the program, by exception type, and their fixes."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ class Cause:
     """A cause of failure outside the program. Once it is fixed, the same call may succeed."""
 
     errors: tuple[str, ...]  # names of exception classes in DSPy and litellm
-    cure: str  # advice to the user, as the end of a sentence
+    fix: str  # advice to the user, as the end of a sentence
     is_fatal: bool = False  # whether every later call would fail the same way
 
 
@@ -87,7 +87,7 @@ def main_cause(errors: Iterable[str]) -> Cause | None:
     return causes.most_common(1)[0][0] if causes else None
 
 
-def cure_of(errors: Iterable[str], *, otherwise: str) -> str:
-    """Return the cure for the `main_cause` of these exceptions, or `otherwise`."""
+def fix_for(errors: Iterable[str], *, otherwise: str) -> str:
+    """Return the fix for the `main_cause` of these exceptions, or `otherwise`."""
     cause = main_cause(errors)
-    return otherwise if cause is None else cause.cure
+    return otherwise if cause is None else cause.fix

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from plr_dspy.scoring.budget import Budget
-from plr_dspy.scoring.causes import cure_of
+from plr_dspy.scoring.causes import fix_for
 from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.scoring.effective_scores import EffectiveScores
 from plr_dspy.scoring.observations import CallRecords, Observations
@@ -161,8 +161,8 @@ class Evaluator:
     def nothing_ran(self, records: Sequence[CallRecord]) -> NothingRan:
         """Return the error to raise if all calls failed; the next run repeats them."""
         failed = [record for record in records if record.outcome == FAILED]
-        cure = cure_of(
+        fix = fix_for(
             (record.error for record in failed), otherwise="check that the program runs and its model answers"
         )
         first = f"{failed[0].error}: {failed[0].message}"
-        return NothingRan(f"none of {len(records)} calls succeeded ({first}): {cure}, and compile again")
+        return NothingRan(f"none of {len(records)} calls succeeded ({first}): {fix}, and compile again")

@@ -25,7 +25,7 @@ PSEUDO_EXAMPLES = 2
 def paired_interval(
     differences: Sequence[float], *, num_comparisons: int = 1, largest: float = 0.0
 ) -> tuple[float, float]:
-    """Return the 95 % interval of a mean paired difference.
+    """Return the 95% interval of a mean paired difference.
 
     This is Student's t interval with two pseudo-examples: one at 0, and one split between
     plus and minus the largest difference (Agresti and Min, Statistics in Medicine 24, 2005).
@@ -65,7 +65,7 @@ def _with_pseudo_examples(differences: Sequence[float], largest: float = 0.0) ->
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return Student's t 95 % interval of the mean of at least two values.
+    """Return Student's t 95% interval of the mean of at least two values.
 
     Raises:
         ValueError: If there are fewer than two values.

@@ -41,7 +41,7 @@ class Gain:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the true gain."""
+        """The 95% interval of the true gain."""
         return float(np.quantile(self.least, TAIL)), float(np.quantile(self.draws, 1 - TAIL))
 
     def exceeds(self, other: "Gain | float", tail: float) -> bool:

@@ -24,7 +24,7 @@ class TestNothingToFind:
         ],
     )
     def test_a_gain_is_seldom_claimed_and_costs_nothing(self, world, num_demos, num_pool, mode):
-        """With 5 compiles, two claims by luck have a chance of 8 %."""
+        """With 5 compiles, two claims by luck have a chance of 8%."""
         outcomes = []
         changes = []
         for seed in range(5):
@@ -36,7 +36,7 @@ class TestNothingToFind:
         assert abs(np.mean(changes)) < 0.03
 
     def test_an_original_unlike_all_others_stays(self):
-        """It is right on 70 % of the examples, all others on 60 %."""
+        """It is right on 70% of the examples, all others on 60%."""
         kept = 0
         for seed in range(5):
             pool = Pool(landscapes.WORLDS["lone original"](8, 500 + seed, 200), 100)

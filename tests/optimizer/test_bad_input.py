@@ -1,4 +1,4 @@
-"""Every mistake gets an error with a cure, before any call is paid."""
+"""Every mistake gets an error with a fix, before any call is paid."""
 
 import inspect
 import re
@@ -308,7 +308,7 @@ def compiled(reorder=None, program=None, **data):
 
 
 class TestCures:
-    """Following the advice of an error cures it."""
+    """Following the advice of an error fixes it."""
 
     def test_of_sets_that_overlap(self, engine):
         message = r"of the 60 examples of trainset, 0 are left, because the others are .* in valset"
@@ -325,8 +325,8 @@ class TestCures:
         message = r"for num_samples=50; .*or lower num_samples$"
         with pytest.raises(ValueError, match=message) as error:
             compiled(optimizer(**options))
-        for cure in ({"num_samples": 5}, {"max_metric_calls": least(error)}):
-            optimizer(**{**options, **cure}).estimate(student(5), trainset=EXAMPLES[:60])
+        for fix in ({"num_samples": 5}, {"max_metric_calls": least(error)}):
+            optimizer(**{**options, **fix}).estimate(student(5), trainset=EXAMPLES[:60])
 
     def test_of_the_papers_settings(self, engine):
         message = r"raise it, or use auto='light'$"

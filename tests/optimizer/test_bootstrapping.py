@@ -146,17 +146,16 @@ class TestTeachers:
         assert "PlainTextAdapter" in warning
 
     @pytest.mark.parametrize(
-        ("error", "cure"),
-        [(lm15.ContextLengthError, "max_demo_tokens"), (lm15.RateLimitError, "num_threads")],
+        ("error", "fix"), [(lm15.ContextLengthError, "max_demo_tokens"), (lm15.RateLimitError, "num_threads")]
     )
-    def test_a_reason_outside_the_program_is_told_with_its_cure(self, caplog, error, cure):
+    def test_a_reason_outside_the_program_is_told_with_its_cure(self, caplog, error, fix):
         def fail():
             raise error("no")
 
         with using(engine_for(EXAMPLES, at=dict.fromkeys(range(15), fail))):
             chooser(candidates="both", max_errors=100).compile(predict(), trainset=EXAMPLES)
         warning = warning_without_demos(caplog)
-        assert cure in warning
+        assert fix in warning
         assert "teacher or" not in warning
 
     def test_a_metric_that_raises_for_the_teacher_is_told_as_such(self, caplog):

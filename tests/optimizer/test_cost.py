@@ -24,7 +24,7 @@ MODEL = "fake/priced"
 
 
 class PricedEngine(OrderSensitiveEngine):
-    """Adds up what its calls cost, and knows the dearest of them.
+    """Adds up what its calls cost, and knows the largest cost.
 
     Args:
         tokens: Returns the token counts to replace, by the request.
@@ -34,7 +34,7 @@ class PricedEngine(OrderSensitiveEngine):
         super().__init__({example.question: example.answer for example in EXAMPLES})
         self.tokens = tokens
         self.cost = 0.0
-        self.dearest = 0.0
+        self.largest_cost = 0.0
 
     def complete(self, request):
         tokens = self.tokens(request)
@@ -44,7 +44,7 @@ class PricedEngine(OrderSensitiveEngine):
         cost = usage.input_tokens * PROMPT + usage.output_tokens * COMPLETION
         with self._lock:
             self.cost += cost
-            self.dearest = max(self.dearest, cost)
+            self.largest_cost = max(self.largest_cost, cost)
         return response
 
 
@@ -296,7 +296,7 @@ class TestMaxCost:
         with using(engine, MODEL):
             report = compiled(student(4), EXAMPLES[:40], max_errors=1000, seed=seed, **options)
         assert report.cost == pytest.approx(engine.cost)
-        assert 0.5 * limit < engine.cost <= limit + (engine.dearest if spread > 1 else 1e-12)
+        assert 0.5 * limit < engine.cost <= limit + (engine.largest_cost if spread > 1 else 1e-12)
         assert report.stopped.startswith("cost limit")
         # Where one call takes a fifth of the money, none may be left.
         if spread < 1:

@@ -116,8 +116,8 @@ class TestOrders:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_they_are_not_calibrated(engine, kind):
-    cure = r"replies of 'self' state probabilities themselves.*dspy\.experimental\.ReAnchor"
-    with pytest.raises(ValueError, match=cure):
+    fix = r"replies of 'self' state probabilities themselves.*dspy\.experimental\.ReAnchor"
+    with pytest.raises(ValueError, match=fix):
         BatchCalibration().compile(student(kind), trainset=examples(kind))
     with pytest.raises(ValueError, match="ReAnchor"):
         PLReorder(exact, calibrate=True).compile(student(kind), trainset=examples(kind))

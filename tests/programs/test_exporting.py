@@ -193,7 +193,7 @@ class FirstWordsAdapter(dspy.ChatAdapter):
 
 
 @pytest.mark.parametrize(
-    ("make", "cure"),
+    ("make", "fix"),
     [
         (lambda: CalibratedProgram(dspy.Predict("text -> label: bool")), "export program.program"),
         (retrieving, "compile it with PLFewShot"),
@@ -208,8 +208,8 @@ class FirstWordsAdapter(dspy.ChatAdapter):
         (dspy.Module, "has no predictors"),
     ],
 )
-def test_programs_that_cannot_be_exported_say_what_to_do(make, cure):
-    with dspy.context(lm=lm_of(engine_for(questions(3)))), pytest.raises(ValueError, match=cure):
+def test_programs_that_cannot_be_exported_say_what_to_do(make, fix):
+    with dspy.context(lm=lm_of(engine_for(questions(3)))), pytest.raises(ValueError, match=fix):
         export(make())
 
 

@@ -182,9 +182,9 @@ def test_nearly_all_code_is_run_and_the_api_page_has_every_public_name():
     assert public - listed == {"plr_dspy.__version__"}
 
 
-def test_errors_that_assistants_are_told_to_cure_are_those_of_the_package():
+def test_errors_that_assistants_are_told_to_fix_are_those_of_the_package():
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "plr_dspy").rglob("*.py")]
-    table = PAGES["SKILL.md"].read_text(encoding="utf-8").partition("| error | cure |")[2]
+    table = PAGES["SKILL.md"].read_text(encoding="utf-8").partition("| error | fix |")[2]
     errors = re.findall(r"^\| `(.+?)` \|", table, re.M)
     assert len(errors) >= 5
     for error in errors:

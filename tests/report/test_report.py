@@ -225,7 +225,7 @@ class TestText:
         c = report.comparison
         (before, low, high) = c.expected_original
         (after, *_) = c.expected_chosen
-        assert lines[1] == "scores expected on new examples, with 95 % intervals:"
+        assert lines[1] == "scores expected on new examples, with 95% intervals:"
         rows = [" ".join(line.split()) for line in lines[2:6]]
         assert rows[0] == f"your program, 6 demos {before:.3f} [{low:.3f}, {high:.3f}]"
         assert rows[1].startswith(f"returned program, 6 demos {after:.3f} [")
@@ -320,7 +320,7 @@ class TestText:
         states = {"original": state, "returned": state}
         states[broken] = {**state, "num_unread": num_unread}
         lines = str(by_hand(ordering, **states)).splitlines()
-        share = f"({5 * num_unread} %)"
+        share = f"({5 * num_unread}%)"
         sentence = f"{num_unread} of 20 replies of {name} could not be parsed {share}"
         assert lines[0].startswith(sentence) == warned
         assert lines[warned].startswith("PLReorder: ")

@@ -409,14 +409,14 @@ class TestChoice:
 
 class TestStudentsThatFindTheirDemos:
     def test_are_refused_by_what_orders_demos(self):
-        cure = r"pass the program that it was compiled from, or use BatchCalibration"
+        fix = r"pass the program that it was compiled from, or use BatchCalibration"
         with using(CopyingEngine()) as engine:
             program = chooser(max_metric_calls=0).compile(predict(), trainset=examples())
-            with pytest.raises(ValueError, match=cure):
+            with pytest.raises(ValueError, match=fix):
                 PLReorder(exact_match).compile(program, trainset=examples())
-            with pytest.raises(ValueError, match=cure):
+            with pytest.raises(ValueError, match=fix):
                 headroom(program, exact_match, examples(), display_progress=False)
-            with pytest.raises(ValueError, match=cure):
+            with pytest.raises(ValueError, match=fix):
                 chooser().compile(program, trainset=examples())
         assert engine.num_calls == 0
 

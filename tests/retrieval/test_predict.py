@@ -197,7 +197,7 @@ def test_words_count_the_more_the_fewer_texts_have_them():
     assert shown(pool, "rare common") == ["rare word"]
 
 
-@pytest.mark.parametrize("text", ["", "zzz", "...", "12 %"])
+@pytest.mark.parametrize("text", ["", "zzz", "...", "12%"])
 def test_an_input_without_a_known_word_is_shown_the_first_demos(text):
     assert shown(pool_of(), text, 2) == TEXTS[1::-1]
 

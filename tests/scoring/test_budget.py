@@ -73,7 +73,7 @@ class TestMoney:
         budget.end({})
         assert begun(budget) == 1
 
-    def test_a_call_may_cost_what_the_dearest_did(self):
+    def test_a_call_may_cost_as_much_as_the_costliest_did(self):
         budget = Budget(max_cost=101)
         assert make(budget, 50, 1, 1, 1) == 3
         assert budget.cost == 52
@@ -102,7 +102,7 @@ class TestMoney:
         paid = [dollars for dollars in earlier if dollars]
         assert budget.log.num_calls == len(earlier)
         assert budget.cost == sum(paid)
-        assert budget.dearest == max(paid)
+        assert budget.largest_cost == max(paid)
         mean = sum(paid) / len(paid)
         assert budget.calls_left == int((1000 - sum(paid) - max(paid)) / (MARGIN * mean))
 
@@ -122,7 +122,7 @@ class TestMoney:
     def test_the_first_call_that_is_paid_for_says_more_than_what_was_expected(self):
         budget = Budget(max_cost=10, expected_cost=5)
         make(budget, 1)
-        assert (budget.dearest, begun(budget)) == (1, 9)
+        assert (budget.largest_cost, begun(budget)) == (1, 9)
 
 
 class TestTimeAndCalls:
@@ -197,7 +197,7 @@ class TestTimeAndCalls:
             clock[0] = 20.0
         assert budget.refused is None
         assert budget.cost == 30
-        assert budget.dearest == 1
+        assert budget.largest_cost == 1
         assert left > budget.calls_left == int((100 - 31) / MARGIN)
         with budget.other_model(0, share=0.1):
             clock[0] = 61.0

@@ -27,7 +27,7 @@ WITHOUT_EFFECT = [
 
 @pytest.mark.parametrize("world", WITHOUT_EFFECT)
 def test_noise_is_no_lever(world):
-    """Each interval excludes 0 in about 5 %, and the program is kept in 90 %."""
+    """Each interval excludes 0 in about 5%, and the program is kept in 90%."""
     rates = benchmark.results(world, TABLES)
     assert rates.pop("kept")[0] >= 0.9
     del rates["instructed"]

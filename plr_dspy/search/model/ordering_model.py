@@ -42,7 +42,7 @@ from plr_dspy.statistics.arrays import Array, Mask, Numbers
 MAX_MODELLED = 176
 MOST_SCORED = 32  # candidates modelled because they have the most scores, as finalists do
 LEAST_SHARE = 0.5  # minimum share of calls with log-probabilities; below it, scores alone predict better
-DEVIATIONS = 1.96  # standard errors from a mean to the ends of its 95 % interval
+DEVIATIONS = 1.96  # standard errors from a mean to the ends of its 95% interval
 # Maximum distance of an expected score from the mean of an ordering's own scores, in standard
 # errors (B. Efron and C. Morris, JASA 67, 1972).
 MOST_SHRUNK = 0.7
@@ -264,7 +264,7 @@ class FittedModel:
         return self.clip(min(max(expected, own - margin), own + margin))
 
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
-        """Return the 95 % interval of an expected score, from calls of the ordering and the reference.
+        """Return the 95% interval of an expected score, from calls of the ordering and the reference.
 
         If all calls scored the same, the margin is 3 / n for n calls (J. Hanley and
         A. Lippman-Hand, JAMA 1983).

@@ -151,7 +151,7 @@ class FittedPrograms(FittedModel):
     process: PairedProcess  # type: ignore[assignment]
 
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
-        """Return the 95 % interval of an expected score.
+        """Return the 95% interval of an expected score.
 
         The upper end starts from the unshrunk score if that is larger, in case shrinkage was
         too strong. Only the program's own error counts, because the error of the reference
