@@ -150,6 +150,10 @@ OF_COMPILE: Options = {
     },
     "--select": {"nargs": "?", "const": "fixed", "choices": ["fixed", "auto", "retrieved"], "help": SELECT},
     "--max-demos": {"type": int, "help": "with --select: maximum demos per predictor (default: 8)"},
+    "--min-per-class": {
+        "type": int,
+        "help": "with --select: minimum demos of each class, such as each label (default: none)",
+    },
     "--max-calls": {
         "type": int,
         "dest": "max_metric_calls",

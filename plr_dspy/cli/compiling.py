@@ -38,8 +38,9 @@ SET_METRICS: dict[str, type[SetMetric]] = {
 
 def run_compile(args: argparse.Namespace) -> None:
     """Order or choose demos, and save program and report; with --estimate, only print the cost."""
-    if args.max_demos and not args.select:
-        raise UserError("--max-demos needs --select: pass both, or neither")
+    for option, value in {"--max-demos": args.max_demos, "--min-per-class": args.min_per_class}.items():
+        if value is not None and not args.select:
+            raise UserError(f"{option} needs --select: pass both, or neither")
     if args.out is None and not args.estimate:
         raise UserError("--out is missing: pass a file for the program, or pass --estimate")
     program = _named_program(args.program, args.demos)

@@ -3,7 +3,7 @@
 import logging
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -14,6 +14,7 @@ from plr_dspy.errors import UserError
 from plr_dspy.labels.outputs import label_outputs
 from plr_dspy.metrics.by_example import function_of, takes
 from plr_dspy.metrics.copies import own_value
+from plr_dspy.optimizer.demo_classes import DemoClasses
 from plr_dspy.optimizer.estimate import BOOTSTRAP_SHARE, size_of_call
 from plr_dspy.optimizer.setup import Attempt, CompileSetup
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
@@ -34,22 +35,33 @@ MAX_ATTEMPTS = 2  # maximum teacher calls per requested demo
 PLACEHOLDER = "..."  # stands for a teacher's answer before it is known
 
 
-def demo_examples(trainset: Examples, valset: Examples, rng: random.Random) -> dict[int, dspy.Example]:
+def demo_examples(
+    trainset: Examples, valset: Examples, rng: random.Random, classes: Iterable[DemoClasses] = ()
+) -> dict[int, dspy.Example]:
     """Choose the trainset examples to use as demos, and return them by index.
 
     Their inputs are distinct and not in the valset. The choice is stratified by class and
-    does not depend on the trainset's order.
+    does not depend on the trainset's order. The minimum of each of the `classes` comes first,
+    and may enlarge the pool.
     """
     sources = [source_of(example.inputs()) for example in trainset]
     used_sources = {source_of(example.inputs()) for example in valset}
-    pool_size = min(LARGEST_POOL, round(POOL_SHARE * len(set(sources) - used_sources)))
     labels = [value_key(dict(example.labels().items())) for example in trainset]
-    chosen: dict[int, dspy.Example] = {}
+    usable = []
     for index in mixed(by_content(trainset), labels, rng, balanced=True):
-        if len(chosen) < pool_size and sources[index] not in used_sources:
+        if sources[index] not in used_sources:
             used_sources.add(sources[index])
-            chosen[index] = trainset[index]
-    return chosen
+            usable.append(index)
+    examples = [trainset[index] for index in usable]
+    needed: set[int] = set()
+    for of_predictor in classes:
+        quotas = of_predictor.quotas(examples)
+        needed.update(quotas.first(range(len(usable)), quotas.total))
+    # Twice as many as are needed, so that there is a choice.
+    largest = max(LARGEST_POOL, 2 * len(needed))
+    pool_size = max(len(needed), min(largest, round(POOL_SHARE * len(usable))))
+    ranks = sorted(range(len(usable)), key=lambda rank: rank not in needed)
+    return {usable[rank]: examples[rank] for rank in ranks[:pool_size]}
 
 
 def pools_of(

@@ -20,6 +20,7 @@ from plr_dspy.compiling.rounds import no_minimum
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.optimizer.base import OpenCompile
+from plr_dspy.optimizer.demo_classes import DemoClasses, demo_classes
 from plr_dspy.optimizer.demos import (
     TeacherWork,
     demo_examples,
@@ -103,6 +104,10 @@ class PLFewShot(LearningOptimizer):
             (TF-IDF).
         max_demos, min_demos: Maximum and minimum number of demos per predictor. If fewer than
             `min_demos` are available, a predictor may show all of them.
+        min_per_class: Minimum number of demos of each class, or as many as there are; the
+            report names the scarce classes. Classes are the values of the predictor's only
+            output that is a Literal, an enum or a bool, or else of its single output. The
+            student and `programs` compete as they are. None sets no minimum.
         candidates: Source of the demos. "labeled" uses examples of the trainset, and
             "bootstrapped" a teacher's correct answers to them. "both" uses both, but calls no
             teacher if all outputs are labels that the examples contain. A list of demos is
@@ -149,6 +154,7 @@ class PLFewShot(LearningOptimizer):
     max_metric_calls: Annotated[WholeNumber, Field(ge=0)] | None = None
     max_demos: Count = 8
     min_demos: Annotated[WholeNumber, Field(ge=0)] = 0
+    min_per_class: Count | None = None
     candidates: Candidates = "both"
     max_demo_tokens: Count | None = None
     max_bootstrapped: Count = 8
@@ -177,6 +183,11 @@ class PLFewShot(LearningOptimizer):
                         f"{name} needs instructions='propose'; got instructions={self.instructions!r}: pass "
                         f"instructions='propose', or leave {name} out"
                     )
+        if self.demos != "fixed" and self.min_per_class is not None:
+            raise UserError(
+                f"min_per_class needs demos='fixed', because retrieved demos may lack any class; got demos="
+                f"{self.demos!r}: pass demos='fixed', or leave min_per_class out"
+            )
         if self.demos == "fixed" and self.embedder is not None:
             raise UserError(
                 "embedder needs retrieved demos; got demos='fixed': pass demos='auto' or 'retrieved'"
@@ -255,7 +266,12 @@ class PLFewShot(LearningOptimizer):
     ) -> DemoChoices:
         """Return the demos to choose from, assuming that the teacher makes all planned attempts."""
         user_demos = self._user_demos
-        examples = {} if user_demos else demo_examples(trainset, valset, rng)
+        classes: Mapping[str, DemoClasses] = {}
+        if self.min_per_class is not None:
+            classes = demo_classes(
+                program, user_demos or trainset, minimum=self.min_per_class, max_demos=self.max_demos
+            )
+        examples = {} if user_demos else demo_examples(trainset, valset, rng, classes.values())
         if any(rival.name == OWN for rival in self._rivals):  # Origins of demos use this name.
             raise UserError(
                 f"programs must not use the name {OWN!r}, which stands for the student: rename the program"
@@ -279,7 +295,7 @@ class PLFewShot(LearningOptimizer):
             # Prompts must not depend on the trainset's order.
             retrievable = {index: trainset[index] for index in by_content(trainset)}
         instructions = self._instructions(program)
-        slots = self._slots(program, examples, retrievable, attempts, instructions.by_predictor)
+        slots = self._slots(program, examples, retrievable, attempts, instructions.by_predictor, classes)
         if not (slots.slots or slots.alternatives or attempts):
             raise UserError(
                 f"there are no demos to choose from: the {self.student_name} has none, and its prompts cannot show the "
@@ -306,6 +322,7 @@ class PLFewShot(LearningOptimizer):
             others=others,
             demo_examples=examples,
             retrievable=retrievable,
+            demo_classes=classes,
             teacher=teacher,
             dropped_instructions=instructions.dropped,
             prompt_model=self._prompt_model(program),
@@ -349,6 +366,7 @@ class PLFewShot(LearningOptimizer):
         retrievable: Mapping[int, dspy.Example],
         attempts: Sequence[Attempt],
         instructions: Mapping[str, Sequence[Instruction]],
+        classes: Mapping[str, DemoClasses],
     ) -> PoolSlots:
         """Build the slots, whose pools include the demos of these attempts."""
         labelled = {} if self.candidates == "bootstrapped" else {**examples, **retrievable}
@@ -364,7 +382,8 @@ class PLFewShot(LearningOptimizer):
             "alternatives": instructions,
         }
         if self.demos == "fixed":
-            return PoolSlots(program, pools, **limits)
+            quotas_of = {name: of_predictor.quotas for name, of_predictor in classes.items()}
+            return PoolSlots(program, pools, quotas_of=quotas_of, **limits)
         max_tokens = self.max_demo_tokens
         if max_tokens is not None:
             max_tokens //= max(1, len(pools))
@@ -425,7 +444,12 @@ class PLFewShot(LearningOptimizer):
     ) -> CompileSetup:
         """Return the setup with the search space of its attempts and these instructions, and with a plan and budget."""
         slots = self._slots(
-            setup.program, setup.demo_examples, setup.retrievable, setup.attempts, instructions
+            setup.program,
+            setup.demo_examples,
+            setup.retrievable,
+            setup.attempts,
+            instructions,
+            setup.demo_classes,
         )
         setup = replace(setup, slots=slots, original=slots.original, plan=NOTHING_TO_DO)
         if slots.space.num_distinct > 1:
@@ -485,6 +509,12 @@ class PLFewShot(LearningOptimizer):
                 text=str(variation or ""),
                 num_pooled=sum(len(pool.demos) for pool in slots.found.values()),
             )
+        demos_of = {slot.predictor: slot.demos for slot in slots.slots}
+        scarce_classes = {}
+        for name, classes in setup.demo_classes.items():
+            scarce = classes.scarce(demos_of.get(name, ()))
+            if scarce:
+                scarce_classes[name] = scarce
         program = build_program(chosen, outcome.decision.revision)
         obstacle = json_obstacle(program)
         if obstacle:
@@ -495,4 +525,5 @@ class PLFewShot(LearningOptimizer):
             programs=program_scores(slots, expected),
             instructions=compare_instructions(setup, slots, expected, outcome),
             retrieval=retrieval,
+            scarce_classes=scarce_classes,
         )

@@ -51,6 +51,7 @@ class FinishedProgram:
     front: list[FrontEntry] = field(default_factory=list)
     instructions: list[InstructionReport] = field(default_factory=list)
     retrieval: RetrievalReport | None = None
+    scarce_classes: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 def build_report(
@@ -107,6 +108,7 @@ def build_report(
         instructions=finished.instructions,
         proposals=proposal_report(setup),
         retrieval=finished.retrieval,
+        scarce_classes=finished.scarce_classes,
         **yardsticks(setup, run, decision),
     )
 

@@ -13,6 +13,7 @@ from plr_dspy.compiling.plan import Plan, ProblemSize, most_calls
 from plr_dspy.errors import UserError
 from plr_dspy.labels.work import check_answers, check_answers_itself
 from plr_dspy.metrics.confusion import SetMetric
+from plr_dspy.optimizer.demo_classes import DemoClasses
 from plr_dspy.programs.checks import AnyMetric, check_given, is_single_step
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.fingerprint import digest
@@ -101,6 +102,9 @@ class DemoChoices:
     # Sources of demos, by trainset index.
     demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)
     retrievable: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of retrieved demos
+    demo_classes: Mapping[str, DemoClasses] = field(
+        default_factory=dict
+    )  # with a minimum of each, by predictor
     teacher: dspy.Module | None = None  # program whose answers become demos; None means the student
     dropped_instructions: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)  # by predictor
     prompt_model: dspy.BaseLM | None = None  # proposes instructions; None if there are none to propose

@@ -15,6 +15,7 @@ from plr_dspy.programs.tokens import token_counter
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.scoring.budget import window_of
+from plr_dspy.search.quotas import Quotas
 from plr_dspy.search.space import WITHOUT_DEMOS
 
 NUM_LONGEST = 5  # Tokens are counted for this many examples, which have the longest inputs in characters.
@@ -83,10 +84,11 @@ def _with_pooled_demos(setup: CompileSetup, name: str, without_demos: LongPrompt
     slots = setup.slots
     if not isinstance(slots, PoolSlots):
         return
-    for slot, (lower, upper) in zip(slots.slots, slots.space.limits, strict=False):
+    space = slots.space
+    for slot, (lower, upper), quotas in zip(slots.slots, space.limits, space.quotas, strict=False):
         if slot.predictor == name:
             tokens = [pooled.tokens for pooled in slot.pool]
-            yield _with_demos(setup, without_demos, tokens, min_demos=lower, max_demos=upper)
+            yield _with_demos(setup, without_demos, tokens, min_demos=lower, max_demos=upper, quotas=quotas)
 
 
 def _with_retrieved_demos(setup: CompileSetup, name: str, without_demos: LongPrompt) -> Iterator[LongPrompt]:
@@ -94,11 +96,18 @@ def _with_retrieved_demos(setup: CompileSetup, name: str, without_demos: LongPro
     slots = setup.slots
     if isinstance(slots, RetrievalSlots) and name in slots.found:
         tokens = slots.found[name].tokens
-        yield _with_demos(setup, without_demos, tokens, min_demos=0, max_demos=setup.options.max_demos)
+        max_demos = setup.options.max_demos
+        yield _with_demos(setup, without_demos, tokens, min_demos=0, max_demos=max_demos, quotas=Quotas())
 
 
 def _with_demos(
-    setup: CompileSetup, without_demos: LongPrompt, tokens: Sequence[int], *, min_demos: int, max_demos: int
+    setup: CompileSetup,
+    without_demos: LongPrompt,
+    tokens: Sequence[int],
+    *,
+    min_demos: int,
+    max_demos: int,
+    quotas: Quotas,
 ) -> LongPrompt:
     """Return the prompt with the longest of the demos, and advice that leaves some demos to choose from."""
     longest_first = sorted(tokens, reverse=True)
@@ -108,8 +117,9 @@ def _with_demos(
         most = min(most, limit)
     room = without_demos.window - without_demos.tokens
     least_number = max(1, min_demos)
+    shortest_first = sorted(range(len(tokens)), key=tokens.__getitem__)
     fixes = []
-    if sum(longest_first[-least_number:]) <= room:
+    if sum(tokens[number] for number in quotas.first(shortest_first, least_number)) <= room:
         fixes.append(f"max_demo_tokens={room}")
     num_fitting = sum(total <= room for total in itertools.accumulate(longest_first[:max_demos]))
     if num_fitting >= least_number:

@@ -8,7 +8,7 @@ import logging
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from types import MappingProxyType
@@ -23,6 +23,7 @@ from plr_dspy.programs.instructions import Instruction
 from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.splits import Examples, answer_classes, by_content
 from plr_dspy.programs.tokens import Messages
+from plr_dspy.search.quotas import Quotas
 from plr_dspy.search.space import WITHOUT_DEMOS, Candidate, Ordering, OrderingSpace, WholeProgram
 
 logger = logging.getLogger(__name__)
@@ -250,6 +251,7 @@ class PoolSlots(PromptSlots):
         programs: Other programs that compete with them.
         alternatives: The instructions of predictors that have several, by predictor; the
             first is the program's own.
+        quotas_of: Returns the minimum numbers of a pool's demos of each class, by predictor.
 
     Raises:
         ValueError: If no arrangement is within the limits.
@@ -266,11 +268,13 @@ class PoolSlots(PromptSlots):
         rivals: Sequence[Rival] = (),
         programs: Sequence[WholeProgram] = (),
         alternatives: Mapping[str, Sequence[Instruction]] = MappingProxyType({}),
+        quotas_of: Mapping[str, Callable[[Sequence[Any]], Quotas]] = MappingProxyType({}),
     ) -> None:
         super().__init__(program, rivals)
         token_limit = math.inf if max_tokens is None else max_tokens
         slots: list[Slot] = []
         limits: list[tuple[int, int]] = []
+        quotas: list[Quotas] = []
         shortest: list[tuple[int, ...]] = []
         for name, pooled_demos in pools.items():
             pool = tuple(
@@ -280,9 +284,11 @@ class PoolSlots(PromptSlots):
                 continue
             items = tuple(range(len(pool)))
             demos = tuple(pooled.demo for pooled in pool)
-            minimum = min(min_demos, len(pool))
+            quotas.append(quotas_of[name](demos) if name in quotas_of else Quotas())
+            minimum = max(min(min_demos, len(pool)), quotas[-1].total)
             limits.append((minimum, min(max_demos, len(pool))))
-            shortest.append(tuple(sorted(items, key=lambda item: pool[item].tokens)[:minimum]))
+            by_length = sorted(items, key=lambda item: pool[item].tokens)
+            shortest.append(quotas[-1].first(by_length, minimum))
             classes = tuple(answer_classes(demos, list(self._predictors[name].signature.output_fields)))
             slots.append(Slot(name, demos, (items,), (classes,), (items,), pool))
         self.slots = tuple(slots)
@@ -291,9 +297,14 @@ class PoolSlots(PromptSlots):
         if not slots:
             least_tokens = min((pooled.tokens for pooled in itertools.chain(*pools.values())), default=0)
         if least_tokens > token_limit:
+            reason = f"{min_demos=}"
+            fix = "min_demos"
+            if quotas_of:
+                reason += " and min_per_class"
+                fix += " or min_per_class"
             raise UserError(
-                f"max_demo_tokens must be at least {least_tokens}, the tokens of the shortest demos with {min_demos=}; "
-                f"got {max_tokens}: raise it, or lower min_demos"
+                f"max_demo_tokens must be at least {least_tokens}, the tokens of the shortest demos with {reason}; "
+                f"got {max_tokens}: raise it, or lower {fix}"
             )
         kinds = [slot.kinds[0] for slot in slots]
         numbers_of_slots = {slot.predictor: number for number, slot in enumerate(slots)}
@@ -301,6 +312,7 @@ class PoolSlots(PromptSlots):
         for name, instructions in self.alternatives.items():
             kinds.append(tuple(range(len(instructions))))
             limits.append((1, 1))
+            quotas.append(Quotas())
             choices.append(numbers_of_slots.get(name))
         own_instructions = tuple((0,) for _ in choices)
         fits = lambda ordering: self.tokens(ordering) <= token_limit  # noqa: E731
@@ -311,6 +323,7 @@ class PoolSlots(PromptSlots):
             fits,
             (*self.competing, *programs),
             choices=tuple(choices),
+            quotas=tuple(quotas),
         )
         # The student's own demos come first in each pool.
         numbers = [[pooled.origin for pooled in slot.pool].count(OWN) for slot in slots]
@@ -329,7 +342,7 @@ class PoolSlots(PromptSlots):
     def showing(self, share: float) -> Candidate:
         """Return an arrangement of the first demos in each pool."""
         numbers = [max(minimum, math.ceil(share * maximum)) for minimum, maximum in self.space.limits]
-        arrangement = tuple(tuple(range(number)) for number in numbers)
+        arrangement = self.space.first_items(list(map(range, self.space.sizes)), numbers)
         return self.space.shortened(arrangement) or self.space.identity
 
     @property

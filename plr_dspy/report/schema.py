@@ -329,6 +329,8 @@ class ReportData(Part):
             and kind; the cheapest first.
         programs: The programs that the user passed, best first.
         instructions, proposals, retrieval: None or empty if the compile did not choose them.
+        scarce_classes: With `min_per_class`, the classes with fewer candidate demos, and their
+            numbers, by predictor.
         random: Expected score of random demos, or of the same demos in a random order.
         constant: Score of always giving the most frequent answer; for a metric over a
             set, the best of the frequent answers.
@@ -361,6 +363,7 @@ class ReportData(Part):
     instructions: list[InstructionReport] = []
     proposals: ProposalReport | None = None
     retrieval: RetrievalReport | None = None
+    scarce_classes: dict[str, dict[str, int]] = {}
     random: Alternative | None = None
     constant: Alternative | None = None
     vote: Alternative | None = None

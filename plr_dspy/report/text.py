@@ -30,6 +30,7 @@ LIMITS = {StopReason.COST: "max_cost", StopReason.TIME: "max_seconds"}
 MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
 FEW_EXAMPLES = 30  # With fewer examples, chance decides which order looks best.
 FIELD_WIDTH = 40  # maximum number of characters to show of a field
+MAX_CLASSES = 10  # maximum number of classes to name
 TEXT_WIDTH = 100  # maximum number of characters to show of an instruction
 PROPOSED = "proposed["  # prefix of the origins of proposed instructions
 # Outcomes of calls without a score.
@@ -97,6 +98,7 @@ def summary(report: ReportData) -> Iterator[str]:
     for instruction in report.other_instructions:
         chosen = instruction.alternatives[instruction.chosen]
         yield f"instruction of {instruction.predictor} ({chosen.origin}): {_one_line(chosen.text)}"
+    yield from _scarce_classes(report)
     yield from _calibration(report)
     yield from _cheaper_prompt(report)
     retrieval = report.retrieval
@@ -304,6 +306,18 @@ def _rivals(report: ReportData) -> Iterator[str]:
     if names:
         program = "your program" if report.original_stays else "the returned program"
         yield f"{program} is not expected to do better than {' or '.join(names)}"
+
+
+def _scarce_classes(report: ReportData) -> Iterator[str]:
+    """Name the classes of which there were fewer demos than `min_per_class`."""
+    for predictor, numbers in report.scarce_classes.items():
+        names = [f"{label!r} ({number})" for label, number in numbers.items()]
+        if len(names) > MAX_CLASSES:
+            names[MAX_CLASSES:] = [f"{len(names) - MAX_CLASSES} more"]
+        yield (
+            f"{predictor} has fewer demos to choose from than min_per_class={report.settings['min_per_class']} of "
+            f"{', '.join(names)}: pass more examples of these classes"
+        )
 
 
 def _calibration(report: ReportData) -> Iterator[str]:

@@ -15,6 +15,7 @@ from plr_dspy.report.schema import Iteration
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel, one_thread
 from plr_dspy.search.model.responses import LabelResponses
+from plr_dspy.search.quotas import Quotas
 from plr_dspy.search.space import (
     Candidate,
     Ordering,
@@ -44,7 +45,8 @@ class Search(ABC):
     """A search with an ask-and-tell interface.
 
     If the space counts positions from the end, the first item that a distribution draws is
-    shown last. Draws that are not allowed lose their first items until they are.
+    shown last. Draws skip items that would leave no room for the space's quotas; uniform draws
+    are then shuffled. Draws that are not allowed lose their first spare items until they are.
 
     Attributes:
         model: The model of scores on new examples; without features unless a subclass
@@ -116,7 +118,12 @@ class Search(ABC):
 
     def mode(self) -> Ordering:
         """Return the most probable ordering, shortened until it is allowed; the identity if it never is."""
-        modes = [self._reverse(distribution.mode.tolist()) for distribution in self.distributions]
+        modes = []
+        for quotas, distribution in zip(self.space.quotas, self.distributions, strict=True):
+            mode = distribution.mode
+            if quotas.total:
+                (mode,) = _with_quotas(quotas, mode[None], _complete(distribution).mode[None])
+            modes.append(self._reverse(mode.tolist()))
         return self.space.shortened(self.space.canonical(modes)) or self.space.identity
 
     def draw(self, num_draws: int, *, uniformly: bool = False) -> list[Ordering]:
@@ -130,10 +137,17 @@ class Search(ABC):
         for _ in range(MAX_BATCHES):
             if len(orderings) >= num_draws:
                 break
-            samples = [distribution.sample((num_draws,)).tolist() for distribution in distributions]
+            samples = []
+            for quotas, distribution in zip(self.space.quotas, distributions, strict=True):
+                sample = distribution.sample((num_draws,))
+                if quotas.total:
+                    sample = _with_quotas(quotas, sample, _complete(distribution).sample((num_draws,)))
+                samples.append(sample.tolist())
             for rankings in zip(*samples, strict=True):
-                ordering = self.space.canonical([self._reverse(ranking) for ranking in rankings])
-                allowed_ordering = self.space.shortened(ordering)
+                ordering = tuple(tuple(self._reverse(ranking)) for ranking in rankings)
+                if uniformly:
+                    ordering = self.space.shuffled(ordering, self._permutation)
+                allowed_ordering = self.space.shortened(self.space.canonical(ordering))
                 if allowed_ordering is not None:
                     orderings.append(allowed_ordering)
         return orderings[:num_draws]
@@ -175,8 +189,13 @@ class Search(ABC):
         chosen = list(candidates)[: max(number, num_first)]
         # Shuffle the orderings, so that the effects of similar ones are not confounded with
         # the effects of the examples they share.
-        shuffled = torch.randperm(len(chosen) - num_first, generator=self._generator).tolist()
+        shuffled = self._permutation(len(chosen) - num_first)
         return [*chosen[:num_first], *(chosen[num_first + place] for place in shuffled)]
+
+    def _permutation(self, size: int) -> list[int]:
+        """Draw a permutation from the search's own generator."""
+        permutation: list[int] = torch.randperm(size, generator=self._generator).tolist()
+        return permutation
 
     def _first(self, number: int, known: Container[Candidate]) -> dict[Candidate, None]:
         """Return the first candidates of the space that are not known, as an ordered set."""
@@ -186,23 +205,30 @@ class Search(ABC):
 
     def _deal(self) -> Iterator[Ordering]:
         """Deal the items of each block into orderings of the maximum length, until a block has too few left."""
-        hands = []
-        for size, (_, upper) in zip(self.space.sizes, self.space.limits, strict=True):
-            items = torch.randperm(size, generator=self._generator).tolist()
-            hands.append(
-                [items[start : start + upper] for start in range(0, size - upper + 1, max(1, upper))]
+        most = [upper for _, upper in self.space.limits]
+        rankings = []
+        for size, upper in zip(self.space.sizes, most, strict=True):
+            items = self._permutation(size)
+            # To meet quotas, a hand may skip items and continue with those dealt earlier.
+            rankings.append(
+                [[*items[start:], *items[:start]] for start in range(0, size - upper + 1, max(1, upper))]
             )
-        for blocks in zip(*hands, strict=False):
-            ordering = self.space.shortened(self.space.canonical(blocks))
+        for blocks in zip(*rankings, strict=False):
+            longest = self.space.shuffled(self.space.first_items(blocks, most), self._permutation)
+            ordering = self.space.shortened(self.space.canonical(longest))
             if ordering is not None:
                 yield ordering
 
     def _beginnings(self, ordering: Ordering, num_dropped: int) -> Iterator[Ordering]:
-        """Yield allowed, nonempty beginnings of an ordering without its last `num_dropped` items, longest first."""
+        """Yield allowed, nonempty beginnings of an ordering without its last `num_dropped` items, longest first.
+
+        If quotas need later items, these follow after a shorter beginning.
+        """
         num_blocks = len(ordering) - len(self.space.choices)
-        blocks = ordering[:num_blocks]
-        for length in range(max(map(len, blocks), default=0) - num_dropped, 0, -BEGINNING_STEP):
-            beginning = (*(items[:length] for items in blocks), *ordering[num_blocks:])
+        longest = max(map(len, ordering[:num_blocks]), default=0)
+        for length in range(longest - num_dropped, 0, -BEGINNING_STEP):
+            lengths = [max(length, quotas.total) for quotas in self.space.quotas]
+            beginning = self.space.first_items(ordering, lengths)
             if self.space.contains(beginning) and self.space.allows(beginning):
                 yield beginning
 
@@ -454,6 +480,18 @@ class ThompsonSearch(Search):
             beam = [orderings[number] for number in ranked[:NUM_CLIMBERS]]
             kept += beam
         return kept
+
+
+def _complete(distribution: PlackettLuce) -> PlackettLuce:
+    """Return the distribution of the orderings of all items."""
+    return distribution.copy(length=distribution.num_items, length_probabilities=None)
+
+
+def _with_quotas(quotas: Quotas, rankings: Tensor, complete: Tensor) -> Tensor:
+    """Return the first items of complete rankings that meet the quotas, as many as the rankings show."""
+    lengths = (rankings != NOT_SHOWN).sum(dim=-1).tolist()
+    rows = [quotas.first(row, length) for row, length in zip(complete.tolist(), lengths, strict=True)]
+    return padded(rows, complete.shape[-1])
 
 
 def by_prefix(candidates: Iterable[Candidate]) -> list[Candidate]:

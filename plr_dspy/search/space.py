@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeGuard
 
+from plr_dspy.search.quotas import Quotas
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -62,10 +64,12 @@ class OrderingSpace:
         programs: Whole programs that compete with the orderings.
         choices: For each of the last blocks that show exactly one item, such as an
             instruction: the number of the block that it belongs to, or None.
+        quotas: For each block, the minimum number of items of each class; none by default.
         from_end: Whether positions are counted from the end; True if limits were given.
 
     Raises:
-        ValueError: If the limits do not fit the blocks, or the identity is not in the space.
+        ValueError: If the limits or quotas do not fit the blocks, or the identity is not in the
+            space.
     """
 
     kinds: tuple[tuple[int, ...], ...]
@@ -74,6 +78,7 @@ class OrderingSpace:
     allowed: Callable[[Ordering], bool] | None = field(default=None, compare=False)
     programs: tuple[WholeProgram, ...] = ()
     choices: tuple[int | None, ...] = ()
+    quotas: tuple[Quotas, ...] = ()
     from_end: bool = field(init=False)
 
     @classmethod
@@ -112,7 +117,15 @@ class OrderingSpace:
                     f"limits must satisfy 0 <= minimum <= maximum <= {size} for a block of {size} items; "
                     f"got {lower} and {upper}"
                 )
-        identity = self.identity or tuple(tuple(range(upper)) for _, upper in self.limits)
+        if not self.quotas:
+            object.__setattr__(self, "quotas", tuple(Quotas() for _ in self.sizes))
+        for quotas, (lower, _) in zip(self.quotas, self.limits, strict=True):
+            if quotas.total > lower:
+                raise ValueError(
+                    f"limits must have a minimum of at least {quotas.total}, the sum of the quotas; got {lower}"
+                )
+        most = [upper for _, upper in self.limits]
+        identity = self.identity or self.first_items(list(map(range, self.sizes)), most)
         object.__setattr__(self, "identity", self.canonical(identity))
         if not self.allows(self.identity):
             raise ValueError(
@@ -126,15 +139,17 @@ class OrderingSpace:
 
     @cached_property
     def num_distinct(self) -> int:
-        """Count the whole programs and the distinct orderings within the limits, allowed or not."""
+        """Count the whole programs, and the distinct orderings within limits and quotas, allowed or not."""
         total = 1
-        for kinds, (lower, upper) in zip(self.kinds, self.limits, strict=True):
-            # Count the sequences of each length, from the kinds so far.
+        for kinds, quotas, (lower, upper) in zip(self.kinds, self.quotas, self.limits, strict=True):
+            # Count the sequences of each length, from the classes and kinds so far.
             num_by_length = [1] + [0 for _ in range(upper)]
-            for num_alike in Counter(kinds).values():
-                num_by_length = [
-                    _count_with_kind(num_by_length, length, num_alike) for length in range(upper + 1)
-                ]
+            for minimum, members in quotas.of_kinds(kinds).values():
+                num_of_class = [1] + [0 for _ in range(upper)]
+                for num_alike in Counter(members).values():
+                    num_of_class = _interleaved(num_of_class, [1 for _ in range(num_alike + 1)])
+                allowed = [0 for _ in range(minimum)] + num_of_class[minimum:]
+                num_by_length = _interleaved(num_by_length, allowed)
             total *= sum(num_by_length[lower:])
         return total + len(self.programs)
 
@@ -194,18 +209,34 @@ class OrderingSpace:
         return replace(self, kinds=(*lists, *(tuple(range(size)) for size in sizes)))
 
     def with_new_items(self, ordering: Ordering, earlier: OrderingSpace) -> list[Ordering]:
-        """Return the ordering with each item that its choices lacked in the earlier space."""
+        """Return the ordering with each item that its choices lacked in the earlier space, where allowed."""
         changed = []
         for block, size in enumerate(earlier.sizes):
             changed += [self._with_block(ordering, block, [item]) for item in range(size, self.sizes[block])]
-        return changed
+        return list(filter(self.allows, changed))
+
+    def first_items(self, rankings: Sequence[Sequence[int]], lengths: Sequence[int]) -> Ordering:
+        """Return the first items of a complete ranking of each block, so many that the quotas are met."""
+        blocks = zip(self.quotas, rankings, lengths, strict=True)
+        return tuple(quotas.first(ranking, length) for quotas, ranking, length in blocks)
+
+    def shuffled(self, ordering: Ordering, permutation: Callable[[int], Sequence[int]]) -> Ordering:
+        """Shuffle each block with quotas, because the last places of `first_items` are left to rare classes."""
+        blocks = list(ordering)
+        for block, quotas in enumerate(self.quotas):
+            if quotas.total:
+                items = ordering[block]
+                blocks[block] = tuple(items[place] for place in permutation(len(items)))
+        return tuple(blocks)
 
     def allows(self, ordering: Ordering) -> bool:
-        """Return whether an ordering of the space is allowed."""
+        """Return whether an ordering within the limits meets the quotas and is allowed."""
+        if not all(quotas.are_met(items) for quotas, items in zip(self.quotas, ordering, strict=True)):
+            return False
         return self.allowed is None or self.allowed(ordering)
 
     def shortened(self, ordering: Ordering) -> Ordering | None:
-        """Drop first items until the ordering is allowed; return None if it never is.
+        """Drop the first spare items until the ordering is allowed; return None if it never is.
 
         Each dropped item comes from the block that is furthest above its minimum.
         """
@@ -214,7 +245,9 @@ class OrderingSpace:
             if not any(num_spare):
                 return None
             block = num_spare.index(max(num_spare))
-            ordering = self._with_block(ordering, block, ordering[block][1:])
+            first_spare = self.quotas[block].spare(ordering[block])[0]
+            items = _move(ordering[block], "drop", first_spare, self.sizes[block])
+            ordering = self._with_block(ordering, block, items)
         return ordering
 
     def enumerate(self) -> Iterator[Candidate]:
@@ -222,10 +255,10 @@ class OrderingSpace:
         yield self.identity
         yield from self.programs
         blocks = []
-        for kinds, (lower, upper) in zip(self.kinds, self.limits, strict=True):
+        for kinds, quotas, (lower, upper) in zip(self.kinds, self.quotas, self.limits, strict=True):
             arrangements: list[tuple[int, ...]] = []
             for length in range(lower, upper + 1):
-                arrangements += _arrangements(kinds, length, range(len(kinds)))
+                arrangements += filter(quotas.are_met, _arrangements(kinds, length, range(len(kinds))))
             blocks.append(arrangements)
         for ordering in itertools.product(*blocks):
             if ordering != self.identity and self.allows(ordering):
@@ -237,11 +270,13 @@ class OrderingSpace:
 
     def _draw_allowed(self, rng: np.random.Generator) -> Ordering:
         for _ in range(MAX_TRIES):
-            blocks = []
+            rankings = []
+            lengths = []
             for size, (lower, upper) in zip(self.sizes, self.limits, strict=True):
-                items = rng.permutation(size).tolist()
-                blocks.append(items[: rng.integers(lower, upper + 1)])
-            ordering = self.canonical(blocks)
+                rankings.append(rng.permutation(size).tolist())
+                lengths.append(int(rng.integers(lower, upper + 1)))
+            items = self.shuffled(self.first_items(rankings, lengths), lambda n: rng.permutation(n).tolist())
+            ordering = self.canonical(items)
             if self.allows(ordering):
                 return ordering
         raise ValueError(
@@ -252,11 +287,11 @@ class OrderingSpace:
     def draw_longest(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
         """Draw, with replacement, orderings that show as many items as allowed."""
         orderings = []
+        most = [upper for _, upper in self.limits]
         for _ in range(num_draws):
-            blocks = []
-            for size, (_, upper) in zip(self.sizes, self.limits, strict=True):
-                blocks.append(rng.permutation(size)[:upper].tolist())
-            orderings.append(self.shortened(self.canonical(blocks)) or self.identity)
+            rankings = [rng.permutation(size).tolist() for size in self.sizes]
+            longest = self.shuffled(self.first_items(rankings, most), lambda n: rng.permutation(n).tolist())
+            orderings.append(self.shortened(self.canonical(longest)) or self.identity)
         return orderings
 
     def moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
@@ -273,29 +308,30 @@ class OrderingSpace:
             items = _shift(ordering[block], position, int(rng.integers(self.sizes[block])))
             moved = self._with_block(ordering, block, items)
             return moved if self.allows(moved) else ordering
-        counts = self._count_moves(ordering)
-        moves = [move for move, count in counts.items() if count]
+        numbers = self._move_numbers(ordering)
+        moves = [move for move, choices in numbers.items() if choices]
         for _ in range(MAX_TRIES if moves else 0):
             block, kind = moves[rng.integers(len(moves))]
-            number = int(rng.integers(counts[block, kind]))
+            number = numbers[block, kind][int(rng.integers(len(numbers[block, kind])))]
             items = _move(ordering[block], kind, number, self.sizes[block])
             moved = self._with_block(ordering, block, items)
             if self.allows(moved):
                 return moved
         return ordering
 
-    def _count_moves(self, ordering: Ordering) -> dict[tuple[int, str], int]:
-        """Count the moves of each kind in each block."""
-        counts = {}
+    def _move_numbers(self, ordering: Ordering) -> dict[tuple[int, str], Sequence[int]]:
+        """Return the numbers of the moves of each kind in each block that keep to its limits and quotas."""
+        numbers: dict[tuple[int, str], Sequence[int]] = {}
         for block, (items, (lower, upper)) in enumerate(zip(ordering, self.limits, strict=True)):
             length = len(items)
-            num_unused = self.sizes[block] - length
-            counts[block, "replace"] = length * num_unused
-            counts[block, "insert"] = (length + 1) * num_unused if length < upper else 0
-            counts[block, "drop"] = length if length > lower else 0
-            counts[block, "shift"] = length * (length - 1)
-            counts[block, "swap"] = length * (length - 1)
-        return counts
+            unused = _unused(items, self.sizes[block])
+            quotas = self.quotas[block]
+            numbers[block, "replace"] = quotas.replacements(items, unused)
+            numbers[block, "insert"] = range((length + 1) * len(unused) if length < upper else 0)
+            numbers[block, "drop"] = quotas.spare(items) if length > lower else ()
+            numbers[block, "shift"] = range(length * (length - 1))
+            numbers[block, "swap"] = range(length * (length - 1))
+        return numbers
 
     def _with_block(self, ordering: Ordering, block: int, items: Sequence[int]) -> Ordering:
         """Return the ordering with the items of one block replaced."""
@@ -310,12 +346,15 @@ class OrderingSpace:
         return tuple(unused_of_kind[kinds[item]].pop() for item in items)
 
 
-def _count_with_kind(num_by_length: Sequence[int], length: int, num_alike: int) -> int:
-    """Count the sequences of a length if `num_alike` items of a new kind can join those in `num_by_length`."""
-    total = 0
-    for num_used in range(min(num_alike, length) + 1):
-        total += num_by_length[length - num_used] * math.comb(length, num_used)
-    return total
+def _interleaved(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    """Count the sequences of each length of `first` that merge a sequence counted in each of two lists."""
+    totals = []
+    for length in range(len(first)):
+        total = 0
+        for num_second in range(min(length + 1, len(second))):
+            total += first[length - num_second] * second[num_second] * math.comb(length, num_second)
+        totals.append(total)
+    return totals
 
 
 def _arrangements(kinds: tuple[int, ...], length: int, unused: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -335,7 +374,7 @@ def _move(items: tuple[int, ...], kind: str, number: int, size: int) -> tuple[in
     if kind == "drop":
         return (*items[:number], *items[number + 1 :])
     if kind in ("replace", "insert"):
-        unused = sorted(set(range(size)) - set(items))
+        unused = _unused(items, size)
         position, index = divmod(number, len(unused))
         end = position + 1 if kind == "replace" else position
         return (*items[:position], unused[index], *items[end:])
@@ -347,6 +386,11 @@ def _move(items: tuple[int, ...], kind: str, number: int, size: int) -> tuple[in
     result[position] = items[other]
     result[other] = items[position]
     return tuple(result)
+
+
+def _unused(items: Sequence[int], size: int) -> list[int]:
+    """Return the items of a block of this size that are not shown."""
+    return sorted(set(range(size)) - set(items))
 
 
 def _shift(items: tuple[int, ...], start: int, end: int) -> tuple[int, ...]:

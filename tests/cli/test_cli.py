@@ -185,7 +185,8 @@ def test_metrics_over_a_set_have_names(folder, metric, name, capsys):
 
 
 def test_select_chooses_the_demos(folder, capsys):
-    selecting = compile_arguments("--select", "--max-demos", "2", "--report", "found.json")
+    limits = ("--max-demos", "2", "--min-per-class", "1")
+    selecting = compile_arguments("--select", *limits, "--report", "found.json")
     nowhere = [argument for argument in selecting if argument not in ("--out", "program.json")]
     assert cli.main([*nowhere, "--estimate"]) == 0
     output = capsys.readouterr().out
@@ -196,6 +197,7 @@ def test_select_chooses_the_demos(folder, capsys):
     assert cli.main(selecting) == 0
     report = Report.load("found.json")
     assert report.settings["method"] == "PLFewShot"
+    assert report.settings["min_per_class"] == 1
     assert report.program_calls["total"] <= 60
     assert report.slots[0].original == [0, 1, 2]
     others = [best for best in report.best_by_number if best.ordering != {"self": [0, 1, 2]}]
@@ -305,6 +307,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments("--out", "program"), "--out: must end in .json; got program"),
         (compile_arguments("--max-calls", "3"), "max_metric_calls must be at least 27 for a search"),
         (compile_arguments("--max-demos", "3"), "--max-demos needs --select"),
+        (compile_arguments("--min-per-class", "1"), "--min-per-class needs --select"),
         (compile_arguments("--lm", "hosted_vllm/some-model", "--adapter", "plain"), "--api-base"),
         (compile_arguments(*CHAT, "--signal", "logprobs", **PICKY), "signal='logprobs' needs the log-prob"),
         (compile_arguments(*CHAT, "--calibrate", **PICKY), "calibrate needs the log-prob"),

@@ -100,6 +100,15 @@ def test_no_demo_fits(engine, window):
     assert "shorten the demos" in warning_of(fewshot(), student(0))
 
 
+def test_no_cure_lacks_room_for_the_long_demo_of_a_class(engine, window):
+    demos = [{"question": f"other {i}", "answer": "answer 0"} for i in range(4)]
+    demos.append({"question": "long " * 200, "answer": "answer 1"})
+    window(300)
+    assert "max_demo_tokens" in warning_of(fewshot(candidates=demos, min_demos=2), student(0))
+    classes = fewshot(candidates=demos, min_per_class=1)
+    assert "shorten the demos" in warning_of(classes, student(0))
+
+
 def test_programs_of_the_user_are_named(engine, window, caplog):
     window(300)
     assert "the program 'long'" in warning_of(

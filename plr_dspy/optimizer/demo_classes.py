@@ -1,0 +1,113 @@
+"""The classes of demos, such as their labels, and how many demos of each a prompt must show."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dspy
+
+from plr_dspy.errors import UserError
+from plr_dspy.labels.outputs import LabelOutput, label_outputs
+from plr_dspy.lm.plain_text_adapter import name_of_label
+from plr_dspy.search.quotas import Quotas
+
+
+@dataclass(frozen=True)
+class DemoClasses:
+    """The classes of one predictor's demos: the values of one of its outputs.
+
+    Attributes:
+        output: The output.
+        known: Indices of the labels that demos had before the first call. Bootstrapped demos
+            may bring others, for which prompts may lack places.
+        minimum: Minimum number of demos of each known label, or as many as there are.
+    """
+
+    output: LabelOutput
+    known: frozenset[int]
+    minimum: int
+
+    def quotas(self, demos: Sequence[Any]) -> Quotas:
+        """Return the numbers of a pool's demos that a prompt must show."""
+        classes = self.output.numbers(demos).tolist()
+        counts = Counter(classes)
+        minimums = []
+        for number in range(len(self.output.labels)):
+            minimums.append(min(self.minimum, counts[number]) if number in self.known else 0)
+        return Quotas(tuple(classes), tuple(minimums))
+
+    def scarce(self, demos: Sequence[Any]) -> dict[str, int]:
+        """Return the labels of which prompts need not show the minimum, with their numbers of demos in the pool."""
+        quotas = self.quotas(demos)
+        counts = Counter(quotas.classes)
+        scarce = {}
+        for number, label in enumerate(self.output.labels):
+            if quotas.minimums[number] < self.minimum:
+                scarce[label] = counts[number]
+        return scarce
+
+
+def demo_classes(
+    program: dspy.Module, demos: Sequence[Any], *, minimum: int, max_demos: int
+) -> dict[str, DemoClasses]:
+    """Return the classes of the demos of each predictor that has classes.
+
+    They are the values of its only output with few possible values. If no predictor has such an
+    output, they are those of its only output.
+
+    Args:
+        program: The student, whose own demos have classes, too.
+        demos: The other demos that its predictors may show.
+        minimum: Minimum number of demos of each class.
+        max_demos: Maximum number of demos of each predictor.
+
+    Raises:
+        ValueError: If no demo has a class, or a prompt has too few places.
+    """
+    outputs = _outputs(program, demos)
+    if not outputs:
+        raise UserError(
+            f"min_per_class={minimum} needs a predictor with exactly one output that is a Literal, an enum or a bool, "
+            "or with a single output, and the student has none: change the signature, or leave min_per_class out"
+        )
+    predictors = dict(program.named_predictors())
+    classes = {}
+    for name, output in outputs.items():
+        numbers = output.numbers([*demos, *predictors[name].demos])
+        known = frozenset(numbers[numbers >= 0].tolist())
+        if known:
+            classes[name] = DemoClasses(output, known, minimum)
+        num_needed = minimum * len(known)
+        if num_needed > max_demos:
+            raise UserError(
+                f"max_demos must be at least {num_needed} for min_per_class={minimum}, because the demos of {name!r} "
+                f"have {len(known)} values of {output.name!r}; got {max_demos}: raise it, or lower min_per_class or "
+                "leave it out"
+            )
+    if not classes:
+        fields = " or ".join(repr(output.name) for output in outputs.values())
+        raise UserError(
+            f"min_per_class={minimum} needs demos with a value of {fields}, and there are none: pass examples that "
+            "have this field, or leave min_per_class out"
+        )
+    return classes
+
+
+def _outputs(program: dspy.Module, demos: Sequence[Any]) -> Mapping[str, LabelOutput]:
+    """Return the outputs whose values are classes, by predictor."""
+    outputs = {}
+    for name, predictor in program.named_predictors():
+        with_few_values = label_outputs(name, predictor)
+        if len(with_few_values) == 1:
+            outputs[name] = with_few_values[0]
+    if outputs:
+        return outputs
+    for name, predictor in program.named_predictors():
+        fields = predictor.signature.output_fields
+        if len(fields) == 1:
+            ((field, info),) = fields.items()
+            values = [demo.get(field) for demo in (*demos, *predictor.demos)]
+            labels = {name_of_label(value): value for value in values if value is not None}
+            outputs[name] = LabelOutput(name, field, labels, info.annotation)
+    return outputs

@@ -1,0 +1,84 @@
+"""Minimum numbers of items of each class, such as demos of each label, in one block of an ordering."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Quotas:
+    """The minimum number of items of each class that a block shows; by default, items have no classes.
+
+    Attributes:
+        classes: The class of each item; -1 for none.
+        minimums: The minimum number of items of each class.
+    """
+
+    classes: tuple[int, ...] = ()
+    minimums: tuple[int, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """The minimum number of items of all classes."""
+        return sum(self.minimums)
+
+    def are_met(self, items: Sequence[int]) -> bool:
+        """Return whether these items are enough of each class."""
+        counts = Counter(self.classes[item] for item in items) if self.minimums else {}
+        return all(counts[number] >= minimum for number, minimum in enumerate(self.minimums))
+
+    def first(self, ranking: Sequence[int], length: int) -> tuple[int, ...]:
+        """Return the first `length` items of a complete ranking that leave room for the classes still missing.
+
+        If the ranking is drawn from a Plackett-Luce distribution, each item is drawn with
+        probability proportional to ``exp(logits)`` among the items that leave room.
+        """
+        if not self.minimums:
+            return tuple(ranking[:length])
+        num_missing = Counter(dict(enumerate(self.minimums)))
+        num_free = length - self.total  # places that any item may take
+        items = []
+        for item in ranking:
+            number = self.classes[item]
+            if num_missing[number] > 0:
+                num_missing[number] -= 1
+            elif num_free > 0:
+                num_free -= 1
+            else:
+                continue
+            items.append(item)
+        return tuple(items)
+
+    def spare(self, items: Sequence[int]) -> Sequence[int]:
+        """Return the positions of the items that can be dropped."""
+        if not self.minimums:
+            return range(len(items))
+        num_spare = Counter(self.classes[item] for item in items)
+        num_spare.subtract(dict(enumerate(self.minimums)))
+        return [position for position, item in enumerate(items) if num_spare[self.classes[item]] > 0]
+
+    def replacements(self, items: Sequence[int], unused: Sequence[int]) -> Sequence[int]:
+        """Return the ways to replace an item by an unused one, as ``position * len(unused) + index``."""
+        if not self.minimums:
+            return range(len(items) * len(unused))
+        indices_of_class = defaultdict(list)
+        for index, item in enumerate(unused):
+            indices_of_class[self.classes[item]].append(index)
+        spare = set(self.spare(items))
+        numbers = []
+        for position, item in enumerate(items):
+            indices: Sequence[int] = indices_of_class[self.classes[item]]
+            if position in spare:
+                indices = range(len(unused))
+            numbers += [position * len(unused) + index for index in indices]
+        return numbers
+
+    def of_kinds(self, kinds: Sequence[int]) -> dict[int, tuple[int, list[int]]]:
+        """Return the minimum of each class, and the kinds of its items; -1 stands for items without a class."""
+        kinds_of_class = defaultdict(list)
+        for item, kind in enumerate(kinds):
+            kinds_of_class[self.classes[item] if self.minimums else -1].append(kind)
+        return {
+            number: (self.minimums[number] if number >= 0 else 0, members)
+            for number, members in kinds_of_class.items()
+        }

@@ -1,0 +1,255 @@
+"""PLFewShot(min_per_class=...): how many demos of each class its prompts show."""
+
+import random
+from collections import Counter
+from typing import Literal
+
+import dspy
+import pytest
+from fakes import FIELD, OrderSensitiveEngine, Program, exact_match, failure, using
+
+from plr_dspy import PLFewShot, Report
+
+NAMES = [f"class {i:02d}" for i in range(41)]
+
+
+def examples_of(labels):
+    return [
+        dspy.Example(question=f"question {i}", answer=label).with_inputs("question")
+        for i, label in enumerate(labels)
+    ]
+
+
+def imbalanced(names, number):
+    """Return one example of each class, and others mostly of the first classes."""
+    rng = random.Random(0)
+    rest = [names[int(len(names) * rng.random() ** 3)] for _ in range(number - len(names))]
+    return examples_of([*names, *rest])
+
+
+EXAMPLES = imbalanced(NAMES[:4], 90)
+MANY = imbalanced(NAMES, 200)
+
+
+def typed(names=NAMES[:4], fields="question -> answer"):
+    signature = dspy.Signature(fields)
+    return dspy.Predict(signature.with_updated_fields("answer", type_=Literal[tuple(names)]))
+
+
+def engine_of(examples, **options):
+    return OrderSensitiveEngine({example.question: example.answer for example in examples}, **options)
+
+
+@pytest.fixture
+def engine():
+    with using(engine_of(EXAMPLES)) as engine:
+        yield engine
+
+
+def optimizer(**options):
+    limits = {"max_metric_calls": 150, "max_demos": 8, "num_threads": 1, "display_progress": False}
+    return PLFewShot(exact_match, **{**limits, **options})
+
+
+def compiled(program=None, trainset=EXAMPLES, rivals=None, **options):
+    chooser = optimizer(**options)
+    return chooser.compile(program or typed(), trainset=trainset, programs=rivals), chooser
+
+
+def counts_of(demos):
+    return Counter(demo["answer"] for demo in demos)
+
+
+def prompts(engine, field="answer"):
+    """Return the classes of the demos in each prompt that had any."""
+    counts = []
+    for texts in engine.requests:
+        answers = [dict(FIELD.findall(reply)).get(field, "").strip() for reply in texts[1:-1:2]]
+        if answers:
+            counts.append(Counter(answers))
+    return counts
+
+
+def show_each(counts, names, minimum):
+    return all(all(count[name] >= minimum for name in names) for count in counts)
+
+
+class TestChoice:
+    @pytest.mark.parametrize("minimum", [1, 2])
+    @pytest.mark.parametrize("max_demos", [8, 12])
+    def test_every_prompt_with_demos_shows_each_class(self, engine, minimum, max_demos):
+        _, chooser = compiled(min_per_class=minimum, max_demos=max_demos)
+        shown = prompts(engine)
+        assert len(shown) > 100
+        assert show_each(shown, NAMES[:4], minimum)
+        assert {count.total() for count in shown} <= set(range(4 * minimum, max_demos + 1))
+        assert not chooser.report.scarce_classes
+        assert "fewer demos" not in str(chooser.report)
+        # The student, which has no demos, competes, too.
+        assert chooser.report.candidates[0].ordering == {"self": []}
+        for number in {entry.num_demos for entry in chooser.report.best_by_number} - {0}:
+            assert show_each([counts_of(chooser.program_with(number).demos)], NAMES[:4], minimum)
+
+    def test_without_it_prompts_lack_classes(self, engine):
+        compiled()
+        assert not show_each(prompts(engine), NAMES[:4], 1)
+
+    def test_41_classes_and_50_demos(self):
+        with using(engine_of(MANY)) as engine:
+            _, chooser = compiled(typed(NAMES), MANY, min_per_class=1, max_demos=50, max_metric_calls=200)
+        shown = prompts(engine)
+        assert len(shown) > 100
+        assert show_each(shown, NAMES, 1)
+        assert len({count.total() for count in shown}) > 3
+        assert chooser.report.random.name == "50 random demos"
+
+    def test_a_class_is_also_a_value_of_an_untyped_single_output(self, engine):
+        compiled(dspy.Predict("question -> answer"), candidates="labeled", min_per_class=1)
+        assert show_each(prompts(engine), NAMES[:4], 1)
+
+    def test_a_list_of_candidates(self, engine):
+        demos = [{"question": f"other {i}", "answer": NAMES[i % 3]} for i in range(7)]
+        compiled(candidates=demos, min_per_class=1)
+        assert show_each(prompts(engine), NAMES[:3], 1)
+
+    def test_bootstrapped_demos_count(self, engine):
+        reasoned = dspy.ChainOfThought(typed().signature)
+        _, chooser = compiled(reasoned, min_per_class=2, max_demos=9, max_bootstrapped=4)
+        (slot,) = chooser.report.slots
+        assert any(origin.startswith("bootstrapped") for origin in slot.origins)
+        searched = [candidate.ordering[slot.predictor] for candidate in chooser.report.candidates[1:]]
+        for ordering in searched:
+            assert show_each([counts_of(slot.demos[item] for item in ordering)], NAMES[:4], 2)
+
+    def test_the_student_and_other_programs_compete_as_they_are(self, engine):
+        student = typed()
+        student.demos = EXAMPLES[:2]
+        rival = typed()
+        rival.demos = EXAMPLES[1:2]
+        _, chooser = compiled(student, rivals={"rival": rival}, min_per_class=1)
+        assert chooser.report.candidates[0].ordering == {"self": [0, 1]}
+        assert [program.num_demos for program in chooser.report.programs] == [1]
+        assert Counter(count.total() < 4 for count in prompts(engine)).keys() == {True, False}
+
+    def test_the_shortest_prompt_within_a_token_limit_has_all_classes(self, engine):
+        with pytest.raises(
+            ValueError, match="min_per_class; got 30: raise it, or lower min_demos or"
+        ) as error:
+            compiled(min_per_class=2, max_demo_tokens=30)
+        least = int(str(error.value).split("at least ")[1].split(",")[0])
+        assert engine.num_calls == 0
+        compiled(min_per_class=2, max_demo_tokens=least)
+        assert show_each(prompts(engine), NAMES[:4], 2)
+
+
+class TestScarceClasses:
+    def test_all_demos_of_a_scarce_class_are_shown_and_the_report_names_it(self, engine, tmp_path):
+        names = NAMES[:6]
+        trainset = [*EXAMPLES[:60], *examples_of([NAMES[4]])]
+        trainset[-1] = trainset[-1].copy(question="rare")
+        _, chooser = compiled(typed(names), trainset, min_per_class=2, max_demos=12)
+        scarce = {"self": {NAMES[4]: 1, NAMES[5]: 0}}
+        number_in_pool = Counter(demo["answer"] for demo in chooser.report.slots[0].demos)
+        assert chooser.report.scarce_classes == scarce
+        assert number_in_pool[NAMES[4]] == 1
+        assert show_each(prompts(engine), NAMES[:4], 2)
+        assert show_each(prompts(engine), NAMES[4:5], 1)
+        line = "self has fewer demos to choose from than min_per_class=2 of 'class 04' (1), 'class 05' (0)"
+        assert line in str(chooser.report)
+        chooser.report.save(tmp_path / "report.json")
+        assert Report.load(tmp_path / "report.json").scarce_classes == scarce
+
+    def test_the_pool_grows_so_that_it_has_enough(self, engine):
+        trainset = imbalanced(NAMES[:20], 60)
+        _, chooser = compiled(typed(NAMES[:20]), trainset, min_per_class=1, max_demos=20)
+        assert len(chooser.report.slots[0].demos) == 20 > 60 / 4
+        assert not chooser.report.scarce_classes
+
+
+class TestCombinations:
+    def test_instructions(self, engine):
+        texts = ["Name the class.", "Think of the number."]
+        _, chooser = compiled(instructions=texts, min_per_class=1)
+        assert show_each(prompts(engine), NAMES[:4], 1)
+        assert len(chooser.report.instructions[0].alternatives) == 3
+
+    def test_of_several_predictors_only_those_with_labels_have_classes(self, engine):
+        def in_turn(self, question):
+            hint = self.hint(question=question).hint
+            return self.answer(question=question, hint=hint)
+
+        answer = typed(fields="question, hint -> answer")
+        program = Program(in_turn, hint=dspy.Predict("question -> hint"), answer=answer)
+        _, chooser = compiled(program, min_per_class=1, max_bootstrapped=4, max_metric_calls=250)
+        hint, answer = chooser.report.slots
+        assert len(chooser.report.candidates) > 1
+        for candidate in chooser.report.candidates[1:]:
+            shown = counts_of(answer.demos[item] for item in candidate.ordering["answer"])
+            assert show_each([shown], NAMES[:4], 1)
+        assert min(map(len, (entry.ordering["hint"] for entry in chooser.report.front))) < 4
+        assert hint.demos
+
+    def test_equal_seeds_give_equal_results(self):
+        reports = []
+        for seed in (1, 1, 2):
+            with using(engine_of(EXAMPLES)):
+                reports.append(compiled(min_per_class=1, seed=seed)[1].report)
+        first, again, other = ([candidate.ordering for candidate in report.candidates] for report in reports)
+        assert first == again != other
+        assert reports[0].slots == reports[1].slots
+
+    def test_a_run_that_failed_resumes(self, tmp_path):
+        options = {"min_per_class": 1, "log_dir": tmp_path}
+        with (
+            using(engine_of(EXAMPLES, at={60: failure, 61: failure})),
+            pytest.raises(Exception, match="down"),
+        ):
+            compiled(max_errors=1, **options)
+        with using(engine_of(EXAMPLES)) as engine:
+            _, chooser = compiled(**options)
+        calls = chooser.report.program_calls
+        assert calls["resumed"] >= 60
+        assert engine.num_calls == calls["total"] - calls["resumed"]
+        with using(engine_of(EXAMPLES)):
+            whole = compiled(min_per_class=1)[1].report
+        assert whole.candidates == chooser.report.candidates
+
+
+BAD = [
+    ({"min_per_class": 0}, typed(), "min_per_class must be greater than or equal to 1; got 0"),
+    ({"min_per_class": 1.5}, typed(), "min_per_class must be a valid integer; got 1.5"),
+    (
+        {"demos": "auto"},
+        typed(),
+        "min_per_class needs demos='fixed', because retrieved demos may lack any class; got demos='auto': pass",
+    ),
+    (
+        {"max_demos": 7, "min_per_class": 2},
+        typed(),
+        "max_demos must be at least 8 for min_per_class=2, because the demos of 'self' have 4 values of 'answer'; "
+        "got 7: raise it",
+    ),
+    (
+        {},
+        dspy.Predict("question -> reasoning, answer"),
+        "min_per_class=1 needs a predictor with exactly one output that is a Literal, an enum or a bool",
+    ),
+    (
+        {},
+        dspy.Predict("question -> label"),
+        "needs demos with a value of 'label', and there are none: pass examples",
+    ),
+]
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(("options", "program", "message"), BAD)
+    def test_errors_come_before_any_call(self, engine, options, program, message):
+        for method in ("compile", "estimate"):
+            with pytest.raises(ValueError, match=message):
+                getattr(optimizer(**{"min_per_class": 1, **options}), method)(program, trainset=EXAMPLES)
+        assert engine.num_calls == 0
+
+    def test_the_cures_work(self, engine):
+        compiled(max_demos=8, min_per_class=2)
+        assert show_each(prompts(engine), NAMES[:4], 2)
