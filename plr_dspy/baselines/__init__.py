@@ -14,12 +14,12 @@ from plr_dspy.programs.checks import Count, WholeNumber, arguments
 
 __all__ = ["PDO", "DEmO", "GlobalE", "LocalE", "PerInputOrder", "StaticOrder", "TopKOrder"]
 
-BATCH = 15  # orders scored between two log lines
-COMPARED_SHARE = 0.2  # largest share of a budget for the final comparison
+BATCH = 15  # number of orders scored between two log lines
+COMPARED_SHARE = 0.2  # maximum share of the budget that is spent on the final comparison
 
 
 class StaticOrder(DemoOptimizer):
-    """Optimizer that keeps the original order without any program calls, but writes a report.
+    """An optimizer that makes no program calls, keeps the original order, and writes a report.
 
     All arguments are as in `PLReorder`.
     """
@@ -33,12 +33,12 @@ class StaticOrder(DemoOptimizer):
 
 @arguments
 class TopKOrder(DemoOptimizer):
-    """Random search over orders: "Top-K" of arXiv:2603.21373.
+    """Random search over orders, called "Top-K" in arXiv:2603.21373.
 
     Random orders are scored on the train split, then the best ones on the selection split.
 
     Deviation: The original order is a candidate and a finalist, and wins ties. The paper
-    compares the best random orders only.
+    compares only the best random orders.
 
     Args:
         metric: As in `PLReorder`.
@@ -68,7 +68,7 @@ class TopKOrder(DemoOptimizer):
             if budget < least:
                 raise UserError(
                     f"max_metric_calls must be at least {least} for two orders on {num_train} train examples; got "
-                    f"{budget}. Raise it, or use PLReorder, which scores orders on fewer examples."
+                    f"{budget}: increase max_metric_calls, or use PLReorder, which scores orders on fewer examples"
                 )
             share = max(int(COMPARED_SHARE * budget), 2 * MIN_EXAMPLES)
             final_calls = min(share, budget - 2 * num_train)

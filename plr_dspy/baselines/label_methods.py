@@ -1,4 +1,4 @@
-"""LocalE, GlobalE, PDO and DEmO, which choose orders by label probabilities on probing inputs."""
+"""The methods LocalE, GlobalE, PDO and DEmO, which choose orders by label probabilities on probing inputs."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from plr_dspy.statistics.arrays import Array
 logger = logging.getLogger(__name__)
 
 CONTENT_FREE = ("[N/A]", "", "[MASK]")  # inputs that reveal a prompt's label bias
-OTHERS = ", or use PLReorder or TopKOrder, which do not need this"
-WRITTEN_TOKENS = 128  # maximum tokens of a generated probing input
+OTHERS = ", or use PLReorder or TopKOrder, which do not have this limit"
+WRITTEN_TOKENS = 128  # maximum number of tokens in a generated probing input
 WRITING = "Write one new example of the same kind as those given: like them, but none of them."
 
 Rows = Mapping[Candidate, Mapping[int, CallRecord]]
@@ -50,15 +50,15 @@ Rows = Mapping[Candidate, Mapping[int, CallRecord]]
 
 @arguments
 class LabelOptimizer(DemoOptimizer):
-    """Base class of methods that choose an order by label probabilities, without the metric.
+    """The base class of methods that choose an order by label probabilities, without the metric.
 
     Subclasses differ in their criterion and their probing inputs.
     """
 
     scored_on = "probing inputs"
     chooses_by_score = False
-    # Texts of the probing inputs. If there are none, the LM writes the inputs at `temperature`;
-    # if that is None, they come from the train split.
+    # Texts of the probing inputs. If there are no texts, the LM writes the inputs at
+    # `temperature`. If `temperature` is None, the inputs come from the train split.
     fillers: ClassVar[tuple[str, ...]] = ()
     temperature: ClassVar[float | None] = None
 
@@ -66,19 +66,19 @@ class LabelOptimizer(DemoOptimizer):
 
     @abstractmethod
     def criterion(self, table: Array) -> float:
-        """Return an order's score, to maximise, from its label distributions ``[E, L]``."""
+        """Return the score of an order, given its label distributions ``[E, L]``. The highest score wins."""
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise a ValueError unless the method can use this program and these examples."""
         if isinstance(self.metric, SetMetric):
             raise UserError(
-                f"metric must score single examples for {self.name}; got {self.metric!r}. Use PLReorder."
+                f"metric must score single examples for {self.name}; got {self.metric!r}: use PLReorder"
             )
         num_predictors = len(program.predictors())
         if num_predictors != 1:
             raise UserError(
-                f"{self.name} needs a program with exactly one predictor; got {num_predictors}. "
-                "Use PLReorder or TopKOrder."
+                f"the program must have exactly one predictor for {self.name}; got {num_predictors}: use PLReorder "
+                "or TopKOrder"
             )
         needed_output(program, self.name, fix=OTHERS)
         if not (self.fillers or self.temperature):
@@ -87,8 +87,8 @@ class LabelOptimizer(DemoOptimizer):
             for name, value in example.inputs().items():
                 if not isinstance(value, str):
                     raise UserError(
-                        f"{self.name} generates inputs, so all inputs must be text; input {name!r} is a "
-                        f"{type(value).__name__}. Use PDO(setting='unlabelled'){OTHERS}."
+                        f"all inputs must be text for {self.name}, which generates inputs; input {name!r} has type "
+                        f"{type(value).__name__}: use PDO(setting='unlabelled'){OTHERS}"
                     )
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
@@ -104,8 +104,8 @@ class LabelOptimizer(DemoOptimizer):
             num_calls = min(num_calls, budget // num_orders)
         if num_calls < least:
             raise UserError(
-                f"max_metric_calls must be at least {least * num_orders} for {num_orders} orders; got {budget}. "
-                "Raise it, or lower num_candidates."
+                f"max_metric_calls must be at least {least * num_orders} for {num_orders} orders; got {budget}: "
+                "increase max_metric_calls, or decrease num_candidates"
             )
         return random_plan(num_orders, num_examples=num_calls, num_best=1, num_compared=0, budget=budget)
 
@@ -129,7 +129,7 @@ class LabelOptimizer(DemoOptimizer):
 
 
 class LabelRun(CompileRun):
-    """A compile in progress; `means` holds the mean label distribution ``[L]`` of each order."""
+    """A compile in progress. `means` holds the mean label distribution ``[L]`` of each order."""
 
     def __init__(
         self, optimizer: LabelOptimizer, setup: CompileSetup, work: ProbingWork, scorer: Evaluator
@@ -148,7 +148,7 @@ class LabelRun(CompileRun):
         self._winner = setup.original
 
     def run(self) -> Outcome:
-        """Probe all orders, and choose the best; the original wins ties."""
+        """Probe all orders, and choose the best one. The original order wins ties."""
         if self.search.space.num_distinct < 2:
             return super().run()
         self.begin_phase("search")
@@ -163,7 +163,7 @@ class LabelRun(CompileRun):
         return self.outcome(Decision(self._winner), Stop(reason or StopReason.TIME))
 
     def _probe(self, orderings: Sequence[Candidate]) -> Rows:
-        """Return each order's call records by input, or an empty dict if time or budget runs out."""
+        """Return the call records of each order by input, or an empty dict if the budget runs out."""
         scorer = self.evaluator
         if self._work.first:
             input_rows = scorer.evaluate(dict.fromkeys(orderings, range(1)))
@@ -189,11 +189,11 @@ class LabelRun(CompileRun):
         answered = [cell for cell in cells if cell.outcome != FAILED]
         if answered and all(cell.value is None for cell in answered):
             raise RuntimeError(
-                f"none of {len(cells)} calls returned a label probability, so orders cannot be compared. Use another "
-                f"model or adapter. The first error was {answered[0].error}: {answered[0].message}"
+                f"None of the {len(cells)} calls returned a label probability, so orders cannot be compared. Use "
+                f"another model or adapter. The first error was {answered[0].error}: {answered[0].message}"
             )
-        # Drop inputs that failed for any order. If no input remains, drop the orders with
-        # failures instead.
+        # Drop inputs on which calls failed for any order. If no input remains, drop the orders
+        # with failed calls instead.
         failed_inputs: set[int] = set()
         for row in rows.values():
             failed_inputs |= {i for i, cell in row.items() if cell.outcome == FAILED}
@@ -211,10 +211,10 @@ class LabelRun(CompileRun):
 
 
 class ProbingWork(LabelReadingWork):
-    """Calls a program on probing inputs, and reads label probabilities from the replies.
+    """The work of calling a program on probing inputs, and reading label probabilities from its replies.
 
-    If the LM writes the inputs, index 0 stands for a call that writes an input like the demos
-    of an order (Lu et al., ACL 2022, Section 3.1).
+    If the LM writes the inputs, index 0 stands for a call that writes an input in the style of
+    an order's demos (Lu et al., ACL 2022, Section 3.1).
 
     Attributes:
         first: Index of the first probing input: 0, or 1 if the LM writes the inputs.
@@ -243,7 +243,7 @@ class ProbingWork(LabelReadingWork):
         return range(self.first, self.first + len(self.inputs))
 
     def take(self, written: Sequence[dict[str, str] | None]) -> None:
-        """Set the probing inputs to distinct ones that the LM wrote; None marks a failed call."""
+        """Use the distinct inputs that the LM wrote as probing inputs. None marks a failed call."""
         distinct: dict[bytes, dict[str, str]] = {}
         for fields in written:
             if fields:
@@ -252,8 +252,8 @@ class ProbingWork(LabelReadingWork):
         self._add(list(distinct.values())[: self.num_probing - 1])
         if not self.inputs:
             raise RuntimeError(
-                f"none of the {len(written)} probing inputs that the LM wrote is usable. Lower temperature, or use a "
-                "method that needs none, such as PDO."
+                f"the LM must write at least one usable probing input; it wrote none in {len(written)} calls: "
+                "decrease temperature, or use a method that generates no inputs, such as PDO"
             )
         logger.info("the LM wrote %d distinct probing inputs", len(self.inputs))
 
@@ -293,7 +293,7 @@ def _writing_prompt(
 ) -> tuple[dspy.Adapter, type[dspy.Signature], dict[str, str]]:
     """Return the adapter, signature and inputs of a call that makes the LM write a probing input.
 
-    Completion LMs continue the demos; chat LMs follow an instruction.
+    Completion LMs continue the demos, whereas chat LMs follow an instruction.
     """
     plain = PlainTextAdapter()
     input_fields = predictor.signature.input_fields
@@ -312,9 +312,9 @@ def _writing_prompt(
 
 @arguments
 class LocalE(LabelOptimizer):
-    """Optimizer that chooses the order whose label distributions have the highest mean entropy.
+    """An optimizer that chooses the order whose label distributions have the highest mean entropy.
 
-    The LM writes the probing inputs from the demos of each candidate; no labels are used.
+    The LM writes the probing inputs from the demos of each candidate. Labels are not used.
     The program must have one predictor with text inputs and one output that is a
     Literal, an enum or a bool. The LM must return log-probabilities. A compile makes at
     most ``num_candidates * (1 + num_candidates)`` program calls.
@@ -323,8 +323,10 @@ class LocalE(LabelOptimizer):
     ACL 2022, Eq. 4 to 6.
 
     Args:
-        metric: Metric by example; unused, because label probabilities decide.
-        variant: "lu", as published; or "plr", as in arXiv:2603.21373: lowest mean entropy.
+        metric: A metric by example. It has no effect, because the choice depends only on label
+            probabilities.
+        variant: "lu" chooses the highest mean entropy, as published; "plr" chooses the lowest,
+            as in arXiv:2603.21373.
         num_candidates: Number of random orders, including the original.
         temperature: Sampling temperature for writing probing inputs.
         all others: As in `PLReorder`; max_metric_calls limits the number of probing inputs.
@@ -342,14 +344,14 @@ class LocalE(LabelOptimizer):
 
 @arguments
 class GlobalE(LocalE):
-    """Optimizer that chooses the order whose predicted label shares have the highest entropy.
+    """An optimizer that chooses the order whose predicted label shares have the highest entropy.
 
     Source: Y. Lu et al., "Fantastically ordered prompts and where to find them",
     ACL 2022, Eq. 2 and 3.
 
     Args:
-        variant: "lu", as published; or "plr", as in arXiv:2603.21373: the order whose most
-            certain label distribution has the lowest entropy.
+        variant: "lu" is the published method. As in arXiv:2603.21373, "plr" chooses the order
+            whose most certain label distribution has the lowest entropy.
         metric, num_candidates, temperature, all others: As in `LocalE`.
     """
 
@@ -363,17 +365,18 @@ class GlobalE(LocalE):
 
 @arguments
 class PDO(LabelOptimizer):
-    """Optimizer that chooses the order whose mean label distribution is closest to a prior.
+    """An optimizer that chooses the order whose mean label distribution is closest to a prior.
 
     The distance is the KL divergence. Requirements are as for `LocalE`, but only
-    "few-shot" needs text inputs. A compile makes one program call per order and input.
+    "few-shot" requires text inputs. A compile makes one program call per order and input.
 
     Source: Z. Xu et al., "In-context example ordering guided by label distributions",
     NAACL Findings 2024.
 
     Args:
         setting: "few-shot" probes an empty input, with a uniform prior. "unlabelled" probes
-            the train inputs, with a uniform prior. "prior" probes them with `prior`.
+            the train inputs, with a uniform prior. "prior" probes the train inputs, with
+            `prior`.
         prior: Share of each label; None uses the shares in the trainset.
         metric, num_candidates, all others: As in `LocalE`.
     """
@@ -385,7 +388,9 @@ class PDO(LabelOptimizer):
 
     def check_together(self) -> None:
         if self.prior is not None and self.setting != "prior":
-            raise UserError(f"prior requires setting='prior'; got setting={self.setting!r}. Leave prior out.")
+            raise UserError(
+                f"prior requires setting='prior'; got setting={self.setting!r}: omit prior, or change setting"
+            )
 
     @property
     def fillers(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -403,7 +408,8 @@ class PDO(LabelOptimizer):
         if not counts.all():
             missing = [label for label, count in zip(output.labels, counts, strict=True) if not count]
             raise UserError(
-                f"{self.name} needs an example of each label; got none of {missing}. Pass a prior."
+                f"trainset must have an example of each label for {self.name}; it has none of {missing}: add "
+                "examples of these labels, or pass prior"
             )
         self._shares = counts / counts.sum()
 
@@ -413,19 +419,19 @@ class PDO(LabelOptimizer):
 
 @arguments
 class DEmO(LabelOptimizer):
-    """Optimizer whose program chooses an order of demos for each input (`PerInputOrder`).
+    """An optimizer whose program chooses an order of demos for each input (`PerInputOrder`).
 
     A compile keeps the orders whose mean label distribution over content-free inputs
     ("[N/A]", "", "[MASK]") is closest to uniform. For each input, the program uses the
-    order under which the input most raises the predicted label's probability.
-    A compile makes ``3 * num_candidates`` program calls; the program makes `num_kept` LM
-    calls per input. Requirements are as for `LocalE`.
+    order under which the input most increases the predicted label's probability.
+    A compile makes ``3 * num_candidates`` program calls. The resulting program makes
+    `num_kept` LM calls per input. Requirements are as for `LocalE`.
 
     Source: Q. Guo et al., "What makes a good order of examples in in-context
     learning", ACL Findings 2024.
 
     Args:
-        num_kept: Number of orders to choose from for each input; the report shows the one
+        num_kept: Number of orders to choose from for each input. The report shows the order
             closest to uniform.
         metric, num_candidates, all others: As in `LocalE`.
     """

@@ -29,7 +29,7 @@ class DemoClasses:
     minimum: int
 
     def quotas(self, demos: Sequence[Any]) -> Quotas:
-        """Return the numbers of a pool's demos that a prompt must show."""
+        """Return the minimum number of demos of each class that a prompt must show from a pool."""
         classes = self.output.numbers(demos).tolist()
         counts = Counter(classes)
         minimums = []
@@ -38,7 +38,7 @@ class DemoClasses:
         return Quotas(tuple(classes), tuple(minimums))
 
     def scarce(self, demos: Sequence[Any]) -> dict[str, int]:
-        """Return the labels of which prompts need not show the minimum, with their numbers of demos in the pool."""
+        """Return the number of demos in the pool for each label that has fewer than the minimum."""
         quotas = self.quotas(demos)
         counts = Counter(quotas.classes)
         scarce = {}
@@ -51,25 +51,25 @@ class DemoClasses:
 def demo_classes(
     program: dspy.Module, demos: Sequence[Any], *, minimum: int, max_demos: int
 ) -> dict[str, DemoClasses]:
-    """Return the classes of the demos of each predictor that has classes.
+    """Return the classes of each predictor's demos, for predictors with classes.
 
-    They are the values of its only output with few possible values. If no predictor has such an
-    output, they are those of its only output.
+    The classes are the values of a predictor's only output with few possible values. If no
+    predictor has such an output, they are the values of a predictor's only output.
 
     Args:
-        program: The student, whose own demos have classes, too.
-        demos: The other demos that its predictors may show.
+        program: The student. Its own demos have classes, too.
+        demos: Other demos that the student's predictors may show.
         minimum: Minimum number of demos of each class.
         max_demos: Maximum number of demos of each predictor.
 
     Raises:
-        ValueError: If no demo has a class, or a prompt has too few places.
+        ValueError: If no demo has a class, or max_demos is too small for all classes.
     """
     outputs = _outputs(program, demos)
     if not outputs:
         raise UserError(
             f"min_per_class={minimum} needs a predictor with exactly one output that is a Literal, an enum or a bool, "
-            "or with a single output, and the student has none: change the signature, or leave min_per_class out"
+            "or with a single output, but the student has none: change the signature, or omit min_per_class"
         )
     predictors = dict(program.named_predictors())
     classes = {}
@@ -82,14 +82,14 @@ def demo_classes(
         if num_needed > max_demos:
             raise UserError(
                 f"max_demos must be at least {num_needed} for min_per_class={minimum}, because the demos of {name!r} "
-                f"have {len(known)} values of {output.name!r}; got {max_demos}: raise it, or lower min_per_class or "
-                "leave it out"
+                f"have {len(known)} values of {output.name!r}; got {max_demos}: increase max_demos, or reduce or "
+                "omit min_per_class"
             )
     if not classes:
         fields = " or ".join(repr(output.name) for output in outputs.values())
         raise UserError(
-            f"min_per_class={minimum} needs demos with a value of {fields}, and there are none: pass examples that "
-            "have this field, or leave min_per_class out"
+            f"min_per_class={minimum} needs demos with a value of {fields}, but there are none: pass examples that "
+            "have this field, or omit min_per_class"
         )
     return classes
 

@@ -17,20 +17,20 @@ STATE_TENSORS = ("logits", "weights", "length_probabilities")
 
 
 class PlackettLuce:
-    """Plackett-Luce distribution over orderings of n items (PLR Eq. 2).
+    """The Plackett-Luce distribution over orderings of n items (PLR Eq. 2).
 
-    Items are drawn one by one from those left, with probability proportional to
+    Items are drawn one by one from the remaining items, with probabilities proportional to
     ``exp(logits)``.
 
     Source: R. L. Plackett, "The analysis of permutations", Applied Statistics 24 (1975).
 
     Args:
-        logits: Logits of the items, ``[n]``, or ``[c, n]`` for a mixture. A larger logit
-            means earlier.
+        logits: Logits of the items, ``[n]``, or ``[c, n]`` for a mixture. Items with larger
+            logits tend to come earlier.
         weights: Component weights of a mixture, ``[c]``.
         length: Number of items drawn, k; None draws all n.
-        length_probabilities: Probabilities of consecutive lengths that end with `length`.
-            Shorter rankings are padded with -1. None always draws `length` items.
+        length_probabilities: Probabilities of consecutive lengths, the last of which is
+            `length`. Shorter rankings are padded with -1. None always draws `length` items.
         generator: Source of random numbers for `sample`; None uses torch's default.
 
     Raises:
@@ -111,9 +111,9 @@ class PlackettLuce:
 
     @property
     def mode(self) -> Tensor:
-        """Return the most probable ranking ``[k]`` of the most probable length; ties keep their order.
+        """Return the most probable ranking ``[k]`` of the most probable length. Tied items keep their order.
 
-        For a mixture, this is the most probable of its components' modes.
+        For a mixture, return the most probable of the components' modes.
         """
         length = self.length
         if self.length_probabilities is not None:
@@ -131,7 +131,7 @@ class PlackettLuce:
         return torch.stack(shares)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the distribution as JSON data, for `from_state`."""
+        """Return the distribution as JSON data, which `from_state()` can restore."""
         tensors = {name: getattr(self, name) for name in STATE_TENSORS}
         state = {name: tensor.tolist() for name, tensor in tensors.items() if tensor is not None}
         if self.length < self.num_items:
@@ -140,14 +140,14 @@ class PlackettLuce:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> PlackettLuce:
-        """Restore the distribution that `state_dict` saved."""
+        """Return the distribution restored from the data that `state_dict()` returned."""
         arguments = dict(state)
         for name in state.keys() & STATE_TENSORS:
             arguments[name] = torch.tensor(state[name], dtype=torch.float64)
         return cls(**arguments)
 
     def _draw(self, probabilities: Tensor, shape: torch.Size) -> Tensor:
-        """Draw a tensor of categories with this shape."""
+        """Draw a tensor of category indices with this shape."""
         draws = torch.multinomial(probabilities, shape.numel(), replacement=True, generator=self.generator)
         return draws.reshape(shape)
 
@@ -164,7 +164,7 @@ def padded(rankings: Sequence[Sequence[int]], width: int) -> Tensor:
 
 
 def item_positions(rankings: Tensor, num_items: int) -> Tensor:
-    """Return the position of each item, ``[..., n]``; n if it is not shown."""
+    """Return the position of each item, ``[..., n]``. Items that are not shown have position n."""
     positions = torch.arange(rankings.shape[-1], device=rankings.device)
     # The extra column absorbs the positions of the padding.
     columns = rankings.where(rankings != NOT_SHOWN, num_items)

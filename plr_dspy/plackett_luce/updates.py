@@ -1,6 +1,6 @@
 """Update rules, which refit a distribution to its elites ``[m, n]`` (PLR Algorithm 1).
 
-Elites that show only some items are padded with -1. Rules learn from the items shown.
+Elites that show only some items are padded with -1. Rules learn only from the items shown.
 """
 
 from dataclasses import field
@@ -16,8 +16,8 @@ from plr_dspy.plackett_luce.distribution import PlackettLuce, item_positions, lo
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 
-# Adam's defaults (arXiv:1412.6980). `torch.optim.Adam` gives the same result, but its import
-# loads torch's compiler.
+# Adam's defaults (arXiv:1412.6980). `torch.optim.Adam` returns the same result, but importing
+# it also loads torch's compiler.
 BETA_1 = 0.9
 BETA_2 = 0.999
 EPSILON = 1e-8
@@ -25,7 +25,7 @@ EPSILON = 1e-8
 
 @runtime_checkable
 class UpdateRule(Protocol):
-    """The interface of an update rule. `PLFewShot` also needs an attribute `smoothing`."""
+    """The interface of an update rule. `PLFewShot` also requires the attribute `smoothing`."""
 
     name: ClassVar[str]
 
@@ -34,7 +34,7 @@ class UpdateRule(Protocol):
         """Whether a search weights the elites by their scores."""
 
     def initial(self, num_items: int) -> PlackettLuce:
-        """Return the uniform distribution over orderings of n items, in float64."""
+        """Return the uniform distribution over orderings of `num_items` items, in float64."""
 
     def update(
         self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None
@@ -64,7 +64,7 @@ class RankEMA(_Rule):
 
     Attributes:
         smoothing: Weight of the new target in the average, from 0 to 1.
-        temperature: Divisor of the ranks; a smaller value is greedier.
+        temperature: Divisor of the ranks; a smaller divisor makes the update greedier.
         clip: Maximum absolute value of a logit.
         weighted: Whether a search weights the elites by their scores.
     """
@@ -87,13 +87,13 @@ class RankEMA(_Rule):
 class MixtureEM(_Rule):
     """A smoothed expectation-maximisation step for a mixture (the EM update of PLR).
 
-    Deviation: Equal components would stay equal forever, so the first step splits the elites
-    among them.
+    Deviation: Equal components would stay equal forever, so the first step assigns each elite
+    to a single component.
 
     Attributes:
         num_components: Number of Plackett-Luce components, C.
         weight_floor: Minimum weight of a component before normalisation.
-        num_steps, learning_rate: Number of Adam's steps, and their size.
+        num_steps, learning_rate: Number and size of the steps of Adam.
         l2: Penalty on the squared logits.
         smoothing, clip, weighted: As in `RankEMA`.
     """
@@ -187,7 +187,7 @@ def _responsibilities(mixture: PlackettLuce, elites: Tensor) -> Tensor:
 
 
 def _cluster(elites: Tensor, num_clusters: int) -> Tensor:
-    """Return each elite's likeliest cluster, ``[c, m]``; elites far apart are the centres."""
+    """Assign each elite to one cluster, ``[c, m]``. The cluster centres are elites that are far apart."""
     ranks = tied_ranks(elites)
     by_centre = log_probabilities(-ranks[:1], elites)[None]
     while len(by_centre) < num_clusters:
@@ -197,7 +197,7 @@ def _cluster(elites: Tensor, num_clusters: int) -> Tensor:
 
 
 def tied_ranks(rankings: Tensor) -> Tensor:
-    """Return ranks ``[m, n]`` from 0; items not shown share the mean of the remaining ranks."""
+    """Return ranks ``[m, n]``, counted from 0. Items that are not shown share the mean remaining rank."""
     num_items = rankings.shape[-1]
     positions = item_positions(rankings, num_items)
     is_shown = positions < num_items
@@ -224,11 +224,12 @@ def update_rule(update: str | UpdateRule) -> UpdateRule:
 
 
 def smoothing_of(update: UpdateRule) -> float:
-    """Return the smoothing of a rule; raise a TypeError if it has none."""
+    """Return the smoothing of a rule. Raise a TypeError if the rule has no number as `smoothing`."""
     smoothing = getattr(update, "smoothing", None)
     if not isinstance(smoothing, (int, float)):
         raise TypeError(
-            f"update must have an attribute smoothing to choose demos; got {update!r}. Pass update='mle'."
+            f"update must have an attribute smoothing to choose demos; got {update!r}: pass update='mle', or add a "
+            "number from 0 to 1 as smoothing"
         )
     return smoothing
 

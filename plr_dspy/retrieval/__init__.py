@@ -1,1 +1,1 @@
-"""Retrieve demos for each input: find similar demos, then choose and order the ones to show."""
+"""Demos retrieved for each input: the search for similar demos, and the predictors that show them."""

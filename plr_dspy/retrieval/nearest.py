@@ -1,4 +1,4 @@
-"""Find the demos in a pool that are most similar to an input, and choose which ones to show."""
+"""Pools of demos, from which the demos to show are chosen by their similarity to an input."""
 
 from __future__ import annotations
 
@@ -23,27 +23,30 @@ Fields: TypeAlias = Mapping[str, Any]
 # Scripts written without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese.
 WITHOUT_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
 TOKEN = rf"[{WITHOUT_SPACES}]|[^\W{WITHOUT_SPACES}]+"  # a word, or a character of a script without spaces
-CACHE_SIZE = 4_096  # vectors of inputs to cache beyond the pool's, because a search repeats examples
+CACHE_SIZE = (
+    4_096  # number of input vectors to cache in addition to the pool, because a search repeats inputs
+)
 LABEL_WEIGHT = 0.5  # weight of a label's share among the candidates; similarity has weight 1
 REDUNDANCY_WEIGHT = 0.5  # weight of the penalty for similarity to demos already chosen
 
 
 @dataclass(frozen=True)
 class NearestDemos:
-    """Settings for retrieval: each call shows the demos whose inputs are most similar to its own.
+    """Settings for retrieval of the demos whose inputs are most similar to the inputs of a call.
 
     Source: J. Liu et al., "What makes good in-context examples for GPT-3?", DeeLIO 2022.
 
     Attributes:
         num_demos: Maximum number of demos to show.
-        prefer: Criterion besides similarity: labels that are frequent among the
-            candidates, or demos unlike those already chosen.
+        prefer: Second criterion besides similarity: labels that are frequent among the
+            candidates, or demos unlike the demos already chosen.
         nearest_last: Whether the best demo comes last, next to the question.
         num_candidates: Number of most similar demos to choose from.
-        max_tokens: Maximum total tokens of the demos; the lowest-ranked are dropped.
+        max_tokens: Maximum total tokens of the demos. The lowest-ranked demos are dropped first.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid")  # Later versions may add settings to files.
+    # Reject a file from a later version that contains unknown settings, instead of ignoring them.
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     num_demos: int = 8
     prefer: Literal["nearest", "frequent labels", "unlike each other"] = "nearest"
@@ -53,15 +56,21 @@ class NearestDemos:
 
     def __str__(self) -> str:
         place = "last" if self.nearest_last else "first"
-        text = f"{self.num_demos} demos found for each input, the nearest {place}"
-        if self.prefer != "nearest":
-            text += f", {self.prefer} preferred"
+        text = f"{self.num_demos} demos for each input, the nearest {place}"
+        if self.prefer == "frequent labels":
+            text += ", with a preference for frequent labels"
+        elif self.prefer == "unlike each other":
+            text += ", with a preference for demos unlike each other"
         return text
 
 
 def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
-    """Return TF-IDF vectors, `[n, d]`, and a function that returns a text's similarities to them, `[n]`."""
-    from sklearn.feature_extraction.text import TfidfVectorizer  # slow: takes a second and loads pandas
+    """Return the TF-IDF vectors of texts, `[n, d]`, and a function that compares a text with them.
+
+    The function returns the similarities of its argument to all vectors, `[n]`.
+    """
+    # This import takes a second, because it loads pandas.
+    from sklearn.feature_extraction.text import TfidfVectorizer
 
     vectorizer = TfidfVectorizer(token_pattern=TOKEN, ngram_range=(1, 2))
     try:
@@ -87,10 +96,10 @@ class Pool:
         predictor: The predictor whose input fields are compared, and whose output fields
             define the demos' classes.
         demos: The demos to search, as examples or dicts.
-        sources: Identifiers of the program inputs that each demo was made from, `[n]`.
-        embedder: Embeds the texts to compare; None compares their words.
+        sources: For each demo, the identifier of the program inputs from which it was made.
+        embedder: Embeds the texts to compare; None compares words instead.
         vectors: Embeddings of the demos, `[n, d]`, if known.
-        known: Cache of unit embeddings by text; updated in place.
+        known: Cache of unit embeddings by text, which is updated in place.
         tokens: Prompt tokens of each demo, `[n]`, if known.
     """
 
@@ -124,7 +133,8 @@ class Pool:
         self._size = next(map(len, self._known.values()), None)
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         if new:
-            # Round as saved files do, so that a loaded program finds the same demos.
+            # Round embeddings as in saved files, so that a loaded program retrieves the same
+            # demos.
             self._known.update(zip(new, np.round(self._embed(new), 6), strict=True))
         self.vectors = np.array([self._known[text] for text in texts])
         self._size = self.vectors.shape[1]
@@ -132,7 +142,7 @@ class Pool:
         self._cosines = self._cosines_by_embedder
 
     def vote(self, inputs: Fields, number: int, *, without: Fields | None = None) -> dict[str, Any]:
-        """Return the most frequent answer of the nearest demos; the nearest wins ties."""
+        """Return the most frequent answer among the nearest demos. The nearest demo breaks ties."""
         neighbours, _ = self._nearest(inputs, number, without)
         votes = Counter(self.classes[neighbours].tolist())
         winner = next(i for i in neighbours if votes[int(self.classes[i])] == max(votes.values()))
@@ -145,8 +155,8 @@ class Pool:
     def shown(self, inputs: Fields, nearest: NearestDemos, *, without: Fields | None = None) -> list[int]:
         """Return the indices of the demos for a call's inputs, in prompt order.
 
-        If `without` holds the program inputs of an example being scored, skip demos made from
-        it or from its duplicates.
+        `without` holds the program inputs of the example that is being scored, if any. Skip
+        demos made from that example or its duplicates.
         """
         candidates, similarities = self._nearest(inputs, nearest.num_candidates, without)
         ranked = list(range(len(candidates)))
@@ -165,7 +175,10 @@ class Pool:
         return best_first
 
     def _diverse(self, candidates: Sequence[int], similarities: Array, number: int) -> list[int]:
-        """Choose positions of diverse candidates, as in J. Carbonell and J. Goldstein, "The use of MMR", SIGIR 1998."""
+        """Choose diverse candidates, and return their positions.
+
+        Source: J. Carbonell and J. Goldstein, "The use of MMR", SIGIR 1998.
+        """
         vectors: Any = self.vectors[candidates]
         products = vectors @ vectors.T
         cosines = np.asarray(products.todense() if sparse.issparse(products) else products)
@@ -186,8 +199,8 @@ class Pool:
         if without is not None:
             source = source_of(without)
             values = set(map(input_key, without.values()))
-            # Skip equal inputs, unless the program derived them: other examples may share derived
-            # inputs.
+            # Skip demos with equal inputs, unless the program derived these inputs, because other
+            # examples may have the same derived inputs.
             if any(input_key(inputs[name]) in values for name in self.names if name in inputs):
                 own_key = self._input_key(inputs)
         best = np.argsort(-cosines, kind="stable")
@@ -210,7 +223,7 @@ class Pool:
         if vectors.shape != expected or not vectors.size or not np.isfinite(vectors).all():
             raise UserError(
                 f"embedder must return one vector of {self._size or 'some'} finite numbers per text; got an array of "
-                f"shape {vectors.shape} for {len(texts)} texts. Fix the embedder, or pass another one."
+                f"shape {vectors.shape} for {len(texts)} texts: fix the embedder, or pass another embedder"
             )
         return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
 
@@ -218,7 +231,7 @@ class Pool:
         return source_of({name: fields[name] for name in self.names if name in fields})
 
     def __deepcopy__(self, memo: Any) -> Pool:
-        """Return the pool itself, which copies of programs share."""
+        """Return the pool itself, so that copies of a program share the pool."""
         return self
 
 

@@ -18,15 +18,17 @@ from plr_dspy.retrieval.nearest import Fields, NearestDemos, Pool
 logger = logging.getLogger(__name__)
 
 STATE_VERSION = 2  # version of a retrieving predictor's saved state
-# Name of an extra field: `student.load` rejects it with an error that shows this text.
+# Name of an extra field in saved files. `student.load()` rejects such a file with an error that
+# shows this name.
 LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load_program(student, path)"
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """A pool of demos, and how to choose from it.
+    """A pool of demos, and the settings for retrieval from this pool.
 
-    If `guarded`, retrieve nothing unless the scored example is known: a demo might show it.
+    If `guarded`, demos are retrieved only if the scored example is known. Otherwise, a demo might
+    show the answer to that example.
     """
 
     pool: Pool
@@ -58,7 +60,7 @@ class Retrieval:
 
 
 class RetrievingPredict(dspy.Predict):
-    """Predictor that shows its own demos, then those retrieved for a call's inputs."""
+    """A predictor that shows its own demos, then the demos retrieved for the inputs of each call."""
 
     retrieval: Retrieval
 
@@ -81,7 +83,7 @@ class RetrievingPredict(dspy.Predict):
         return [*self.demos, *self.retrieval.demos_for(inputs, without=scored)]
 
     def reset(self) -> None:
-        """Become an ordinary predictor again, for optimizers that choose other demos."""
+        """Turn the predictor into an ordinary one, so that optimizers can choose other demos."""
         super().reset()
         self.__class__ = type(self).__bases__[0]
         del self.retrieval
@@ -100,7 +102,7 @@ class RetrievingPredict(dspy.Predict):
         return {**state, "retrieval": retrieval, "fields": {**state.get("fields", {}), LOADER: {}}}
 
     def load_state(self, state: Mapping[str, Any], **options: Any) -> RetrievingPredict:
-        """Load all but the retrieval, which `load_program` restores with the embedder."""
+        """Load all parts of the state except the retrieval, which `load_program()` restores with the embedder."""
         fields = {name: value for name, value in state.get("fields", {}).items() if name != LOADER}
         rest = {name: value for name, value in state.items() if name not in ("retrieval", "fields")}
         super().load_state({**rest, "fields": fields}, **options)
@@ -108,7 +110,7 @@ class RetrievingPredict(dspy.Predict):
 
 
 def retrieve_in(program: dspy.Module, retrievals: Mapping[str, Retrieval]) -> dspy.Module:
-    """Make predictors retrieve demos for each input, in place; return the program."""
+    """Make predictors retrieve demos for each input. Change the program in place, and return it."""
     predictors = dict(program.named_predictors())
     for name, retrieval in retrievals.items():
         predictor = predictors[name]
@@ -130,7 +132,7 @@ def retrievals_of(program: dspy.Module) -> dict[str, Retrieval]:
 @functools.cache  # Warn only once.
 def warn_of_unknown_example() -> None:
     logger.warning(
-        "a predictor retrieves no demos, because it runs in a thread that lacks the context of the scored example. "
+        "A predictor retrieves no demos, because it runs in a thread that lacks the context of the scored example. "
         "Start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, or pass PLFewShot(demos='fixed')."
     )
 
@@ -140,7 +142,8 @@ def _retrieving(kind: type[dspy.Predict]) -> type[RetrievingPredict]:
     """Return the retrieving subclass of a predictor class."""
     if kind is dspy.Predict:
         return RetrievingPredict
-    # The predictor's class comes first, to prepare the inputs before demos are retrieved.
+    # The predictor's class comes first, so that it prepares the inputs before demos are
+    # retrieved.
     return type(f"Retrieving{kind.__name__}", (kind, RetrievingPredict), {})
 
 
@@ -150,13 +153,13 @@ def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Emb
     if version != STATE_VERSION:
         raise UserError(
             f"the retrieval was saved as version {version}, but this plr_dspy reads version {STATE_VERSION}: compile "
-            "it again"
+            "the program again"
         )
     if state["vectors"] is not None and embedder is None:
         raise UserError(
-            "the demos are found by embeddings, but embedder is None: pass the embedder that compile used"
+            "the demos are retrieved by embeddings, but embedder is None: pass the embedder used by compile()"
         )
-    if state["vectors"] is None:  # The search compared words.
+    if state["vectors"] is None:  # The saved pool compares words, so ignore the embedder.
         embedder = None
     examples = [dspy.Example(demo) for demo in state["demos"]]
     vectors = {"vectors": state["vectors"], "tokens": state["tokens"]}

@@ -18,8 +18,8 @@ from plr_dspy.statistics.arrays import Array
 
 NEAREST_LAST = "nearest last"
 FREQUENT_LABELS = "frequent labels"
-# Minimum size of a pool to prefer frequent labels without a search. This helped with 1,000
-# demos, but not with 100.
+# Minimum size of a pool for which frequent labels are preferred if there is no search. This
+# preference helped with 1,000 demos, but not with 100.
 LARGE_POOL = 320
 
 
@@ -43,12 +43,12 @@ def make_pools(
     embedder: dspy.Embedder | None,
     known: dict[str, Array],
 ) -> dict[str, Pool]:
-    """Return the pools of the predictors that have demos to retrieve, by predictor.
+    """Return the pool of each predictor that has demos to retrieve.
 
     Args:
-        program: Its predictors determine the fields to compare.
-        retrieved: The demos of each predictor.
-        examples: Examples that the demos are made from, by trainset index.
+        program: The program whose predictors determine which fields to compare.
+        retrieved: The demos to retrieve, by predictor.
+        examples: The examples from which the demos are made, by trainset index.
         embedder, known: As in `Pool`.
     """
     sources = {}
@@ -97,7 +97,7 @@ class RetrievalSlots(PoolSlots):
         super().__init__(program, pools, programs=self.whole_programs, **limits)
         self.embedder = next((pool.embedder for pool in found.values()), None)
         self._program_digests: dict[WholeProgram, str] = {}
-        # These modules pass the program's inputs on unchanged.
+        # `Predict` and `ChainOfThought` pass the program's inputs on unchanged.
         forwards = (dspy.Predict.forward, dspy.ChainOfThought.forward)
         patched_forward = vars(program).get("forward")  # set by dspy.syncify
         self._passes_inputs_on = (
@@ -112,7 +112,7 @@ class RetrievalSlots(PoolSlots):
         return next(whole for whole in self.whole_programs if whole.name == name)
 
     def variation(self, candidate: Candidate) -> NearestDemos | None:
-        """Return the variation that a candidate stands for; None for other candidates."""
+        """Return the retrieval settings of a variation of the nearest demos, or None for other candidates."""
         if not isinstance(candidate, WholeProgram) or candidate in self.rivals:
             return None
         return self._variations[candidate.number - self._num_rivals]
@@ -142,7 +142,7 @@ class RetrievalSlots(PoolSlots):
             return super().fingerprint(candidate)
         retrievals = self._retrievals(candidate)
         if inputs is not None and self._passes_inputs_on:
-            with suppress(Exception):  # If the embedder fails, the call itself will report it.
+            with suppress(Exception):  # If the embedder fails, the call itself will report the error.
                 demos = {
                     name: retrieval.demos_for(inputs, without=inputs)
                     for name, retrieval in retrievals.items()
@@ -150,7 +150,8 @@ class RetrievalSlots(PoolSlots):
                 return self._digest(demos)
         if candidate not in self._program_digests:
             facts = {name: retrieval.facts for name, retrieval in retrievals.items()}
-            # Include the predictors, as private attributes of the program may hold some.
+            # Include the predictors, because the digest of a program ignores predictors in private
+            # attributes.
             self._program_digests[candidate] = digest([self.program, self._predictors, facts])
         return self._program_digests[candidate]
 

@@ -1,4 +1,4 @@
-"""The search among whole programs: score all of them on the same examples, and drop those that cannot win."""
+"""A search among whole programs that scores all of them on the same examples and drops unpromising ones."""
 
 import math
 from collections.abc import Sequence
@@ -8,21 +8,22 @@ from plr_dspy.search.model.paired import FittedPrograms, ProgramModel
 from plr_dspy.search.search import Search
 from plr_dspy.search.space import Candidate, OrderingSpace, ScoreEstimate, Scores, WholeProgram
 
-# Expected improvements that a race may forgo, in standard errors of a program's final mean
-# score.
+# Expected improvements that a race may give up, in standard errors of a program's final
+# mean score.
 MAX_LOSS_BY_ENDING = 0.045
-MAX_LOSS_BY_DROPPING = 0.025  # in one round
+MAX_LOSS_BY_DROPPING = 0.025  # sum over all programs dropped in one round
 
 
 class EliminationSearch(Search):
-    """A search that proposes the programs that may still win, and drops the others.
+    """A search that proposes all remaining programs in each round, and drops unpromising ones.
 
     Args:
         space: A space without demos to order, whose `programs` exclude the baseline.
-        first: The baseline, which is never dropped, because the others are compared with it.
+        first: The baseline. It is never dropped, because all other programs are compared with
+            it.
 
     Attributes:
-        alive: Programs still in the race, the baseline first.
+        alive: Programs that have not been dropped, starting with the baseline.
     """
 
     fitted: FittedPrograms | None
@@ -45,17 +46,17 @@ class EliminationSearch(Search):
         return self.model.clipped([estimate for estimate in estimates if estimate.ordering in scores], scores)
 
     def can_change(self, leader: Candidate, num_examples: int) -> bool:
-        """Return whether some program's expected improvement on the leader is worth further examples.
+        """Return whether some program's expected improvement over the leader is worth further examples.
 
-        The leader is the program to choose now. At the end of the race, a program has been
-        scored on at most `num_examples`.
+        The leader is the program that would be chosen now. By the end of the race, each program
+        is scored on at most `num_examples` examples.
         """
         return max(self._improvements(leader, num_examples).values()) >= MAX_LOSS_BY_ENDING
 
     def drop(self, leader: Candidate, num_examples: int) -> None:
-        """Drop the programs whose expected improvement on the leader is negligible.
+        """Drop programs whose expected improvements over the leader are negligible in total.
 
-        The baseline stays, and so does the most promising other program.
+        Keep the leader, the baseline, and the program with the largest expected improvement.
         """
         improvements = self._improvements(leader, num_examples)
         baseline = self.alive[0]
@@ -68,7 +69,7 @@ class EliminationSearch(Search):
                 self.alive.remove(program)
 
     def _improvements(self, leader: Candidate, num_examples: int) -> dict[Candidate, float]:
-        """Return each other program's expected improvement over the leader, in standard errors of its mean score."""
+        """Return the expected improvements over the leader, in standard errors of a final mean score."""
         fitted = self.fitted
         assert fitted is not None
         with one_thread():

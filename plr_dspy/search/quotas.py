@@ -1,4 +1,4 @@
-"""Minimum numbers of items of each class, such as demos of each label, in one block of an ordering."""
+"""The minimum number of items of each class in a block, such as demos of each label."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Quotas:
-    """The minimum number of items of each class that a block shows; by default, items have no classes.
+    """The minimum number of items of each class that a block must show.
 
     Attributes:
-        classes: The class of each item; -1 for none.
+        classes: The class index of each item, or -1 for an item without a class. Empty if the
+            block has no classes.
         minimums: The minimum number of items of each class.
     """
 
@@ -19,16 +20,19 @@ class Quotas:
 
     @property
     def total(self) -> int:
-        """The minimum number of items of all classes."""
+        """The sum of the minimums."""
         return sum(self.minimums)
 
     def are_met(self, items: Sequence[int]) -> bool:
-        """Return whether these items are enough of each class."""
+        """Return whether the items include the minimum of each class."""
         counts = Counter(self.classes[item] for item in items) if self.minimums else {}
         return all(counts[number] >= minimum for number, minimum in enumerate(self.minimums))
 
     def first(self, ranking: Sequence[int], length: int) -> tuple[int, ...]:
-        """Return the first `length` items of a complete ranking that leave room for the classes still missing.
+        """Return `length` items of a complete ranking that meet the quotas.
+
+        Walk the ranking, and skip each item that would leave too few places for the classes
+        still missing.
 
         If the ranking is drawn from a Plackett-Luce distribution, each item is drawn with
         probability proportional to ``exp(logits)`` among the items that leave room.
@@ -50,7 +54,7 @@ class Quotas:
         return tuple(items)
 
     def spare(self, items: Sequence[int]) -> Sequence[int]:
-        """Return the positions of the items that can be dropped."""
+        """Return the positions of the items that no quota needs."""
         if not self.minimums:
             return range(len(items))
         num_spare = Counter(self.classes[item] for item in items)
@@ -58,7 +62,10 @@ class Quotas:
         return [position for position, item in enumerate(items) if num_spare[self.classes[item]] > 0]
 
     def replacements(self, items: Sequence[int], unused: Sequence[int]) -> Sequence[int]:
-        """Return the ways to replace an item by an unused one, as ``position * len(unused) + index``."""
+        """Return all replacements of an item by an unused item that keep the quotas met.
+
+        Each replacement is encoded as ``position * len(unused) + index``.
+        """
         if not self.minimums:
             return range(len(items) * len(unused))
         indices_of_class = defaultdict(list)
@@ -74,7 +81,10 @@ class Quotas:
         return numbers
 
     def of_kinds(self, kinds: Sequence[int]) -> dict[int, tuple[int, list[int]]]:
-        """Return the minimum of each class, and the kinds of its items; -1 stands for items without a class."""
+        """Return, by class index, the class's minimum and the kinds of its items.
+
+        Items without a class have the index -1.
+        """
         kinds_of_class = defaultdict(list)
         for item, kind in enumerate(kinds):
             kinds_of_class[self.classes[item] if self.minimums else -1].append(kind)

@@ -26,30 +26,31 @@ from plr_dspy.search.space import (
     best_first,
 )
 
-MAX_BATCHES = 20  # maximum number of batches to draw in search of allowed orderings
-MAX_REDRAWS = 50  # maximum number of batches to draw in search of new orderings
-NUM_CANDIDATES = 300  # new orderings to choose from in each round; a smaller space is enumerated
-NUM_CLIMBS = 5  # steps of the hill climb
+MAX_BATCHES = 20  # maximum number of batches to draw until enough orderings are allowed
+MAX_REDRAWS = 50  # maximum number of batches to draw until enough orderings are new
+NUM_CANDIDATES = 300  # approximate number of orderings proposed per round; smaller spaces are enumerated
+NUM_CLIMBS = 5  # number of steps of the hill climb
 NUM_CLIMBERS = 10  # beam width of the hill climb
-NUM_MOVES = 20  # random moves tried from each ordering in the beam
-NUM_TRIES = 3  # random moves drawn per move made, which is the one that keeps the longest prefix
-BEGINNING_STEP = 2  # difference in length between beginnings of a random ordering; 1 tries too few items
+NUM_MOVES = 20  # number of random moves to try from each ordering in the beam
+NUM_TRIES = 3  # number of random moves to draw; the one that keeps the longest prefix is made
+BEGINNING_STEP = 2  # difference in length between beginnings of an ordering; a step of 1 tries too few items
 MIN_ELITES = 5
-# Of this many random orderings, all but one have the first item of each choice. If other
-# instructions are worse, orderings with them reveal little about the demos.
-FIRST_CHOICES_IN = 4
-UNIFORM_SHARE = 0.05  # probability spread evenly over all lengths, so that none dies out
+# One in this many random orderings has random choices, such as a random instruction. The
+# others have the first choices, because a bad instruction hides the effects of the demos.
+RANDOM_CHOICES_EVERY = 4
+UNIFORM_SHARE = 0.05  # probability spread evenly over all lengths, so that no length becomes impossible
 
 
 class Search(ABC):
     """A search with an ask-and-tell interface.
 
-    If the space counts positions from the end, the first item that a distribution draws is
-    shown last. Draws skip items that would leave no room for the space's quotas; uniform draws
-    are then shuffled. Draws that are not allowed lose their first spare items until they are.
+    If the space counts positions from the end, the first item drawn from a distribution is
+    shown last. A draw skips items that would leave no room for the space's quotas, and a
+    uniform draw is then shuffled. If an ordering is not allowed, its first items that no
+    quota needs are dropped until it is.
 
     Attributes:
-        model: The model of scores on new examples; without features unless a subclass
+        model: The model of scores on new examples. It uses no features unless a subclass
             replaces it.
         distributions: The current distribution of each block.
         fitted: The model fitted to the latest scores; None before the first scores, or if the
@@ -71,7 +72,7 @@ class Search(ABC):
             )
         check_whole("num_samples", num_samples, 1)
         if not 0.0 < elite_fraction <= 1.0:
-            raise ValueError(f"elite_fraction must lie in (0, 1]; got {elite_fraction!r}")
+            raise ValueError(f"elite_fraction must be above 0 and at most 1; got {elite_fraction!r}")
         self.space = space
         self.num_samples = num_samples
         self.elite_fraction = elite_fraction
@@ -84,21 +85,21 @@ class Search(ABC):
 
     @abstractmethod
     def ask(self) -> list[Candidate]:
-        """Return the candidates to score next; empty if none are left."""
+        """Return the candidates to score next, or an empty list if no candidates are left."""
 
     def tell(self, orderings: Sequence[Candidate], scores: Scores) -> list[ScoreEstimate]:
         """Learn from the scores of a round, and return the elites, best first.
 
         Args:
-            orderings: The candidates of the round, repeats included.
-            scores: All known scores by candidate and example.
+            orderings: The candidates of the round, including repeats.
+            scores: All known scores, by candidate and example.
 
         Raises:
             ValueError: If scores are missing or not finite. The search is then unchanged.
         """
         if not orderings:
             raise ValueError(
-                "orderings must contain at least one ordering; got none. Pass those that ask returned."
+                "orderings must contain at least one ordering; got none: pass the candidates that ask() returned"
             )
         estimates = []
         for candidate in orderings:
@@ -113,11 +114,14 @@ class Search(ABC):
         return best_first(estimates)[: num_elites(len(estimates), self.elite_fraction)]
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
-        """Return candidates with estimated scores, or means without a model, best first."""
+        """Return the candidates, best first, with their estimated scores, or mean scores if there is no model."""
         return best_first((ordering, mean_score(row)) for ordering, row in scores.items())
 
     def mode(self) -> Ordering:
-        """Return the most probable ordering, shortened until it is allowed; the identity if it never is."""
+        """Return the most probable ordering, shortened until it is allowed.
+
+        If no shortened ordering is allowed, return the identity.
+        """
         modes = []
         for quotas, distribution in zip(self.space.quotas, self.distributions, strict=True):
             mode = distribution.mode
@@ -127,7 +131,7 @@ class Search(ABC):
         return self.space.shortened(self.space.canonical(modes)) or self.space.identity
 
     def draw(self, num_draws: int, *, uniformly: bool = False) -> list[Ordering]:
-        """Draw orderings, repeats included, from the current or from uniform distributions.
+        """Draw orderings with replacement from the current distributions, or from uniform ones.
 
         The result is shorter than `num_draws` if few orderings are allowed.
         """
@@ -153,10 +157,10 @@ class Search(ABC):
         return orderings[:num_draws]
 
     def fresh(self, number: int, known: Container[Candidate]) -> list[Candidate]:
-        """Return distinct new candidates: the first of the space, then random orderings.
+        """Return up to `number` new candidates: first candidates of the space, then random orderings.
 
-        Apart from the identity and the whole programs, at least half are random. The list is
-        shorter if too few are left.
+        At least half of `number` are random, unless the identity and the whole programs already
+        make up more than half.
         """
         candidates = self._first(number, known)
         for _ in range(MAX_REDRAWS):
@@ -164,17 +168,17 @@ class Search(ABC):
                 break
             for draw_number, drawn in enumerate(self.draw(number, uniformly=True)):
                 ordering = drawn
-                if draw_number % FIRST_CHOICES_IN:
+                if draw_number % RANDOM_CHOICES_EVERY:
                     ordering = self.space.with_first_choices(drawn)
                 if len(candidates) < number and ordering not in known:
                     candidates[ordering] = None
         return list(candidates)
 
     def nested(self, number: int) -> list[Candidate]:
-        """Return the first candidates of the space, then random orderings with some of their beginnings.
+        """Return the space's first candidates, then random orderings and some of their beginnings.
 
-        A server with a prefix cache reads only two new items for each. No item is drawn again
-        before all others have been drawn.
+        A server with a prefix cache reads only two new items per ordering. The items are dealt
+        like cards, so that all of them are tried about equally often.
         """
         candidates = self._first(number, ())
         num_first = len(candidates)
@@ -183,12 +187,12 @@ class Search(ABC):
                 break
             for draw_number, dealt in enumerate(self._deal()):
                 ordering = dealt
-                if draw_number % FIRST_CHOICES_IN:
+                if draw_number % RANDOM_CHOICES_EVERY:
                     ordering = self.space.with_first_choices(dealt)
                 candidates |= dict.fromkeys(self._beginnings(ordering, draw_number % BEGINNING_STEP))
         chosen = list(candidates)[: max(number, num_first)]
-        # Shuffle the orderings, so that the effects of similar ones are not confounded with
-        # the effects of the examples they share.
+        # Shuffle the orderings. Otherwise, similar orderings would be scored on the same
+        # examples, and their effects would be confounded with those of the examples.
         shuffled = self._permutation(len(chosen) - num_first)
         return [*chosen[:num_first], *(chosen[num_first + place] for place in shuffled)]
 
@@ -198,13 +202,16 @@ class Search(ABC):
         return permutation
 
     def _first(self, number: int, known: Container[Candidate]) -> dict[Candidate, None]:
-        """Return the first candidates of the space that are not known, as an ordered set."""
+        """Return the space's first candidates that are not in `known`, as an ordered set."""
         num_first = max(1 + len(self.space.programs), number // 2)
         first = self.space.first_candidates[:num_first]
         return dict.fromkeys(candidate for candidate in first if candidate not in known)
 
     def _deal(self) -> Iterator[Ordering]:
-        """Deal the items of each block into orderings of the maximum length, until a block has too few left."""
+        """Deal the items of each block into orderings of the maximum length.
+
+        Stop when a block has too few items left for another ordering.
+        """
         most = [upper for _, upper in self.space.limits]
         rankings = []
         for size, upper in zip(self.space.sizes, most, strict=True):
@@ -220,9 +227,10 @@ class Search(ABC):
                 yield ordering
 
     def _beginnings(self, ordering: Ordering, num_dropped: int) -> Iterator[Ordering]:
-        """Yield allowed, nonempty beginnings of an ordering without its last `num_dropped` items, longest first.
+        """Yield the allowed, nonempty beginnings of an ordering, longest first.
 
-        If quotas need later items, these follow after a shorter beginning.
+        The longest beginning lacks the last `num_dropped` items. Each further beginning is
+        shorter by `BEGINNING_STEP` items. Later items that the quotas need are appended.
         """
         num_blocks = len(ordering) - len(self.space.choices)
         longest = max(map(len, ordering[:num_blocks]), default=0)
@@ -232,17 +240,18 @@ class Search(ABC):
             if self.space.contains(beginning) and self.space.allows(beginning):
                 yield beginning
 
-    def refit(self, elites: Sequence[ScoreEstimate], *, anew: bool = False) -> None:
-        """Update the distributions to fit the elites; with `anew`, start from uniform distributions."""
+    def refit(self, elites: Sequence[ScoreEstimate], *, from_uniform: bool = False) -> None:
+        """Refit the current distributions, or uniform ones if `from_uniform`, to the elites."""
         orderings = [elite.ordering for elite in elites if not isinstance(elite.ordering, WholeProgram)]
         scores = torch.tensor([elite.score for elite in elites], dtype=torch.float64)
         weights = None
-        # Deviation: Scores of 0 or less cannot be weights, so elites then have equal weights.
+        # Deviation: If any score is 0 or less, all elites have equal weights, because weights
+        # must be positive.
         if self._rule.weighted and bool((scores > 0).all()):
             weights = scores / scores.mean()
         updated = []
         with one_thread():
-            for block, previous in enumerate(self._uniform() if anew else self.distributions):
+            for block, previous in enumerate(self._uniform() if from_uniform else self.distributions):
                 rows = [self._reverse(ordering[block]) for ordering in orderings]
                 rankings = padded(rows, previous.num_items)
                 distribution = self._rule.update(previous, rankings, weights)
@@ -257,7 +266,7 @@ class Search(ABC):
     def _length_probabilities(
         self, previous: PlackettLuce, rankings: Tensor, weights: Tensor | None
     ) -> Tensor:
-        """Return length probabilities, moved towards the lengths of the elites."""
+        """Return the previous length probabilities, moved towards the lengths of the elites."""
         probabilities = previous.length_probabilities
         assert probabilities is not None
         extra = (rankings != NOT_SHOWN).sum(dim=-1) - previous.min_length
@@ -277,14 +286,14 @@ class Search(ABC):
         return with_lengths
 
     def _reverse(self, items: Sequence[int]) -> Sequence[int]:
-        """Convert ordered items to a ranking, or a ranking to ordered items."""
+        """Convert an ordering of items to a ranking, or a ranking to an ordering."""
         if not self.space.from_end:
             return items
         return [item for item in reversed(items) if item != NOT_SHOWN]
 
 
 class RandomSearch(Search):
-    """A search that asks for up to `num_orderings` distinct random candidates, the identity first."""
+    """A search over up to `num_orderings` distinct random candidates, starting with the identity."""
 
     def __init__(
         self, space: OrderingSpace, *, num_orderings: int, num_samples: int = 15, seed: int = 0
@@ -311,10 +320,10 @@ class CrossEntropySearch(Search):
         space: The orderings to search.
         update: Rule that refits the distributions: "ema", "mle", "mixture" or an update
             object.
-        num_samples: Orderings per round (B).
-        elite_fraction: Share of a round's orderings that the distributions are refitted to
+        num_samples: Number of orderings per round (B).
+        elite_fraction: Share of a round's orderings to which the distributions are refitted
             (rho).
-        seed: Seed of the search's own generator.
+        seed: Seed of the search's random numbers.
     """
 
     def ask(self) -> list[Candidate]:
@@ -331,24 +340,24 @@ class ThompsonSearch(Search):
 
     Each round fits the process to all scores, and the distributions to the orderings with the
     best estimates. Candidates are known orderings, draws from the distributions, random
-    orderings, good orderings after a random move, and orderings that a hill climb on the
-    posterior mean visits. `ask` returns the best candidate of each joint draw from the
-    posterior. So an ordering that looks bad after a few examples costs hardly any further calls.
+    orderings, and good orderings after a random move. A hill climb on the posterior mean adds
+    further candidates. `ask()` returns the best candidate of each joint draw from the
+    posterior. So few further calls are spent on an ordering that looks bad after a few examples.
 
     Source: W. R. Thompson, Biometrika 25, 1933; O. Chapelle and L. Li, "An empirical
     evaluation of Thompson sampling", NIPS 2011.
 
     Args:
         space: The orderings to search.
-        num_examples: Number of examples. An ordering is finished once it is scored on all of
-            them, or if its last request brought no new scores.
-        classes: For each block, the class of each item, such as the answer of a demo.
+        num_examples: Number of examples. An ordering is finished once it has been scored on all
+            of them, or if its latest request brought no new scores.
+        classes: For each block, the class of each item, such as a demo's answer.
         example_classes: The class of each example, such as its answer.
         update: As in `CrossEntropySearch`, but each round starts from the uniform
             distribution.
         num_samples: Maximum number of orderings per round.
         num_initial: Number of random orderings in the first round, including the identity.
-        elite_fraction: Share of the known orderings that the distributions are fitted to.
+        elite_fraction: Share of the known orderings to which the distributions are fitted.
         responses: The log-probabilities of labels; None if they are not available.
         seed: As in `CrossEntropySearch`.
     """
@@ -372,7 +381,8 @@ class ThompsonSearch(Search):
         check_whole("seed", seed, 0)
         if example_classes is not None and len(example_classes) < num_examples:
             raise ValueError(
-                f"example_classes must have a class for each of the {num_examples} examples; got {len(example_classes)}"
+                f"example_classes must have a class for each of the {num_examples} examples; got "
+                f"{len(example_classes)} classes: pass one class per example"
             )
         super().__init__(
             space, update=update, num_samples=num_samples, elite_fraction=elite_fraction, seed=seed
@@ -384,14 +394,17 @@ class ThompsonSearch(Search):
         self._num_initial = num_initial
         self._seed = seed
         self._has_responses = responses is not None
-        # With log-probabilities, varied arrangements are worth the loss of shared prefixes.
+        # With log-probabilities, varied orderings are worth more than cached prefixes.
         self._keeps_prefixes = space.from_end and responses is None
         self._counts: dict[Candidate, int] = {}  # number of scores of each candidate after the last round
-        self._finished: set[Candidate] = set()  # candidates whose last request brought no new scores
+        self._finished: set[Candidate] = set()  # candidates whose latest request brought no new scores
         self._num_rounds = 0
 
     def ask(self) -> list[Candidate]:
-        """Return the best candidate of each posterior draw, without repeats; none if all are finished."""
+        """Return the best unfinished candidate of each posterior draw, without repeats.
+
+        If all candidates are finished, return an empty list.
+        """
         with one_thread():
             if self.fitted is None:
                 if self.space.num_distinct <= self._num_initial:
@@ -409,8 +422,8 @@ class ThompsonSearch(Search):
             draws[:, is_done] = -np.inf
             is_program = np.array([isinstance(candidate, WholeProgram) for candidate in pool]) & ~is_done
             if self._has_responses and is_program.any():
-                # Reserve the first draw for programs, whose scores log-probabilities do not
-                # predict.
+                # Reserve the first draw for whole programs, because log-probabilities do not
+                # predict their scores.
                 draws[0, ~is_program] = -np.inf
             batch = []
             for draw in draws[: min(self.num_samples, int((~is_done).sum()))]:
@@ -429,17 +442,17 @@ class ThompsonSearch(Search):
         self._counts = counts
         self._num_rounds += 1
         earlier = None if self.fitted is None else self.fitted.variances
-        # A single assignment keeps the model consistent if an interrupt arrives.
+        # Assign the model only once, so that an interrupt leaves either the old or the new model.
         self.fitted = self.model.fit(scores, earlier=earlier, kept=[self.space.identity])
         best = [estimate for estimate in self.fitted.estimates() if self.space.contains(estimate.ordering)]
         elites = best[: max(MIN_ELITES, num_elites(len(self.fitted.orderings), self.elite_fraction))]
         self._best = [estimate.ordering for estimate in best if self.space.contains(estimate.ordering)]
         self._num_elites = len(elites)
-        self.refit(elites, anew=True)
+        self.refit(elites, from_uniform=True)
         return self.model.clipped(elites, scores)
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
-        """Return the estimates of the scored candidates in the fitted model, best first."""
+        """Return the fitted model's estimates for the scored candidates, best first."""
         estimates = [] if self.fitted is None else self.fitted.estimates()
         return self.model.clipped([estimate for estimate in estimates if estimate.ordering in scores], scores)
 
@@ -447,28 +460,31 @@ class ThompsonSearch(Search):
         return candidate in self._finished or self._counts.get(candidate, 0) >= self._num_examples
 
     def _propose(self, fitted: FittedModel, rng: np.random.Generator) -> list[Candidate]:
-        """Return new candidates; in a small space, all of them."""
+        """Return candidates without scores: all of them in a small space, else a selection."""
         candidates: dict[Candidate, None] = {}
         if self.space.num_distinct <= NUM_CANDIDATES:
             candidates |= dict.fromkeys(self.space.enumerate())
         else:
             elites = self._best[: self._num_elites]
             candidates |= dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
-            for number in rng.integers(len(elites), size=NUM_CANDIDATES // 2):
-                candidates[self._moved(elites[number], rng)] = None
+            for index in rng.integers(len(elites), size=NUM_CANDIDATES // 2):
+                candidates[self._moved(elites[index], rng)] = None
             candidates |= dict.fromkeys(self.draw(NUM_CANDIDATES // 6, uniformly=True))
             candidates |= dict.fromkeys(self._climb(fitted, rng))
         return [candidate for candidate in candidates if candidate not in self._counts]
 
     def _moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
-        """Return an ordering after a random move; of several moves, keep the one with the fewest new items."""
+        """Return an ordering after a random move.
+
+        To reuse cached prefixes, draw several moves, and make the one with the fewest new items.
+        """
         if not self._keeps_prefixes:
             return self.space.moved(ordering, rng)
         moved = [self.space.moved(ordering, rng) for _ in range(NUM_TRIES)]
         return min(moved, key=lambda other: num_new_items(ordering, other))
 
     def _climb(self, fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
-        """Climb the posterior mean by beam search with random moves; return the orderings of all beams."""
+        """Climb the posterior mean by beam search with random moves. Return the orderings of all beams."""
         beam = self._best[:NUM_CLIMBERS]
         kept: list[Ordering] = []
         for _ in range(NUM_CLIMBS):
@@ -477,7 +493,7 @@ class ThompsonSearch(Search):
                 neighbours |= dict.fromkeys(self._moved(ordering, rng) for _ in range(NUM_MOVES))
             orderings = list(neighbours)
             ranked = np.argsort(-fitted.predict(orderings), kind="stable")
-            beam = [orderings[number] for number in ranked[:NUM_CLIMBERS]]
+            beam = [orderings[index] for index in ranked[:NUM_CLIMBERS]]
             kept += beam
         return kept
 
@@ -495,9 +511,10 @@ def _with_quotas(quotas: Quotas, rankings: Tensor, complete: Tensor) -> Tensor:
 
 
 def by_prefix(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Sort candidates so that neighbours share long prefixes of their prompts; put whole programs first.
+    """Sort candidates so that neighbours share long prompt prefixes. Put whole programs first.
 
-    An instruction, which is the last block of an ordering, comes first in a prompt.
+    Compare the last blocks of orderings first, because these hold instructions, with which
+    prompts begin.
     """
     programs = []
     orderings = []
@@ -510,7 +527,7 @@ def by_prefix(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def num_new_items(previous: Ordering, ordering: Ordering) -> int:
-    """Count the items that an ordering shows after the prefixes its blocks share with the previous ordering."""
+    """Count the items of an ordering that follow the prefixes shared with the previous ordering."""
     number = 0
     for before, items in zip(previous, ordering, strict=True):
         number += len(items) - shared_length(before, items)
@@ -526,7 +543,7 @@ def shared_length(first: Sequence[object], second: Sequence[object]) -> int:
 def reason_to_stop(
     history: Sequence[Iteration], *, stop_at_score: float | None, patience: int | None
 ) -> Stop | None:
-    """Return the reason to stop if `stop_at_score` or `patience` ends the search; otherwise None."""
+    """Return the reason to stop if `stop_at_score` or `patience` ends the search, else None."""
     if stop_at_score is not None and history and history[-1].best_score_so_far >= stop_at_score:
         return Stop(StopReason.STOP_AT_SCORE, f"stop_at_score={stop_at_score:g} reached")
     if patience is None or len(history) <= patience:
@@ -544,10 +561,10 @@ def check_whole(name: str, value: object, least: int) -> None:
 
 
 def mean_score(row: Mapping[int, float]) -> float:
-    """Return the mean of a candidate's scores; `fsum` makes their order irrelevant."""
+    """Return the mean of a candidate's scores, which `fsum` makes independent of their order."""
     return math.fsum(row.values()) / len(row)
 
 
 def num_elites(num_trials: int, elite_fraction: float) -> int:
-    """Return ceil(rho B), at least 1, robust to rounding errors: 0.07 of 100 is 7, not 8."""
+    """Return ceil(rho B), but at least 1, and ignore rounding errors: 0.07 * 100 counts as 7."""
     return max(1, math.ceil(elite_fraction * num_trials - 1e-9))

@@ -1,4 +1,4 @@
-"""The search space: orderings of all or some of the items in one or more blocks."""
+"""The search space: orderings of some or all items in each of one or more blocks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 Ordering: TypeAlias = tuple[tuple[int, ...], ...]  # the items of each block, in order
-WITHOUT_DEMOS: Ordering = ((),)  # zero-shot; in a space only if its single block may be empty
-MAX_TRIES = 1_000  # maximum draws or moves to try until one is allowed
+WITHOUT_DEMOS: Ordering = ((),)  # zero-shot; valid only in a space whose single block may be empty
+MAX_TRIES = 1_000  # maximum number of draws or moves to try until one is allowed
 
 
 @dataclass(frozen=True)
@@ -38,32 +38,34 @@ Scores: TypeAlias = Mapping[Candidate, Mapping[int, float]]  # by candidate and 
 
 
 class ScoreEstimate(NamedTuple):
-    """A candidate and its estimated mean score on new examples; without a model, its mean score."""
+    """A candidate and its estimated mean score on new examples, or its mean score if there is no model."""
 
     ordering: Candidate
     score: float
 
 
 def best_first(estimates: Iterable[tuple[Candidate, float]]) -> list[ScoreEstimate]:
-    """Return estimates in descending order of score; ties keep their order."""
+    """Return estimates in descending order of score. Tied estimates keep their order."""
     return sorted(itertools.starmap(ScoreEstimate, estimates), key=lambda estimate: -estimate.score)
 
 
 @dataclass(frozen=True)
 class OrderingSpace:
-    """The orderings of the items in each block. With limits, an ordering may show only some items.
+    """The possible orderings of items in one or more blocks.
+
+    With limits, an ordering may show only some items.
 
     Attributes:
         kinds: For each block, the kind of each item. Items of one kind look the same.
         limits: For each block, the minimum and maximum number of items shown; by default, all
-            are shown.
-        identity: The ordering that a search begins with; by default, as many of the first
-            items as possible.
+            items are shown.
+        identity: The ordering with which a search begins; by default, the first items of each
+            block, up to the maximum number.
         allowed: Returns whether an ordering is allowed, for example by a token limit; None
-            allows all.
+            allows all orderings.
         programs: Whole programs that compete with the orderings.
         choices: For each of the last blocks that show exactly one item, such as an
-            instruction: the number of the block that it belongs to, or None.
+            instruction: the index of the block with the demos for that instruction, or None.
         quotas: For each block, the minimum number of items of each class; none by default.
         from_end: Whether positions are counted from the end; True if limits were given.
 
@@ -90,11 +92,11 @@ class OrderingSpace:
         identity: Ordering = (),
         allowed: Callable[[Ordering], bool] | None = None,
     ) -> OrderingSpace:
-        """Return the space of blocks of distinct items; if no length is given, all are shown.
+        """Return a space with blocks of distinct items. If no length is given, all items are shown.
 
         Args:
             sizes: Number of items in each block.
-            min_length, max_length: Numbers of items shown from each block.
+            min_length, max_length: Minimum and maximum number of items shown from each block.
             identity, allowed: As in the class.
         """
         kinds = tuple(tuple(range(size)) for size in sizes)
@@ -129,7 +131,7 @@ class OrderingSpace:
         object.__setattr__(self, "identity", self.canonical(identity))
         if not self.allows(self.identity):
             raise ValueError(
-                f"identity must be allowed; got {self.identity}. Pass an allowed ordering, such as a shorter one."
+                f"identity must be allowed; got {self.identity}: pass an allowed ordering, such as a shorter one"
             )
 
     @cached_property
@@ -154,7 +156,7 @@ class OrderingSpace:
         return total + len(self.programs)
 
     def canonical(self, ordering: Sequence[Sequence[int]]) -> Ordering:
-        """Return the representative of all orderings that look like this one.
+        """Return the canonical form of an ordering, which all orderings that look alike share.
 
         Raises:
             ValueError: If the ordering does not fit the blocks and limits.
@@ -168,7 +170,7 @@ class OrderingSpace:
             is_distinct = len(set(items)) == len(items)
             if not (is_known and is_distinct and lower <= len(items) <= upper):
                 expected = f"{lower} to {upper} different items" if lower < size else "a permutation"
-                raise ValueError(f"expected {expected} of 0..{size - 1}; got {tuple(items)!r}")
+                raise ValueError(f"ordering must have {expected} of 0..{size - 1}; got {tuple(items)!r}")
         return tuple(self._canonical_items(block, items) for block, items in enumerate(ordering))
 
     def contains(self, candidate: Candidate) -> TypeGuard[Ordering]:
@@ -180,12 +182,12 @@ class OrderingSpace:
         )
 
     def shows_items(self, ordering: Ordering) -> bool:
-        """Return whether an ordering shows any items, choices aside."""
+        """Return whether an ordering shows any items besides its choices."""
         return any(ordering[: len(ordering) - len(self.choices)])
 
     @property
     def first_candidates(self) -> list[Candidate]:
-        """Return the identity, the programs, and the identity with each other choice."""
+        """Return the identity, the programs, and copies of the identity with one choice changed."""
         candidates: list[Candidate] = [self.identity, *self.programs]
         for block in range(len(self.sizes) - len(self.choices), len(self.sizes)):
             for item in range(self.sizes[block]):
@@ -195,21 +197,21 @@ class OrderingSpace:
         return candidates
 
     def with_first_choices(self, ordering: Ordering) -> Ordering:
-        """Return an ordering with the first item of each choice."""
+        """Return an ordering with each choice replaced by the first item of its block."""
         items = ordering[: len(ordering) - len(self.choices)]
         return (*items, *((0,) for _ in self.choices))
 
     def chosen(self, ordering: Ordering) -> Ordering:
-        """Return the items of an ordering's choices."""
+        """Return only the choices of an ordering."""
         return ordering[len(ordering) - len(self.choices) :]
 
     def with_choices(self, sizes: Sequence[int]) -> OrderingSpace:
-        """Return the space with these numbers of items in its choices."""
+        """Return the space with new numbers of items to choose from, one for each choice."""
         lists = self.kinds[: len(self.kinds) - len(self.choices)]
         return replace(self, kinds=(*lists, *(tuple(range(size)) for size in sizes)))
 
     def with_new_items(self, ordering: Ordering, earlier: OrderingSpace) -> list[Ordering]:
-        """Return the ordering with each item that its choices lacked in the earlier space, where allowed."""
+        """Return allowed copies of an ordering, each with one choice that is new since the earlier space."""
         changed = []
         for block, size in enumerate(earlier.sizes):
             changed += [self._with_block(ordering, block, [item]) for item in range(size, self.sizes[block])]
@@ -236,9 +238,10 @@ class OrderingSpace:
         return self.allowed is None or self.allowed(ordering)
 
     def shortened(self, ordering: Ordering) -> Ordering | None:
-        """Drop the first spare items until the ordering is allowed; return None if it never is.
+        """Drop the first items above the minimum until the ordering is allowed, and return the result.
 
-        Each dropped item comes from the block that is furthest above its minimum.
+        Each dropped item comes from the block that is furthest above its minimum. If even the
+        shortest ordering is not allowed, return None.
         """
         while not self.allows(ordering):
             num_spare = [len(items) - lower for items, (lower, _) in zip(ordering, self.limits, strict=True)]
@@ -251,7 +254,7 @@ class OrderingSpace:
         return ordering
 
     def enumerate(self) -> Iterator[Candidate]:
-        """Yield each allowed candidate once: the identity, the programs, then the other orderings."""
+        """Yield each allowed candidate once: the identity, then the programs, then all other orderings."""
         yield self.identity
         yield from self.programs
         blocks = []
@@ -280,12 +283,12 @@ class OrderingSpace:
             if self.allows(ordering):
                 return ordering
         raise ValueError(
-            f"allowed must accept some random orderings; it refused all {MAX_TRIES:,}. Lower the minimum number of "
-            "items, or shorten the items."
+            f"allowed must accept some random orderings; it rejected all {MAX_TRIES:,}: decrease the minimum number "
+            "of items, or shorten the items"
         )
 
     def draw_longest(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
-        """Draw, with replacement, orderings that show as many items as allowed."""
+        """Draw orderings with replacement, each with as many items as allowed."""
         orderings = []
         most = [upper for _, upper in self.limits]
         for _ in range(num_draws):
@@ -295,10 +298,10 @@ class OrderingSpace:
         return orderings
 
     def moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
-        """Return the ordering after a random move in one block; unchanged if no allowed move was found.
+        """Return the ordering after a random move in one block, or unchanged if no allowed move is found.
 
-        Without limits, one item is shifted. With limits, the possible kinds of move are
-        equally likely: to replace, insert, drop or shift an item, or to swap two.
+        Without limits, a move shifts one item. With limits, a move replaces, inserts, drops or
+        shifts an item, or swaps two items. All kinds that are possible are equally likely.
         """
         if not self.from_end:
             positions = [
@@ -347,7 +350,10 @@ class OrderingSpace:
 
 
 def _interleaved(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """Count the sequences of each length of `first` that merge a sequence counted in each of two lists."""
+    """Count, for each length, the ways to interleave one sequence of each of two groups.
+
+    Both lists hold the number of sequences of each length in one group.
+    """
     totals = []
     for length in range(len(first)):
         total = 0
@@ -358,7 +364,7 @@ def _interleaved(first: Sequence[int], second: Sequence[int]) -> list[int]:
 
 
 def _arrangements(kinds: tuple[int, ...], length: int, unused: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the arrangements of `length` unused items that look different, in lexicographic order."""
+    """Yield all arrangements of `length` unused items that look different, in lexicographic order."""
     if length == 0:
         yield ()
         return
@@ -370,7 +376,7 @@ def _arrangements(kinds: tuple[int, ...], length: int, unused: Sequence[int]) ->
 
 
 def _move(items: tuple[int, ...], kind: str, number: int, size: int) -> tuple[int, ...]:
-    """Return the items after the move with this number among all moves of a kind."""
+    """Return the items after a move, given its kind and its index among all moves of this kind."""
     if kind == "drop":
         return (*items[:number], *items[number + 1 :])
     if kind in ("replace", "insert"):
@@ -394,6 +400,6 @@ def _unused(items: Sequence[int], size: int) -> list[int]:
 
 
 def _shift(items: tuple[int, ...], start: int, end: int) -> tuple[int, ...]:
-    """Move the item at one position to another."""
+    """Move an item from position `start` to position `end`."""
     rest = (*items[:start], *items[start + 1 :])
     return (*rest[:end], items[start], *rest[end:])

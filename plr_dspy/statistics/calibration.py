@@ -27,7 +27,7 @@ def batch_offsets(
     Args:
         log_probabilities: Normalised log-probabilities of the labels, ``[N, L]``.
         prior: Assumed label shares, ``[L]``; None for even shares.
-        unseen: Whether each label is unseen, ``[N, L]``; its probability is then 0.
+        unseen: Whether each label is unseen, ``[N, L]``. Unseen labels get a probability of 0.
         weights: Weights of the inputs, ``[N]``.
     """
     logs = np.asarray(log_probabilities)
@@ -47,8 +47,8 @@ def log_mean(log_probabilities: Array, weights: Array) -> Array:
 def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
     """Return the offsets ``[..., L]`` that move mean probabilities to shares ``[L]``, with mean 0.
 
-    A label that is `held` (``[L]``) or has a share of 0 gets the smallest offset of the
-    others.
+    A label that is `held` (``[L]``) or has a share of 0 gets the smallest offset of all other
+    labels.
     """
     is_held = np.asarray(held) | (shares <= 0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -97,14 +97,14 @@ def _are_uneven(counts: Array) -> bool:
 
 
 def right_counts(scores: ArrayLike) -> Array:
-    """Count the examples that each label is right for, ``[L]``; ties share an example."""
+    """Count the examples for which each label is correct, ``[L]``. Tied labels share an example."""
     is_best = np.asarray(scores) == np.max(scores, axis=1, keepdims=True)
     shares = is_best / is_best.sum(axis=1, keepdims=True)
     return np.asarray(shares[~is_best.all(axis=1)].sum(axis=0))
 
 
 def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:
-    """Return the label shares to try, ``[S, L]``, given scores ``[E, L]``; NaN for no calibration."""
+    """Return the label shares to try, ``[S, L]``, given scores ``[E, L]``. A row of NaN means no calibration."""
     shares = likely_shares(right_counts(scores), between=between)
     uncalibrated = np.full((1, shares.shape[1]), np.nan)
     if between:
@@ -115,7 +115,10 @@ def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:
 def cross_validated(
     log_probabilities: ArrayLike, shares: ArrayLike, *, unseen: ArrayLike = False, weights: ArrayLike = 1.0
 ) -> NDArray[np.int64]:
-    """Return the labels ``[N]`` of at least 2 inputs, each calibrated on all others; see `batch_offsets`."""
+    """Return the labels ``[N]`` of at least two inputs, each calibrated on all other inputs.
+
+    The arguments are those of `batch_offsets()`, with `shares` as the prior.
+    """
     logs = np.asarray(log_probabilities)
     is_unseen = np.broadcast_to(unseen, logs.shape)
     weights = np.broadcast_to(weights, len(logs))

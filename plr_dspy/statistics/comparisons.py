@@ -1,4 +1,4 @@
-"""Confidence intervals of means and paired differences, and the spread of orders' scores beyond chance.
+"""Confidence intervals for means and paired differences, and the spread of orders' scores beyond chance.
 
 The examples are a random sample, so all results refer to mean scores on new examples.
 Shapes: R orders, E examples, D draws.
@@ -16,25 +16,25 @@ NUM_FLIPS = 4_999
 NUM_DRAWS = 20_000
 NUM_DEVIATIONS = 400
 TAIL = 0.025  # probability outside the intervals, at each end
-SIGNIFICANT = 0.05  # maximum p value at which the order of demos matters
-# Extra examples with the largest difference, so that a few equal scores do not imply
-# certainty.
+SIGNIFICANT = 0.05  # maximum p value for the conclusion that the order of demos matters
+# Number of additional examples with the largest difference, so that a few equal scores do not
+# imply certainty.
 PSEUDO_EXAMPLES = 2
 
 
 def paired_interval(
     differences: Sequence[float], *, num_comparisons: int = 1, largest: float = 0.0
 ) -> tuple[float, float]:
-    """Return the 95% interval of a mean paired difference.
+    """Return the 95% interval for a mean paired difference.
 
-    This is Student's t interval with two pseudo-examples: one at 0, and one split between
+    The interval is Student's t with two pseudo-examples: one at 0, and one split between
     plus and minus the largest difference (Agresti and Min, Statistics in Medicine 24, 2005).
     If all differences are 0, the interval is (0, 0) unless `largest` is given.
 
     Args:
         differences: Differences of scores, one for each example.
         num_comparisons: Number of intervals that hold jointly (Bonferroni).
-        largest: Largest possible absolute difference, if larger than those observed.
+        largest: Largest possible absolute difference, if larger than all observed differences.
 
     Raises:
         ValueError: If there are no differences.
@@ -45,7 +45,10 @@ def paired_interval(
 
 
 def paired_probability(differences: Sequence[float]) -> float:
-    """Return the probability of a mean above 0, as in `paired_interval`; 0.5 if all differences are 0."""
+    """Return the probability that the mean difference on new examples is above 0.
+
+    The distribution is that of `paired_interval()`. If all differences are 0, return 0.5.
+    """
     mean, error, freedom = _with_pseudo_examples(differences)
     if not error:
         return 0.5
@@ -65,7 +68,7 @@ def _with_pseudo_examples(differences: Sequence[float], largest: float = 0.0) ->
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return Student's t 95% interval of the mean of at least two values.
+    """Return Student's t 95% interval for the mean of at least two values.
 
     Raises:
         ValueError: If there are fewer than two values.
@@ -79,10 +82,12 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def p_value_of(scores: Array, rng: np.random.Generator) -> float:
-    """Test the variance of mean scores by flipping the signs of whole examples; return the p value.
+    """Return the p value of a permutation test for differences between the orders' mean scores.
 
-    If all orders are equally good on new examples, each order's deviations from the examples'
-    means average 0. For two orders and right-or-wrong scores, this is McNemar's test.
+    The statistic is the variance of mean scores. A permutation flips the signs of all deviations
+    on random examples. If all orders are equally good on new examples, each order's deviations
+    from the examples' means average 0. For two orders and scores of 0 or 1, the test is
+    McNemar's.
     """
     deviations = scores - scores[0]  # This makes deviations exactly 0 if no order differs.
     deviations = deviations - deviations.mean(axis=0)
@@ -98,7 +103,7 @@ def draw_deviations(
 ) -> tuple[Array, float]:
     """Return draws ``[D]`` of the standard deviation s of orders' true scores, and an unbiased estimate of s squared.
 
-    Scores are ``[n, E]``. The prior of s is half normal with the scale `usual`.
+    Scores are ``[R, E]``. The prior of s is half normal with the scale `usual`.
     """
     num_orders, num_examples = scores.shape
     size = num_orders - 1
@@ -121,11 +126,11 @@ def draw_deviations(
 
 
 def _degrees_of_freedom(covariance: Array, num_examples: int) -> float:
-    """Return effective degrees of freedom of n means, given the covariance ``[n, n]`` of their noise.
+    """Return the effective degrees of freedom of mean scores, given the covariance ``[R, R]`` of their noise.
 
-    This is the geometric mean of n - 1 and the noise's degrees of freedom. If examples favour
-    similar orders, the noise has fewer. The sum of squares is estimated without bias (Z. Bai
-    and H. Saranadasa, Statistica Sinica 6, 1996).
+    The result is the geometric mean of R - 1 and the noise's degrees of freedom. The noise has
+    fewer than R - 1 if examples favour similar orders. The sum of squares is estimated without
+    bias (Z. Bai and H. Saranadasa, Statistica Sinica 6, 1996).
     """
     size = len(covariance) - 1
     total = float(np.trace(covariance))

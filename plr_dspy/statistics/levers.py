@@ -1,4 +1,4 @@
-"""Expected gains over a program, from the scores of this and other programs on the same examples.
+"""Expected gains over a baseline program, from the scores of programs on the same examples.
 
 Shapes: C programs, E examples, D draws.
 """
@@ -16,7 +16,7 @@ from plr_dspy.statistics.comparisons import PSEUDO_EXAMPLES, SIGNIFICANT, TAIL
 
 # Prior scale of the standard deviation between programs, relative to the range of scores.
 USUAL_SPREAD = 0.2
-MOST_SPREAD = 5  # largest standard deviation in integrals, relative to this scale
+MOST_SPREAD = 5  # upper limit of integrals over the standard deviation, relative to `USUAL_SPREAD`
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Gain:
     """The expected gain over a program on new examples.
 
     Attributes:
-        value: The estimate, shrunk towards 0. Otherwise, the largest of several gains would
-            be too large.
-        observed: The estimate before it was shrunk.
+        value: The estimate, shrunk towards 0, because the largest of several observed gains is
+            biased upwards.
+        observed: The estimate without shrinkage.
         draws: Draws of the true gain, ``[D]``.
-        least: Draws without differences that may be due to chance, ``[D]``.
+        least: Draws of the gain without differences that may be due to chance, ``[D]``.
         noise_share: Share of the observed variance between programs that is noise; None for a
             single program.
     """
@@ -41,17 +41,17 @@ class Gain:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95% interval of the true gain."""
+        """The 95% interval for the true gain."""
         return float(np.quantile(self.least, TAIL)), float(np.quantile(self.draws, 1 - TAIL))
 
     def exceeds(self, other: "Gain | float", tail: float) -> bool:
-        """Return whether this gain exceeds another one beyond chance."""
+        """Return whether this gain exceeds another one with a probability of more than 1 - `tail`."""
         baseline = other.least if isinstance(other, Gain) else other
         return bool(np.quantile(self.least - baseline, tail) > 0)
 
 
 class PairedExperiment:
-    """The scores of programs on the same random examples.
+    """An experiment that scored several programs on the same random examples.
 
     Draws of the true mean scores are jointly Student's t, with the covariance over examples.
 
@@ -81,7 +81,10 @@ class PairedExperiment:
         self._deviations_of: dict[tuple[int, ...], tuple[Array, float]] = {}
 
     def gain(self, rows: Sequence[int]) -> Gain:
-        """Return the expected gain of the program in a row, or of a random program, given a random sample of rows."""
+        """Return the expected gain of one program, or of a random program.
+
+        `rows` holds the program's row, or the rows of a random sample of programs.
+        """
         draws = self._draws[:, rows].mean(axis=1) - self._draws[:, 0]
         if len(rows) > 1:
             deviations, _ = self._deviations(rows)
@@ -90,17 +93,21 @@ class PairedExperiment:
         return Gain(self._shrunk(observed, draws), observed, draws, draws)
 
     def gain_on_top(self, base: Gain, row: int, base_row: int) -> Gain:
-        """Return a base's gain plus that of a further change, from the program in `base_row` to that in `row`."""
+        """Return the gain `base` plus the gain from a further change.
+
+        The change is the step from the program in `base_row` to the program in `row`.
+        """
         difference = self._draws[:, row] - self._draws[:, base_row]
         observed = base.observed + float(self.means[row] - self.means[base_row])
         draws = base.draws + difference
         return Gain(self._shrunk(observed, draws), observed, draws, base.least + difference)
 
     def gain_of_best(self, rows: Sequence[int], average: Gain, num_searched: int) -> Gain:
-        """Return the expected gain of the best of `num_searched` programs, given a sample.
+        """Return the expected gain of the best of `num_searched` programs, given a random sample of them.
 
-        The best observed score is biased upwards. So the standard deviation of true scores is
-        multiplied by the expected maximum of a standard normal sample (G. Blom, 1958).
+        The best observed score is biased upwards. So the result is the average gain plus
+        the standard deviation of true scores times the expected maximum of a standard normal
+        sample (G. Blom, 1958).
         """
         height = float(special.ndtri((num_searched - 0.375) / (num_searched + 0.25)))
         deviations, variance = self._deviations(rows)
@@ -123,9 +130,9 @@ class PairedExperiment:
     def _shrunk(self, gain: float, draws: Array) -> float:
         """Return the posterior mean of a gain, given its observed value and the draws of its error.
 
-        A priori, gains are normal with mean 0 and the standard deviation s. As for the spread
-        between programs, s is half normal with the scale `USUAL_SPREAD`. So large, certain
-        gains hardly shrink.
+        A priori, gains are normal with mean 0 and standard deviation s. Like the spread between
+        programs, s is half normal with the scale `USUAL_SPREAD`. So large gains with small errors
+        hardly shrink.
         """
         usual = USUAL_SPREAD * self._range
         spreads = np.linspace(0.0, MOST_SPREAD * usual, comparisons.NUM_DEVIATIONS)
@@ -138,8 +145,8 @@ class PairedExperiment:
     def _deviations(self, rows: Sequence[int]) -> tuple[Array, float]:
         """Return draws of the standard deviation of true scores, and an unbiased estimate of its square.
 
-        All gains that depend on the same programs share the draws, because they share the
-        parameter.
+        Gains that depend on the same programs share the draws, because the standard deviation is
+        the same.
         """
         key = tuple(rows)
         if key not in self._deviations_of:
@@ -151,9 +158,9 @@ class PairedExperiment:
 
 
 def _prepared(scores: Array, bounds: tuple[float, float] | None) -> tuple[Array, tuple[float, float], float]:
-    """Return scores ``[C, E]``, bounds of mean scores, and the largest difference on an example.
+    """Return the scores ``[C, E]``, the bounds of mean scores, and the largest difference on an example.
 
-    Scores are rounded and examples sorted, so that the order of examples does not affect draws.
+    Round scores and sort examples, so that the order of examples does not affect the draws.
     """
     scores = np.round(scores, 9)
     scores = scores[:, np.lexsort(scores)]

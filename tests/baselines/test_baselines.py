@@ -1,4 +1,4 @@
-"""The published alternatives, on a program whose accuracy depends on the order of its demos."""
+"""TopKOrder on a program whose accuracy depends on the order of its demos."""
 
 import pytest
 from fakes import exact_match, questions, student
@@ -12,8 +12,8 @@ from plr_dspy.compiling.plan import MIN_EXAMPLES, ProblemSize
 EXAMPLES = questions(120)
 
 
-def test_another_method_goes_on_from_a_folder_and_finds_what_it_would_have_found(engine, tmp_path):
-    """Calls that both methods make are paid once."""
+def test_another_method_reuses_calls_from_a_folder_and_returns_the_same_program(engine, tmp_path):
+    """A call that both methods need is made only once."""
 
     def compiled(kind, **options):
         before = engine.num_calls
@@ -29,7 +29,7 @@ def test_another_method_goes_on_from_a_folder_and_finds_what_it_would_have_found
 
 
 class TestTopKOrder:
-    def test_takes_the_best_of_its_random_orders(self, engine):
+    def test_chooses_the_best_of_its_random_orders(self, engine):
         optimizer = TopKOrder(exact_match, num_candidates=40, num_finalists=3)
         data = {"trainset": EXAMPLES[:26], "valset": EXAMPLES[50:80]}
         optimizer.compile(student(), **data)
@@ -41,12 +41,12 @@ class TestTopKOrder:
         assert sum(round_.num_new for round_ in report.history) == 40
         assert report.program_calls["total"] == 40 * 20 + len(report.candidates) * 30
 
-    def test_the_papers_numbers_are_its_own(self, engine):
+    def test_defaults_are_those_of_the_paper(self, engine):
         estimate = TopKOrder(exact_match).estimate(student(8), trainset=EXAMPLES[:108])
         assert "search 18,000, final comparison 220" in str(estimate)
         assert estimate.program_calls == 225 * 80 + 11 * 20
 
-    def test_a_budget_for_less_than_two_orders_is_refused_before_any_call(self, engine):
+    def test_a_budget_for_fewer_than_two_orders_is_rejected_before_any_call(self, engine):
         optimizer = TopKOrder(exact_match, max_metric_calls=185)
         message = r"max_metric_calls must be at least 186.*PLReorder"
         with pytest.raises(ValueError, match=message):
@@ -58,10 +58,10 @@ class TestTopKOrder:
 
     @settings(deadline=None)
     @given(st.integers(0, 5_000), st.integers(1, 100), st.integers(2, 50), st.integers(1, 20))
-    def test_a_budget_pays_for_the_orders_and_the_whole_comparison(
+    def test_search_and_comparison_stay_within_the_budget(
         self, more, num_train, num_selection, num_finalists
     ):
-        """The original order is compared even if it is not among the best."""
+        """The original order is part of the final comparison even if it is not among the best orders."""
         budget = 2 * num_train + 2 * MIN_EXAMPLES + more
         options = {"num_finalists": num_finalists, "max_metric_calls": budget}
         optimizer = TopKOrder(exact_match, **options)

@@ -1,4 +1,4 @@
-"""LocalE, GlobalE, PDO and DEmO on tables of label probabilities, against a few lines of numpy."""
+"""LocalE, GlobalE, PDO and DEmO on tables of label probabilities, compared with their formulas in numpy."""
 
 import enum
 import itertools
@@ -37,7 +37,7 @@ class Table:
         return self.orders.index(tuple(self.demos.index(demo) for demo in demos))
 
     def probabilities(self, demos, text):
-        """Return the probabilities of a text; the digest decides those of an unknown text."""
+        """Return the label probabilities for a text. An unknown text gets those of a known text, chosen by digest."""
         known = text in self.texts
         column = self.texts.index(text) if known else int(digest(text) * len(self.texts))
         return self.p[self.row(demos), column]
@@ -81,11 +81,11 @@ def entropy(p):
 
 
 class TestWinners:
-    """All orders are candidates; the original one comes first and wins ties."""
+    """The winner among all orders. The original order comes first and wins ties."""
 
     @pytest.mark.parametrize("setting", ["few-shot", "unlabelled", "prior"])
     def test_pdo(self, table, setting):
-        """The default prior is that of the trainset."""
+        """By default, the prior is the shares of labels in the trainset."""
         optimizer = PDO(exact, setting=setting, num_candidates=len(table.orders))
         train = table.examples[:14]
         chosen = table.chosen(optimizer, trainset=train, valset=table.examples[14:])
@@ -116,7 +116,7 @@ class TestWinners:
         assert chosen in best
 
 
-METHODS = [LocalE, GlobalE, PDO]  # DEmO returns another kind of program
+METHODS = [LocalE, GlobalE, PDO]  # without DEmO, which returns another kind of program
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ METHODS = [LocalE, GlobalE, PDO]  # DEmO returns another kind of program
     ids=["silence", "unsupported", "400"],
 )
 @pytest.mark.parametrize("kind", [*METHODS, DEmO])
-def test_an_lm_without_log_probabilities_costs_few_requests(kind, error):
+def test_few_requests_are_made_if_the_lm_returns_no_log_probabilities(kind, error):
     table = Table()
     optimizer = kind(exact, num_threads=8, num_candidates=6, max_errors=1_000)
     table.engine.logprobs = False
@@ -139,7 +139,7 @@ def test_an_lm_without_log_probabilities_costs_few_requests(kind, error):
 
 @pytest.mark.parametrize("kind", METHODS)
 class TestEveryMethod:
-    def test_never_costs_more_than_it_said_and_does_not_claim_that_the_metric_chose(self, kind):
+    def test_makes_no_more_calls_than_estimated_and_reports_no_comparison(self, kind):
         table = Table()
         optimizer = kind(exact, max_metric_calls=100, num_candidates=12)
         with table.serving():
@@ -152,7 +152,7 @@ class TestEveryMethod:
         assert report.comparison is None
         assert str(report).startswith(f"{kind.__name__}: ")
 
-    def test_a_budget_for_too_few_inputs_is_refused_before_any_call(self, kind):
+    def test_a_budget_for_too_few_inputs_is_rejected_before_any_call(self, kind):
         table = Table()
         with pytest.raises(ValueError, match="max_metric_calls must be at least") as error:
             table.chosen(kind(exact, max_metric_calls=19, num_candidates=20))
@@ -161,7 +161,7 @@ class TestEveryMethod:
         table.chosen(kind(exact, max_metric_calls=enough, num_candidates=20))
         assert 0 < table.engine.requests <= enough
 
-    def test_programs_that_it_cannot_order_are_refused_before_any_call(self, kind):
+    def test_unsuitable_programs_are_rejected_before_any_call(self, kind):
         table = Table()
         open_ended = dspy.ChainOfThought("text -> answer")
         open_ended.predict.demos = table.program().demos
@@ -170,8 +170,8 @@ class TestEveryMethod:
         of_stars.demos = rated[:4]
         for program, match in [
             (open_ended, f"{kind.__name__} needs exactly one output with few possible.*use PLReorder"),
-            (Program(first=table.program(), second=table.program()), "one predictor; got 2"),
-            (of_stars, r"must be text; input 'stars' is a int"),
+            (Program(first=table.program(), second=table.program()), "exactly one predictor for .*; got 2"),
+            (of_stars, r"must be text.*input 'stars' has type int"),
         ]:
             trainset = rated if program is of_stars else table.examples
             with table.serving(), pytest.raises(ValueError, match=match):
@@ -180,7 +180,7 @@ class TestEveryMethod:
             kind(F1("label 0")).compile(table.program(), trainset=table.examples)
         assert table.engine.requests == 0
 
-    def test_goes_on_where_it_was_killed(self, kind, tmp_path):
+    def test_resumes_after_an_interrupt(self, kind, tmp_path):
         whole = Table()
         expected = kind(exact, num_candidates=10, seed=5)
         order = whole.chosen(expected)
@@ -197,7 +197,7 @@ class TestEveryMethod:
         assert table.chosen(kind(exact, num_candidates=10, seed=5, log_dir=tmp_path)) == order
         assert table.engine.requests == paid
 
-    def test_goes_on_when_its_model_is_back(self, kind, tmp_path):
+    def test_resumes_after_the_model_was_unavailable(self, kind, tmp_path):
         table = Table(num_demos=3)
         fresh = Table(num_demos=3)
         table.engine.at = dict.fromkeys(range(1_000), failure)
@@ -209,7 +209,7 @@ class TestEveryMethod:
         assert table.chosen(resumed) == fresh.chosen(expected)
         assert resumed.report.slots == expected.report.slots
 
-    def test_no_label_anywhere_is_no_result(self, kind):
+    def test_raises_an_error_if_no_reply_contains_a_label(self, kind):
         table = Table()
         table.engine = LabelEngine(["something", "else"], table.probabilities)
         with pytest.raises(RuntimeError, match="calls returned a label probability"):
@@ -232,8 +232,10 @@ class TestInputs:
             (PDO(exact, setting="unlabelled"), LocalE, {}),
         ],
     )
-    def test_no_answer_to_another_one_is_taken_from_a_folder(self, earlier, kind, options, tmp_path):
-        """Calls of another seed or method count if prompt and input are the same."""
+    def test_reuses_calls_of_another_seed_or_method_only_for_equal_prompts(
+        self, earlier, kind, options, tmp_path
+    ):
+        """Calls made with another seed or by another method are reused if prompt and input are the same."""
         before = Table(num_demos=3)
         resuming = Table(num_demos=3)
         fresh = Table(num_demos=3)
@@ -248,7 +250,7 @@ class TestInputs:
         assert new_prompts <= {*resuming.engine.prompts}
         assert resuming.engine.requests <= fresh.engine.requests
 
-    def test_a_prior_may_have_any_numbers_and_name_labels_by_their_texts_or_their_values(self):
+    def test_prior_accepts_all_number_types_and_labels_as_text_or_enum_members(self):
         values = enum.Enum("Answer", {"ZERO": "label 0", "ONE": "label 1"})
 
         def same_text(example, prediction, trace=None):
@@ -268,11 +270,11 @@ class TestInputs:
         }
         assert len(orders) == 1
 
-    def test_a_label_that_no_example_has_needs_a_prior(self):
+    def test_a_label_without_examples_requires_a_prior(self):
         table = Table()
         optimizer = PDO(exact, setting="prior", num_candidates=4)
         examples = [example for example in table.examples if example.label == "label 0"]
-        with pytest.raises(ValueError, match=r"an example of each label; got none of.*Pass a prior"):
+        with pytest.raises(ValueError, match=r"an example of each label.*has none of.*pass prior"):
             table.chosen(optimizer, trainset=examples)
         assert table.engine.requests == 0
         demos = [dspy.Example(text=demo, label="label 1").with_inputs("text") for demo in table.demos[:2]]
@@ -282,12 +284,12 @@ class TestInputs:
         "arguments",
         [{"setting": "zero-shot"}, {"prior": {"label 0": 1}}, {"setting": "prior", "prior": [0.5, 0.5]}],
     )
-    def test_bad_settings_are_refused(self, arguments):
+    def test_invalid_settings_are_rejected(self, arguments):
         with pytest.raises(ValueError, match=r"setting|prior"):
             PDO(exact, **arguments)
 
 
-def test_demo_orders_the_demos_of_each_input_as_published(table, tmp_path):
+def test_demo_orders_demos_for_each_input_as_published(table, tmp_path):
     optimizer = DEmO(exact, num_candidates=len(table.orders), num_kept=4)
     with table.serving():
         program = optimizer.compile(table.program(), trainset=table.examples)

@@ -1,3 +1,5 @@
+"""The Plackett-Luce distribution, compared with its definition by enumeration of all rankings."""
+
 import itertools
 import json
 import math
@@ -18,7 +20,7 @@ def float64(values):
 
 @st.composite
 def distributions(draw):
-    """Draw single ones and mixtures, with fixed and with random lengths."""
+    """Draw single distributions and mixtures, with fixed and with random lengths."""
     size = draw(st.integers(1, 5))
     logits = st.lists(st.floats(-6, 6), min_size=size, max_size=size)
     if draw(st.booleans()):
@@ -42,7 +44,7 @@ def all_rankings(distribution):
 
 
 def naive_probability(distribution, row):
-    """Compute PLR Eq. 2 item by item, times the length's probability."""
+    """Return the probability by PLR Eq. 2, item by item, times the probability of the length."""
     ranking = [item for item in row if item >= 0]
     weights = [1.0]
     if distribution.weights is not None:
@@ -65,7 +67,7 @@ def naive_probability(distribution, row):
 
 class TestProbabilities:
     @given(distributions())
-    def test_follow_the_definition_and_sum_to_one(self, distribution):
+    def test_probabilities_follow_the_definition_and_sum_to_one(self, distribution):
         rankings = all_rankings(distribution)
         probabilities = distribution.log_prob(rankings).exp()
         expected = [naive_probability(distribution, row) for row in rankings.tolist()]
@@ -108,7 +110,7 @@ class TestSample:
         assert stats.chisquare(observed, expected.tolist()).pvalue > 1e-3
 
     @given(distributions())
-    def test_generator_repeats_draws_and_leaves_the_global_state(self, distribution):
+    def test_generator_makes_draws_reproducible_and_leaves_the_global_state_unchanged(self, distribution):
         before = torch.random.get_rng_state()
         first, second = (
             distribution.copy(generator=torch.Generator().manual_seed(1)).sample((9,)) for _ in range(2)
@@ -120,7 +122,7 @@ class TestSample:
 
 class TestMode:
     @given(distributions())
-    def test_is_the_most_probable_ranking_of_the_most_probable_length(self, distribution):
+    def test_mode_is_the_most_probable_ranking_of_the_most_probable_length(self, distribution):
         mode = distribution.mode
         length = sum(item >= 0 for item in mode.tolist())
         if distribution.length_probabilities is not None:
@@ -132,10 +134,10 @@ class TestMode:
             best = distribution.log_prob(rankings).max()
             torch.testing.assert_close(distribution.log_prob(mode), best)
 
-    def test_equal_logits_keep_the_order_of_items(self):
+    def test_items_with_equal_logits_keep_their_order(self):
         assert PlackettLuce(torch.zeros(4)).mode.tolist() == [0, 1, 2, 3]
 
-    def test_of_a_mixture_may_come_from_a_light_but_sharp_component(self):
+    def test_mode_of_a_mixture_may_come_from_a_component_with_a_small_weight(self):
         logits = float64([[0.2, 0.1, 0.0], [0.0, 4.0, 8.0]])
         mixture = PlackettLuce(logits, weights=float64([0.6, 0.4]))
         assert mixture.mode.tolist() == [2, 1, 0]
@@ -178,27 +180,27 @@ class TestBadInput:
             (MIXED, {"weights": float64([0.5, 0.6])}, ValueError, "weights"),
         ],
     )
-    def test_refuses_logits_and_weights(self, logits, options, error, message):
+    def test_rejects_invalid_logits_and_weights(self, logits, options, error, message):
         with pytest.raises(error, match=message):
             PlackettLuce(logits, **options)
 
     @pytest.mark.parametrize("length", [0, 5, 1.0, True])
-    def test_refuses_lengths(self, length):
+    def test_rejects_invalid_lengths(self, length):
         with pytest.raises(ValueError, match="an integer from 1 to 4"):
             PlackettLuce(SINGLE, length=length)
 
     @pytest.mark.parametrize("probabilities", [[], [[1.0]], [0.2] * 6, [0.5, 0.6]])
-    def test_refuses_length_probabilities(self, probabilities):
+    def test_rejects_invalid_length_probabilities(self, probabilities):
         with pytest.raises(ValueError, match="length_probabilities"):
             PlackettLuce(SINGLE, length_probabilities=float64(probabilities))
 
     @pytest.mark.parametrize("value", [[0, 0, 1], [1, 2, 3], [-1, 0, 1], [0, 1, -1], [0, 1]])
-    def test_log_prob_refuses_other_than_orderings(self, value):
+    def test_log_prob_rejects_rows_that_are_not_orderings(self, value):
         with pytest.raises(ValueError, match="different items of 3"):
             PlackettLuce(torch.zeros(3)).log_prob(torch.tensor(value))
 
     @pytest.mark.parametrize("value", [[0, -1, -1], [0, -1, 1], [0, 0, -1]])
-    def test_log_prob_refuses_short_rankings_and_gaps(self, value):
+    def test_log_prob_rejects_short_rankings_and_gaps(self, value):
         distribution = PlackettLuce(torch.zeros(3), length_probabilities=float64([0.5, 0.5]))
         message = "2 to 3 different items of 3, padded with -1"
         with pytest.raises(ValueError, match=message):

@@ -1,3 +1,5 @@
+"""The update rules of the Plackett-Luce distribution."""
+
 import itertools
 import json
 import math
@@ -31,7 +33,7 @@ def rankings(draw):
 
 
 class TestGolden:
-    """Agreement with the published implementation's arithmetic."""
+    """The update rules return the same numbers as the published implementation."""
 
     @pytest.mark.parametrize("case", GOLDEN["mle_adam"])
     def test_maximum_likelihood(self, case):
@@ -65,7 +67,7 @@ class TestGolden:
 
 
 def adam_of_torch(rule, start, elites, weights):
-    """Fit by torch's Adam, with gradients by autograd."""
+    """Return logits fitted by torch's Adam, with gradients from autograd."""
 
     def projected(logits):
         centred = logits - logits.mean(-1, keepdim=True)
@@ -106,7 +108,7 @@ class TestFit:
         torch.testing.assert_close(updated.logits, expected - expected.mean())
 
 
-def test_rank_ema_gives_items_left_out_the_mean_rank_left():
+def test_rank_ema_assigns_the_mean_remaining_rank_to_items_not_shown():
     """The ranks of [2, 0] are 1, 2.5, 0, 2.5."""
     rule = RankEMA(smoothing=1.0)
     updated = rule.update(rule.initial(4), padded([[2, 0], [3, 1, 0, 2]], 4))
@@ -115,7 +117,7 @@ def test_rank_ema_gives_items_left_out_the_mean_rank_left():
 
 
 def divergence_of_fit(target, orderings, num_components):
-    """Return the least Kullback-Leibler divergence of 20 updates."""
+    """Return the smallest Kullback-Leibler divergence from the target in 20 updates."""
     rule = MixtureEM(num_components=num_components, weight_floor=1e-12, smoothing=1.0)
     mixture = rule.initial(orderings.shape[1])
     divergences = []
@@ -127,7 +129,7 @@ def divergence_of_fit(target, orderings, num_components):
 
 
 class TestMixtureEM:
-    def test_finds_two_noisy_modes_in_the_right_shares(self):
+    def test_recovers_the_shares_of_two_noisy_modes(self):
         generator = torch.Generator().manual_seed(0)
         logits = torch.linspace(6, -6, 7, dtype=torch.float64)
         ascending = PlackettLuce(logits, generator=generator).sample((30,))
@@ -140,8 +142,8 @@ class TestMixtureEM:
         assert mixture.weights.max().item() == pytest.approx(0.75, abs=0.05)
         assert torch.corrcoef(torch.stack([heaviest, logits]))[0, 1] > 0.9
 
-    def test_as_many_components_as_orderings_fit_any_distribution(self):
-        """The theorem of the paper on expressivity."""
+    def test_one_component_per_ordering_fits_any_distribution(self):
+        """The paper proves this in its theorem on expressivity."""
         orderings = torch.tensor(list(itertools.permutations(range(3))))
         target = torch.empty(len(orderings), dtype=torch.float64)
         target.exponential_(generator=torch.Generator().manual_seed(1))
@@ -157,7 +159,7 @@ class TestMixtureEM:
 class TestEveryRule:
     @every_rule
     @given(elites=rankings())
-    def test_changes_no_argument_and_stays_finite(self, rule, elites):
+    def test_does_not_change_its_arguments_and_stays_finite(self, rule, elites):
         start = rule.initial(5)
         state = start.state_dict()
         elites_before = elites.clone()
@@ -189,7 +191,7 @@ class TestEveryRule:
             ([[0, 1, 2], [2, 1, 0]], [1.0, -1.0], "a number >= 0"),
         ],
     )
-    def test_refuses_weights(self, rule, elites, weights, message):
+    def test_rejects_invalid_weights(self, rule, elites, weights, message):
         with pytest.raises(ValueError, match=message):
             rule.update(rule.initial(3), torch.tensor(elites), float64(weights))
 
@@ -209,12 +211,12 @@ class TestEveryRule:
         (MixtureEM, "steps", 3),
     ],
 )
-def test_parameters_out_of_range_are_refused_by_name(rule, name, value):
+def test_errors_name_parameters_out_of_range(rule, name, value):
     with pytest.raises((ValueError, TypeError), match=name):
         rule(**{name: value})
 
 
-def test_rules_by_name():
+def test_update_rule_accepts_names_and_rules():
     assert update_rule("ema") == RankEMA()
     assert update_rule("mle") == MaximumLikelihood()
     assert update_rule("mixture") == MixtureEM()

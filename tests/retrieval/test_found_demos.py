@@ -1,4 +1,4 @@
-"""PLFewShot with demos that are found for each input: no leak, budgets, limits, what comes back, and bad arguments."""
+"""`PLFewShot` with retrieved demos: leaks, budgets, limits, reports, saved programs, and invalid arguments."""
 
 import time
 import warnings
@@ -76,16 +76,16 @@ def without_calls(metric=exact):
 
 
 def compiled(engine, *, student=None, trainset=None, valset=None, asks=1, **options):
-    """Return the program and the optimizer, after a check of the number of calls.
+    """Return the compiled program and its optimizer, after a check of the number of calls.
 
     Args:
-        asks: Calls of the model in a call of the program.
+        asks: Number of LM calls in one program call.
     """
     optimizer = chooser(**options)
     student = student or predict()
     trainset = trainset or examples()
     with using(engine), warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)  # of numbers that are not finite
+        warnings.simplefilter("error", RuntimeWarning)  # from numpy, if numbers are not finite
         program = optimizer.compile(student, trainset=trainset, valset=valset)
     num_calls = optimizer.report.program_calls["total"]
     assert engine.num_calls / asks == num_calls <= optimizer.max_metric_calls
@@ -105,18 +105,18 @@ COPIES = ["none", "exact", "written otherwise", "in the valset", "numbered", "in
 
 
 class TestLeaks:
-    """The model copies the answer of a demo that asks the same, which must never help."""
+    """The model copies the answer from a demo with the same question, but no such demo may be shown."""
 
     @MODES
     @pytest.mark.parametrize("copies", COPIES)
-    def test_of_examples_and_their_copies(self, demos, copies):
+    def test_no_leak_from_examples_and_their_duplicates(self, demos, copies):
         trainset = examples(33)
         valset = None
         student = predict()
         if copies == "in the valset":
             valset = list(map(shouted, trainset[:10]))
         elif copies == "numbered":
-            # No prompt shows the number.
+            # The number makes inputs distinct, but is not part of any prompt.
             answer = lambda self, number, question: self.answer(question=question)  # noqa: E731
             student = Program(answer, answer=predict())
             numbered = [e.copy(number=i) for i, e in enumerate(trainset * 2)]
@@ -136,7 +136,7 @@ class TestLeaks:
         assert "every score was 0" in optimizer.report.stopped
 
     @MODES
-    def test_of_a_list_of_candidates(self, demos):
+    def test_no_leak_from_a_list_of_candidates(self, demos):
         engine = CopyingEngine()
         candidates = [{**e, "question": e.question.upper()} for e in examples(30)]
         compiled(engine, demos=demos, candidates=candidates)
@@ -144,7 +144,7 @@ class TestLeaks:
         assert max(map(len, engine.shown)) == 4
 
     @MODES
-    def test_of_bootstrapped_demos(self, demos):
+    def test_no_leak_from_bootstrapped_demos(self, demos):
         engine = Teaching()
         _, optimizer = compiled(engine, demos=demos, candidates="bootstrapped")
         assert optimizer.report.retrieval.num_pooled == 8
@@ -152,16 +152,16 @@ class TestLeaks:
         assert max(map(len, engine.shown)) == 4
 
     @pytest.mark.parametrize("seed", [5, 7])
-    def test_of_bootstrapped_demos_to_a_metric_over_a_set(self, seed):
-        """The metric reads outputs of answers, and not the demos that a teacher made of them."""
+    def test_no_leak_from_bootstrapped_demos_to_a_metric_over_a_set(self, seed):
+        """The metric reads the outputs of program calls, not the demos that the teacher made from them."""
         asked = questions(40)
         step = dspy.ChainOfThought("question -> answer")
         engine = engine_for(asked)
         options = {"candidates": "both", "max_demos": 8, "max_metric_calls": 60, "seed": seed, "metric": F1()}
         compiled(engine, student=step, trainset=asked, **options)
 
-    def test_of_inner_predictors_whose_inputs_tell_nothing(self):
-        """A demo of the second predictor shows only the hint that the first one makes."""
+    def test_no_leak_in_inner_predictors_with_derived_inputs(self):
+        """A demo of the second predictor shows only the hint that the first predictor returned."""
 
         def steps(self, question):
             return self.answer(hint=self.hint(question=question).hint)
@@ -185,7 +185,7 @@ class TestLeaks:
         assert not any(leaks)
 
     @MODES
-    def test_in_plain_threads_which_do_not_know_the_example(self, demos, caplog):
+    def test_no_leak_in_plain_threads_without_the_context_of_the_example(self, demos, caplog):
         """Calls in such threads show no retrieved demos."""
         warn_of_unknown_example.cache_clear()
 
@@ -205,7 +205,7 @@ class TestLeaks:
         assert engine.copied == 0
         assert caplog.text.count("Start threads with dspy.Parallel") == 1
 
-    def test_in_threads_that_the_program_starts(self):
+    def test_no_leak_in_threads_started_by_dspy_parallel(self):
         def in_threads(self, question):
             calls = [(self.answer, {"question": question})] * 2
             return dspy.Parallel(num_threads=2, disable_progress_bar=True)(calls)[0]
@@ -220,8 +220,8 @@ class TestLeaks:
 
 class TestChoice:
     @MODES
-    def test_demos_that_help_are_found(self, demos):
-        """A demo of the same colour has the answer, and one is among the neighbours."""
+    def test_helpful_demos_are_retrieved(self, demos):
+        """A demo of the same colour shows the answer, and the nearest demos include such a demo."""
         options = {"demos": demos, "max_demos": 2, "max_metric_calls": 150}
         program, optimizer = compiled(by_colour(), **options)
         report = optimizer.report
@@ -235,18 +235,18 @@ class TestChoice:
         assert score > 90
 
     @pytest.mark.parametrize("likeness_helps", [False, True])
-    def test_the_best_found_demos_meet_the_best_fixed_demos_in_the_final_comparison(self, likeness_helps):
+    def test_the_final_comparison_includes_the_best_retrieved_and_the_best_fixed_demos(self, likeness_helps):
         engine = engine_for(examples())
         if likeness_helps:
             engine = by_colour()
         _, optimizer = compiled(engine, demos="auto", max_metric_calls=150)
         (original, *others) = optimizer.report.candidates
         assert original.ordering == {"self": []}
-        # The slot is empty where the demos are found for each input.
+        # The slot of a candidate with retrieved demos is empty.
         assert [candidate.ordering["self"] for candidate in others].count([]) == 1
 
     @pytest.mark.parametrize("calibrate", [False, True])
-    def test_log_probabilities_choose_a_variation(self, calibrate):
+    def test_variations_are_chosen_by_log_probabilities(self, calibrate):
         signal = "auto" if calibrate else "logprobs"
         optimizer = chooser(metric=exact, signal=signal, calibrate=calibrate)
         engine = Engine()
@@ -270,7 +270,7 @@ class TestChoice:
             ("thing: dspy.Image -> answer", lambda i: dspy.Image(f"https://example.org/{i}.png")),
         ],
     )
-    def test_inputs_of_all_kinds(self, student, value, tmp_path):
+    def test_inputs_of_all_types_can_be_retrieved_for_and_saved(self, student, value, tmp_path):
         trainset = [dspy.Example(thing=value(i), answer=f"answer {i % 3}") for i in range(30)]
         trainset = [example.with_inputs("thing") for example in trainset]
         engine = OrderSensitiveEngine({})
@@ -287,7 +287,7 @@ class TestChoice:
         with pytest.raises(ValueError, match="call compile first"):
             optimizer.program_with(8)
 
-    def test_limits(self, tmp_path):
+    def test_limits_on_demos_and_tokens_are_respected(self, tmp_path):
         engine = by_colour()
         _, optimizer = compiled(engine, max_demos=3, min_demos=2)
         assert {len(demos) for demos in engine.shown} == {0, 2, 3}
@@ -298,7 +298,7 @@ class TestChoice:
         for demos in ("retrieved", "auto"):
             engine = by_colour()
             program, _ = compiled(engine, demos=demos, trainset=[long, *examples()], **limits)
-            # A demo that is too long does not keep shorter ones out.
+            # A demo that is too long must not prevent shorter demos from being shown.
             assert max(map(len, engine.shown)) in (1, 2)
             demos_shown = chain.from_iterable(engine.shown)
             assert not [demo for demo in demos_shown if demo.startswith("long")]
@@ -311,7 +311,7 @@ class TestChoice:
             assert len(shown) < 3
             assert shown[-1]["question"] == question
 
-    def test_limits_hold_for_all_predictors_together(self):
+    def test_the_token_limit_applies_to_all_predictors_together(self):
         def both(self, question):
             answer = self.one(question=question)
             self.other(question=question)
@@ -327,21 +327,21 @@ class TestChoice:
         assert limited.returned.demo_tokens <= tokens // 2 + 2
 
     @MODES
-    def test_an_async_program_that_is_made_to_wait(self, demos):
+    def test_an_async_program_can_be_compiled_after_syncify(self, demos):
         student = dspy.syncify(fakes.OnlyAsync(predict()))
         _, optimizer = compiled(by_colour(), student=student, demos=demos)
         assert optimizer.report.comparison is not None
 
     @MODES
     def test_no_prompt_is_paid_for_twice(self, demos):
-        """Variations and fixed orders that show an example the same demos share its call."""
+        """Variations and fixed orders that show the same demos for an example share one call."""
         engine = by_colour()
         options = {"max_demos": 2, "min_demos": 2, "max_metric_calls": 150}
         compiled(engine, demos=demos, trainset=examples(12), **options)
         assert max(engine.requests.values()) == 1
 
-    def test_it_goes_on_from_its_folder(self, tmp_path):
-        """The log holds for another order of the trainset, and less of it for an embedder."""
+    def test_calls_are_resumed_with_another_order_or_embedder(self, tmp_path):
+        """Calls are resumed if the trainset is in another order. With an embedder, fewer calls are resumed."""
         engine = by_colour()
         compiled(engine, log_dir=tmp_path)
 
@@ -359,7 +359,7 @@ class TestChoice:
         by_length = num_resumed(dspy.Embedder(lengths, caching=False))
         assert by_words > by_length > 0
 
-    def test_reports(self, tmp_path):
+    def test_the_report_describes_retrieval_and_the_vote(self, tmp_path):
         for limit in (0, 120):
             _, optimizer = compiled(by_colour(), max_metric_calls=limit)
             report = optimizer.report
@@ -371,7 +371,7 @@ class TestChoice:
             assert "vote of the 4 nearest" in str(report)
             assert report.vote.score == 0.0 or report.vote.num_examples == 45
 
-    def test_a_vote_leaves_the_example_itself_out(self):
+    def test_a_vote_ignores_the_example_itself(self):
         def example(i):
             question = f"word{i // 2} {''.ljust(i, 'a')}"
             return dspy.Example(question=question, answer=str(i % 2)).with_inputs("question")
@@ -392,8 +392,8 @@ class TestChoice:
         assert engine.num_calls == 0
         assert optimizer.report.vote is None
 
-    def test_a_vote_that_takes_long_or_fails_is_left_out(self, monkeypatch):
-        """The metric may read more than a neighbour has."""
+    def test_a_vote_that_is_slow_or_fails_is_omitted(self, monkeypatch):
+        """A metric may fail because it reads an output that the nearest demos lack."""
 
         def metric(example, prediction):
             return len(prediction["reasoning"]) > 0
@@ -407,8 +407,8 @@ class TestChoice:
         assert optimizer.report.vote is None
 
 
-class TestStudentsThatFindTheirDemos:
-    def test_are_refused_by_what_orders_demos(self):
+class TestRetrievingStudents:
+    def test_retrieving_students_are_rejected_by_optimizers_and_headroom(self):
         fix = r"pass the program that it was compiled from, or use BatchCalibration"
         with using(CopyingEngine()) as engine:
             program = chooser(max_metric_calls=0).compile(predict(), trainset=examples())
@@ -421,7 +421,7 @@ class TestStudentsThatFindTheirDemos:
         assert engine.num_calls == 0
 
 
-def test_without_calls_labels_of_neighbours_count_in_a_large_pool():
+def test_without_calls_frequent_labels_are_preferred_in_a_large_pool():
     trainset = [LABELLED[i % 2].copy(text=f"text {i}") for i in range(320)]
     with using(Engine(), "fake/x"):
         program = without_calls().compile(classifier(), trainset=trainset)
@@ -430,7 +430,7 @@ def test_without_calls_labels_of_neighbours_count_in_a_large_pool():
     assert few.retrieval.nearest.prefer == "nearest"
 
 
-def test_a_calibrated_one_is_loaded(tmp_path):
+def test_a_calibrated_retrieving_program_can_be_saved_and_loaded(tmp_path):
     with using(Engine(), "fake/x"):
         inner = without_calls().compile(classifier(), trainset=LABELLED)
         calibration = BatchCalibration(num_inputs=20, display_progress=False)
@@ -461,14 +461,14 @@ class TestBadInput:
             "openai/text-embedding-3-small",
         ],
     )
-    def test_an_embedder_that_makes_no_vectors(self, embedder):
+    def test_an_embedder_that_returns_no_vectors_is_rejected(self, embedder):
         message = r"embedder must (return|be callable)"
         with using(CopyingEngine()) as engine, pytest.raises(ValueError, match=message):
             chooser(embedder=embedder).compile(predict(), trainset=examples())
         assert engine.num_calls == 0
 
-    def test_an_embedder_that_fails_now_and_then(self, tmp_path):
-        """It costs a few calls; its key stays hidden and each text is embedded once."""
+    def test_an_embedder_that_fails_sometimes_costs_only_a_few_calls(self, tmp_path):
+        """Only a few calls fail, the embedder's key stays hidden, and each text is embedded once."""
         asked = Counter()
         failed = []
 
@@ -495,8 +495,8 @@ class TestBadInput:
             assert "topsecret" not in (tmp_path / name).read_text()
         assert {count for text, count in asked.items() if text not in failed} == {1}
 
-    def test_the_time_that_an_embedder_takes_counts(self):
-        """The embedder is not asked any more once the time is up."""
+    def test_the_time_limit_includes_the_embedder(self):
+        """After the time limit, the embedder is not called again."""
         asked = []
 
         def embed(texts):
@@ -511,7 +511,7 @@ class TestBadInput:
         assert optimizer.report.stopped == "time limit"
         assert len(asked) == 45
 
-    def test_nothing_to_find(self):
+    def test_a_pool_without_demos_is_rejected(self):
         student = predict("query -> answer")
         student.demos = [dspy.Example(query="x", answer="y")]
         renaming = Program(lambda self, question: self.answer(query=question), answer=student)
@@ -531,6 +531,6 @@ class Private(dspy.Module):
         return self._step(question=question)
 
 
-def test_variations_of_a_private_predictor_are_told_apart():
+def test_variations_of_a_private_predictor_have_different_digests():
     _, optimizer = compiled(by_colour(), student=Private())
     assert optimizer.report.program_calls["total"] > 110

@@ -1,4 +1,4 @@
-"""Demos found for each input: which are shown, in what order; calls, threads, saving, and no leaks."""
+"""Predictors that retrieve demos: the demos shown and their order, calls, threads, saving, and leaks."""
 
 import asyncio
 import json
@@ -93,7 +93,7 @@ def two_steps():
 
 
 @pytest.mark.parametrize("kind", [dspy.ChainOfThought, Own])
-def test_each_call_shows_the_demos_nearest_to_its_input_and_is_one_call(lm, kind):
+def test_each_call_shows_the_nearest_demos_and_makes_one_lm_call(lm, kind):
     student = kind("text -> label")
     program = compiled(student, dict(student.named_predictors()).popitem()[0])
     assert program(text="the cat").label == "x"
@@ -107,7 +107,7 @@ def test_each_call_shows_the_demos_nearest_to_its_input_and_is_one_call(lm, kind
     assert type(program) in (type(student), RetrievingPredict) or isinstance(program, Own)
 
 
-def test_fixed_demos_come_first_and_a_callers_own_demos_win(lm):
+def test_fixed_demos_come_first_and_demos_passed_by_the_caller_replace_all_others(lm):
     student = dspy.ChainOfThought("text -> label")
     student.predict.demos = [dspy.Example(text="birds fly south", label="y")]
     program = compiled(student, nearest=NearestDemos(num_demos=1))
@@ -117,7 +117,7 @@ def test_fixed_demos_come_first_and_a_callers_own_demos_win(lm):
     assert asked(lm) == ["the cat"]
 
 
-def test_a_guarded_call_from_a_bare_thread_finds_no_demo(lm):
+def test_a_guarded_call_from_a_plain_thread_retrieves_no_demos(lm):
     program = compiled(dspy.ChainOfThought("text -> label"), guarded=True)
 
     def run():
@@ -131,7 +131,7 @@ def test_a_guarded_call_from_a_bare_thread_finds_no_demo(lm):
     assert asked(lm) == ["the cat"]
 
 
-def test_predictors_find_demos_for_their_own_inputs(lm):
+def test_each_predictor_retrieves_demos_for_its_own_inputs(lm):
     nearest = NearestDemos(num_demos=1)
     program = compiled(two_steps(), "first")
     program = compiled(program, "second", texts=["x", "y"], nearest=nearest)
@@ -143,7 +143,7 @@ def test_predictors_find_demos_for_their_own_inputs(lm):
 
 
 @pytest.mark.parametrize("how", ["words", "embeddings"])
-def test_it_is_saved_with_its_pool_and_loaded_in_a_fresh_student(lm, tmp_path, how):
+def test_a_program_is_saved_with_its_pool_and_loaded_into_a_new_student(lm, tmp_path, how):
     embedder = dspy.Embedder(letters) if how == "embeddings" else None
     nearest = NearestDemos(num_demos=2, nearest_last=False)
     program = compiled(two_steps(), "first", embedder=embedder, nearest=nearest)
@@ -160,14 +160,14 @@ def test_it_is_saved_with_its_pool_and_loaded_in_a_fresh_student(lm, tmp_path, h
     if how == "embeddings":
         with pytest.raises(ValueError, match="embedder"):
             load_program(two_steps(), tmp_path / "p.json")
-    else:  # An embedder that nothing was scored with changes no demo.
+    else:  # An embedder has no effect on a program that was compiled without an embedder.
         same_program = load_program(two_steps(), tmp_path / "p.json", embedder=dspy.Embedder(letters))
         same_program(text="the cat")
         assert lm.history[-2]["messages"] == first
 
 
 @pytest.mark.parametrize("kind", [dspy.Predict, type("Own", (dspy.Predict,), {})])
-def test_what_an_optimizer_of_dspy_chooses_takes_the_place_of_demos_that_are_found(lm, kind):
+def test_demos_chosen_by_a_dspy_optimizer_replace_retrieved_demos(lm, kind):
     program = compiled(kind("text -> label"), "self")
     trainset = [dspy.Example(text="birds fly south", label="no")]
     chosen = dspy.LabeledFewShot(k=1).compile(program, trainset=trainset)
@@ -181,7 +181,7 @@ def test_what_an_optimizer_of_dspy_chooses_takes_the_place_of_demos_that_are_fou
 
 
 @pytest.mark.parametrize("how", ["words", "embeddings"])
-def test_the_likest_demos_are_shown_the_nearest_next_to_the_question(how):
+def test_the_nearest_demos_are_shown_with_the_nearest_next_to_the_question(how):
     embedder = dspy.Embedder(letters) if how == "embeddings" else None
     pool = pool_of(embedder=embedder)
     second, first = shown(pool, "the cat", 2)
@@ -191,14 +191,14 @@ def test_the_likest_demos_are_shown_the_nearest_next_to_the_question(how):
     assert len(shown(pool, "the cat", 20)) == len(TEXTS)
 
 
-def test_words_count_the_more_the_fewer_texts_have_them():
+def test_rare_words_have_more_weight():
     texts = ["rare word", "common word", "common thing", "common place"]
     pool = pool_of(texts, list("abcd"))
     assert shown(pool, "rare common") == ["rare word"]
 
 
 @pytest.mark.parametrize("text", ["", "zzz", "...", "12%"])
-def test_an_input_without_a_known_word_is_shown_the_first_demos(text):
+def test_an_input_without_known_words_retrieves_the_first_demos(text):
     assert shown(pool_of(), text, 2) == TEXTS[1::-1]
 
 
@@ -217,12 +217,12 @@ def test_a_pool_without_words_shows_the_first_demos(texts):
         (["добрый день", "спокойной ночи"], "доброй ночи", "спокойной ночи"),
     ],
 )
-def test_scripts_without_spaces_are_compared_too(texts, asked, nearest):
+def test_texts_in_other_scripts_are_compared(texts, asked, nearest):
     pool = pool_of(texts, ["x" for _ in texts])
     assert shown(pool, asked) == [nearest]
 
 
-def test_demos_of_the_example_that_is_scored_are_left_out_with_all_its_copies():
+def test_demos_made_from_the_scored_example_or_its_duplicates_are_skipped():
     numbered = [f"the cat {i}" for i in range(100)]
     texts = ["The  cat", "the cat", "a cat", *numbered, *["the CAT"] * 100]
     pool = pool_of(texts, ["x" for _ in texts])
@@ -232,15 +232,15 @@ def test_demos_of_the_example_that_is_scored_are_left_out_with_all_its_copies():
     assert not {"the cat", "The  cat", "the CAT"} & set(others)
     pool = pool_of(["the cat"], ["x"])
     assert pool.shown({"text": "the cat"}, NearestDemos(), without=own) == []
-    # The program has made one input of this inner predictor from the other.
+    # The program derived one of the inner predictor's inputs, `hint`, from the other.
     demo = dspy.Example(text="the cat", hint="tail", label="x").with_inputs("text", "hint")
     inner = Pool(dspy.Predict("text, hint -> label"), [demo], ["of another example"])
     inputs = {"text": "The cat", "hint": "tail"}
     assert inner.shown(inputs, NearestDemos(), without=own) == []
 
 
-def test_labels_that_are_frequent_among_the_candidates_count():
-    """All three are equally similar to the input; two of them are cats."""
+def test_labels_that_are_frequent_among_the_candidates_can_be_preferred():
+    """All three demos are equally similar to the input, and two of them have the label "cat"."""
     texts = ["the cat one", "the cat two", "the cat three"]
     pool = pool_of(texts, ["bird", "cat", "cat"])
     assert shown(pool, "the cat") == ["the cat one"]
@@ -249,7 +249,7 @@ def test_labels_that_are_frequent_among_the_candidates_count():
     assert shown(pool, "the cat", num_candidates=1, **options) == ["the cat one"]
 
 
-def test_demos_may_be_chosen_unlike_each_other():
+def test_diverse_demos_can_be_preferred():
     text = "red green blue"
     pool = pool_of(["red green", "red green red", "blue sky", "grey"], list("abcd"))
     assert shown(pool, text, 2) == ["red green red", "red green"]
@@ -258,16 +258,16 @@ def test_demos_may_be_chosen_unlike_each_other():
     assert len(shown(pool, text, 9, **unlike)) == 4
 
 
-def test_the_worst_demos_are_left_out_for_want_of_tokens():
+def test_the_lowest_ranked_demos_are_dropped_to_stay_within_max_tokens():
     pool = pool_of(tokens=[3, 3, 3, 3, 3])
     assert shown(pool, "the cat", 3, max_tokens=5) == ["the cat"]
 
 
-def test_a_file_of_another_version_is_refused(lm, tmp_path):
+def test_a_file_of_another_version_is_rejected(lm, tmp_path):
     path = tmp_path / "p.json"
     compiled(dspy.Predict("text -> label"), "self").save(path)
     state = json.loads(path.read_text())
     del state["retrieval"]["version"]
     path.write_text(json.dumps(state))
-    with pytest.raises(ValueError, match=r"version 1.*reads version 2: compile it again"):
+    with pytest.raises(ValueError, match=r"version 1.*reads version 2: compile the program again"):
         load_program(dspy.Predict("text -> label"), path)

@@ -1,4 +1,4 @@
-"""Searches over arrangements: which items, how many, in what order."""
+"""Searches over arrangements, which differ in the items shown, their number and their order."""
 
 from itertools import chain
 
@@ -16,7 +16,7 @@ SPACE = OrderingSpace.of_sizes(12, max_length=4, identity=((),))
 
 
 def score(arrangement):
-    """Reward item 3, most of all at the end, and short arrangements."""
+    """Return scores that reward short arrangements with item 3, especially if item 3 is last."""
     items = arrangement[0]
     good = (3 in items) + (items[-1:] == (3,)) - 0.3 * len(items)
     rng = np.random.default_rng([len(items), *items])
@@ -42,7 +42,7 @@ class TestThompson:
         assert all(SPACE.canonical(arrangement) == arrangement for arrangement in asked)
         assert {len(items) for (items,) in asked} == {0, 1, 2, 3, 4}
 
-    def test_finds_the_item_its_place_and_the_number(self):
+    def test_finds_the_best_item_position_and_length(self):
         for seed in range(3):
             search, asked = searched(seed=seed)
             best = search.ranked(Scored()(asked))[0].ordering
@@ -50,7 +50,7 @@ class TestThompson:
             assert len(best[0]) <= 2
             assert 3 in search.mode()[0]
 
-    def test_never_asks_for_what_is_not_allowed(self):
+    def test_asks_only_for_allowed_arrangements(self):
         limits = {"max_length": 4, "identity": ((),)}
         space = OrderingSpace.of_sizes(12, **limits, allowed=lambda a: sum(a[0]) <= 9)
         search, asked = searched(space)
@@ -59,7 +59,7 @@ class TestThompson:
 
 
 @pytest.mark.parametrize("num_examples", [4, 20])
-def test_the_empty_arrangement_is_of_its_own_kind(num_examples):
+def test_low_scores_without_demos_do_not_lower_estimates_of_arrangements(num_examples):
     rng = np.random.default_rng(0)
 
     def draws(count):
@@ -80,7 +80,7 @@ def test_the_empty_arrangement_is_of_its_own_kind(num_examples):
 @pytest.mark.parametrize(
     "rule", [RankEMA(), MaximumLikelihood(num_steps=5), MixtureEM(num_steps=5), RankEMA(weighted=True)]
 )
-def test_one_update_is_the_rule_applied_to_what_elites_show_from_the_end(rule):
+def test_refits_to_the_items_that_elites_show_counted_from_the_end(rule):
     space = OrderingSpace.of_sizes(4, max_length=3)
     search = CrossEntropySearch(space, update=rule, elite_fraction=1.0)
     scores = {((3, 1),): {0: 3.0}, ((0, 2, 1),): {0: 2.0}, ((),): {0: 1.0}}
@@ -90,14 +90,14 @@ def test_one_update_is_the_rule_applied_to_what_elites_show_from_the_end(rule):
     shown = torch.tensor([[1, 3, -1, -1], [1, 2, 0, -1], [-1, -1, -1, -1]])
     expected = rule.update(rule.initial(4), shown, weights)
     torch.testing.assert_close(distribution.logits, expected.logits)
-    of_lengths = weights[[2, 0, 1]].numpy() / 3  # of 0, 2 and 3 items
+    of_lengths = weights[[2, 0, 1]].numpy() / 3  # shares of the elites with 0, 2 and 3 items
     shares = 0.95 * (0.3 / 4 + 0.7 * np.insert(of_lengths, 1, 0.0)) + 0.05 / 4
     probabilities = distribution.length_probabilities.tolist()
     assert probabilities == pytest.approx(shares.tolist())
 
 
 class TestWorlds:
-    def test_better_than_the_best_of_random_arrangements_at_as_many_calls(self):
+    def test_beats_random_search_with_the_same_number_of_calls(self):
         scores = []
         for seed in range(61_000, 61_003):
             pool = Pool(ArrangementWorld("classes", 30, seed), 100)
@@ -107,10 +107,11 @@ class TestWorlds:
         assert default > by_halving + 0.01
 
     @pytest.mark.parametrize(("kind", "num_known"), [("nothing", 10), ("harm", 40)])
-    def test_where_no_demo_does_any_good_little_is_claimed_or_lost(self, kind, num_known):
-        """At most one of four compiles calls its choice better.
+    def test_rarely_claims_a_gain_or_loses_score_if_no_demo_helps(self, kind, num_known):
+        """At most one of four compiles may claim that its choice is better.
 
-        Of 40 compiles where demos harm, one gives the program some, which costs it .19.
+        If demos harm, 1 of 40 compiles returns a program with demos, which lowers its score by
+        .19.
         """
         better = []
         replaced = []

@@ -1,4 +1,4 @@
-"""What orderings look like to the model, against what each family means."""
+"""Features of orderings, compared with the definition of each family."""
 
 import itertools
 from itertools import pairwise
@@ -27,7 +27,7 @@ def nearness(p, q):
 
 
 def near(a, b):
-    """Sum the nearness of equal items, by places from the end."""
+    """Return the summed nearness of equal items, with positions counted from the end."""
     total = 0.0
     for p, x in enumerate(reversed(a), start=1):
         for q, y in enumerate(reversed(b), start=1):
@@ -50,7 +50,7 @@ KERNELS = {
     "class region": lambda a, b, _: near(classes_of(a), classes_of(b)),
     "class adjacency": lambda a, b, _: number_of_equal_pairs(classes_of(a), classes_of(b)),
 }
-"""What two orderings of one block have in common, straight from the meaning of each family."""
+"""For each family, the similarity of two orderings of one block, by the definition of the family."""
 
 
 def common(family, space, some):
@@ -63,7 +63,7 @@ def common(family, space, some):
 
 
 def shape(gram):
-    """Return a Gram matrix without the offset and scale of features."""
+    """Return a Gram matrix that does not depend on the offset and scale of features."""
     centred = gram - gram.mean(axis=0) - gram.mean(axis=1)[:, None] + gram.mean()
     return centred / np.trace(centred)
 
@@ -77,13 +77,13 @@ def shape(gram):
         (OrderingSpace.of_sizes(7, 5), FAMILIES[2:]),
     ],
 )
-def test_are_what_their_kernels_say_and_of_one_size(space, names):
+def test_inner_products_match_the_kernels_and_families_have_equal_norm(space, names):
     features = Features(space, classes=[CLASSES[:size] for size in space.sizes])
     some = drawn(space, 25)
     assert features.names == list(names)
     assert set(KERNELS) == set(FAMILIES)
     for name, values in zip(names, features(some), strict=True):
-        # The smooth bases leave out directions with less than a millionth of the variance.
+        # Allow for errors, because `_smooth` omits directions with tiny variances.
         np.testing.assert_allclose(shape(values @ values.T), shape(common(name, space, some)), atol=1e-5)
     for values in features(drawn(space, 1_500, seed=1)):
         assert (values.mean(axis=0) ** 2).sum() < 0.02
@@ -113,19 +113,19 @@ def test_are_what_their_kernels_say_and_of_one_size(space, names):
         (OrderingSpace.of_sizes(39, 3), None, OF_ALL_ITEMS),
     ],
 )
-def test_families_that_say_nothing_or_are_too_large_are_left_out(space, classes, names):
+def test_families_without_information_and_large_families_are_omitted(space, classes, names):
     features = Features(space, classes=classes)
     assert features.names == list(names)
     assert all(np.isfinite(values).all() for values in features(drawn(space, 3)))
 
 
 @pytest.mark.parametrize("classes", [[], [[0, 1, 0]], [[0, 1, 0, 1], [0]], [[0, 1, 0, 1, 1]]])
-def test_refuses_classes_of_another_space(classes):
+def test_rejects_classes_that_do_not_fit_the_space(classes):
     with pytest.raises(ValueError, match="a class for each item"):
         Features(OrderingSpace.of_sizes(4), classes=classes)
 
 
-def test_a_choice_has_effects_of_its_own_and_with_the_number_of_items():
+def test_a_choice_has_a_main_effect_and_interacts_with_the_number_of_items():
     kinds = (tuple(range(5)), tuple(range(3)), tuple(range(2)))
     space = OrderingSpace(kinds, ((0, 3), (1, 1), (1, 1)), ((), (0,), (0,)), choices=(0, None))
     features = Features(space)

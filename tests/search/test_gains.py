@@ -1,4 +1,4 @@
-"""What orderings gain on new examples, against plain conditioning."""
+"""Gains of orderings on new examples, compared with plain Gaussian conditioning."""
 
 import itertools
 
@@ -31,14 +31,14 @@ def problem(seed=0, size=SIZE):
 
 
 def by_conditioning(means, covariance, apart, noise, reference, outsider_scales):
-    """Compute the same from densities of contrasts between orderings."""
+    """Return expected gains and probabilities of gains above 0, computed from contrasts between orderings."""
     size = len(means)
     contrasts = np.eye(size)[1:] - np.eye(size)[0]
     weights = []
     gains = []
     chances = []
     sizes = np.maximum(1.0, (NUM_EXAMPLES - 1) / stats.chi2(NUM_EXAMPLES - 1).isf(ERROR_QUANTILES))
-    # Of another kind or not, and with errors of each size, equally likely.
+    # All kinds of outsiders and all sizes of errors are equally likely.
     for scale, kind, times in itertools.product(SCALES, outsider_scales, sizes):
         prior = scale * covariance + kind * apart
         seen = contrasts @ (prior + times * noise) @ contrasts.T
@@ -76,8 +76,8 @@ def summary(
     return gains.summary()[:2]
 
 
-def test_the_interval_of_a_score_is_as_wide_as_its_own_calls_and_those_of_the_original_say():
-    """If no score differs, the rule of three applies."""
+def test_interval_width_depends_on_the_calls_of_the_ordering_and_the_reference():
+    """The rule of three applies if all scores are equal."""
     own = (0, 1, 2)
     original = (2, 1, 0)
     other = (1, 0, 2)
@@ -101,7 +101,7 @@ class TestConditioning:
         st.integers(0, 3),
         st.sampled_from([OUTSIDER_SCALES, (1.0,)]),
     )
-    def test_is_that_of_the_contrasts(self, seed, reference, num_outsiders, outsider_scales):
+    def test_gains_equal_conditioning_on_contrasts(self, seed, reference, num_outsiders, outsider_scales):
         means, covariance, noise = problem(seed)
         apart = np.zeros((SIZE, SIZE))
         if num_outsiders:
@@ -112,13 +112,13 @@ class TestConditioning:
         gains = summary(means, covariance, noise, **options)
         np.testing.assert_allclose(gains, expected, atol=1e-7)
 
-    def test_scores_that_say_nothing_leave_it_as_likely_as_not_that_all_orderings_are_equal(self):
+    def test_uninformative_scores_leave_the_prior_probability_that_orderings_do_not_differ(self):
         gains, chances = summary(np.zeros(SIZE), np.eye(SIZE), 1e9 * np.eye(SIZE))
         np.testing.assert_allclose(gains, 0.0, atol=1e-9)
         np.testing.assert_allclose(chances, [0.0, *[0.25] * (SIZE - 1)], atol=1e-6)
 
-    def test_the_fewer_examples_the_less_sure(self):
-        """A few examples do not tell the size of errors."""
+    def test_fewer_examples_make_gains_less_certain(self):
+        """With few examples, the size of errors is uncertain."""
         means = np.array([0.0, 2.0, -1.0, 1.0, -2.0, 0.5])
         sure = []
         for num_examples in (3, 10, 30, 1000):
@@ -129,8 +129,8 @@ class TestConditioning:
         assert sure[0] < sure[-1] - 0.02
 
 
-def test_an_original_unlike_all_others_is_not_expected_to_score_as_they_do():
-    """It is right on .7 of the examples, all others on .6."""
+def test_an_unusually_good_original_is_not_shrunk_towards_the_other_orderings():
+    """The original is correct on .7 of the examples, and all other orderings on .6."""
     space = OrderingSpace.of_sizes(8)
     promised = []
     for seed in range(20):

@@ -1,6 +1,6 @@
-"""What the model says of fixed scores, number by number: no change of the arithmetic may move it unseen.
+"""Results of the model for fixed scores, so that no change of the arithmetic goes unnoticed.
 
-After a change that is meant to, `python tests/search/test_numbers.py` writes the numbers anew.
+After an intended change, run `python tests/search/test_numbers.py` to update the file of results.
 """
 
 import json
@@ -24,9 +24,9 @@ CASES = {
     "many orders": {"count": 300},
     "classes of examples": {"classes": True},
     "arrangements": {"space": ARRANGED, "classes": True},
-    "log-probabilities": {"share_told": 0.9},
-    "calibrated": {"share_told": 0.9, "num_labels": 3, "calibrating": True},
-    "calibrated arrangements": {"share_told": 1.0, "calibrating": True, "space": ARRANGED},
+    "log-probabilities": {"share_known": 0.9},
+    "calibrated": {"share_known": 0.9, "num_labels": 3, "calibrating": True},
+    "calibrated arrangements": {"share_known": 1.0, "calibrating": True, "space": ARRANGED},
 }
 
 
@@ -34,8 +34,8 @@ def some_scores(fitted):
     return [estimate.score for estimate in fitted.estimates()[::7]]
 
 
-def numbers_of(*, space=ORDERS, count=40, classes=False, share_told=0.0, num_labels=2, calibrating=False):
-    """Fit a model twice, the second time from the first variances."""
+def numbers_of(*, space=ORDERS, count=40, classes=False, share_known=0.0, num_labels=2, calibrating=False):
+    """Return results of a model that is fitted twice, the second time from the variances of the first fit."""
     rng = np.random.default_rng(7)
     every_fifth = (np.arange(24) % 5 == 0).astype(int)
     gold = rng.integers(num_labels, size=24) if num_labels > 2 else every_fifth
@@ -50,13 +50,13 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, share_told=0.0, num_lab
         z = z + 0.3 * rng.normal(size=z.shape)
         examples = np.roll(np.arange(24), -3 * i)[: 4 + i % 9].tolist()
         scores[ordering] = {e: float(z[e].argmax() == gold[e]) for e in examples}
-        told_here = 0.0 if i == 1 else share_told
+        own_share = 0.0 if i == 1 else share_known
         for example in examples:
-            if rng.random() < told_here:
+            if rng.random() < own_share:
                 logs[ordering, example] = z[example] - np.logaddexp.reduce(z[example])
     table = np.eye(num_labels)[gold]
 
-    def told_of(ordering, example):
+    def logprobs_of(ordering, example):
         if (ordering, example) not in logs:
             return None
         unseen = []
@@ -66,8 +66,8 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, share_told=0.0, num_lab
 
     responses = LabelResponses(
         table,
-        told_of,
-        # The first guess is wrong.
+        logprobs_of,
+        # Put the wrong shares first, so that the model must choose others.
         shares_to_try(table)[:, ::-1] if calibrating else None,
         calibrating,
     )
@@ -75,7 +75,7 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, share_told=0.0, num_lab
         space,
         classes=[[i % 2 for i in range(space.sizes[0])]],
         example_classes=gold if classes else None,
-        responses=responses if share_told else None,
+        responses=responses if share_known else None,
     )
     first = model.fit(scores, kept=[space.identity, WITHOUT_DEMOS])
     fitted = model.fit(scores, earlier=first.variances, kept=[space.identity, WITHOUT_DEMOS])
@@ -113,7 +113,7 @@ def numbers_of_fit(fitted, space, orderings):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_are_what_they_were(case):
+def test_numbers_have_not_changed(case):
     expected = json.loads(NUMBERS.read_text())[case]
     computed = numbers_of(**CASES[case])
     assert expected.keys() == computed.keys()

@@ -13,13 +13,13 @@ def scores(num_examples=200):
 
 
 def error_variance(table, first, second):
-    """Return the variance of the error of a difference between two programs."""
+    """Return the error variance of the difference between two programs' mean scores."""
     process = PairedProcess(ScoreTable(table))
     noise = process._noise
     return process._unit**2 * (noise[first, first] + noise[second, second] - 2.0 * noise[first, second])
 
 
-def test_a_program_that_dropped_out_has_the_error_of_its_own_examples():
+def test_the_error_of_a_dropped_program_depends_only_on_its_own_examples():
     table = scores()
     alone = error_variance(table[:, :20], 2, 0)
     others = error_variance(table, 1, 0)
@@ -29,7 +29,7 @@ def test_a_program_that_dropped_out_has_the_error_of_its_own_examples():
 
 
 @pytest.mark.parametrize("scale", [1e-7, 1e-3, 1e6])
-def test_the_scale_of_scores_does_not_matter(scale):
+def test_results_do_not_depend_on_the_scale_of_scores(scale):
     table = scores()
     table[2] = np.maximum(table[2], table[1])
     process = PairedProcess(ScoreTable(table))
@@ -41,7 +41,7 @@ def test_the_scale_of_scores_does_not_matter(scale):
 
 
 @pytest.mark.parametrize("score", [0.0, 0.1, 0.7])
-def test_equal_scores_promise_little(score):
+def test_equal_scores_lead_to_small_expected_improvements(score):
     process = PairedProcess(ScoreTable(np.full((3, 20), score)))
     assert process.improvements(0, 100).max() < 0.1
     np.testing.assert_allclose(process.unshrunk, score)

@@ -17,7 +17,7 @@ SIZE = 12
 NUM = 40
 
 few_missing = st.lists(st.sets(st.integers(0, SIZE - 1), max_size=4), min_size=SIZE, max_size=SIZE)
-"""Of each of 12 rows: any two share a column, so that the table is connected."""
+"""Missing columns of each of 12 rows. Any two rows share a known column, so that the table is connected."""
 
 
 def additive(seed, shape=(SIZE, SIZE)):
@@ -33,7 +33,7 @@ def adjusted(table):
 class TestCrossedEffects:
     @settings(deadline=None)
     @given(few_missing, st.integers(0, 99), st.floats(-10, 10), st.floats(0.1, 10))
-    def test_are_found_on_any_scale_whatever_is_missing(self, missing, seed, shift, scale):
+    def test_effects_are_estimated_on_any_scale_despite_missing_scores(self, missing, seed, shift, scale):
         effects, table = additive(seed)
         np.testing.assert_allclose(adjusted(table), effects - effects.mean(), atol=1e-9)
         alike = table.copy()
@@ -44,7 +44,7 @@ class TestCrossedEffects:
         assert means[0] - means[1] == pytest.approx(effects[0] - effects[1])
         np.testing.assert_allclose(adjusted(alike * scale + shift), means * scale, atol=1e-8)
 
-    def test_are_shrunk_the_more_the_fewer_examples(self):
+    def test_effects_are_shrunk_more_with_fewer_examples(self):
         table = ScoreTable(np.array([[1.0] * 8, [0.0] * 8, [1.0] * 2 + [np.nan] * 6]))
         np.testing.assert_allclose(table.shrinkage, [8 / 33, 8 / 33, 2 / 27])
         weighted = ScoreTable(table.scores, information_weights=np.array([0.5, 1.0, 4.0]))
@@ -53,15 +53,15 @@ class TestCrossedEffects:
     @pytest.mark.parametrize(
         ("scores", "expected"),
         [
-            ([[0.3, np.nan], [np.nan, 0.9]], 3.0),  # no example has two
-            # All agree, and examples differ.
+            ([[0.3, np.nan], [np.nan, 0.9]], 3.0),  # no example has two scores
+            # Orderings agree, and examples differ.
             ([[1.0, 0.0], [1.0, 0.0]], 0.05),
             ([[1.0, 1.0], [1.0, 1.0]], 3.0),
-            # Equally hard: (40 + 10) / (10 / 3).
+            # Examples are equally hard, so the ratio is (40 + 10) / (10 / 3).
             ([[1.0, 0.0] * 20, [0.0, 1.0] * 20], 15.0),
         ],
     )
-    def test_examples_are_shrunk_as_far_as_orderings_differ_on_them(self, scores, expected):
+    def test_noise_ratio_increases_with_disagreement_between_orderings(self, scores, expected):
         assert ScoreTable(np.array(scores)).noise_ratio == pytest.approx(expected)
 
 
@@ -72,7 +72,7 @@ def kernels(seed=0):
 
 
 def preferring(shares, *, num_examples=60, seed=0, known=None):
-    """Return scores with these shares of preferences, the rest noise."""
+    """Return scores in which preferences explain these shares of the variance. The rest is noise."""
     rng = np.random.default_rng(seed)
     rest = (1 - sum(shares)) * np.eye(NUM)
     explained = sum(s * kernel for s, kernel in zip(shares, kernels(), strict=True))
@@ -91,7 +91,7 @@ def shares_of(scores):
 
 @pytest.mark.parametrize("num_known", [60, 12])
 @pytest.mark.parametrize("shares", [(0.0, 0.0), (0.5, 0.0), (0.0, 0.4), (0.3, 0.3)])
-def test_preferences_are_found_whatever_is_missing(shares, num_known):
+def test_preference_shares_are_estimated_despite_missing_scores(shares, num_known):
     known = np.random.default_rng(1).random((NUM, 60)).argsort(axis=1) < num_known
     num_tables = 5 if num_known == 60 else 20
     tables = [preferring(shares, seed=seed, known=known) for seed in range(num_tables)]
@@ -99,12 +99,12 @@ def test_preferences_are_found_whatever_is_missing(shares, num_known):
 
 
 class BiasedWorld:
-    """Orderings that lean between classes of examples by item places.
+    """A world in which the positions of items determine the label bias of orderings.
 
     Args:
-        classes: Of the examples, in turn.
-        loadings: What a label bias of 1 adds to the score of each class.
-        gain: What it is worth to be upright.
+        classes: Classes that the examples have in turn.
+        loadings: For each class, the increase of the score if the label bias is 1.
+        gain: Decrease of the mean score per unit of absolute label bias.
     """
 
     def __init__(self, *, classes=(0, 1), loadings=(1.0, -1.0), gain=0.0, seed=0):
@@ -133,7 +133,7 @@ class BiasedWorld:
     ("classes", "loadings"),
     [((0, 1), (1.0, -1.0)), ((0, 0, 0, 1), (0.5, -1.5)), ((0, 1, 2), (1.0, 0.0, -1.0))],
 )
-def test_label_bias_explains_how_far_each_ordering_leans(classes, loadings):
+def test_label_bias_recovers_the_true_bias_of_each_ordering(classes, loadings):
     world = BiasedWorld(classes=classes, loadings=loadings)
     own = [*(family @ family.T for family in world.known), np.eye(80)]
     table = ScoreTable(world.scores)
@@ -145,7 +145,7 @@ def test_label_bias_explains_how_far_each_ordering_leans(classes, loadings):
 
 
 class World:
-    """Scores that are linear in the features of one family."""
+    """A world in which scores are linear in the features of one family."""
 
     def __init__(self, family="region", *, known=60, new=40, examples=16, missing=0.0, seed=0):
         rng = np.random.default_rng(seed)
@@ -173,9 +173,9 @@ def variances_of(process):
 
 
 def conditioned(world, variances):
-    """Return mean and covariance of f given every single score.
+    """Return the mean and covariance of f, given the scores of all cells.
 
-    Scores of two orderings on one example share what that example prefers (`preference_shares` of it).
+    Scores of two orderings on the same example are correlated by the example's preferences.
     """
     features = [np.concatenate(pair) for pair in zip(world.known, world.new, strict=True)]
     prior = sum(v * (f @ f.T) for v, f in zip(variances[:-1], features, strict=True))
@@ -186,7 +186,7 @@ def conditioned(world, variances):
     observed = prior[np.ix_(rows, rows)] + same * effects[np.ix_(rows, rows)]
     observed += np.diag(np.maximum(1.0 - np.diag(effects), 1.0 - MAX_SHARE)[rows])
     gain = np.linalg.solve(observed, prior[rows]).T
-    # Generalised least squares.
+    # Subtract the mean by generalised least squares.
     weights = np.linalg.solve(observed, np.ones(len(rows)))
     scores = world.scores[rows, columns]
     scores = scores - weights @ scores / weights.sum()
@@ -194,7 +194,7 @@ def conditioned(world, variances):
 
 
 def preferred(world):
-    """Return the covariance of what an example prefers."""
+    """Return the covariance of an example's preferences among orderings."""
     table = ScoreTable(world.scores)
     rest = np.where(table.known, world.scores - table.example_effects(adjusted(world.scores)), 0.0)
     rest = np.where(table.known, rest - adjusted(world.scores)[:, None], 0.0)
@@ -208,7 +208,7 @@ def preferred(world):
     return sum(share * kernel for share, kernel in zip(shares, [*linear, *sharp], strict=True))
 
 
-def test_rows_whose_scores_are_worth_less_say_less():
+def test_rows_with_less_information_have_less_influence():
     errors = []
     noisy = np.arange(40) % 2 == 0
     for seed in range(6):
@@ -227,7 +227,7 @@ def test_rows_whose_scores_are_worth_less_say_less():
 
 
 class TestPosterior:
-    def test_mean_is_that_of_gaussian_conditioning(self):
+    def test_mean_equals_gaussian_conditioning(self):
         world = World(known=20, new=10, examples=6)
         process = world.fit()
         expected, _ = conditioned(world, variances_of(process))
@@ -255,7 +255,7 @@ class TestPosterior:
 
 class TestLearning:
     @pytest.mark.parametrize("family", FEATURES.names)
-    def test_finds_the_family_that_matters_and_predicts_new_orders(self, family):
+    def test_finds_the_relevant_family_and_predicts_new_orderings(self, family):
         world = World(family, known=120, missing=0.3)
         process = world.fit(earlier=world.fit().state)
         assert FEATURES.names[int(np.argmax(variances_of(process)[:-1]))] == family
@@ -276,7 +276,7 @@ class TestLearning:
 
     @pytest.mark.parametrize("world", [World(), BiasedWorld(), World(known=1)])
     @pytest.mark.parametrize("score", [0.0, -3.5])
-    def test_scores_that_are_all_equal(self, world, score):
+    def test_equal_scores_lead_to_equal_means_and_finite_draws(self, world, score):
         process = world.fit(scores=np.full_like(world.scores, score))
         np.testing.assert_allclose(process.mean, score, atol=1e-9)
         assert np.isfinite(process.sample(world.new, 5, np.random.default_rng(0))).all()

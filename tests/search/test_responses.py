@@ -1,4 +1,4 @@
-"""The model of label log-probabilities, on worlds that are made as it believes them to be."""
+"""The model of label log-probabilities, on worlds that satisfy its assumptions."""
 
 import dataclasses
 
@@ -24,11 +24,12 @@ FEATURES = Features(SPACE)
 
 
 class World:
-    """Orderings that lean towards labels by the places of items.
+    """A world in which the positions of items bias the answers of orderings towards labels.
 
     Args:
-        looks: Examples that each ordering is looked at on, in turn.
-        drawn: Whether answers are drawn by their probabilities, as at a temperature of 1, or the likeliest ones.
+        num_calls: Number of examples on which each ordering is called.
+        drawn: Whether answers are sampled, as at a temperature of 1, instead of the likeliest
+            labels.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class World:
         num_labels=2,
         num_orderings=40,
         num_examples=30,
-        looks=2,
+        num_calls=2,
         lean=1.0,
         separation=1.0,
         seed=0,
@@ -69,9 +70,9 @@ class World:
         self.truth = right[:, num_examples:].mean(axis=1)
         self.known = np.zeros(self.right.shape, dtype=bool)
         for i in range(num_orderings):
-            # As the search does, see `ExampleSchedule`.
-            start = looks * i + looks * i // num_examples
-            self.known[i, (start + np.arange(looks)) % num_examples] = True
+            # Assign examples in turn, like `ExampleSchedule`.
+            start = num_calls * i + num_calls * i // num_examples
+            self.known[i, (start + np.arange(num_calls)) % num_examples] = True
         self.features = features
         self.log_probabilities = np.where(self.known[..., None], self.contrasts, np.nan) @ basis
 
@@ -94,8 +95,14 @@ def offsets_of(fitted, ordering):
 
 @pytest.mark.parametrize("drawn", [False, True])
 @pytest.mark.parametrize("num_labels", [2, 3, 5])
-def test_expected_scores_are_those_of_answers_drawn_or_likeliest(num_labels, drawn):
-    options = {"num_labels": num_labels, "num_examples": 100, "looks": 5, "separation": 1.5, "drawn": drawn}
+def test_expected_scores_are_unbiased_for_sampled_and_likeliest_answers(num_labels, drawn):
+    options = {
+        "num_labels": num_labels,
+        "num_examples": 100,
+        "num_calls": 5,
+        "separation": 1.5,
+        "drawn": drawn,
+    }
     worlds = [World(seed=seed, **options) for seed in range(10)]
     errors = [world.model().means.mean() - world.truth.mean() for world in worlds]
     assert np.mean(errors) == pytest.approx(0.0, abs=0.05)
@@ -104,7 +111,7 @@ def test_expected_scores_are_those_of_answers_drawn_or_likeliest(num_labels, dra
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(0, 999), st.integers(1, 3))
-def test_process_is_gaussian_conditioning(seed, outputs):
+def test_effect_process_equals_gaussian_conditioning(seed, outputs):
     rng = np.random.default_rng(seed)
     features = [rng.normal(size=(12, 4)) / 2, rng.normal(size=(12, 3)) / 2]
     kernels = [family @ family.T for family in features]
@@ -128,8 +135,8 @@ def test_process_is_gaussian_conditioning(seed, outputs):
 
 
 @pytest.mark.parametrize("num_labels", [2, 4])
-def test_scores_are_told_from_few_looks(num_labels):
-    """Three times as many right answers would tell less."""
+def test_two_examples_per_ordering_predict_its_score(num_labels):
+    """The prediction is better than the accuracy on three times as many examples."""
     modelled = []
     counted = []
     for seed in range(5):
@@ -140,11 +147,11 @@ def test_scores_are_told_from_few_looks(num_labels):
     assert np.mean(modelled) > np.mean(counted) + 0.1
 
 
-def test_gains_are_not_claimed_where_there_are_none():
-    """Orderings lean, but no label is separated from another."""
+def test_gains_are_rarely_claimed_if_orderings_do_not_differ():
+    """Orderings have a label bias, but no ordering separates the labels, so all have the same accuracy."""
     claims = 0
     for seed in range(40):
-        world = World(seed=seed, separation=0.0, num_orderings=20, looks=6)
+        world = World(seed=seed, separation=0.0, num_orderings=20, num_calls=6)
         chances = world.model().gains(0).summary()[1]
         claims += bool((chances >= 0.9).any())
     assert claims <= 6
@@ -161,20 +168,20 @@ class TestOrderingModel:
 
     def responses(self, world, share=1.0):
         rows = {ordering: i for i, ordering in enumerate(world.orderings)}
-        is_told = np.random.default_rng(0).random(world.known.shape) < share
+        is_known = np.random.default_rng(0).random(world.known.shape) < share
 
-        def look(ordering, example):
+        def logprobs_of(ordering, example):
             i = rows.get(ordering)
-            if i is None or not is_told[i, example]:
+            if i is None or not is_known[i, example]:
                 return None
             return world.log_probabilities[i, example], ()
 
-        return LabelResponses(world.scores, look)
+        return LabelResponses(world.scores, logprobs_of)
 
     @pytest.mark.parametrize("calibrating", [False, True])
     @pytest.mark.parametrize("least", [-9999.0, -np.inf])
-    def test_probabilities_of_0_and_1_are_numbers_like_others(self, least, calibrating):
-        world = World(num_labels=3, looks=6)
+    def test_probabilities_of_0_and_1_lead_to_finite_results(self, least, calibrating):
+        world = World(num_labels=3, num_calls=6)
         world.log_probabilities[world.log_probabilities < 0] = least
         responses = dataclasses.replace(self.responses(world), are_calibrated=calibrating)
         fitted = OrderingModel(SPACE, responses=responses).fit(self.scores_of(world))
@@ -182,14 +189,14 @@ class TestOrderingModel:
         numbers = [[gain.expected, gain.probability] for gain in fitted.gains(first).values()]
         assert np.isfinite([*np.ravel(numbers), *offsets_of(fitted, first)]).all()
 
-    def test_of_many_orderings_most_promising_and_some_bad_ones_are_modelled(self):
+    def test_only_promising_and_some_bad_orderings_are_modelled_if_there_are_many(self):
         world = World(num_orderings=400, lean=2.0)
         fitted = OrderingModel(SPACE, responses=self.responses(world)).fit(self.scores_of(world))
         ranked = [world.orderings[i] in fitted.orderings for i in np.argsort(-world.truth)]
         assert sum(ranked) == len(fitted.orderings) < 250
         assert np.mean(ranked[:40]) > 0.5 > 0.35 > np.mean(ranked[-40:]) > 0.1
 
-    def test_where_most_calls_bring_none_scores_alone_count(self):
+    def test_log_probabilities_are_ignored_if_most_calls_lack_them(self):
         world = World()
         scores = self.scores_of(world)
         alone = OrderingModel(SPACE).fit(scores).estimates()
@@ -198,8 +205,8 @@ class TestOrderingModel:
             fitted = OrderingModel(SPACE, responses=responses).fit(scores)
             assert (fitted.estimates() == alone) == is_ignored
 
-    def test_gains_over_a_program_with_silent_replies_are_those_of_log_probabilities(self):
-        """The student without demos never says a label."""
+    def test_gains_over_a_program_without_readable_labels_are_predicted(self):
+        """Without demos, no reply of the student contains a label."""
         world = World(lean=2.0)
         scores = {WITHOUT_DEMOS: dict.fromkeys(range(25), 0.0), **self.scores_of(world)}
         fitted = OrderingModel(SPACE, responses=self.responses(world)).fit(scores)
@@ -210,13 +217,13 @@ class TestOrderingModel:
         assert np.corrcoef(promised, true)[0, 1] > 0.8
         assert np.abs(promised - true).mean() < 0.1
 
-    def test_how_often_an_ordering_says_no_label_is_expected_as_it_was_seen(self):
-        """Most replies say none if item 0 stands late."""
+    def test_the_share_of_replies_without_a_label_affects_estimates(self):
+        """If item 0 is in the second half, most replies contain no label."""
         errors = []
         of_first = []
         outside = []
         for seed in range(6):
-            world = World(seed=seed, num_orderings=60, num_examples=40, looks=3)
+            world = World(seed=seed, num_orderings=60, num_examples=40, num_calls=3)
             rng = np.random.default_rng(seed)
             places = np.array([ordering[0].index(0) for ordering in world.orderings])
             share = np.where(places >= 3, 0.7, 0.05)
@@ -227,11 +234,11 @@ class TestOrderingModel:
             world.log_probabilities[silent] = np.nan
             logs = dict(zip(world.orderings, world.log_probabilities, strict=True))
 
-            def look(ordering, example, logs=logs):
+            def logprobs_of(ordering, example, logs=logs):
                 row = logs[ordering][example]
                 return None if np.isnan(row).any() else (row, ())
 
-            responses = LabelResponses(world.scores, look)
+            responses = LabelResponses(world.scores, logprobs_of)
             fitted = OrderingModel(SPACE, responses=responses).fit(self.scores_of(world))
             first, other, *_ = world.orderings
             truth = dict(zip(world.orderings, world.truth * (1 - share), strict=True))
@@ -245,7 +252,7 @@ class TestOrderingModel:
         assert np.mean(of_first) < 0.1
         assert np.mean(outside) < 0.1
 
-    def test_estimates_are_told_within_what_the_metric_gives_for_labels(self):
+    def test_estimates_are_clipped_to_the_range_of_label_scores(self):
         model = OrderingModel(SPACE, responses=LabelResponses(np.eye(2), lambda *cell: None))
         shown = model.clipped([ScoreEstimate(SPACE.identity, score) for score in (1.3, 0.8, -0.2)], {})
         assert [estimate.score for estimate in shown] == [1.0, 0.8, 0.0]
@@ -253,8 +260,8 @@ class TestOrderingModel:
     PROGRAM = WholeProgram(0, "nearest last")
 
     def fitted(self, examples, *, right, leans=3.0, calibrating=True, wide=30):
-        """Fit a model of orderings beside one program."""
-        world = World(looks=4, seed=4)
+        """Return a model fitted to orderings and one whole program, and the world of the orderings."""
+        world = World(num_calls=4, seed=4)
         own = self.responses(world)
         scores = self.scores_of(world)
         scores[world.orderings[0]] = {e: float(world.right[0, e]) for e in range(wide)}
@@ -262,18 +269,18 @@ class TestOrderingModel:
         world.log_probabilities[0] = (world.contrasts[0] @ helmert(2))[: len(world.scores)]
         scores[self.PROGRAM] = dict(zip(examples, map(float, right), strict=True))
 
-        def look(ordering, example):
+        def logprobs_of(ordering, example):
             said = np.array([-leans, leans]) + 0.1 * example
             log_probabilities = said - np.logaddexp.reduce(said)
             if ordering == self.PROGRAM:
                 return log_probabilities, ()
             return own.logprobs_of(ordering, example)
 
-        responses = LabelResponses(world.scores, look, np.array([0.4, 0.6]), calibrating)
+        responses = LabelResponses(world.scores, logprobs_of, np.array([0.4, 0.6]), calibrating)
         space = dataclasses.replace(SPACE, programs=(self.PROGRAM,))
         return OrderingModel(space, responses=responses).fit(scores), world
 
-    def test_log_probabilities_of_a_program_tell_nothing_of_what_it_or_others_score(self):
+    def test_log_probabilities_of_a_whole_program_do_not_affect_estimates(self):
         options = {"examples": range(4), "right": [0, 0, 1, 0], "calibrating": False}
         (one, _) = self.fitted(leans=3.0, **options)
         (other, _) = self.fitted(leans=-3.0, **options)
@@ -282,15 +289,15 @@ class TestOrderingModel:
         assert one.gains(first) == other.gains(first)
 
     @pytest.mark.parametrize(("share", "sure"), [(1.0, (0.99, 1.0)), (0.0, (0.0, 0.01))])
-    def test_a_program_is_worth_what_it_scores(self, share, sure):
+    def test_the_gain_of_a_whole_program_follows_its_scores(self, share, sure):
         fitted, world = self.fitted(range(30), right=[share] * 30, calibrating=False)
         gain = fitted.gains(world.orderings[0])[self.PROGRAM]
         assert sure[0] <= gain.probability <= sure[1]
         assert gain.expected == pytest.approx(share - world.right[0].mean(), abs=0.1)
 
     @pytest.mark.parametrize("count", [1, 4, 20])
-    def test_a_program_is_calibrated_by_its_own_answers(self, count):
-        """Four more answers in the shares of the labels are assumed."""
+    def test_a_whole_program_is_calibrated_by_its_own_answers(self, count):
+        """The prior counts as four additional answers with the target shares of the labels."""
         fitted, _ = self.fitted(range(count), right=np.ones(count))
         answers = np.exp([-3.0, 3.0]) / np.exp([-3.0, 3.0]).sum()
         means = (count * answers + 4 * np.array([0.4, 0.6])) / (count + 4)

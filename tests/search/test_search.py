@@ -1,4 +1,4 @@
-"""Searches by cross-entropy and at random, and what ends a search."""
+"""Cross-entropy search, random search, and the reasons to stop a search."""
 
 import math
 from itertools import chain
@@ -30,8 +30,8 @@ def scored(orderings):
 class TestCrossEntropySearch:
     @pytest.mark.parametrize("update", UPDATES)
     @pytest.mark.parametrize("sizes", [(7,), (4, 5)])
-    def test_learns_the_reversed_order_of_each_block(self, update, sizes):
-        """Without torch's global source of randomness."""
+    def test_the_search_learns_the_best_order_of_each_block(self, update, sizes):
+        """The search must not use torch's global random-number generator."""
         before = torch.random.get_rng_state()
         options = {"update": update, "num_samples": 30, "seed": 1}
         search = CrossEntropySearch(OrderingSpace.of_sizes(*sizes), **options)
@@ -42,7 +42,7 @@ class TestCrossEntropySearch:
         assert sortedness(search.mode()) > 0.9
         assert torch.equal(before, torch.random.get_rng_state())
 
-    def test_asks_for_independent_draws_and_its_elites_are_the_best_of_the_last_round_only(self):
+    def test_draws_are_independent_and_elites_come_only_from_the_last_round(self):
         search = CrossEntropySearch(OrderingSpace.of_sizes(3), num_samples=40, elite_fraction=0.05)
         first = search.ask()
         assert len(set(first)) <= 6 < len(first) == 40
@@ -59,27 +59,27 @@ class TestCrossEntropySearch:
         ("weighted", "scores", "weights"),
         [(False, [0.3, 0.1], None), (True, [0.3, 0.1], [3.0, 1.0]), (True, [0.3, 0.0], None)],
     )
-    def test_one_update_is_the_rule_applied_to_the_elites(self, weighted, scores, weights):
-        """Without a positive score, all elites count alike."""
+    def test_tell_applies_the_update_rule_to_the_elites(self, weighted, scores, weights):
+        """If any score is 0 or less, all elites have equal weights."""
         rule = MaximumLikelihood(num_steps=5, weighted=weighted)
         search = CrossEntropySearch(OrderingSpace.of_sizes(3), update=rule, elite_fraction=0.5)
         orderings = [(2, 0, 1), (1, 2, 0), (0, 1, 2), (0, 2, 1)]
-        told_scores = {}
+        scores_by_ordering = {}
         for ordering, score in zip(orderings, [*scores, -1.0, -1.0], strict=True):
-            told_scores[(ordering,)] = {0: score}
-        search.tell(list(told_scores), told_scores)
+            scores_by_ordering[(ordering,)] = {0: score}
+        search.tell(list(scores_by_ordering), scores_by_ordering)
         weights = None if weights is None else torch.tensor(weights)
         expected = rule.update(rule.initial(3), torch.tensor(orderings[:2]), weights).logits
         torch.testing.assert_close(search.distributions[0].logits, expected)
 
-    def test_a_refit_goes_on_from_the_distributions_or_begins_anew(self):
+    def test_refit_starts_from_the_current_or_from_uniform_distributions(self):
         elites = [[ScoreEstimate((tuple(order),), 1.0)] for order in ([2, 0, 1], [1, 2, 0])]
         search, new = (CrossEntropySearch(OrderingSpace.of_sizes(3)) for _ in range(2))
         search.refit(elites[0])
         search.refit(elites[1])
         new.refit(elites[1])
         assert search.distributions[0].state_dict() != new.distributions[0].state_dict()
-        search.refit(elites[1], anew=True)
+        search.refit(elites[1], from_uniform=True)
         assert search.distributions[0].state_dict() == new.distributions[0].state_dict()
 
     @pytest.mark.parametrize(
@@ -92,14 +92,14 @@ class TestCrossEntropySearch:
             (8, {}, TypeError, "of_sizes"),
         ],
     )
-    def test_refuses_bad_arguments(self, space, options, error, message):
+    def test_rejects_invalid_arguments(self, space, options, error, message):
         with pytest.raises(error, match=message):
             CrossEntropySearch(space, **options)
 
 
 @pytest.mark.parametrize("num_orderings", [7, 24, 99])
 @pytest.mark.parametrize("kinds", [(0, 1, 2, 3), (0, 1, 1, 2)])
-def test_random_search_asks_for_each_once_and_the_identity_first(num_orderings, kinds):
+def test_random_search_asks_for_each_ordering_once_starting_with_the_identity(num_orderings, kinds):
     space = OrderingSpace((kinds,))
     search = RandomSearch(space, num_orderings=num_orderings, num_samples=5, seed=3)
     *batches, last = play(search, scored, rounds=100)
@@ -129,7 +129,7 @@ def history(*best_so_far):
         (None, 1, history(0.5), history(0.5, 0.5)),
     ],
 )
-def test_stopping_reads_the_rounds(score, patience, going, ended):
+def test_reason_to_stop_depends_on_score_and_patience(score, patience, going, ended):
     assert not reason_to_stop([], stop_at_score=score, patience=patience)
     assert not reason_to_stop(going, stop_at_score=score, patience=patience)
     assert not reason_to_stop(ended, stop_at_score=None, patience=None)
@@ -138,6 +138,6 @@ def test_stopping_reads_the_rounds(score, patience, going, ended):
 
 @example(100, 0.07)
 @given(st.integers(1, 500), st.sampled_from([0.1, 0.2, 0.3, 0.5, 1.0]))
-def test_number_of_elites_is_the_ceiling(num_trials, fraction):
+def test_number_of_elites_is_rounded_up(num_trials, fraction):
     exact = math.ceil(round(fraction * num_trials, 6))
     assert num_elites(num_trials, fraction) == max(1, exact)

@@ -1,4 +1,4 @@
-"""Spaces of orderings: of all items of some blocks, or of as many as limits allow."""
+"""Spaces of orderings, with and without limits on the number of items shown."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ FEW = {"min_length": 1, "max_length": 2}
 
 @st.composite
 def spaces(draw, max_size=4):
-    """Draw spaces with and without equal items and limits."""
+    """Draw spaces with or without identical items, and with or without limits."""
     block = st.lists(st.integers(0, 3), max_size=max_size).map(tuple)
     blocks = draw(st.lists(block, min_size=1, max_size=2))
     if draw(st.booleans()):
@@ -34,7 +34,7 @@ def spaces(draw, max_size=4):
 
 
 def everything(space):
-    """Return all ordered subsets within the limits."""
+    """Return all arrangements within the limits."""
     blocks = []
     for size, (least, most) in zip(space.sizes, space.limits, strict=True):
         subsets = []
@@ -44,7 +44,7 @@ def everything(space):
     return set(itertools.product(*blocks))
 
 
-def looks(space, ordering):
+def appearance(space, ordering):
     shown = []
     for kinds, items in zip(space.kinds, ordering, strict=True):
         shown.append(tuple(kinds[item] for item in items))
@@ -55,13 +55,13 @@ def without(items, left_out):
     return [item for item in items if item != left_out]
 
 
-def elsewhere(first, second):
-    """Tell whether orderings differ by the place of at most one item."""
+def one_item_apart(first, second):
+    """Return whether orderings are equal except for the position of at most one item."""
     return any(without(first, item) == without(second, item) for item in first)
 
 
 def one_move_apart(first, second):
-    """Tell whether one move leads from one ordered subset to another."""
+    """Return whether a single move changes one arrangement into the other."""
     if len(first) > len(second):
         first, second = second, first
     if len(first) < len(second):
@@ -69,7 +69,7 @@ def one_move_apart(first, second):
     different = [p for p in range(len(first)) if first[p] != second[p]]
     if set(first) != set(second):
         return len(different) == 1
-    return first != second and (elsewhere(first, second) or len(different) == 2)
+    return first != second and (one_item_apart(first, second) or len(different) == 2)
 
 
 def short(ordering):
@@ -79,36 +79,37 @@ def short(ordering):
 class TestSpace:
     @settings(max_examples=100)
     @given(spaces())
-    def test_enumeration_shows_everything_once_and_begins_with_the_identity(self, space):
+    def test_enumeration_yields_each_ordering_once_starting_with_the_identity(self, space):
         listed = list(space.enumerate())
-        shown = {looks(space, ordering) for ordering in listed}
-        assert shown == {looks(space, ordering) for ordering in everything(space)}
+        shown = {appearance(space, ordering) for ordering in listed}
+        assert shown == {appearance(space, ordering) for ordering in everything(space)}
         assert len(listed) == len(shown) == space.num_distinct
         assert listed[0] == space.identity
         assert all(space.canonical(ordering) == ordering for ordering in listed)
 
     @given(spaces(), seeds)
-    def test_canonical_orderings_are_equal_exactly_where_they_look_alike(self, space, seed):
+    def test_canonical_orderings_are_equal_if_and_only_if_they_look_alike(self, space, seed):
         rng = np.random.default_rng(seed)
         every = sorted(everything(space))
         first, second = (every[rng.integers(len(every))] for _ in range(2))
-        assert looks(space, space.canonical(first)) == looks(space, first)
-        alike = looks(space, first) == looks(space, second)
+        assert appearance(space, space.canonical(first)) == appearance(space, first)
+        alike = appearance(space, first) == appearance(space, second)
         assert (space.canonical(first) == space.canonical(second)) == alike
         assert space.canonical(json.loads(json.dumps(first))) == space.canonical(first)
 
-    def test_counts_are_exact(self):
+    def test_num_distinct_is_exact(self):
         assert OrderingSpace.of_sizes(4, 3).num_distinct == 24 * 6
         assert OrderingSpace.of_sizes(30).num_distinct == math.factorial(30)
         assert OrderingSpace.of_sizes(40, min_length=8, max_length=8).num_distinct == math.perm(40, 8)
-        # Of n items: none, or one of n at first and then an ordering of the others.
+        # An arrangement of n items is empty, or has one of n first items before an arrangement of
+        # the others.
         total = 1
         for size in range(1, 31):
             total = size * total + 1
         assert OrderingSpace.of_sizes(30, min_length=0).num_distinct == total
         assert OrderingSpace.of_sizes(3, 2, max_length=1).num_distinct == 4 * 3
 
-    def test_places_count_from_the_end_where_limits_are_given(self):
+    def test_positions_are_counted_from_the_end_if_limits_are_given(self):
         assert not OrderingSpace.of_sizes(4).from_end
         assert OrderingSpace.of_sizes(4, min_length=4).from_end
         assert OrderingSpace.of_sizes(4, max_length=4) == OrderingSpace.of_sizes(4, min_length=0)
@@ -119,10 +120,10 @@ class TestSpace:
         [
             *(({}, o, "permutation") for o in (((0, 1),), ((0, 0, 1, 2), (0, 1)), ((0, 1, 2), (0, 1)), ())),
             *((FEW, o, "items of 0..3") for o in (((0, 0), (1,)), ((0, 4), (1,)), ((0, -1), (1,)))),
-            *((FEW, o, "expected 1 to 2 different") for o in (((0, 1), ()), ((0, 1, 2), (0,)))),
+            *((FEW, o, "must have 1 to 2 different") for o in (((0, 1), ()), ((0, 1, 2), (0,)))),
         ],
     )
-    def test_refuses_what_is_not_in_the_space(self, options, ordering, message):
+    def test_rejects_orderings_outside_the_space(self, options, ordering, message):
         with pytest.raises(ValueError, match=message):
             OrderingSpace.of_sizes(4, 2, **options).canonical(ordering)
 
@@ -137,7 +138,7 @@ class TestSpace:
             (lambda: OrderingSpace.of_sizes(5, max_length=2, identity=((0, 1, 2),)), "0 to 2 different"),
         ],
     )
-    def test_refuses_limits_and_identities_that_do_not_fit(self, make, message):
+    def test_rejects_limits_and_identities_that_do_not_fit(self, make, message):
         with pytest.raises(ValueError, match=message):
             make()
 
@@ -145,7 +146,7 @@ class TestSpace:
 class TestAllowed:
     space = OrderingSpace.of_sizes(4, 3, min_length=0, identity=((3,), (1, 0)), allowed=short)
 
-    def test_all_ways_into_the_space_ask_it(self):
+    def test_all_methods_return_only_allowed_orderings(self):
         allowed = {o for o in everything(self.space) if short(o)}
         rng = np.random.default_rng(0)
         assert set(self.space.enumerate()) == allowed
@@ -155,20 +156,20 @@ class TestAllowed:
         least = OrderingSpace(self.space.kinds, ((3, 4), (0, 3)), allowed=short, identity=((0, 1, 2), ()))
         assert least.shortened(((0, 1, 2, 3), (2,))) == ((1, 2, 3), ())
 
-    def test_what_has_no_allowed_neighbour_stays_and_draws_end(self):
+    def test_moves_and_draws_end_if_no_ordering_is_allowed(self):
         space = OrderingSpace.of_sizes(3, max_length=2, allowed=lambda o: o == ((0, 1),))
         for ordering in (((0, 1),), ((),)):
             assert space.moved(ordering, np.random.default_rng(0)) == ordering
         assert space.shortened(((2, 1),)) is None
         space = OrderingSpace.of_sizes(12, min_length=0, allowed=lambda o: o == (tuple(range(12)),))
-        message = "it refused all 1,000. Lower the minimum number of items"
+        message = "it rejected all 1,000: decrease the minimum number of items"
         with pytest.raises(ValueError, match=message):
             space.draw(1, np.random.default_rng(0))
 
 
 class TestDraws:
     @pytest.mark.parametrize("limits", [{"min_length": 1, "max_length": 3}, {}])
-    def test_are_uniform_over_lengths_and_then_over_ordered_subsets(self, limits):
+    def test_draws_are_uniform_over_lengths_then_over_arrangements_of_that_length(self, limits):
         space = OrderingSpace.of_sizes(4, **limits)
         draws = Counter(space.draw(20_000, np.random.default_rng(0)))
         every = list(space.enumerate())
@@ -177,7 +178,7 @@ class TestDraws:
         assert stats.chisquare([draws[o] for o in every], expected).pvalue > 1e-3
 
     @given(spaces(), seeds)
-    def test_lie_in_the_space_and_repeat(self, space, seed):
+    def test_draws_are_in_the_space_and_reproducible(self, space, seed):
         first, again = (space.draw(5, np.random.default_rng(seed)) for _ in range(2))
         assert first == again
         assert [space.canonical(ordering) for ordering in first] == first
@@ -192,7 +193,7 @@ class TestDraws:
         ({"min_length": 2, "max_length": 2}, ((3, 1), (0, 1))),
     ],
 )
-def test_moves_reach_every_ordering_one_move_away_and_nothing_else(limits, begin):
+def test_moves_reach_exactly_the_orderings_one_move_away(limits, begin):
     space = OrderingSpace.of_sizes(4, 2, **limits)
     rng = np.random.default_rng(0)
     expected = set()
@@ -218,12 +219,12 @@ class TestChoices:
         assert identity == ((), (0,), (0,))
         assert others == [((), (1,), (0,)), ((), (2,), (0,)), ((), (0,), (1,))]
 
-    def test_they_are_no_items_shown(self):
+    def test_choices_do_not_count_as_shown_items(self):
         assert not self.SPACE.shows_items(((), (2,), (1,)))
         assert self.SPACE.shows_items(((3,), (0,), (0,)))
         assert self.SPACE.with_first_choices(((3, 1), (2,), (1,))) == ((3, 1), (0,), (0,))
 
-    def test_they_can_get_more_items_which_come_last(self):
+    def test_new_items_of_choices_come_last(self):
         wider = self.SPACE.with_choices([4, 2])
         assert wider.sizes == (4, 4, 2)
         assert 3 * wider.num_distinct == 4 * self.SPACE.num_distinct
@@ -233,7 +234,7 @@ class TestChoices:
         assert wider.with_new_items(ordering, self.SPACE) == [((3, 1), (3,), (1,))]
         assert wider.chosen(ordering) == ((2,), (1,))
 
-    def test_draws_and_moves_choose_one(self):
+    def test_draws_and_moves_choose_exactly_one_item(self):
         rng = np.random.default_rng(0)
         drawn = self.SPACE.draw(200, rng)
         moved = [self.SPACE.moved(ordering, rng) for ordering in drawn]

@@ -1,3 +1,5 @@
+"""Thompson sampling: the orderings that the search asks for, and its estimates."""
+
 import itertools
 
 import numpy as np
@@ -21,7 +23,7 @@ def asked_in(batches):
 
 @pytest.fixture(scope="module")
 def games():
-    """Return worlds with their searches and batches."""
+    """Return simulated worlds, each with a finished search and its batches."""
     played = []
     for seed in range(6):
         world = World(8, seed=seed)
@@ -31,7 +33,7 @@ def games():
 
 
 class TestSearch:
-    def test_finds_better_orders_than_random_search_at_as_many_calls(self, games):
+    def test_finds_better_orders_than_random_search_with_as_many_calls(self, games):
         gains = []
         heights = []
         for seed, (world, search, _) in enumerate(games):
@@ -46,7 +48,7 @@ class TestSearch:
         assert np.mean(gains) > 0.5
         assert np.mean(heights) > 2.0
 
-    def test_batches_are_distinct_the_identity_comes_first_and_good_orderings_come_again(self, games):
+    def test_batches_start_with_the_identity_and_repeat_good_orderings(self, games):
         gains = []
         for world, _, batches in games:
             asked = asked_in(batches)
@@ -59,7 +61,7 @@ class TestSearch:
             assert len(batches[0]) == 30
             assert all(0 < len(set(batch)) == len(batch) <= 16 for batch in batches[1:])
 
-    def test_searches_blocks_jointly(self):
+    def test_finds_good_orders_of_several_blocks(self):
         heights = []
         for seed in range(4):
             world = World(5, 4, 1, seed=seed)
@@ -69,22 +71,24 @@ class TestSearch:
             heights.append(world.height(search.ranked(world.known)[0].ordering))
         assert np.mean(heights) > 1.8
 
-    def test_ends_when_all_is_scored(self):
+    def test_ends_when_all_orderings_are_scored_on_all_examples(self):
         world = World(3, num_examples=30)
         batches = play(search_in(world, num_samples=4, num_initial=3), world, rounds=50)
         assert batches[-1] == []
         assert (len(world.known), world.calls) == (6, 6 * 30)
-        assert len(asked_in(batches)) == 6 * 3, "none is asked for again that has been scored on all"
+        assert len(asked_in(batches)) == 6 * 3, (
+            "no ordering is requested again after all its scores are known"
+        )
 
-    def test_does_not_ask_for_ever_for_what_cannot_be_had(self):
-        """The last example never runs."""
+    def test_ends_if_an_example_cannot_be_scored(self):
+        """The last example never receives a score."""
         world = World(3, seed=0)
         search = search_in(world, num_examples=len(world.easiness) + 1)
         batches = play(search, world, rounds=100)
         assert batches[-1] == []
         assert len(batches) < 20
 
-    def test_unscored_programs_have_a_draw_of_their_own_with_log_probabilities(self):
+    def test_an_unfinished_whole_program_has_its_own_draw_if_there_are_log_probabilities(self):
         program = WholeProgram(0, "nearest last")
         first = []
         space = OrderingSpace((tuple(range(3)),), programs=(program,))
@@ -101,7 +105,7 @@ class TestSearch:
             assert set(asked) == set(space.enumerate()) - whole
         assert first == [False, True, False]
 
-    def test_classes_matter(self):
+    def test_classes_affect_the_search(self):
         options = [{}, {"classes": [[0, 1] * 4]}, {"example_classes": [0, 1] * 20}]
         last = [play(search_in(World(8), **some), World(8), rounds=3)[-1] for some in options]
         assert all(one != other for one, other in itertools.combinations(last, 2))
@@ -118,7 +122,7 @@ class TestTell:
         means = [np.mean(list(row.values())) for row in scores.values()]
         assert 0 < np.std([estimate.score for estimate in search.ranked(scores)]) < np.std(means)
 
-    def test_ranked_is_best_first_and_knows_what_it_was_told(self, games):
+    def test_ranked_estimates_exactly_the_orderings_with_known_scores(self, games):
         for world, search, _ in games:
             unknown = next(o for o in random_orderings(world.space, 999) if o not in world.known)
             estimates = search.ranked({unknown: {0: 9.0}, **world.known})
@@ -128,7 +132,7 @@ class TestTell:
             truths = [world.truth(estimate.ordering) for estimate in estimates]
             assert np.corrcoef(truths, scores)[0, 1] > 0.5
 
-    def test_the_original_and_programs_are_never_ruled_out_however_little_they_promise(self):
+    def test_the_original_and_whole_programs_are_always_modelled(self):
         program = WholeProgram(0, "nearest last")
         space = OrderingSpace((tuple(range(6)),), programs=(program,))
         orderings = [o for o in space.enumerate() if o != program][: MAX_MODELLED + 40]
@@ -152,7 +156,7 @@ class TestTell:
             ({((0, 1, 2), (0,)): {0: 0.5}}, "blocks"),
         ],
     )
-    def test_refuses_what_are_no_scores_and_learns_nothing_of_them(self, scores, message):
+    def test_rejects_invalid_scores_and_does_not_learn_from_them(self, scores, message):
         search, twin = (search_in(World(3), example_classes=[0] * 41) for _ in range(2))
         scores = {((2, 1, 0),): {0: 0.5}, **scores}
         wrong = [(list(scores), message), ([], "at least one"), ([((1, 0, 2),)], "by example")]
@@ -169,14 +173,14 @@ class TestTell:
         *(("num_initial", 0), ("seed", -1), ("example_classes", [0, 1])),
     ],
 )
-def test_arguments_out_of_range_are_refused_by_name(name, value):
+def test_errors_name_arguments_out_of_range(name, value):
     with pytest.raises(ValueError, match=name):
         search_in(World(3), **{name: value})
 
 
 @pytest.mark.parametrize(("wrong", "right"), [(0.0, 1.0), (-70.0, -20.0), (0.0, 1e-3)])
-def test_what_is_shown_is_no_score_that_no_example_can_have(wrong, right):
-    """The linear model may expect more than any score."""
+def test_estimates_lie_within_the_range_of_scores(wrong, right):
+    """The linear model itself may predict scores above the range."""
     beyond = False
     for seed in range(4):
         world = World(6, seed=seed)
@@ -196,4 +200,4 @@ def test_what_is_shown_is_no_score_that_no_example_can_have(wrong, right):
             assert max(shown) <= right
             assert scores == sorted(scores, reverse=True)
         beyond |= search.model.fit(world.known).estimates()[0].score > right
-    assert beyond, "else nothing is tested"
+    assert beyond, "the model must predict a score above the range, or the test proves nothing"

@@ -1,4 +1,4 @@
-"""The gains of levers on simulated scores with known truth, and the advice that they lead to."""
+"""Estimated gains from levers on simulated scores with known true gains, and the resulting advice."""
 
 import headroom as benchmark
 import numpy as np
@@ -13,7 +13,7 @@ TABLES = 150
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch):
-    """Let the benchmark's numbers of draws end with the test."""
+    """Use few draws. After each test, restore the numbers of draws, which the benchmark changes."""
     monkeypatch.setattr(comparisons, "NUM_DRAWS", 2_000)
     monkeypatch.setattr(comparisons, "NUM_FLIPS", 999)
 
@@ -26,8 +26,8 @@ WITHOUT_EFFECT = [
 
 
 @pytest.mark.parametrize("world", WITHOUT_EFFECT)
-def test_noise_is_no_lever(world):
-    """Each interval excludes 0 in about 5%, and the program is kept in 90%."""
+def test_noise_is_not_mistaken_for_a_gain(world):
+    """Each interval excludes 0 in about 5% of the tables, and the program is kept in at least 90%."""
     rates = benchmark.results(world, TABLES)
     assert rates.pop("kept")[0] >= 0.9
     del rates["instructed"]
@@ -37,7 +37,7 @@ def test_noise_is_no_lever(world):
 
 
 @pytest.mark.parametrize("world", [*benchmark.with_effects(), *benchmark.with_instructions()])
-def test_intervals_hold_the_truth_and_estimates_are_not_those_of_winners(world):
+def test_intervals_contain_the_true_gain_and_estimates_are_not_biased_upwards(world):
     """Estimates are shrunk towards 0, so they may be too low, but not too high."""
     rates = benchmark.results(world, TABLES)
     del rates["kept"], rates["instructed"]
@@ -47,8 +47,8 @@ def test_intervals_hold_the_truth_and_estimates_are_not_those_of_winners(world):
 
 
 @pytest.mark.parametrize("has_demos", [False, True])
-def test_an_instruction_is_compared_with_its_own_set(has_demos):
-    """A useless instruction is no lever if sets differ, and a good one is if demos alone help as well."""
+def test_an_instruction_is_compared_with_the_same_demos_without_it(has_demos):
+    """A useless instruction is not recommended. A good instruction is recommended even if demos help too."""
     world = benchmark.World(has_demos, accuracy=0.4, demos=0.2, sets=0.15, instruction=0.0, num_examples=75)
     assert benchmark.results(world, TABLES)["instructed"][0] < 0.08
     world = benchmark.World(has_demos, accuracy=0.4, demos=0.15, sets=0.05, instruction=0.2, num_examples=75)
@@ -56,7 +56,7 @@ def test_an_instruction_is_compared_with_its_own_set(has_demos):
 
 
 def test_the_largest_of_equal_gains_is_shrunk():
-    """Ten programs are as good as the first one. Observed, the best of them seems better."""
+    """Ten programs are as good as the baseline, but the best observed score is higher by chance."""
     rng = np.random.default_rng(0)
     observed = []
     estimated = []
@@ -79,12 +79,12 @@ def test_large_gains_hardly_shrink():
     assert 0.65 < gain.value < 0.7
 
 
-def test_large_effects_are_seen():
+def test_large_effects_are_detected():
     rates = benchmark.results(benchmark.World(False, demos=0.3, sets=0.05), TABLES)
     assert rates["kept"][0] < 0.2
 
 
-def test_equal_scores_leave_doubt_and_the_best_has_no_more_than_all_right():
+def test_intervals_of_equal_scores_have_width_and_gains_stay_below_the_maximum_score():
     experiment = PairedExperiment(np.ones((6, 30)))
     single = experiment.gain([1])
     average = experiment.gain([2, 3, 4, 5])
@@ -99,8 +99,8 @@ def test_equal_scores_leave_doubt_and_the_best_has_no_more_than_all_right():
     assert best.noise_share == pytest.approx(0.0)
 
 
-def test_all_gains_share_the_draws_of_the_spread():
-    """The best of 20 sets is better than a random one by a multiple of the standard deviation."""
+def test_gains_share_the_draws_of_the_spread():
+    """The draws of different gains are correlated, because they use the same draws of the standard deviation."""
     experiment = PairedExperiment(
         (np.random.default_rng(0).random((5, 40)) < 0.5).astype(float), bounds=(0.0, 9.0)
     )
@@ -112,7 +112,7 @@ def test_all_gains_share_the_draws_of_the_spread():
     assert np.corrcoef(first, second)[0, 1] == pytest.approx(1.0)
 
 
-def test_the_order_of_the_examples_does_not_matter():
+def test_gains_do_not_depend_on_the_order_of_examples():
     scores = (np.random.default_rng(0).random((6, 40)) < 0.6).astype(float)
     first, second = (PairedExperiment(table).gain([2, 3, 4]) for table in (scores, scores[:, ::-1]))
     assert first.interval == second.interval
@@ -146,12 +146,12 @@ RANDOM = gain(0.2)
         ),
     ],
 )
-def test_the_advice_is_the_simplest_of_the_best(gains, advice):
+def test_advice_names_the_simplest_of_the_best_levers(gains, advice):
     changes = [Change(name, [1], HOW[name]) for name in gains]
     text = best_advice(changes, gains)
     assert text.startswith(advice)
     assert text.startswith(NOTHING_TO_GAIN) == ("noise" in advice)
 
 
-def test_without_levers_there_is_no_advice():
+def test_advice_says_so_if_no_lever_could_be_tried():
     assert best_advice([], {}).startswith("No lever could be tried")

@@ -1,4 +1,4 @@
-"""The mathematics of calibration, and intervals of paired differences and of means."""
+"""Offsets and shares for calibration, and intervals for paired differences and means."""
 
 import math
 import statistics
@@ -26,8 +26,8 @@ TABLES = SCORES.map(lambda scores: log_softmax(scores, axis=1))
 
 
 class TestBatchOffsets:
-    def test_a_prior_and_labels_that_were_not_among_them(self):
-        """A label that was not among the likeliest has probability 0."""
+    def test_offsets_follow_the_prior_and_unseen_labels_have_probability_0(self):
+        """An unseen label is one that was not among the likeliest tokens."""
         table = np.log([[0.9, 0.1], [0.7, 0.3]])
         prior = [0.25, 0.75]
         expected = np.log(prior) - np.log([0.8, 0.2])
@@ -37,13 +37,13 @@ class TestBatchOffsets:
         assert offsets[1] - offsets[0] == pytest.approx(np.log(0.75 / 0.2))
 
     @given(TABLES)
-    def test_probabilities_over_their_means_are_one_on_the_mean(self, table):
-        """The probabilities are not normalised again."""
+    def test_offsets_make_mean_probabilities_of_labels_equal(self, table):
+        """The probabilities are not normalised again after calibration."""
         moved = np.exp(table + batch_offsets(table)).mean(axis=0)
         np.testing.assert_allclose(moved, moved[0], rtol=1e-9)
 
-    def test_of_several_means_at_once(self):
-        """A label that was never seen gets the smallest offset of the others in its row."""
+    def test_several_rows_of_means_are_handled_at_once(self):
+        """A label that was never seen gets the smallest offset of the other labels in its row."""
         means = np.log([[0.8, 0.15, 0.05], [0.1, 0.85, 0.05]])
         even = np.full(3, 1 / 3)
         held = np.array([False, False, True])
@@ -62,8 +62,8 @@ class TestUnevenLabels:
         ("counts", "uneven"),
         [([0, 0], False), ([60, 40], False), ([90, 60], False), ([120, 80], True), ([3, 0], False)],
     )
-    def test_are_those_that_chance_does_not_explain(self, counts, uneven):
-        """A chi-squared test gives 90 to 60 a probability of .014, and 120 to 80 one of .005."""
+    def test_uneven_labels_are_detected_by_a_chi_squared_test(self, counts, uneven):
+        """The p value of a chi-squared test is .014 for counts of 90 and 60, and .005 for 120 and 80."""
         shares = likely_shares(counts)
         assert len(shares) == 1 + uneven
         assert shares[-1].tolist() == [0.5, 0.5]
@@ -73,8 +73,8 @@ class TestUnevenLabels:
 
 class TestCalibrated:
     @given(TABLES, st.data())
-    def test_a_label_that_was_not_seen_does_not_become_the_likeliest(self, table, data):
-        """If two labels were equally likely, the first would become the answer."""
+    def test_an_unseen_label_does_not_become_the_likeliest(self, table, data):
+        """An unseen label must not even tie with the likeliest label, because the first label wins a tie."""
         unseen = data.draw(arrays(bool, table.shape))
         table = log_softmax(np.where(unseen, table.min(), table), axis=1)
         offsets = data.draw(arrays(np.float64, table.shape[1], elements=st.floats(-20, 20)))
@@ -84,7 +84,7 @@ class TestCalibrated:
             assert hidden.all() or not hidden[answer]
 
 
-def test_a_metric_that_rare_labels_decide_leaves_answers_as_they_are_at_first():
+def test_no_calibration_is_the_first_option_for_metrics_that_depend_on_rare_labels():
     scores = np.concatenate([np.repeat(np.eye(2), [90, 10], axis=0), np.zeros((200, 2))])
     by_metric, by_accuracy = (shares_to_try(scores, between=between) for between in (True, False))
     assert np.isnan(by_metric[0]).all()
@@ -95,8 +95,8 @@ def test_a_metric_that_rare_labels_decide_leaves_answers_as_they_are_at_first():
 
 
 class TestIntervals:
-    def test_is_the_adjusted_wald_interval_of_paired_proportions(self):
-        """Agresti and Min 2005: half an observation more in each cell of the 2 x 2 table."""
+    def test_paired_interval_is_the_adjusted_wald_interval_for_proportions(self):
+        """Agresti and Min (2005) add half an observation to each cell of the 2 x 2 table."""
         better = 12
         worse = 4
         same = 24
@@ -109,7 +109,7 @@ class TestIntervals:
         expected = ((b - c) / n - quantile * error, (b - c) / n + quantile * error)
         assert paired_interval(differences) == pytest.approx(expected)
 
-    def test_interval_of_a_mean_is_students_and_none_of_no_differences(self):
+    def test_mean_interval_is_students_t_and_empty_inputs_are_rejected(self):
         values = [0.17, 0.215, 0.07, 0.175, 0.145]
         expected = stats.t.interval(0.95, 4, loc=statistics.mean(values), scale=stats.sem(values))
         assert mean_interval(values) == pytest.approx(expected)

@@ -14,11 +14,11 @@ effects         label bias and slope of orderings, and effects of examples, from
 logits          logits of labels under these effects, Eq. 3
 response_model  expected scores under these logits, Eq. 4
 unread          replies in which no label can be read
-answers         the answers to score: as programs gave them, or calibrated, Eq. 5 and 6
+answers         the answers to score, original or calibrated, Eq. 5 and 6
 gains           gains over a reference on new examples, Eq. 7 to 9
 
-All modules share this notation; the equations are numbered as in docs/method.md. NaN marks unknown
-cells, and arrays of candidates begin with the orderings that the model is fitted to.
+All modules share this notation. Equations are numbered as in docs/method.md. NaN marks unknown
+cells. In arrays of candidates, the orderings to which the model is fitted come first.
 
 symbol  code         shape      meaning
 m, c                            numbers of fitted orderings o, and of other orderings
@@ -44,5 +44,5 @@ F_i     features     [m, d]     one family of features
 K_i     kernels      [m, m]     F_i F_i^T; the identity for own effects
 
 A candidate without features, such as a whole program, is an "outsider". It has only an effect
-of its own. `earlier` is the `state` of an earlier fit; starting from it saves steps.
+of its own. `earlier` is the `state` of an earlier fit, with which a new fit takes fewer steps.
 """

@@ -1,6 +1,6 @@
-"""The answers that a search scores: as programs gave them, or calibrated.
+"""The answers that a search scores: the programs' original answers, or calibrated ones.
 
-offsets[o]     =  log shares - log mean probabilities of o, less their mean       (5)
+offsets[o]     =  log shares - log mean probabilities of o, centred at 0          (5)
 answers[o, e]  =  argmax of p[o, e] + offsets[o]                                  (6)
 """
 
@@ -18,23 +18,23 @@ from plr_dspy.search.model.responses import Calls, SetMetricWeights
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 from plr_dspy.statistics.calibration import calibrated, label_offsets, log_mean
 
-MAX_EXAMPLES = 128  # maximum number of examples to average expected scores over
-PRIOR_CELLS = 4.0  # weight of expected answers, in cells
-PRIOR_DEVIATIONS = (0.0, 0.05, 0.15, 0.5)  # equally likely prior standard deviations of calibration's gain
+MAX_EXAMPLES = 128  # maximum number of examples over which expected scores are averaged
+PRIOR_CELLS = 4.0  # weight of expected label probabilities, in cells
+PRIOR_DEVIATIONS = (0.0, 0.05, 0.15, 0.5)  # equally likely prior standard deviations of the gain
 ALL = slice(None)
 
 
 class Revision(NamedTuple):
     """The calibration of a program's answers, for the builder of the returned program."""
 
-    offsets: tuple[float, ...]  # of the labels, [L]
+    offsets: tuple[float, ...]  # offsets of the labels' log-probabilities, [L]
     shares: tuple[float, ...]  # target shares of the labels, [L]; empty without calibration
 
 
 class CalibrationEstimate(NamedTuple):
     """The effect of calibration on an ordering, allowing for unread replies."""
 
-    offsets: tuple[float, ...]  # of the labels
+    offsets: tuple[float, ...]  # offsets of the labels' log-probabilities
     before: float  # expected mean score over all examples, without calibration
     after: float  # expected mean score with calibration
 
@@ -42,11 +42,11 @@ class CalibrationEstimate(NamedTuple):
 class CalibratedLabels(NamedTuple):
     """The answers of orderings after calibration to given label shares."""
 
-    shares: Array  # [L]; NaN if answers stay as they are
+    shares: Array  # target shares of the labels, [L]; NaN if answers are not calibrated
     offsets: Array  # 0 on average, [m, L]
-    answers: Numbers  # the likeliest labels, [m, E]; an unseen label is never the likeliest
+    answers: Numbers  # indices of the likeliest labels, [m, E]; unseen labels are never chosen
     never_seen: Mask  # labels that were unseen in all answers, [L]
-    calibrates: bool  # False if answers stay as they are
+    calibrates: bool  # whether answers are calibrated
 
 
 class ExampleWeights:
@@ -55,8 +55,8 @@ class ExampleWeights:
     Attributes:
         all: Weights of all examples, ``[E]``, which sum to 1.
         seen, of_seen: Examples with log-probabilities, and their weights.
-        columns, of_columns: At most `MAX_EXAMPLES` seen examples to average expected scores
-            over, and their weights, ``[n]``.
+        columns, of_columns: At most `MAX_EXAMPLES` seen examples, over which expected scores
+            are averaged, and their weights, ``[n]``.
     """
 
     def __init__(self, influence: SetMetricWeights | None, examples: Numbers, is_seen: Mask) -> None:
@@ -94,7 +94,7 @@ class Answers:
     Args:
         calls, logits, weights: The calls, the logits fitted to them, and the weights of examples.
         shares, are_calibrated: As in `LabelResponses`.
-        are_drawn: Whether programs sample their answers instead of giving the likeliest
+        are_drawn: Whether programs sample their answers instead of returning the likeliest
             label.
     """
 
@@ -121,19 +121,19 @@ class Answers:
 
     @property
     def scores(self) -> Array:
-        """Scores of calls, or of the calibrated answers that replace the original ones, ``[m, E]``."""
+        """Scores of calibrated answers if these are scored, else of the original answers, ``[m, E]``."""
         return self.calibrated_scores if self._are_calibrated else self._call_scores
 
     def expected_scores(
         self, effects: Array, examples: Numbers, weights: Array, bias_variances: Array | float = 0.0
     ) -> Array:
-        """Return expected scores on weighted examples, given the effects, ``[m, n]``.
+        """Return the expected scores of orderings with these effects on `examples`, ``[m, n]``.
 
         `bias_variances` are additional variances of the label bias, ``[m]``.
         """
         logits, variances = self._logits.under(effects, examples)  # Eq. 3
         if self._are_calibrated and self.calibrated_labels.calibrates:
-            # Calibration removes the label bias.
+            # Calibration removes the label bias, so its additional variance does not matter.
             labels = self.calibrated_labels
             log_means = np.log(weights @ mean_probabilities(logits, variances))
             logits = logits + label_offsets(log_means, labels.shares, held=labels.never_seen)[:, None]
@@ -152,7 +152,10 @@ class Answers:
 
     @cached_property
     def calibrated_labels(self) -> CalibratedLabels:
-        """Return answers calibrated to the best-scoring shares, or to the first if none is clearly better."""
+        """Return answers calibrated to the shares with the highest scores.
+
+        If no shares are clearly better than the first ones, return answers calibrated to those.
+        """
         options = [self._calibrate(alternative) for alternative in np.atleast_2d(self._shares)]
         known = self._labels.known
         means = []
@@ -163,9 +166,9 @@ class Answers:
         gains = np.array(means) - means[0]
         mean_gains = gains @ weights
         min_gains = np.zeros(len(options))
-        # With a metric over a set, uncalibrated answers come first, and a few rare examples
-        # dominate both the gain and its error. Requiring a clear gain would rule out
-        # calibration.
+        # Require a gain of more than one standard error, except with a metric over a set. There,
+        # the first option is no calibration, and a few rare examples dominate both the gain and
+        # its error. This requirement would then rule out calibration.
         if options[0].calibrates:
             min_gains = np.sqrt((gains - mean_gains[:, None]) ** 2 @ weights**2)
         best = int(np.where(mean_gains > min_gains, mean_gains, 0.0).argmax())
@@ -173,21 +176,21 @@ class Answers:
 
     @cached_property
     def calibrated_scores(self) -> Array:
-        """Return the scores of calls ``[m, E]``, calibrated if log-probabilities are known."""
+        """Return the scores of calls, ``[m, E]``, with calibrated answers if log-probabilities are known."""
         scores = self._labels.scores[self._all, self.calibrated_labels.answers]
         of_calls = self._weights.reweighted(np.where(self._calls.scored.known, scores, np.nan))
         return np.where(self._labels.known, of_calls, self._call_scores)
 
     @property
     def calibrated_shares(self) -> tuple[float, ...]:
-        """Return the shares that labels are calibrated to, ``[L]``; empty if they are not."""
+        """Return the target shares of calibration, ``[L]``, or an empty tuple if answers are not calibrated."""
         labels = self.calibrated_labels
         if not labels.calibrates:
             return ()
         return tuple(round(share, 6) for share in labels.shares.tolist())
 
     def rounded_offsets(self, number: int) -> tuple[float, ...]:
-        """Return the offsets that calibrate an ordering, ``[L]``, rounded."""
+        """Return the rounded offsets that calibrate an ordering's answers, ``[L]``."""
         return tuple(np.round(self.calibrated_labels.offsets[number], 6).tolist())
 
     def estimate(self, number: int) -> CalibrationEstimate:
@@ -206,14 +209,17 @@ class Answers:
             share = is_unread.sum() / is_called.sum()
             mean_score = self._call_scores[number, is_unread].mean()
             before = float((1 - share) * before + share * mean_score)
-            if self._are_calibrated:  # Otherwise, calibration might read labels in these replies.
+            # If original answers are scored, a calibrated program may still find labels in these
+            # replies.
+            if self._are_calibrated:
                 after = float((1 - share) * after + share * mean_score)
         return CalibrationEstimate(offsets, before, after)
 
     def corrected(self, number: int) -> tuple[float, float, Array]:
-        """Return an ordering's uncalibrated score, the gain of calibration, and its error on each call.
+        """Return an ordering's uncalibrated score, its gain from calibration, and the gain's error on each call.
 
-        The scores of these calls correct the expected scores, so unread replies are included.
+        The expected scores are corrected by the actual scores of calls, which include unread
+        replies.
         """
         weights = self._weights
         call_scores = self._call_scores[number]
@@ -225,7 +231,7 @@ class Answers:
         return score, float(after - before + differences.mean()), differences
 
     def gain_of_calibration(self, number: int) -> Gains:
-        """Return an ordering's gain from calibration on new examples, as one column."""
+        """Return an ordering's gain from calibration on new examples, as `Gains` with one column."""
         _, expected, errors = self.corrected(number)
         count = len(errors)
         squares = float(((errors - errors.mean()) ** 2).sum())
@@ -237,21 +243,22 @@ class Answers:
         return Gains(softmax(log_likelihoods), shrinkage * expected, shrinkage * noise, (priors > 0)[:, None])
 
     def _own_expected_scores(self, number: int, examples: Numbers) -> Array:
-        """Return expected scores of an ordering, uncalibrated and calibrated, ``[2, n]``."""
-        # Ignore the ordering's own cells, which look too good if they led to its selection.
+        """Return the expected scores of an ordering without and with calibration, ``[2, n]``."""
+        # Predict the logits, because the ordering's own log-probabilities are biased if they led
+        # to its selection.
         logits, variances = self._logits.under(self._logits.effects[[number]], examples)
         offsets = self.calibrated_labels.offsets[number]
         chances = [self._own_chances(logits, variances), likeliest_chances(logits + offsets, variances)]
         return mean_scores(np.concatenate(chances), self._labels.scores[examples])
 
     def _calibrate(self, shares: Array) -> CalibratedLabels:
-        """Calibrate all orderings to shares of labels ``[L]``; NaN leaves answers as they are."""
+        """Calibrate all orderings to label shares ``[L]``. If the shares are NaN, leave answers uncalibrated."""
         known = self._labels.known
         unseen = self._labels.unseen
         never_seen: Mask = np.asarray(unseen[known].all(axis=0) & known.any())
         log_means, own_shares, shrinkage = self._log_means
-        # Whole programs have no effects, so mix the means over their own cells with the
-        # target shares.
+        # Whole programs have no effects, so mix the mean probabilities in their own cells with
+        # the target shares.
         of_programs = np.log(np.maximum(shrinkage * own_shares + (1 - shrinkage) * shares, 1e-300))
         log_means = np.where(self._calls.is_program[:, None], of_programs, log_means)
         calibrates = not np.isnan(shares).any()
@@ -264,9 +271,9 @@ class Answers:
 
     @cached_property
     def _log_means(self) -> tuple[Array, Array, Array]:
-        """Return log mean probabilities, means over own cells, and shrinkage weights ``[m, 1]``.
+        """Return log mean probabilities, mean probabilities in own cells, and shrinkage weights ``[m, 1]``.
 
-        The expected mean over all examples is corrected by its error on the ordering's cells.
+        The mean expected over all examples is corrected by its error in the ordering's own cells.
         """
         known = self._labels.known
         counts = known.sum(axis=1)[:, None]
@@ -282,5 +289,5 @@ class Answers:
 
 
 def mean_scores(chances: Array, label_scores: Array) -> Array:
-    """Return the expected scores ``[m, n]`` of answers with chances ``[m, n, L]`` (Eq. 4)."""
+    """Return the expected scores ``[m, n]``, given the probabilities of answers ``[m, n, L]`` (Eq. 4)."""
     return np.asarray(np.einsum("mel,el->me", chances, label_scores))

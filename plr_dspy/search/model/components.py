@@ -29,7 +29,7 @@ Measure: TypeAlias = Callable[[Array, Array], tuple[Array, float]]  # maps K and
 PRIOR_VARIANCE = 0.02
 PRIOR_SHAPE = 0.3  # shape of each variance's Gamma prior; a small shape lets components vanish
 NUM_FIRST_STEPS = 15
-NUM_STEPS = 3  # steps if the fit starts from an earlier one
+NUM_STEPS = 3  # number of steps if the fit starts from the variances of an earlier fit
 MIN_VARIANCE = 1e-9
 
 
@@ -56,7 +56,11 @@ class Components:
         return self.remaining(np.diag(self.covariance), self.covariance)
 
     def remaining(self, prior_variances: Array, covariance: Array) -> Array:
-        """Return posterior variances, given prior variances ``[c]`` and covariances ``[c, m]``."""
+        """Return the posterior variances of orderings, ``[c]``.
+
+        `prior_variances` are ``[c]``. `covariance` holds the prior covariances with the fitted
+        orderings, ``[c, m]``.
+        """
         explained = ((covariance @ self.inverse) * covariance).sum(axis=1)
         return np.asarray(self.noise * np.maximum(prior_variances - explained, MIN_VARIANCE))
 
@@ -89,11 +93,10 @@ def fit_components(
 
     Args:
         measure: Returns the measured values and the noise, given the current fit.
-        earlier: Variances to start from; ignored if their number differs from that of the
-            kernels.
-        total: Prior mean of the sum of the variances, and its initial value.
-        noise: Initial noise.
-        extra_variances: Further prior variances in the unit of the values, ``[m]``.
+        earlier: Variances to start from; ignored unless there is one for each kernel.
+        total: Prior mean and initial value of the sum of the variances.
+        noise: Initial variance of the noise.
+        extra_variances: Additional prior variances in the squared unit of the values, ``[m]``.
     """
     stacked: Array = np.stack(kernels)
     count = len(kernels)

@@ -2,9 +2,9 @@
 
     z[o, e]  =  a[e]  +  b[o]  +  q[o] g[e]  +  noise          (3)
 
-Two examples determine an ordering's b almost exactly, so a few examples predict its score on
-all others. Expectation-maximisation fits the effects and their variances (N. M. Laird and J.
-H. Ware, Biometrics 38, 1982).
+Two examples determine an ordering's label bias b almost exactly. So a few examples predict its
+score on all other examples. Expectation-maximisation fits the effects and their variances (N.
+M. Laird and J. H. Ware, Biometrics 38, 1982).
 """
 
 from typing import NamedTuple
@@ -16,10 +16,10 @@ from plr_dspy.search.model.gains import Families
 from plr_dspy.statistics.arrays import Array, Mask
 
 NUM_SWEEPS = 12
-NUM_QUICK_SWEEPS = 3  # sweeps of a fit that only ranks orderings
-TOLERANCE = 3e-4  # Stop when the noise changes by less than this fraction; six sweeps are typical.
-PRIOR_COUNT = 5.0  # weight of a variance's prior, in orderings, examples or answers
-# Prior variances of log-odds (natural logarithms).
+NUM_QUICK_SWEEPS = 3  # number of sweeps in a fit that only ranks orderings
+TOLERANCE = 3e-4  # relative change of the noise at which to stop, typically after six sweeps
+PRIOR_COUNT = 5.0  # weight of the prior of a variance, as a number of orderings, examples or answers
+# Prior variances of the effects on log-odds (natural logarithms).
 PRIOR_LABEL_BIAS = 0.1
 PRIOR_SLOPE = 0.01
 PRIOR_EXAMPLE = 0.5
@@ -43,12 +43,12 @@ class ResponseEffects:
     """The effects of examples and orderings, fitted to log-probabilities.
 
     Attributes:
-        examples, example_variances: Posterior means of a, here effects on log-probabilities,
-            ``[E, d]``, and their variances, ``[E]``.
-        label_bias, slope: Posteriors of b and q.
+        examples, example_variances: Posterior means of the effects a of examples on
+            log-probabilities, ``[E, d]``, and their variances, ``[E]``.
+        label_bias, slope: Posteriors of the label bias b and the slope q of orderings.
         noise: Noise variance of a contrast.
         leverage: Influence of each cell on its own fitted value, from 0 to 1, ``[m, E]``.
-        residuals: Residuals of the known cells, 0 for unknown ones, ``[m, E, d]``.
+        residuals: Residuals of the cells, ``[m, E, d]``; 0 for unknown cells.
         num_cells: Effective number of known cells of each ordering, ``[m]``. A cell counts
             less if few other orderings share its example.
     """
@@ -56,7 +56,8 @@ class ResponseEffects:
     def __init__(
         self, contrasts: Array, directions: Array, *, is_outsider: Mask, num_sweeps: int = NUM_SWEEPS
     ) -> None:
-        # Internally, contrasts are the first axis, because adding a few large tables is faster.
+        # Internally, contrasts are the first axis, because operations on a few large tables are
+        # faster than on many short rows.
         is_known = ~np.isnan(contrasts[..., 0])
         num_contrasts = contrasts.shape[2]
         self._known = is_known.astype(np.float64)
@@ -84,7 +85,7 @@ class ResponseEffects:
         self.examples = self._examples.T
 
     def _fit_examples(self) -> None:
-        """Update a, whose prior mean is linear in g."""
+        """Update the effects of examples, whose prior mean is linear in the directions g."""
         directions = self._directions
         is_seen = self._is_seen
         prior_mean = np.zeros_like(self._examples)
@@ -102,7 +103,7 @@ class ResponseEffects:
         self._example_variance = _posterior_variance(squares, PRIOR_EXAMPLE)
 
     def _fit_variances(self) -> None:
-        """Update the priors of b and q from the posteriors of the previous sweep."""
+        """Update the priors of label bias and slope from their posteriors in the previous sweep."""
         is_regular = ~self._is_outsider & (self.num_cells > 0)
         if not is_regular.any():
             return
@@ -115,22 +116,22 @@ class ResponseEffects:
         self._slope_variance = _posterior_variance(squares, PRIOR_SLOPE)
 
     def _fit_orderings(self) -> None:
-        """Update b and q by weighted ridge regression on 1 and g."""
+        """Update label bias and slope by weighted ridge regression on a constant and the directions g."""
         noise = self.noise
         directions = self._directions
         num_contrasts = len(self._contrasts)
         bias_priors = self._label_bias_variance + np.where(self._is_outsider, OUTSIDER_LABEL_BIAS, 0.0)
         slope_priors = self._slope_variance + np.where(self._is_outsider, OUTSIDER_SLOPE, 0.0)
-        # Compare each cell with its example's effect as estimated from the other orderings
-        # alone. An estimate from all cells repeats part of this cell's noise, which would
-        # look like an effect of the ordering.
+        # Compare each cell with its example's effect, estimated only from the other orderings.
+        # An estimate from all cells would include part of this cell's noise, which would look
+        # like an effect of the ordering.
         own_precision = self._known / noise
         precision = 1.0 / self.example_variances - own_precision
         scaled = (self._examples / self.example_variances)[:, None] - own_precision * self._example_responses
         weights = self._known * noise / (noise + 1.0 / precision)
         responses = (self._contrasts - scaled / precision) * weights
         self.num_cells = weights.sum(axis=1)
-        # Solve the normal equations of b and q by eliminating b.
+        # Solve the normal equations of label bias and slope by eliminating the label bias.
         ridge = noise / bias_priors
         total = self.num_cells + ridge
         cross = directions @ weights.T
@@ -172,11 +173,11 @@ def _posterior_variance(squares: Array, prior: float) -> float:
 
 
 class EffectProcess:
-    """A Gaussian process of one effect of orderings, measured for each ordering with its own precision.
+    """A Gaussian process of label bias or slope, which is measured for each ordering with a different precision.
 
     Attributes:
         fit: The fitted components, with variances relative to `unit`.
-        means, variances: Posterior given all orderings, ``[m, k]`` and ``[m]``.
+        means, variances: Posterior means ``[m, k]`` and variances ``[m]``, given all orderings.
     """
 
     def __init__(
@@ -189,8 +190,8 @@ class EffectProcess:
         earlier: Variances = None,
     ) -> None:
         self.level = measured.prior_mean
-        # Remove the prior from each posterior, which leaves the likelihood of the ordering's
-        # own cells.
+        # Remove the prior from each posterior to obtain the likelihood of the ordering's own
+        # cells.
         posterior = 1.0 / measured.variances
         prior = 1.0 / measured.prior_variances
         self._precisions = np.maximum(posterior - prior, 1e-6)
@@ -212,9 +213,9 @@ class EffectProcess:
         self.variances = self.fit.posterior_variances
 
     def errors(self, noise: Array, is_measured: Mask) -> Array:
-        """Return the covariance of the errors that noise causes in the means of measured orderings.
+        """Return the covariance ``[c, c]`` of the errors that noise causes in the means of measured orderings.
 
-        Both this covariance and `noise`, which may have any unit, are ``[c, c]``.
+        `noise` is the covariance ``[c, c]`` of the noise, in any unit.
         """
         deviations = 1.0 / np.sqrt(self._precisions[is_measured] * np.diag(noise))
         gain = (self.fit.covariance @ self.fit.inverse)[np.ix_(is_measured, is_measured)]
@@ -224,7 +225,8 @@ class EffectProcess:
         """Return the posterior variances of other orderings, ``[c]``.
 
         Args:
-            products: Inner products of other and fitted orderings' features, ``[c, m]`` each.
+            products: For each family, the inner products of the other orderings' features and
+                the fitted orderings' features, ``[c, m]``.
             squares: Squared norms of the other orderings' features, ``[c, families]``.
         """
         *family_variances, own_variance = self.fit.variances

@@ -1,4 +1,4 @@
-"""Features of orderings, in families."""
+"""Features of orderings, grouped into families."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region",
 - "presence": which items are shown
 - "region": which items are near each position
 - "last": which item is last
-- "adjacency": which item comes right before which
-- "class region", "class adjacency": "region" and "adjacency" of classes, such as the answers of demos
+- "adjacency": which items are neighbours, and which of the two comes first
+- "class region", "class adjacency": "region" and "adjacency" of classes, such as the demos' answers
 - "none": whether a block that may be empty is empty
-- "choice": which item is chosen, in a block of which exactly one is
-- "choice and none", "choice and number": "choice", together with "none" or "number" of its block
+- "choice": which item is chosen, in a block that shows exactly one item
+- "choice and none", "choice and number": products of "choice" with "none" or "number" of another block
 """
 
 CHOICE_FAMILIES = ("none", "choice", "choice and none", "choice and number")
@@ -28,9 +28,9 @@ CHOICE_FAMILIES = ("none", "choice", "choice and none", "choice and number")
 REGION = 1.0  # length scale of "region" in log positions: 1 and 2 are as close as 5 and 10
 NUM_REGION = 0.25  # length scale of "number", relative to the maximum number
 NUM_REFERENCES = 300  # random orderings used to centre and scale the features
-# Maximum pairs of items in "adjacency", shared equally by the blocks. Larger blocks have no
-# such family: a search of a few hundred calls sees few of the pairs of 50 items, but would
-# spend half its time on them.
+# Maximum number of pairs of items in "adjacency", divided equally among the blocks. Larger
+# blocks have no such family. A search of a few hundred calls sees few of the pairs among 50
+# items, but would spend half of its time on them.
 MAX_PAIRS = 1_500
 
 
@@ -49,7 +49,7 @@ class Features:
             classes = [[0 for _ in range(size)] for size in space.sizes]
         if tuple(map(len, classes)) != space.sizes:
             raise ValueError(
-                f"classes must have a class for each item of blocks of {space.sizes} items; got {classes}"
+                f"classes must have a class for each item, so {space.sizes} classes by block; got {classes}"
             )
         num_lists = len(space.sizes) - len(space.choices)
         self._blocks = [
@@ -67,14 +67,14 @@ class Features:
         self.references = self(orderings)
 
     def __call__(self, orderings: Sequence[Ordering]) -> list[Array]:
-        """Return the features ``[m, d]`` of each family; one empty family if all orderings are alike."""
+        """Return the features ``[m, d]`` of each family, or one empty family if all orderings look alike."""
         if not self._moments:
             return [np.zeros((len(orderings), 0))]
         values = self._unscaled(orderings)
         return [(values[name] - mean) * scale for name, (mean, scale) in self._moments.items()]
 
     def _unscaled(self, orderings: Sequence[Ordering]) -> dict[str, Array]:
-        """Return each family's features, before scaling, of all blocks side by side."""
+        """Return the unscaled features of each family, with all blocks side by side."""
         blocks = [block(orderings) for block in self._blocks]
         blocks += [choice(orderings, blocks) for choice in self._choices]
         families = {}
@@ -99,9 +99,9 @@ class _Block:
         self._numbers = _smooth(np.arange(self._max_length + 1) / max(self._max_length, 1), NUM_REGION)
         self._near = _smooth(np.log1p(np.arange(self._max_length)), REGION)
         self._has_pairs = self._size**2 <= MAX_PAIRS // num_blocks
-        # If almost every item has its own class, classes add hardly any information.
+        # If almost every item has its own class, the class of an item adds hardly any information.
         self._has_classes = 1 < num_classes <= 2 * self._size / 3
-        # Without choices, there is only one ordering of no items, and the model gives it an
+        # Without choices, only one ordering is empty, and the model gives that ordering an
         # effect of its own.
         self._may_be_empty = bool(space.choices)
 
@@ -136,8 +136,7 @@ class _Choice:
 
     Args:
         number: Index of the block.
-        partner: Index of the block whose items the choice may interact with; None if there
-            is none.
+        partner: Index of the block with which the choice may interact, or None.
     """
 
     def __init__(self, space: OrderingSpace, number: int, partner: int | None) -> None:
@@ -147,7 +146,7 @@ class _Choice:
         self._items = np.eye(size) - 1.0 / size
 
     def __call__(self, orderings: Sequence[Ordering], blocks: Sequence[dict[str, Array]]) -> dict[str, Array]:
-        """Return the features of each family, given those of the other blocks."""
+        """Return the features of each family, given the features of the other blocks."""
         chosen = self._items[[ordering[self._number][0] for ordering in orderings]]
         families = {"choice": chosen}
         if self._partner is not None:

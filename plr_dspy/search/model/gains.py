@@ -31,7 +31,7 @@ from plr_dspy.statistics.arrays import Array, Mask, Numbers
 Families: TypeAlias = Sequence[Array]  # one array for each family of features, such as the features [m, d]
 
 SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)  # values of s
-OUTSIDER_SCALES = (0.0, 1.0)  # values of k: whether outsiders differ from the other orderings
+OUTSIDER_SCALES = (0.0, 1.0)  # values of k: outsiders are like other orderings, or may be unlike them
 ERROR_QUANTILES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])  # equally likely quantiles of v
 PRIOR_SPREAD = 0.005  # prior mean of the variance between orderings' mean scores
 PRIOR_NO_EFFECT = 0.5  # prior probability of s = 0: all orderings score the same on new examples
@@ -55,7 +55,7 @@ class Gains(NamedTuple):
     possible: Mask  # whether a gain can differ from 0, [H, m]
 
     def plus(self, other: Gains) -> Gains:
-        """Add independent gains for each pair of hypotheses; a single column applies to all orderings."""
+        """Add independent gains under each pair of hypotheses. A single column applies to all orderings."""
         probabilities = np.outer(self.probabilities, other.probabilities).ravel()
         shape = (len(probabilities), -1)
         means = self.means[:, None] + other.means
@@ -76,7 +76,7 @@ class Gains(NamedTuple):
         )
 
     def condensed(self) -> Gains:
-        """Merge hypotheses under which the same gains are possible; keep mean and variance."""
+        """Merge hypotheses under which the same gains are possible, without changing means or variances."""
         possible, groups = np.unique(self.possible, axis=0, return_inverse=True)
         in_group = groups.ravel() == np.arange(len(possible))[:, None]
         shares = self.probabilities * in_group
@@ -87,7 +87,7 @@ class Gains(NamedTuple):
         return Gains(probabilities, means, variances, possible)
 
     def summary(self, *, margin: float = 0.0) -> GainSummary:
-        """Return the averages over the hypotheses; `above` and `below` compare gains with ``-margin``."""
+        """Return averages over the hypotheses, with probabilities of gains above and below ``-margin``."""
         variances = np.where(self.possible, self.variances, 0.0)
         deviations = np.where(self.possible, np.sqrt(np.maximum(variances, 1e-18)), 1.0)
         above = np.where(self.possible, special.ndtr((self.means + margin) / deviations), float(margin > 0.0))
@@ -105,10 +105,10 @@ class Gains(NamedTuple):
 def conditional_gains(
     means: Array, priors: Array, noise: Array, probabilities: Array, reference: int
 ) -> Gains:
-    """Return gains by Gaussian conditioning under each hypothesis, weighted by its likelihood.
+    """Return gains by Gaussian conditioning under hypotheses, which are weighted by their likelihoods.
 
     Args:
-        means, priors, reference: As above.
+        means, priors, reference: As in the table of this module.
         noise: Covariance of the errors, ``[m, m]`` or ``[H, m, m]``.
         probabilities: Prior probabilities of the hypotheses, ``[H]``.
     """
@@ -145,8 +145,8 @@ def expected_gains(
 
     If orderings do not differ, their estimated variance reflects chance alone. So the
     gains are averaged over scales of this variance. The covariance of the errors has
-    `num_examples - 1` degrees of freedom. To be cautious, hypotheses may enlarge it, but never
-    reduce it.
+    `num_examples - 1` degrees of freedom. To be cautious, hypotheses may enlarge this
+    covariance, but never reduce it.
     """
     factors = _factors(outsiders, outsider_scales, num_examples)
     scales, outsider_factors, error_scales = factors[..., None, None]
@@ -160,8 +160,8 @@ def independent_gains(
     """Return gains like `expected_gains`, but for errors that span few dimensions.
 
     Errors on a few shared examples move many orderings together, so many orderings are hardly
-    more evidence than one. The spread of the means therefore has the effective degrees of
-    freedom of the errors' covariance. Here, `outsiders` are variances, ``[m]``.
+    more evidence than one. Therefore, the spread of the means has only the effective degrees
+    of freedom of the errors' covariance. Here, `outsiders` are variances, ``[m]``.
     """
     errors = noise - noise.mean(axis=0) - noise.mean(axis=1)[:, None] + noise.mean()
     error_variances = np.diag(errors)
@@ -200,5 +200,5 @@ def _factors(outsiders: Array, outsider_scales: Sequence[float], num_examples: i
 
 
 def _prior_weights(scales: Array) -> Array:
-    """Return the prior weights of hypotheses, given s."""
+    """Return the prior weights of hypotheses, given their scales s."""
     return np.where(scales == 0.0, PRIOR_NO_EFFECT, (1 - PRIOR_NO_EFFECT) / (len(SCALES) - 1))

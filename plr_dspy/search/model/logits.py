@@ -1,4 +1,4 @@
-"""Logits of labels: what orderings would answer on examples, before any score is known.
+"""Logits of labels, which predict the answers of orderings on examples without using any scores.
 
     z[o, e]  =  a[e]  +  b[o]  +  q[o] g[e]  +  noise          (3)
 
@@ -25,11 +25,11 @@ from plr_dspy.search.model.responses import Calls
 from plr_dspy.search.model.score_table import ScoreTable
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-MAX_CONTRAST = 8.0  # upper bound; beyond it, a label is practically impossible
+MAX_CONTRAST = 8.0  # maximum absolute contrast, at which a label is practically impossible
 
 
 def softmax(logits: Array) -> Array:
-    """Return the softmax over the last axis, ``[..., L]``, in a third of scipy's time for short rows."""
+    """Return the softmax over the last axis, ``[..., L]``, three times as fast as scipy for short rows."""
     by_label = np.moveaxis(logits, -1, 0).copy()
     odds = np.exp(by_label - by_label.max(axis=0))
     return np.moveaxis(odds / odds.sum(axis=0), 0, -1)
@@ -41,7 +41,7 @@ def mean_probabilities(logits: Array, variances: Array) -> Array:
 
 
 def likeliest_chances(logits: Array, variances: Array) -> Array:
-    """Return the probability that each label has the highest logit, with logistic errors."""
+    """Return the probability that each label has the highest logit, under logistic noise."""
     return softmax(logits * (np.pi / np.sqrt(6.0 * variances))[..., None])
 
 
@@ -91,14 +91,17 @@ class LabelLogits:
         self.effect_variances = np.stack([posterior.variances for posterior in posteriors], axis=1)
 
     def under(self, effects: Array, examples: Numbers) -> tuple[Array, Array]:
-        """Return mean logits ``[m, n, L]`` under effects (Eq. 3), and contrasts' variances ``[n]``."""
+        """Return mean logits ``[m, n, L]`` under effects (Eq. 3), and variances of contrasts ``[n]``."""
         label_bias = effects[:, None, :-1]
         slopes = effects[:, -1:, None]
         means = self._cells.examples[examples] + label_bias + slopes * self._directions[examples]
         return means @ self.basis, self._cells.noise + self._cells.example_variances[examples]
 
     def leave_one_out(self) -> tuple[Array, Array]:
-        """Return logits of known cells ``[m, E, L]``, and their variances, each given all other cells."""
+        """Return the logits of known cells, each predicted from all other cells, and their variances.
+
+        The logits are ``[m, E, L]``, and the variances ``[m, E]``.
+        """
         rest = 1.0 - self._cells.leverage
         logits = np.nan_to_num(self._contrasts - self._cells.residuals / rest[..., None]) @ self.basis
         return logits, self._cells.noise / rest
@@ -116,7 +119,7 @@ class LabelLogits:
         return np.concatenate(effects, axis=1)
 
     def effect_errors(self, measured: Mask) -> tuple[Array, Array]:
-        """Return covariances ``[c, c]`` of the errors of label bias and of slope, for measured orderings."""
+        """Return the covariances ``[c, c]`` of errors in the label bias and in the slope of measured orderings."""
         contrasts = self._contrasts[measured]
         contrasts = contrasts[:, ~np.isnan(contrasts[..., 0]).all(axis=0)]
         kernels = [kernel[np.ix_(measured, measured)] for kernel in self._kernels]

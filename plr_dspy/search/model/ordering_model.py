@@ -1,9 +1,9 @@
-"""The model behind a search: from scores of orderings to estimates, gains and posterior draws.
+"""The model behind a search, which turns scores of orderings into estimates, gains and posterior draws.
 
     y[o, e] - s[o, e]  =  a[e]  +  f(o)  +  b[c(e)] l(o)  +  noise          (2)
 
-The process explains what log-probabilities do not. Label bias l has effects b on classes c of
-examples, and is modelled only without log-probabilities.
+The process models what log-probabilities do not explain in the scores. The label bias l has
+effects b on classes c of examples, and is modelled only if there are no log-probabilities.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from plr_dspy.search.space import (
 )
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-# Maximum number of orderings to fit the process to, which bounds the time of a fit. Half are
-# the most promising; the others are spread over the rest for contrast.
+# Maximum number of orderings to which the process is fitted, which bounds the time of a fit.
+# Half of them are the most promising orderings. The rest are spread over all other orderings
+# for contrast.
 MAX_MODELLED = 176
-MOST_SCORED = 32  # candidates modelled because they have the most scores, as finalists do
-LEAST_SHARE = 0.5  # minimum share of calls with log-probabilities; below it, scores alone predict better
-DEVIATIONS = 1.96  # standard errors from a mean to the ends of its 95% interval
+MOST_SCORED = 32  # number of candidates that are modelled because they have the most scores (the finalists)
+LEAST_SHARE = 0.5  # share of calls with log-probabilities, below which scores alone predict better
+DEVIATIONS = 1.96  # half of the width of a 95% interval, in standard errors
 # Maximum distance of an expected score from the mean of an ordering's own scores, in standard
 # errors (B. Efron and C. Morris, JASA 67, 1972).
 MOST_SHRUNK = 0.7
@@ -53,7 +54,7 @@ _ARITHMETIC = threading.RLock()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run linear algebra in one thread, which is faster for small matrices; other compiles wait."""
+    """Run linear algebra in one thread, which is faster for small matrices. Other compiles wait."""
     with _ARITHMETIC, _LIBRARIES.limit(limits=1, user_api="blas"):
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -64,16 +65,16 @@ def one_thread() -> Iterator[None]:
 
 
 class OrderingModel:
-    """A model that predicts scores of other orderings and on other examples from known scores.
+    """A model that learns from known scores to predict scores of new orderings and on new examples.
 
     Args:
         space, classes, example_classes, responses: As in `ThompsonSearch`.
         with_features: Whether to use features, so that similar orderings have similar scores.
 
     Attributes:
-        information_weights: Returns the information per score (see `ScoreTable`); None if it
-            does not vary.
-        keeps_scores: Whether calls keep the metric's scores; False if their answers are
+        information_weights: Returns the information per score (see `ScoreTable`); None if all
+            scores are equally informative.
+        keeps_scores: Whether calls keep the scores from the metric; False if their answers are
             calibrated.
         varies_in_length: Whether orderings may show different numbers of demos.
     """
@@ -99,9 +100,9 @@ class OrderingModel:
     def fit(
         self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Candidate] = ()
     ) -> FittedModel:
-        """Fit the process to the scores; `earlier` has the `variances` of an earlier fit.
+        """Fit the process to the scores, starting from the `variances` of an earlier fit, if any.
 
-        If there are more than `MAX_MODELLED` candidates, those in `kept` are always modelled.
+        Candidates in `kept` are modelled even if there are more than `MAX_MODELLED` candidates.
         """
         earlier = earlier or {}
         with one_thread():
@@ -132,7 +133,7 @@ class OrderingModel:
         return FittedModel(self, calls.candidates, process, responses, calls.scored, counted_scores)
 
     def clipped(self, estimates: Sequence[ScoreEstimate], scores: Scores) -> list[ScoreEstimate]:
-        """Clip estimates to the range of known scores and scores of labels.
+        """Clip estimates to the range of all known scores and of the labels' scores.
 
         The process is linear, so it may predict 1.035 for a metric that is 0 or 1.
         """
@@ -144,7 +145,7 @@ class OrderingModel:
         return [ScoreEstimate(ordering, min(max(lowest, score), highest)) for ordering, score in estimates]
 
     def features(self, candidates: Sequence[Candidate]) -> list[Array]:
-        """Return the features ``[m, d]`` of each family; 0 for outsiders, as for an average ordering."""
+        """Return the features ``[m, d]`` of each family. Outsiders have features of 0, like an average ordering."""
         if self._features is None:
             return []
         is_outsider = self._is_outsider(candidates)
@@ -162,7 +163,11 @@ class OrderingModel:
         return Calls(candidates, scored, labels, is_program, self._is_outsider(candidates))
 
     def _modelled(self, calls: Calls, kept: Sequence[Candidate]) -> Numbers:
-        """Return the rows to model: programs, `kept`, the most scored, the best, and some others."""
+        """Return the rows of the candidates to model.
+
+        These are whole programs, candidates in `kept`, those with the most scores, the best ones,
+        and some of the rest.
+        """
         responses = self._respond(calls)
         means = np.array(calls.scored.shrunk_means if responses is None else responses.means)
         most_scored = np.lexsort((means, calls.scored.counts))[-MOST_SCORED:]
@@ -184,7 +189,7 @@ class OrderingModel:
         return ResponseModel(self._responses, calls, features=features, earlier=earlier)
 
     def _arrangement(self, candidate: Candidate) -> Ordering | None:
-        """Return an ordering of the space that shows demos; None for other candidates."""
+        """Return the candidate if it is an ordering in the space and shows demos, else None."""
         return candidate if self._space.contains(candidate) and any(candidate) else None
 
     def _is_outsider(self, candidates: Sequence[Candidate]) -> Mask:
@@ -196,33 +201,33 @@ class Gain:
     """The gain of an ordering over a reference on unseen examples."""
 
     expected: float
-    probability: float  # of a gain above 0
+    probability: float  # probability of a gain above 0
     worse: float = 0.0  # probability of a gain below 0
     deviation: float = 0.0  # standard deviation of the posterior
-    # The probabilities if the reference is calibrated, too. They are 1 and 0 for the reference
-    # itself, and without calibration.
+    # The same probabilities if the reference is also calibrated. They are 1 and 0 for the
+    # reference itself, and for all orderings if there is no calibration.
     probability_alike: float = 1.0
     worse_alike: float = 0.0
 
     @property
     def min_probability(self) -> float:
-        """The lower probability of a gain above 0: with the reference calibrated, or not."""
+        """The probability of a gain above 0 over the calibrated or the original reference, whichever is lower."""
         return min(self.probability, self.probability_alike)
 
     @property
     def max_worse(self) -> float:
-        """The higher probability of a gain below 0: with the reference calibrated, or not."""
+        """The probability of a gain below 0 over the calibrated or the original reference, whichever is higher."""
         return max(self.worse, self.worse_alike)
 
 
 @dataclass(eq=False)
 class FittedModel:
-    """A model fitted to scores. Only `predict` and `sample` accept other orderings.
+    """A model fitted to scores. Only `predict()` and `sample()` accept orderings without scores.
 
     Attributes:
-        keeps_scores: Whether calls keep the metric's scores, as they do without
+        keeps_scores: Whether calls keep the scores from the metric; True if there are no
             log-probabilities.
-        variances: JSON data for the next fit to start from.
+        variances: JSON data from which the next fit can start.
     """
 
     model: OrderingModel
@@ -252,7 +257,11 @@ class FittedModel:
         return {ordering: round(self.clip(score + gain.expected), 9) for ordering, gain in gains.items()}
 
     def as_it_is(self, ordering: Candidate) -> float:
-        """Return the expected score with uncalibrated answers, close to the mean of the ordering's calls."""
+        """Return the expected score with uncalibrated answers.
+
+        The result is at most `MOST_SHRUNK` standard errors away from the mean of the ordering's
+        own scores.
+        """
         number = self.orderings.index(ordering)
         if self.responses is None:
             own = float(self.process.unshrunk[number])
@@ -264,7 +273,7 @@ class FittedModel:
         return self.clip(min(max(expected, own - margin), own + margin))
 
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
-        """Return the 95% interval of an expected score, from calls of the ordering and the reference.
+        """Return the 95% interval for an expected score, from calls of the ordering and the reference.
 
         If all calls scored the same, the margin is 3 / n for n calls (J. Hanley and
         A. Lippman-Hand, JAMA 1983).
@@ -281,8 +290,8 @@ class FittedModel:
     def _error(self, *orderings: Candidate) -> float:
         """Return the standard error of the sum of mean scores, from the orderings' own calls."""
         rows = self._all_scores[:, [self.orderings.index(ordering) for ordering in set(orderings)]]
-        # With a metric over a set, scores vary more in a row whose decisive examples are
-        # rare.
+        # Use a row's own deviation if it is larger than that of all scores. With a metric over a
+        # set, scores vary more in a row whose decisive examples are rare.
         deviations = np.maximum(
             np.nanstd(self._all_scores, axis=(1, 2)).max(), np.nanstd(rows, axis=2).max(axis=0)
         )
@@ -296,7 +305,7 @@ class FittedModel:
     def gains(self, reference: Candidate, *, margin: float = 0.0) -> dict[Candidate, Gain]:
         """Return each fitted ordering's gain over the reference, which stays uncalibrated.
 
-        Probabilities are those of a gain above and below ``-margin``, not 0.
+        Probabilities refer to gains above and below ``-margin``.
         """
         number = self.orderings.index(reference)
         above_alike = np.ones(len(self.orderings))
@@ -312,7 +321,7 @@ class FittedModel:
             # Log-probabilities may explain an outsider's scores so well that no further
             # difference seems likely. To avoid false certainty, also assume that outsiders
             # differ, and keep the less certain result. Without log-probabilities, the
-            # reference may be unlike all others, because a person made or chose it.
+            # reference may be unlike all other orderings, because a person made or chose it.
             alternatives: tuple[Sequence[float], ...] = ((1.0,), OUTSIDER_SCALES)
             if label_gains is None:
                 alternatives = (OUTSIDER_SCALES,)
@@ -330,7 +339,7 @@ class FittedModel:
                 summaries.append(gains.summary(margin=margin))
         above_alike[number] = 1.0
         below_alike[number] = 0.0
-        # Round off the digits that depend on the machine.
+        # Round off the digits that differ between machines.
         columns = (
             summaries[-1].expected.round(9),
             np.min([summary.above for summary in summaries], axis=0).round(6),
@@ -343,7 +352,7 @@ class FittedModel:
         return {ordering: Gain(*row) for ordering, row in zip(self.orderings, rows, strict=True)}
 
     def counted(self, scores: Scores) -> Scores:
-        """Return the scores, with those of fitted orderings replaced by `counted_scores`."""
+        """Return the scores of all candidates, replaced by `counted_scores` for fitted orderings."""
         if self.keeps_scores:
             return scores
         columns = {example: column for column, example in enumerate(self.scored.examples.tolist())}
@@ -368,7 +377,7 @@ class FittedModel:
         return dict(zip(self.scored.examples[columns].tolist(), labels.tolist(), strict=True))
 
     def revision(self, ordering: Candidate) -> Revision | None:
-        """Return the calibration of an ordering's answers; None if they stay as they are."""
+        """Return the calibration of an ordering's answers, or None if its answers are not calibrated."""
         if self.responses is None or self.keeps_scores or ordering not in self.orderings:
             return None
         answers = self.responses.answers
@@ -383,8 +392,8 @@ class FittedModel:
     def expected_at_random(self, drawn: Sequence[Candidate], longest: Sequence[Candidate]) -> float:
         """Return the expected mean score of random orderings with as many items as possible.
 
-        The orderings in `drawn` have any number of items, and may have scores; those in
-        `longest` are others with as many items as possible.
+        `drawn` holds random orderings of any length, some of which may have scores. `longest`
+        holds other random orderings with as many items as possible.
         """
         estimates = dict(self.estimates())
         with one_thread():

@@ -1,9 +1,9 @@
-"""The model of whole programs, from their scores on the same examples.
+"""The model of whole programs that are scored on the same examples.
 
     y[o, e]  =  t[o]  +  a[e]  +  noise, which may be correlated between programs on an example
 
 Inside the process, scores are relative to their mean, in units of their standard deviation.
-Here, n is the number of programs, and H that of hypotheses about their effects.
+There are n programs, and H hypotheses about their effects.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from plr_dspy.search.model.score_table import ScoreTable
 from plr_dspy.search.space import Candidate, Scores
 from plr_dspy.statistics.arrays import Array
 
-# Deviations are in standard deviations of scores. Those of effects are equally likely a priori.
+# Prior standard deviations of the programs' effects, all equally likely. Here and below, the
+# unit of deviations is the standard deviation of scores.
 EFFECT_DEVIATIONS = (0.04, 0.08, 0.16, 0.32)
 PRIOR_NO_EFFECT = 0.05  # prior probability that all programs score the same on new examples
-PRIOR_OUTSIDER = 0.5  # prior probability that one program is unlike the others, if programs differ
+PRIOR_OUTSIDER = 0.5  # prior probability that one program is unlike all others, if programs differ
 OUTSIDER_DEVIATION = 0.2  # additional prior deviation of an outsider's effect
 PRIOR_EXAMPLES = 50.0  # weight of the prior that errors are independent, in examples
 MAX_ROUNDING = 1e-9  # maximum relative deviation of scores that are equal except for rounding errors
-MIN_VARIANCE = 0.02  # minimum relative variance of errors: a few examples may agree by chance
+MIN_VARIANCE = 0.02  # minimum relative variance of errors, because programs may score the same by chance
 
 
 class PairedProcess:
-    """Effects of programs that were scored on the same examples, with the covariance of their errors.
+    """The effects of programs that were scored on the same examples, and the covariance of their errors.
 
     Attributes:
         mean: Posterior mean scores on an average example, ``[n]``.
@@ -49,8 +50,8 @@ class PairedProcess:
         values = np.where(table.known, (table.scores - level) / self._unit, 0.0)
         counts = np.maximum(1.0, known.sum(axis=0))
         deviations = known * (values - values.sum(axis=0) / counts)
-        # The Laplacian is singular, because a common shift is unknown: take its
-        # pseudoinverse.
+        # Take the pseudoinverse. The Laplacian is singular, because a common shift of all effects
+        # is unknown.
         inverse = np.linalg.inv(_laplacian(known) + 1.0 / len(known)) - 1.0 / len(known)
         self._effects = inverse @ deviations.sum(axis=1)
         example_effects = (values - self._effects[:, None] * known).sum(axis=0) / counts
@@ -61,7 +62,7 @@ class PairedProcess:
         self._noise = self._noise_covariance(known, residuals, np.asarray(inverse, dtype=np.float64))
 
     def _noise_covariance(self, known: Array, residuals: Array, inverse: Array) -> Array:
-        """Return N by the sandwich estimator, shrunk towards independent errors.
+        """Return the covariance of errors by the sandwich estimator, shrunk towards independent errors.
 
         Errors on the same example may be correlated (K.-Y. Liang and S. L. Zeger, Biometrika
         73, 1986).
@@ -69,8 +70,7 @@ class PairedProcess:
         count = self._num_examples
         degrees = max(1.0, known.sum() - count - len(known) + 1)
         variance = max(float((residuals**2).sum()) / degrees, MIN_VARIANCE)
-        # Programs that dropped out were scored on fewer examples, where the prior counts for
-        # more.
+        # Dropped programs were scored on fewer examples, so the prior has more weight for them.
         num_examples = np.where(known > 0, known.sum(axis=1, keepdims=True), np.inf).min(axis=0)
         prior_weights = PRIOR_EXAMPLES / (num_examples + PRIOR_EXAMPLES)
         products = (1.0 - prior_weights) * residuals @ residuals.T + variance * _laplacian(
@@ -90,18 +90,18 @@ class PairedProcess:
     ) -> Gains:
         """Return the gains of the programs over a reference on new examples.
 
-        Options are ignored, because any program may be an outsider here.
+        `outsider_scales` and `may_differ` are ignored, because any program may be an outsider.
         """
         return self._relative_gains(reference, self._num_examples).times(self._unit)
 
     def _relative_gains(self, reference: int, num_examples: float) -> Gains:
-        """Return gains as if after this many examples, in standard deviations of scores."""
+        """Return gains in standard deviations of scores, with errors as expected after `num_examples` examples."""
         probabilities, priors = self._hypotheses()
         noise = self._noise * (self._num_examples / num_examples)
         return conditional_gains(self._effects, priors, noise, probabilities, reference)
 
     def _hypotheses(self) -> tuple[Array, Array]:
-        """Return prior probabilities ``[H]``, and prior covariances ``[H, n, n]``."""
+        """Return the prior probabilities of the hypotheses ``[H]``, and their prior covariances ``[H, n, n]``."""
         size = len(self._effects)
         weight = (1.0 - PRIOR_NO_EFFECT) / len(EFFECT_DEVIATIONS)
         probabilities = [PRIOR_NO_EFFECT]
@@ -114,10 +114,10 @@ class PairedProcess:
         return np.array(probabilities), priors
 
     def improvements(self, reference: int, num_examples: float) -> Array:
-        """Return each program's expected improvement on the reference after more examples, ``[n]``.
+        """Return each program's expected improvement over the reference after more examples, ``[n]``.
 
-        This is the knowledge gradient (P. Frazier, W. Powell and S. Dayanik, SIAM J. Control
-        Optim. 47, 2008), relative to the standard deviation of scores.
+        The improvement is the knowledge gradient (P. Frazier, W. Powell and S. Dayanik, SIAM J.
+        Control Optim. 47, 2008), relative to the standard deviation of scores.
         """
         now = self._relative_gains(reference, self._num_examples)
         later = self._relative_gains(reference, num_examples)
@@ -129,7 +129,10 @@ class PairedProcess:
 
 
 def _unit_of(scores: Array) -> float:
-    """Return the standard deviation of scores; if all are equal, their absolute value, or 1 for zeros."""
+    """Return the standard deviation of scores.
+
+    If all scores are equal, return their absolute value, or 1 if they are 0.
+    """
     deviation = float(np.nanstd(scores))
     largest = float(np.nanmax(np.abs(scores)))
     if deviation > MAX_ROUNDING * largest:
@@ -138,7 +141,7 @@ def _unit_of(scores: Array) -> float:
 
 
 def _laplacian(known: Array, weights: Array | float = 1.0) -> Array:
-    """Return L, ``[n, n]``, from the examples of each program, ``[n, E]``, and the weights of examples."""
+    """Return the Laplacian ``[n, n]`` of programs, given their examples ``[n, E]`` and weights of examples."""
     weighted = known * weights
     counts = np.maximum(1.0, known.sum(axis=0))
     return np.asarray(np.diag(weighted.sum(axis=1)) - (weighted / counts) @ known.T)
@@ -151,10 +154,10 @@ class FittedPrograms(FittedModel):
     process: PairedProcess  # type: ignore[assignment]
 
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
-        """Return the 95% interval of an expected score.
+        """Return the 95% interval for an expected score.
 
-        The upper end starts from the unshrunk score if that is larger, in case shrinkage was
-        too strong. Only the program's own error counts, because the error of the reference
+        In case shrinkage was too strong, the upper end starts from the unshrunk score if that
+        score is larger. Only the program's own error counts, because the error of the reference
         cancels in paired gains.
         """
         own = float(self.process.unshrunk[self.orderings.index(ordering)])
@@ -169,7 +172,7 @@ class ProgramModel(OrderingModel):
     def fit(
         self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Candidate] = ()
     ) -> FittedPrograms:
-        """Fit the effects of all programs from scratch; `earlier` and `kept` are ignored."""
+        """Fit the effects of all programs from scratch. Ignore `earlier` and `kept`."""
         with one_thread():
             table = ScoreTable.from_rows([*scores.values()], self.information_weights)
             process = PairedProcess(table)

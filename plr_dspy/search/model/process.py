@@ -22,7 +22,7 @@ from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
 OUTSIDER_VARIANCE = 1.0  # prior variance of an outsider's effect, relative to the noise; nearly uninformative
 PRIOR_SHARE = 0.2  # prior mean of the preferences' share of the residual variance
-MAX_SHARE = 0.95  # maximum of that share
+MAX_SHARE = 0.95  # maximum share of the residual variance that preferences may explain
 PRIOR_PRECISION = 40.0  # prior precision of each kernel's share, in pairs of scores on one example
 # Centres of the Gaussian bumps of l, in standard deviations over random orderings.
 CENTRES = np.arange(-4.0, 4.01, 0.5)
@@ -38,7 +38,7 @@ class LabelBias:
 
     Attributes:
         explained: Contribution of the label bias to the scores, ``[m, E]``.
-        variances: Variances of the components of l.
+        variances: Variances of the components of the label bias.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class LabelBias:
         sums = residuals @ is_of_class
         counts = table.known @ is_of_class
         direction = _class_direction(sums, counts)
-        # Each ordering's mean residual along b measures l.
+        # An ordering's mean residual along the direction b measures its label bias l.
         sums = sums @ direction
         precisions = np.maximum(counts @ direction**2, 1e-3)
         centre = float(np.average(sums / precisions, weights=precisions))
@@ -81,19 +81,20 @@ class LabelBias:
         self._scale = float(1.0 / np.sqrt(((bumps - self._mean) ** 2).sum(axis=1).mean() + 1e-12))
 
     def add_to(self, features: Families) -> list[Array]:
-        """Return the features with one more family, whose linear functions are smooth functions of l."""
+        """Return the features with one more family, whose linear functions are smooth functions of the label bias."""
         return [*features, (self._bumps(features) - self._mean) * self._scale]
 
     def _bumps(self, features: Families) -> Array:
-        """Return Gaussian bumps of l, ``[m, d]``."""
+        """Return Gaussian bumps of the label bias, ``[m, d]``."""
         standardised = (linear(features, self._weights) - self._reference_mean) / self._reference_deviation
         return np.asarray(np.exp(-0.5 * (standardised[:, None] - CENTRES) ** 2))
 
 
 def _class_direction(sums: Array, counts: Array) -> Array:
-    """Return b, the direction in which orderings differ most, with mean 0 and mean square 1 over the scores.
+    """Return b, the direction over classes in which orderings differ most.
 
-    Sums and counts are those of each ordering's residuals on each class, ``[m, C]``.
+    Over the scores, b has mean 0 and mean square 1. `sums` and `counts` are the sums and numbers
+    of each ordering's residuals on each class, ``[m, C]``.
     """
     profiles = sums / (counts + PRIOR_NOISE_RATIO)
     profiles -= profiles.mean(axis=1, keepdims=True)
@@ -104,13 +105,13 @@ def _class_direction(sums: Array, counts: Array) -> Array:
 
 
 def covariance_of_means(kernels: Families, table: ScoreTable) -> Array:
-    """Return the covariance ``[m, m]`` of the errors of mean scores, relative to the variance of one score.
+    """Return the covariance ``[m, m]`` of errors in mean scores, relative to the variance of one score.
 
     Similar orderings do well on the same examples, so their errors on shared examples are
     correlated.
     """
-    # Nearly identical orderings agree more than linear functions of features allow, so add
-    # cubes of the correlations.
+    # Nearly identical orderings agree more than linear functions of features can express, so
+    # add cubes of the correlations.
     sharper = []
     for kernel in kernels:
         lengths = np.sqrt(np.diag(kernel)) + 1e-12
@@ -129,10 +130,10 @@ def covariance_of_means(kernels: Families, table: ScoreTable) -> Array:
 
 
 def preference_shares(kernels: Families, residuals: Array, known: Mask) -> Array:
-    """Return, for each kernel, the share of the residuals' variance that its preferences explain.
+    """Return, for each kernel, the share of the residuals' variance that the kernel's preferences explain.
 
-    This is non-negative least squares on products of two orderings' residuals ``[m, E]`` on
-    the same example (J. K. Haseman and R. C. Elston, Behavior Genetics 2, 1972).
+    The method is non-negative least squares on products of two orderings' residuals ``[m, E]``
+    on the same example (J. K. Haseman and R. C. Elston, Behavior Genetics 2, 1972).
     """
     total = float(np.vdot(residuals, residuals))
     if total <= 0.0 or not kernels:
@@ -145,7 +146,7 @@ def preference_shares(kernels: Families, residuals: Array, known: Mask) -> Array
     np.fill_diagonal(remaining, 0.0)
     regressors = []
     for kernel in kernels:
-        # The effects of examples absorb the mean over the orderings.
+        # Centre the kernel, because the effects of examples absorb the mean over all orderings.
         means = kernel.mean(axis=0)
         centred = kernel - means - means[:, None] + means.mean()
         regressors.append((remaining * centred).ravel())
@@ -164,18 +165,19 @@ class AdditiveProcess:
 
     Args:
         features: One array ``[m, d]`` for each family.
-        table: Scores, with at least one for each ordering.
+        table: The scores, at least one for each ordering.
         classes: Index of each example's class, ``[E]``.
-        references: Features of random orderings. No label bias is modelled without them or
-            `classes`.
+        references: Features of random orderings. Label bias is modelled only with `classes` and
+            `references`.
         is_outsider: Whether each candidate has only an effect of its own, ``[m]``.
         extra_variances: Prior variances in addition to the estimated ones, ``[m]``.
-        earlier: As in the package.
+        earlier: The `state` of an earlier fit from which to start.
 
     Attributes:
-        mean, variances: Posterior of the scores on an average example, ``[m]``.
-        unshrunk: Scores on an average example, estimated from each ordering's own scores
-            alone, ``[m]``.
+        mean, variances: Posterior means and variances of the scores on an average example,
+            ``[m]``.
+        unshrunk: Scores on an average example, estimated only from each ordering's own scores,
+            ``[m]``.
         state: Variances of the components of f and of the label bias, as JSON data.
     """
 
@@ -232,7 +234,7 @@ class AdditiveProcess:
         self.state = {"variances": self._fit.variances.tolist(), "label_bias": bias_variances}
 
     def _measure(self, covariance: Array, inverse: Array) -> tuple[Array, float]:
-        """Re-estimate the effects of examples, and measure the orderings' mean scores without them."""
+        """Estimate the effects of examples again, and return the orderings' mean scores without these effects."""
         table = self._table
         self._means = table.ordering_effects(self._effects)
         # The centre is the generalised least-squares mean.
@@ -247,7 +249,7 @@ class AdditiveProcess:
         return values, max(squares / max(degrees, MIN_FREE_SHARE * count), 1e-6 * self._score_variance)
 
     def _all_features(self, features: Families) -> list[Array]:
-        """Return the features, and those of the label bias if it is modelled."""
+        """Return the features, including those of the label bias if label bias is modelled."""
         if self._label_bias is None:
             return list(features)
         return self._label_bias.add_to(features)
@@ -259,7 +261,7 @@ class AdditiveProcess:
     def gains(
         self, reference: int, *, outsider_scales: Sequence[float] = OUTSIDER_SCALES, may_differ: bool = False
     ) -> Gains:
-        """Return gains over a reference; `may_differ` says whether the reference may be an outsider."""
+        """Return gains over a reference, which may be an outsider if `may_differ`."""
         outsiders = self._outsiders.copy()
         if may_differ:
             outsiders[reference, reference] = OUTSIDER_VARIANCE
@@ -281,10 +283,10 @@ class AdditiveProcess:
         rng: np.random.Generator,
         extra_variances: Array | float = 0.0,
     ) -> Array:
-        """Draw from the joint posterior of the fitted orderings and others, ``[draws, m + c]``.
+        """Draw from the joint posterior of fitted and other orderings, ``[draws, m + c]``.
 
-        Matheron's rule draws from the prior, then corrects draws by their difference from the
-        scores (J. T. Wilson et al., "Efficiently sampling functions from Gaussian process
+        Matheron's rule draws from the prior, then corrects the draws by their differences from
+        the scores (J. T. Wilson et al., "Efficiently sampling functions from Gaussian process
         posteriors", ICML 2020). `extra_variances` are additional prior variances of the other
         orderings, ``[c]``.
         """

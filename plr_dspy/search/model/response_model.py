@@ -2,9 +2,10 @@
 
     s[o, e]  =  sum_l P[o, e, l] M[e, l]          (4)
 
-The effects give the chances P of each label on each example, and the metric scores the labels.
+The probability P of a label follows from the effects, and the label's score M from the metric.
 Whole programs have no effects, and are expected to score like an average ordering. "Unread"
-replies have a score, but no readable label. "Read" scores are those expected of other replies.
+replies have a score, but no readable label. "Read" scores are the expected scores of all other
+replies.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from plr_dspy.search.model.responses import Calls, LabelResponses
 from plr_dspy.search.model.unread import UnreadReplies
 from plr_dspy.statistics.arrays import Array, Numbers
 
-NUM_DRAWS = 8  # draws of an ordering's effects, for the variance of its expected score; an even number
+NUM_DRAWS = 8  # number of draws of effects for the variance of expected scores; must be even
 UNDERSTATED = 1.6  # factor by which fits understate error variances of effects, found by simulation
 STEP = 0.05  # change of an effect, for numerical derivatives
 OUTSIDER_SCORE = np.float64(0.25)  # variance of the mean score of a candidate without features
@@ -36,7 +37,7 @@ class ResponseModel:
             ``[m]``.
         expected: Expected scores of the calls, ``[m, E]``.
         state: Fitted variances of effects and of unread replies, as JSON data.
-        num_examples: Number of examples that expected scores are averaged over.
+        num_examples: Number of examples over which expected scores are averaged.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class ResponseModel:
         return np.asarray(read_scores @ weights)
 
     def _draw(self, effects: Array, variances: Array) -> Array:
-        """Return expected mean scores ``[draws, m]`` under random effects, from the same noise for all."""
+        """Return expected mean scores ``[draws, m]`` under random effects, with the same noise for all orderings."""
         half = np.random.default_rng(0).normal(size=(NUM_DRAWS // 2, effects.shape[1]))
         num_contrasts = effects.shape[1] - 1
         deviations = np.sqrt(variances).repeat([num_contrasts, 1], axis=1)
@@ -110,14 +111,14 @@ class ResponseModel:
         return unread.mixed(read_means, shares), variances
 
     def predict_means(self, features: Families) -> Array:
-        """Approximate the means of `predict` in less time, ``[c]``."""
-        # Assume the mean variance of the fitted orderings' label bias.
+        """Return the expected mean scores of other orderings, ``[c]``, faster but less exactly than `predict()`."""
+        # Assume the mean variance of the label bias in fitted orderings.
         bias_variance = self._logits.effect_variances[:, 0].mean()
         read_means = self._mean_scores(self._logits.predict_effects(features), bias_variance)
         return self._unread.mixed(read_means, self._unread.predict(features))
 
     def gains(self, reference: int) -> Gains | None:
-        """Return the fitted orderings' gains over a reference on new examples; None if none differ.
+        """Return gains over a reference on new examples, or None if fitted orderings do not differ.
 
         Gains come from the labels of read replies, and from the share of read replies.
         """
@@ -125,8 +126,8 @@ class ResponseModel:
         if self._unread.process is not None:
             share_gains = self._unread.process.gains(reference).condensed()
             share_gains = share_gains.times(float(self._read_means[reference]) - self._unread.mean_score)
-        # Candidates without log-probabilities are average orderings here, so one represents
-        # all.
+        # Candidates without log-probabilities are treated as average orderings, so one of them
+        # represents all.
         is_mute = self._logits.is_mute
         representatives = np.where(is_mute, is_mute.argmax(), np.arange(len(is_mute)))
         chosen, columns = np.unique(representatives, return_inverse=True)
@@ -145,7 +146,7 @@ class ResponseModel:
         return label_gains.plus(share_gains)
 
     def _example_errors(self, chosen: Numbers) -> Array:
-        """Return the covariance ``[c, c]`` of mean scores due to the sampling of examples."""
+        """Return the covariance ``[c, c]`` of errors in mean scores due to the sampling of examples."""
         examples = self._weights.columns
         weights = self._weights.of_columns
         read_scores = self.answers.expected_scores(self._logits.effects[chosen], examples, weights)
@@ -157,7 +158,7 @@ class ResponseModel:
         return np.asarray((centred * weights**2) @ centred.T / share_free)
 
     def _effect_errors(self, chosen: Numbers) -> Array:
-        """Return the covariance ``[c, c]`` of mean scores due to errors in the effects."""
+        """Return the covariance ``[c, c]`` of errors in mean scores due to errors in the effects."""
         is_mute = self._logits.is_mute
         places = np.flatnonzero(~is_mute[chosen])
         bias_errors, slope_errors = self._logits.effect_errors(~is_mute)
@@ -174,7 +175,7 @@ class ResponseModel:
 
 
 def _are_drawn(calls: Calls) -> bool:
-    """Return whether programs sample their answers instead of giving the likeliest label."""
+    """Return whether programs sample their answers instead of returning the likeliest label."""
     labels = calls.labels
     known = labels.known & calls.scored.known & ~calls.is_program[:, None]
     call_scores = calls.scored.scores[known]
@@ -182,8 +183,8 @@ def _are_drawn(calls: Calls) -> bool:
     chances = softmax(labels.logs[known])
     likeliest = np.take_along_axis(of_labels, chances.argmax(axis=1)[:, None], axis=1)[:, 0]
     num_agreeing = np.isclose(call_scores, likeliest).sum()
-    # Expected numbers of agreeing calls if all answers are the likeliest labels, or are
-    # sampled.
+    # Numbers of agreeing calls to expect if answers are the likeliest labels, and if answers
+    # are sampled.
     num_if_likeliest = len(of_labels)
     num_if_drawn = (chances * np.isclose(of_labels, likeliest[:, None])).sum()
     return bool(2 * num_agreeing < num_if_likeliest + num_if_drawn)

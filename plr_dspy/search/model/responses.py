@@ -1,4 +1,4 @@
-"""The calls that a model of scores is fitted to: their scores, and their log-probabilities of labels."""
+"""The calls to which a model of scores is fitted, with their scores and log-probabilities of labels."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from plr_dspy.search.model.score_table import ScoreTable
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-MIN_LOG = -1e3  # lower bound, since servers return -9999 or nothing for a probability of 0
+MIN_LOG = -1e3  # lower bound, because servers return -9999 or nothing for a probability of 0
 
 
 class SetMetricWeights(Protocol):
-    """The methods of `ConfusionScores` that weight scores."""
+    """The methods of `ConfusionScores` that weight the scores of examples."""
 
     def weights(self, known: Mask, examples: Numbers) -> Array:
         """Return the weights of known scores on examples, ``[m, n]``."""
@@ -28,9 +28,9 @@ class SetMetricWeights(Protocol):
 class LabelTable(NamedTuple):
     """The log-probabilities of labels in calls, and the labels' scores."""
 
-    logs: Array  # p, at least MIN_LOG
+    logs: Array  # log-probabilities p, at least MIN_LOG, [m, E, L]
     unseen: Mask  # whether a label was not among the likeliest tokens, [m, E, L]
-    scores: Array  # M
+    scores: Array  # scores M of the labels, [E, L]
 
     @classmethod
     def unknown(cls, num_candidates: int, num_examples: int) -> LabelTable:
@@ -50,10 +50,10 @@ class LabelResponses:
 
     Attributes:
         scores: Score of each label on each example, ``[E, L]``.
-        logprobs_of: Returns a candidate's log-probabilities on an example, and the indices of
-            unseen labels; or None.
-        shares: Share of examples that each label is right for, ``[L]`` or ``[S, L]``; None if
-            even.
+        logprobs_of: Returns a candidate's log-probabilities on an example and the indices of
+            unseen labels, or None if the log-probabilities are unknown.
+        shares: Share of examples for which each label is correct, ``[L]``, or ``[S, L]`` for
+            alternative shares; None for even shares.
         are_calibrated: Whether calibrated answers are scored.
         influence: The `ConfusionScores` of a metric over a set; None for other metrics.
     """
@@ -65,7 +65,10 @@ class LabelResponses:
     influence: SetMetricWeights | None = None
 
     def table(self, rows: Mapping[Candidate, Collection[int]], examples: Numbers) -> LabelTable:
-        """Return the log-probabilities of candidates on their own examples; columns are `examples`."""
+        """Return the log-probabilities of each candidate on its own examples.
+
+        The columns of the table are `examples`. Cells without log-probabilities are NaN.
+        """
         logs = np.full((len(rows), len(examples), self.scores.shape[1]), np.nan)
         unseen = np.zeros(logs.shape, dtype=bool)
         for row, (candidate, own_examples) in enumerate(rows.items()):
@@ -82,8 +85,9 @@ class Calls:
     """The known scores and log-probabilities of candidates.
 
     Attributes:
-        is_program: Whole programs, ``[m]``, whose log-probabilities reveal nothing about others.
-        is_outsider: Candidates without features, ``[m]``, such as programs.
+        is_program: Whether each candidate is a whole program, ``[m]``, whose log-probabilities
+            reveal nothing about other candidates.
+        is_outsider: Whether each candidate has no features, ``[m]``, like whole programs.
     """
 
     candidates: list[Candidate]
@@ -93,7 +97,7 @@ class Calls:
     is_outsider: Mask
 
     def select(self, rows: Numbers) -> Calls:
-        """Return the calls of some candidates, without examples that none of them was scored on."""
+        """Return the calls of some candidates, without examples on which none of them was scored."""
         columns = self.scored.known[rows].any(axis=0)
         cells = np.ix_(rows, columns)
         return Calls(

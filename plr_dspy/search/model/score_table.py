@@ -14,7 +14,7 @@ import numpy as np
 from plr_dspy.search.model.components import PRIOR_VARIANCE
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-InformationWeights: TypeAlias = Callable[[Mask, Numbers], Array]  # maps known [m, E] and examples [E] to w
+InformationWeights: TypeAlias = Callable[[Mask, Numbers], Array]  # maps known [m, E] and examples [E] to [m]
 
 PRIOR_NOISE_RATIO = 3.0
 PRIOR_EXAMPLES = 10.0  # weight of the prior ratio, in examples
@@ -24,7 +24,7 @@ NUM_ALTERNATIONS = 10
 
 
 class ScoreTable:
-    """A table of the scores of orderings on numbered examples."""
+    """A table of the scores of orderings (rows) on examples (columns)."""
 
     def __init__(
         self, scores: Array, examples: Numbers | None = None, information_weights: Array | None = None
@@ -49,7 +49,7 @@ class ScoreTable:
     def from_rows(
         cls, rows: Sequence[Mapping[int, float]], information_weights: InformationWeights | None = None
     ) -> ScoreTable:
-        """Build the table from each ordering's scores; the columns are the sorted examples."""
+        """Build the table from each ordering's scores, with the sorted examples as columns."""
         examples = np.array(sorted(set().union(*rows)), dtype=np.int64)
         scores = np.full((len(rows), len(examples)), np.nan)
         for number, row in enumerate(rows):
@@ -83,22 +83,25 @@ class ScoreTable:
 
     @cached_property
     def num_example_parameters(self) -> float:
-        """Return the effective number of parameters of the example effects a."""
+        """Return the effective number of parameters of the effects of examples."""
         return float((self._example_counts / (self._example_counts + self.noise_ratio)).sum())
 
     def example_effects(self, effects: Array) -> Array:
-        """Return a, ``[E]``, given the effects ``[m]`` of orderings."""
+        """Return the effects of examples ``[E]``, given the effects of orderings ``[m]``."""
         sums = self._example_sums - effects @ self._is_known
         mean = sums.sum() / max(1, self._example_counts.sum())
         return np.asarray((sums + self.noise_ratio * mean) / (self._example_counts + self.noise_ratio))
 
     def ordering_effects(self, effects: Array) -> Array:
-        """Return t, ``[m]``, given the effects of examples that follow from `effects` of orderings."""
+        """Return mean scores without the effects of examples, ``[m]``.
+
+        The effects of examples follow from `effects`, earlier estimates of orderings' effects.
+        """
         sums = self._sums - self._is_known @ self.example_effects(effects)
         return np.asarray(sums / np.maximum(1, self.counts))
 
     def residuals(self, effects: Array) -> Array:
-        """Return the scores minus the effects of orderings and examples, ``[m, E]``; 0 for unknown scores."""
+        """Return the scores minus the effects of orderings and examples, ``[m, E]``, or 0 for unknown scores."""
         return (self._values - self.example_effects(effects) - effects[:, None]) * self._is_known
 
     def squares(self, residuals: Array) -> float:
@@ -107,7 +110,7 @@ class ScoreTable:
 
     @cached_property
     def adjusted_means(self) -> Array:
-        """Return t, ``[m]``, by alternating between the effects of orderings and of examples."""
+        """Return the effects of orderings ``[m]``, estimated in alternation with the effects of examples."""
         means = effects = np.zeros(len(self.scores))
         for _ in range(NUM_ALTERNATIONS):
             means = self.ordering_effects(effects)

@@ -12,15 +12,15 @@ from plr_dspy.statistics.arrays import Array
 
 
 class UnreadReplies:
-    """The mean score of unread replies, and each ordering's share of read ones.
+    """The mean score of unread replies, and each ordering's share of read replies.
 
-    Orderings may differ far more in this share than in their answers, so it has its own
+    Orderings may differ far more in this share than in their answers, so the share has its own
     process.
 
     Attributes:
         mean_score: Mean score of unread replies.
-        shares, variances: Posterior of the shares of read replies, ``[m]``.
-        process: The process of these shares; None if all replies were read.
+        shares, variances: Posterior means and variances of the shares of read replies, ``[m]``.
+        process: The process of these shares; None if all replies were read, or without features.
     """
 
     def __init__(self, calls: Calls, features: Families | None, earlier: dict[str, Any] | None) -> None:
@@ -46,10 +46,10 @@ class UnreadReplies:
         self.shares = np.clip(shares, 0.0, 1.0)
 
     def predict(self, features: Families) -> Array:
-        """Return the expected shares of read replies of other orderings, ``[c]``."""
+        """Return the expected shares of read replies for other orderings, ``[c]``."""
         shares = 1.0 if self.process is None else self.process.predict(features)
         return np.clip(shares, 0.0, 1.0)
 
     def mixed(self, read_scores: Array, shares: Array) -> Array:
-        """Return expected scores of all replies, given the scores and shares of read ones."""
+        """Return the expected scores of all replies, given the scores and shares of read replies."""
         return np.asarray(self.mean_score + shares * (read_scores - self.mean_score))
