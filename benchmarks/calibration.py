@@ -1,15 +1,14 @@
-"""Measure the gain of calibration on recorded answers and in simulations.
+"""The gain from calibration on recorded answers and in simulations.
 
 python benchmarks/calibration.py --recorded benchmarks/recorded/*.npz
-python benchmarks/calibration.py      # simulated, compared with dspy.experimental.ReAnchor
+python benchmarks/calibration.py      # simulations that compare it with dspy.experimental.ReAnchor
 
 Recorded examples are split into a pool and a held-out half. Each order is calibrated by its mean label
-probabilities on the pool. The best order is the one with the highest accuracy on the pool. Means are over
-40 splits.
+probabilities on the pool. "Best" is the order with the highest accuracy on the pool. Means are over 40 splits.
 
-Simulated models favour the last label, by `--leans` in log-odds. The first label is right for the share
-`--shares` of the inputs; with 0, all labels are equally frequent. Calibrations are fitted to `--inputs`
-inputs and scored on 500 others, in 200 worlds.
+Simulated models favour the last label by `--leans`, in log-odds. `--shares` is the share of inputs whose
+correct label is the first; with 0, all labels are equally frequent. Calibrations are fitted to `--inputs`
+inputs and scored on 500 other inputs, in 200 worlds.
 """
 
 import argparse
@@ -33,20 +32,20 @@ NUM_HELD_OUT = 500
 
 
 def recorded_answers(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read the log-probabilities ``[orders, examples, L]`` and the right labels from a file of `record.py`."""
+    """Return log-probabilities ``[orders, examples, labels]`` and correct labels from a file of `record.py`."""
     data = np.load(path)
     return log_softmax(data["logprobs"].astype(np.float64), axis=2), data["gold"]
 
 
 def split(table: np.ndarray, gold: np.ndarray, seed: int) -> dict[str, float]:
-    """Return accuracies on a held-out half of the examples, from log-probabilities ``[orders, examples, L]``."""
+    """Return accuracies on a held-out half, from log-probabilities ``[orders, examples, labels]``."""
     shuffled = np.random.default_rng(seed).permutation(len(gold))
     pool, held_out = np.split(shuffled, [len(gold) // 2])
     offsets = [batch_offsets(rows[pool]) for rows in table]
     calibrated_tables = [calibrated(rows, own) for rows, own in zip(table, offsets, strict=True)]
     is_right = table.argmax(axis=2) == gold
     is_right_calibrated = np.stack(calibrated_tables).argmax(axis=2) == gold
-    # PDO minimizes the distance of the mean probabilities from uniform; constants are left out.
+    # PDO minimizes the divergence of the mean probabilities from uniform. Constant terms are omitted.
     unevenness = -logsumexp(table[:, pool], axis=1).sum(axis=1)
     by_pdo = unevenness.argmin()
     best = is_right[:, pool].mean(axis=1).argmax()
@@ -66,7 +65,7 @@ def split(table: np.ndarray, gold: np.ndarray, seed: int) -> dict[str, float]:
 
 
 def reanchored(table: np.ndarray, right_labels: np.ndarray) -> np.ndarray:
-    """Return the log-weights ``[L]`` that `dspy.experimental.ReAnchor` fits to maximize accuracy."""
+    """Return the log-weights ``[labels]`` that `dspy.experimental.ReAnchor` fits to maximize accuracy."""
     names = [str(number) for number in range(table.shape[1])]
     probabilities = np.exp(table)
     predict = SimpleNamespace(fields={"label": {"weights": dict.fromkeys(names, 1.0)}})
@@ -89,7 +88,10 @@ def reanchored(table: np.ndarray, right_labels: np.ndarray) -> np.ndarray:
 
 
 def by_labels(table: np.ndarray, right_labels: np.ndarray) -> np.ndarray:
-    """Return the offsets ``[L]`` with the best cross-validated accuracy, among zeros and those for likely shares."""
+    """Return the offsets ``[labels]`` with the best cross-validated accuracy.
+
+    Candidates are zeros, and the offsets of batch calibration for each of the likely label shares.
+    """
     num_labels = table.shape[1]
     accuracy = (table.argmax(axis=1) == right_labels).mean()
     candidates = [(accuracy, np.zeros(num_labels))]
@@ -105,7 +107,7 @@ def simulated(num_labels: int, share: float, lean: float, num_inputs: int, seed:
     """Return the accuracy of each method on held-out inputs.
 
     Logits are normally distributed around the log share of each label. Without the lean, the model's probabilities are
-    the true ones.
+    the true probabilities.
     """
     rng = np.random.default_rng(seed)
     share = share or 1 / num_labels
@@ -131,7 +133,7 @@ def simulated(num_labels: int, share: float, lean: float, num_inputs: int, seed:
 
 
 def means(measure: Callable[[int], dict[str, float]], number: int) -> dict[str, str]:
-    """Return the mean of each value over a number of seeds."""
+    """Return the mean of each measured value over seeds 0 to `number` - 1."""
     frame = pd.DataFrame(measure(seed) for seed in range(number))
     return {name: f"{mean:.3f}" for name, mean in frame.mean().items()}
 

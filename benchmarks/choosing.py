@@ -1,19 +1,19 @@
-"""Measure how often a race finds the best of simulated programs, and how many calls it takes.
+"""The calls of a race between simulated programs, and how often the race finds the best program.
 
 python benchmarks/choosing.py                     # 2, 5 and 20 programs, and gaps of 0 to .1
 python benchmarks/choosing.py --programs 2 --gaps 0.05 --races 1000 --jobs 2
 
-Answers are right or wrong. A program is right on an example if the sum of its ability, the example's ease and their
-interaction is positive. One program, drawn at random, is better than all others by the gap. With "spread", the
-abilities of all programs are drawn with this standard deviation.
+Answers are correct or incorrect. A program's answer is correct if the sum of the program's ability, the example's ease
+and their interaction is positive. One program, drawn at random, is better than all others by the gap. In worlds with
+a "spread", the true scores of all programs are drawn with this standard deviation.
 
 calls          calls of the race, relative to scoring all programs on all examples
-right          share of races that end with a program within half a point of the best
-rule           "right" for the program that the race's rule would choose given all scores
-best mean      "right" for the program with the best mean of all scores
+right          share of races that return a program within half a point of the best
+rule           the same share for the program that the race's rule would choose, given all scores
+best mean      the same share for the program with the highest mean of all scores
 inside         share of reported intervals that contain the returned program's true score or gain
 better         share of races that report a gain with a probability of at least .9
-false          share of all races that report one although the returned program is not better than the first
+false          share of races that report such a gain although the returned program is not better than the first
 """
 
 import argparse
@@ -41,17 +41,17 @@ from plr_dspy.search.elimination import EliminationSearch
 from plr_dspy.search.model.paired import ProgramModel
 from plr_dspy.search.space import Candidate, OrderingSpace, WholeProgram
 
-TOLERANCE = 0.005  # A program is right if its score is this close to the best.
-EFFECTS = (0.3, 0.6, 1.0)  # standard deviations of interactions, relative to that of the examples' ease
-ABILITIES = (0.5, 0.8)  # range from which the programs' true mean score is drawn
+TOLERANCE = 0.005  # A program whose true score is this close to the best counts as a right choice.
+EFFECTS = (0.3, 0.6, 1.0)  # standard deviations of interactions, if that of the examples' ease is 1
+ABILITIES = (0.5, 0.8)  # range from which the true mean score of the other programs is drawn
 
 
 @dataclass(frozen=True)
 class World:
     """Programs whose true mean scores are known, and their scores on examples."""
 
-    truth: np.ndarray  # [n]
-    scores: np.ndarray  # [n, E]
+    truth: np.ndarray  # [programs]
+    scores: np.ndarray  # [programs, examples]
 
 
 def make_world(seed: int, *, num_programs: int, gap: float, kind: str, num_examples: int) -> World:
@@ -70,7 +70,7 @@ def make_world(seed: int, *, num_programs: int, gap: float, kind: str, num_examp
 
 
 class TablePayer:
-    """A payer whose calls look up scores in a table."""
+    """An implementation of `Payer` whose calls look up scores in a table."""
 
     def __init__(self, scores: np.ndarray, max_calls: int) -> None:
         self.scores = scores
@@ -78,7 +78,7 @@ class TablePayer:
         self.budget = Budget(self.log, max_calls=max_calls)
 
     def fingerprint(self, ordering: Candidate, example: int | None) -> str:
-        """Return the number of a program."""
+        """Return the index of a program, as text."""
         assert isinstance(ordering, WholeProgram)
         return str(ordering.number)
 
@@ -109,7 +109,7 @@ def race(world: World, *, max_calls: int | None = None) -> EliminationRun:
 
 
 def chosen_by_all(world: World) -> int:
-    """Return the number of the program that the race's rule chooses, given all scores."""
+    """Return the index of the program that the race's rule would choose, given all scores."""
     programs = [WholeProgram(number, "") for number in range(len(world.scores))]
     rows = [dict(enumerate(row.tolist())) for row in world.scores]
     fitted = ProgramModel(OrderingSpace(())).fit(dict(zip(programs, rows, strict=True)))
@@ -121,7 +121,7 @@ def chosen_by_all(world: World) -> int:
 def measured(
     seed: int, *, num_programs: int, gap: float, kind: str, num_examples: int, share: float
 ) -> dict[str, float]:
-    """Run a race in one world, and return the table's values for it."""
+    """Run a race in one world, and return the values for the table."""
     torch.set_num_threads(1)
     world = make_world(seed, num_programs=num_programs, gap=gap, kind=kind, num_examples=num_examples)
     most = world.scores.size
@@ -155,7 +155,7 @@ def measured(
 
 
 def cells(frame: pd.DataFrame) -> dict[str, str]:
-    """Return the table row of several races."""
+    """Return a table row that summarizes several races."""
     row = {"races": str(len(frame)), "calls": f"{frame['calls'].mean():.2f}"}
     for name in ("right", "rule", "best mean"):
         row[name] = percent(frame[name])

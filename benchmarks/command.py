@@ -17,7 +17,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 RECORDED = Path(__file__).parent / "recorded"
 
 SERVED = {"model": "local", "api_base": [str], "threads": 2, "cache": False}
-"""Options of the language model, local or on a server; `cache` turns on DSPy's cache."""
+"""Options for the language model, local or on a server; `cache` turns on DSPy's cache."""
 
 
 def options(
@@ -28,8 +28,8 @@ def options(
     Args:
         text: Text to print for --help.
         among: Allowed values, by name of the option.
-        defaults: Default of each option, by name. A list makes an option with several values, False a switch, and a
-            type an option without a default.
+        defaults: Default of each option, by name. A list defines an option with several values, and False defines a
+            switch. A type defines an option without a default.
     """
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():
@@ -54,7 +54,7 @@ def options(
 
 
 def print_table(rows: Iterable[Mapping[str, object]]) -> None:
-    """Print rows with the same columns as a Markdown table, each as soon as it is available."""
+    """Print rows with the same columns as a Markdown table, each row as soon as it is available."""
     for number, row in enumerate(rows):
         if number == 0:
             print(f"| {' | '.join(row)} |")
@@ -63,7 +63,7 @@ def print_table(rows: Iterable[Mapping[str, object]]) -> None:
 
 
 def percent(values: Sequence[float] | np.ndarray) -> str:
-    """Format the share of true values, without NaNs; return an empty string if all are NaN."""
+    """Return the percentage of true values, ignoring NaNs, or an empty string if all values are NaN."""
     known = np.asarray(values, dtype=float)
     if np.isnan(known).all():
         return ""
@@ -71,7 +71,7 @@ def percent(values: Sequence[float] | np.ndarray) -> str:
 
 
 def with_interval(values: Sequence[float] | np.ndarray) -> str:
-    """Return the mean of differences, with its 95% interval if there are several."""
+    """Return the mean of differences as text, with a 95% interval if there are several differences."""
     if len(values) < 2:
         return f"{values[0]:+.3f}"
     low, high = mean_interval(values)
@@ -79,7 +79,7 @@ def with_interval(values: Sequence[float] | np.ndarray) -> str:
 
 
 def read_table(text: str, first_column: str) -> pd.DataFrame:
-    """Return a Markdown page's table whose header starts with `first_column`; the first cells are the index."""
+    """Return the table whose header starts with `first_column` in a Markdown page, indexed by its first column."""
     lines = text[text.index(f"| {first_column}") :].split("\n\n")[0].strip()
     frame = pd.read_csv(
         io.StringIO(lines), sep=r"\s*\|\s*", engine="python", dtype=str, keep_default_na=False

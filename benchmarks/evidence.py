@@ -1,6 +1,6 @@
-"""Recompute the figures in the docs that need no model, and compare them with the docs.
+"""A comparison of figures in the docs that need no model with newly computed figures.
 
-python benchmarks/evidence.py                      # some compiles of each figure, 20 minutes on 2 cores
+python benchmarks/evidence.py                      # a few compiles for each figure, 20 minutes on 2 cores
 python benchmarks/evidence.py --only recorded --compiles 48
 
 Each figure is computed from fewer compiles than in the docs, and must agree within the noise of both. One in
@@ -28,24 +28,24 @@ from scipy.stats import t
 
 FILES = {"MR": RECORDED / "mr.npz", "SUBJ": RECORDED / "subj.npz", "AG News": RECORDED / "agnews.npz"}
 ROUNDING = 0.0006
-"""A difference up to this rounding error is always allowed."""
+"""Maximum rounding error of a figure, which is always allowed as a difference."""
 LEVEL = 0.0005
-"""Significance level of the t test by which a figure disagrees."""
+"""Significance level of the t test that decides whether a figure disagrees."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure in the docs, and the new values whose mean it must match."""
+    """A figure in the docs, and new values whose mean must agree with the figure."""
 
     name: str
-    cell: str  # text in the docs
+    cell: str  # text of the figure in the docs
     values: Sequence[float]
-    num_in_docs: int  # number of compiles behind the docs; 0 if the figure must be identical
+    num_in_docs: int  # number of compiles behind the figure in the docs; 0 if the figures must be identical
 
 
 @dataclass(frozen=True)
 class Compiles:
-    """Runs compiles in a pool of processes."""
+    """Compiles in a pool of processes."""
 
     pool: ProcessPoolExecutor
     number: int  # number of compiles over all worlds, at least one in each
@@ -63,7 +63,7 @@ class Compiles:
 
 
 def stated(cell: str) -> float:
-    """Return the figure at the start of a cell; "15%" and "3 of 20" are shares."""
+    """Return the number at the start of a cell; return "15%" and "3 of 20" as shares."""
     shares = re.match(r"(\d+) of (\d+)", cell)
     if shares:
         return int(shares[1]) / int(shares[2])
@@ -98,7 +98,7 @@ def text(name: str) -> str:
 
 
 def rows(name: str, first_column: str) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of a page's table; an empty cell in the first two columns repeats the cell above."""
+    """Yield the rows of a page's table. An empty cell in the first two columns stands for the cell above."""
     frame = read_table(page(name), first_column)
     frame.iloc[:, :2] = frame.iloc[:, :2].replace("", pd.NA).ffill()
     return frame.itertuples(index=False, name=None)
@@ -109,7 +109,7 @@ def without_comma(number: str) -> str:
 
 
 def recorded(compiles: Compiles) -> Iterator[Figure]:
-    """Compare searches on recorded answers, by the limit on calls."""
+    """Compare searches on recorded answers, by limit on calls."""
     for task, _, limit, *cells in rows("evidence", "task (best of all orders)"):
         world = World(FILES[task.split(" (")[0]])
         for mode, cell in zip(("paper", "top-k", "halving", "light"), cells, strict=False):
@@ -139,7 +139,7 @@ def log_probabilities(compiles: Compiles) -> Iterator[Figure]:
 
 
 def calibrated(_: Compiles) -> Iterator[Figure]:
-    """Calibrate recorded orders, on all splits of the docs."""
+    """Measure the gain from calibration on recorded orders, over the same splits as in the docs."""
     for task, *cells in rows("evidence", "recorded answers"):
         table, gold = calibration.recorded_answers(FILES[task.split(",")[0]])
         splits = pd.DataFrame([calibration.split(table, gold, seed) for seed in range(40)])
@@ -185,14 +185,14 @@ def lone_original(compiles: Compiles) -> Iterator[Figure]:
 
 
 def simulated_headroom(_: Compiles) -> Iterator[Figure]:
-    """Measure how often `headroom` advises to keep the program where there is nothing to gain."""
+    """Measure how often `headroom` advises users to keep the program if there is nothing to gain."""
     kept = np.array([headroom.results(world, tables=10)["kept"][0] for world in headroom.without_effect()])
     (cell,) = re.findall(r"the advice is to keep the program \| (\d+%)", page("evidence"))
     yield Figure("headroom: the program is kept", cell, kept, len(kept))
 
 
 def rare(compiles: Compiles) -> Iterator[Figure]:
-    """Measure the F1 of each method on recorded answers, with each label in turn made rare."""
+    """Measure the F1 of each method on recorded answers, in which each label in turn is made rare."""
     shape = Namespace(recorded=list(FILES.values()), pools=[70], shares=[0.15], best_of=0)
     (worlds,) = worlds_of(shape)
     ways = ("logprobs", "F1 light", "F1 logprobs", "F1 calibrated")
@@ -229,7 +229,7 @@ def main() -> int:
     args = options(__doc__, among={"only": names}, only=names, compiles=6, jobs=2)
     if args.compiles < 4:
         raise SystemExit(
-            f"--compiles must be at least 4, to estimate the noise; got {args.compiles}: raise it"
+            f"--compiles must be at least 4, to estimate the noise; got {args.compiles}: increase it"
         )
     logging.disable(logging.WARNING)
     agreed: list[bool] = []

@@ -1,10 +1,10 @@
-"""Check the intervals and the advice of `headroom` on simulated scores with known truth.
+"""A check of the intervals and the advice of `headroom` on simulated scores with known truth.
 
 python benchmarks/headroom.py                    # all worlds, 400 tables each: 5 minutes on 2 cores
 
-Answers are right or wrong. In worlds without an effect, all programs have the same true score. Other worlds have one or
-more true effects, and some an instruction. Two programs of equal true score disagree on a given share of
-the examples. Programs with demos agree more with each other than with the program without demos.
+Answers are correct or incorrect. In worlds without an effect, all programs have the same true score. Other worlds have
+one or more true effects, and some also have an instruction. Two programs of equal true score disagree on a given share
+of the examples. Programs with demos agree more with each other than with the program without demos.
 """
 
 import itertools
@@ -37,27 +37,27 @@ from plr_dspy.statistics.levers import PairedExperiment
 BEST_OF_20 = 1.8675  # expected maximum of 20 standard normal numbers
 CALLS = 300
 NUM_ORDERS = 40_320  # orders of 8 demos
-ALIKE = 0.3  # share of the variance of answers that all programs with demos have in common
+ALIKE = 0.3  # share of the variance of answers that is common to all programs with demos
 
 
 @dataclass(frozen=True)
 class World:
     """The true effects from which tables of scores are simulated."""
 
-    has_demos: bool  # whether the program as it is shows demos
+    has_demos: bool  # whether the original program shows demos
     accuracy: float = 0.6  # true score of the program
     disagreement: float = 0.3  # share of examples on which two programs of equal true score differ
     demos: float = 0.0  # gain of random demos
-    sets: float = 0.0  # standard deviation between sets
-    orders: float = 0.0  # standard deviation between orders
+    sets: float = 0.0  # standard deviation of gains between sets of demos
+    orders: float = 0.0  # standard deviation of gains between orders of a set
     nearest: float = 0.0  # gain of the nearest demos
     calibrated: float = 0.0  # gain of calibrated answers
-    instruction: float | None = None  # gain of an instruction over the program's own; None if there is none
-    num_examples: int = 0  # 0 means as many as the calls pay for
+    instruction: float | None = None  # gain of another instruction; None if there is no other instruction
+    num_examples: int = 0  # 0 means as many as the calls allow
 
     @property
     def rows(self) -> dict[str, list[int]]:
-        """The row numbers of each lever's programs; rows of calibrated answers need no calls."""
+        """The row indices of each lever's programs; rows of calibrated answers need no calls."""
         sizes = {PROGRAM: 1, NO_DEMOS: int(self.has_demos), RANDOM: headroom.NUM_SETS, NEAREST: 1}
         sizes |= {ORDERS: headroom.NUM_ORDERS, INSTRUCTION: int(self.instruction is not None)}
         sizes |= {CALIBRATED: 1, BOTH: headroom.NUM_SETS}
@@ -96,12 +96,12 @@ class World:
             true_gains[shown_twice] = first + self.orders * rng.normal()
         true_gains[rows[CALIBRATED]] = self.calibrated
         true_gains[rows[BOTH]] = true_gains[rows[RANDOM]] + self.calibrated
-        if self.instruction is not None:  # It is scored with the first set.
+        if self.instruction is not None:  # The instruction is scored with the first set of demos.
             true_gains[rows[INSTRUCTION]] = true_gains[rows[RANDOM][0]] + self.instruction
         return self._scores(true_gains, rng)
 
     def _scores(self, true_gains: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Draw right and wrong answers of programs with these true gains."""
+        """Draw scores of 0 and 1 for programs with these true gains."""
         rows = self.rows
         num_calls = len(true_gains) - len(rows[CALIBRATED]) - len(rows[BOTH]) - (not self.has_demos)
         num_examples = self.num_examples or CALLS // num_calls
@@ -124,7 +124,12 @@ class World:
 
 @cache
 def shared_variance(accuracy: float, disagreement: float) -> float:
-    """Return the share of variance due to examples at which two equally good orders disagree this often."""
+    """Return how much of the variance of answers must come from examples to get this disagreement.
+
+    Args:
+        accuracy: Accuracy of two equally good programs.
+        disagreement: Share of examples on which their answers differ.
+    """
     disagreement = min(disagreement, 1.9 * accuracy * (1 - accuracy))
     level = special.ndtri(accuracy)
 
@@ -142,9 +147,10 @@ def covers(interval: tuple[float, float], truth: float) -> bool:
 
 
 def results(world: World, tables: int) -> dict[str, list[float]]:
-    """Return how often each lever's interval covers the truth and excludes 0, its mean width, and the mean error.
+    """Return four values for each lever, and the rates of two kinds of advice.
 
-    The last two values are how often the advice is to keep the program, and how often it has an instruction.
+    The values are how often the interval covers the truth, how often it excludes 0, its mean width, and the mean error
+    of the gain. The advice is to keep the program ("kept"), or to use an instruction ("instructed").
     """
     comparisons.NUM_DRAWS = 2_000
     comparisons.NUM_FLIPS = 999
@@ -169,14 +175,14 @@ def results(world: World, tables: int) -> dict[str, list[float]]:
 
 
 def without_effect() -> Iterator[World]:
-    """Yield worlds where no lever gains, with the usual number of examples, or with 30."""
+    """Yield worlds where no lever helps, with the default number of examples and with 30 examples."""
     for has_demos, accuracy, disagreement in itertools.product((False, True), (0.5, 0.8), (0.1, 0.4)):
         for num_examples in (0, 30):
             yield World(has_demos, accuracy, disagreement, num_examples=num_examples)
 
 
 def with_effects() -> Iterator[World]:
-    """Yield worlds where one or more levers gain."""
+    """Yield worlds where one or more levers help."""
     for has_demos in (False, True):
         yield World(has_demos, demos=0.2, sets=0.05, orders=0.02)
         yield World(has_demos, demos=0.05, nearest=0.2)
@@ -187,14 +193,14 @@ def with_effects() -> Iterator[World]:
 
 
 def with_instructions() -> Iterator[World]:
-    """Yield worlds with an instruction that gains nothing, or gains in addition to the demos."""
+    """Yield worlds with an instruction that has no effect, or that helps in addition to the demos."""
     for has_demos, instruction in itertools.product((False, True), (0.0, 0.2)):
         yield World(has_demos, accuracy=0.4, demos=0.2, sets=0.1, instruction=instruction)
         yield World(has_demos, accuracy=0.4, demos=0.2, sets=0.1, instruction=instruction, num_examples=75)
 
 
 def table_rows(worlds: list[World], all_rates: list[dict[str, list[float]]]) -> Iterator[dict[str, object]]:
-    """Yield a row for each lever, with means over worlds, and the worst world in brackets."""
+    """Yield a row for each lever, with means over worlds and the value in the worst world in brackets."""
     kinds = {"no effect": set(without_effect()), "effects": set(with_effects())}
     for gain in (0.0, 0.2):
         kinds[f"instruction {gain:+.1f}"] = {

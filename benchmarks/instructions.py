@@ -1,9 +1,10 @@
-"""Compare a joint search for instructions and demos with a search for either alone, in simulated worlds.
+"""A joint search for instructions and demos, compared with a search for either alone in simulated worlds.
 
 python benchmarks/instructions.py                                     # 40 compiles in each world, an hour on 2 cores
 python benchmarks/instructions.py --worlds helps nothing --compiles 8
 
-Each world has demos to choose from and some instructions, of which the program has the first. The worlds are:
+Each world has demos and instructions to choose from. The program begins with the first instruction and without demos.
+The worlds are:
 
 helps          one instruction helps with any demos
 hurts          all other instructions hurt
@@ -15,9 +16,9 @@ nothing        neither instructions nor demos make a difference
 all            held-out score of a search for instructions and demos, in `--calls` program calls
 demos          held-out score of a search for demos alone
 instructions   held-out score of a search for instructions alone
-behind         "all" minus the better of the other two, with its 95% interval
+behind         difference between "all" and the better of the other two, with a 95% interval
 claims         share of the "all" compiles whose report says "better" (p >= .9)
-false          share of the "all" compiles whose report says so by mistake
+false          share of the "all" compiles whose report says "better" although the score has not increased
 inside         share of held-out scores inside the interval in the report
 """
 
@@ -46,16 +47,16 @@ NUM_DEMOS = 24
 NUM_INSTRUCTIONS = 7
 WAYS = ("all", "demos", "instructions")
 NOT_SHOWN = {"note": "no prompt shows it"}
-"""A demo without any field of the signature, so that the search cannot choose demos."""
+"""A demo without any field of the signature. With no other candidates, a search cannot choose demos."""
 
 
 @dataclass(frozen=True)
 class Effects:
-    """Effects of instructions on the log-odds of a right answer.
+    """Effects of instructions on the log-odds of a correct answer.
 
     Attributes:
         demos: The kind of the `ArrangementWorld`.
-        best: Effect of one instruction, relative to the program's own.
+        best: Effect of the best instruction, relative to the program's own.
         others: Effect of all other instructions.
         best_alone, others_alone: Additional effects if no demos are shown.
         spread: Standard deviation of each instruction's effects on single examples.
@@ -91,7 +92,7 @@ class InstructedWorld(ArrangementWorld):
         self._on_examples[0] = 0.0
 
     def right(self, order: Order, instruction: int) -> np.ndarray:
-        """Return whether each example is answered right: bool ``[num_examples]``."""
+        """Return whether each answer is correct, bool ``[num_examples]``."""
         return self._odds(order, instruction) > 0
 
     def _odds(self, order: Order, instruction: int) -> np.ndarray:
@@ -110,7 +111,7 @@ class InstructedWorld(ArrangementWorld):
 
 
 class InstructedLookup(Lookup):
-    """A predictor that answers from a world, given its instruction and demos."""
+    """A predictor whose answers a world determines from the instruction and the demos."""
 
     def forward(self, **inputs: str) -> dspy.Prediction:
         world = self.engine.landscape
@@ -121,7 +122,7 @@ class InstructedLookup(Lookup):
 
 
 class InstructedEngine(ReplayEngine):
-    """A replay engine for worlds with instructions; it caches the answers to the last prompts."""
+    """A replay engine for worlds with instructions, which caches answers by demos and instruction."""
 
     def __init__(self, world: InstructedWorld) -> None:
         super().__init__(world)
@@ -135,7 +136,7 @@ class InstructedEngine(ReplayEngine):
 
 
 def instruction_of(predictor: dspy.Predict) -> int:
-    """Return the number of a predictor's instruction."""
+    """Return the index of a predictor's instruction."""
     return int(predictor.signature.instructions.split()[-1])
 
 

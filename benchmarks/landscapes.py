@@ -1,9 +1,9 @@
-"""Landscapes: answers to examples under each order of demos, known without a model.
+"""Landscapes: answers to examples for each order of the demos, known without a model.
 
 Synthetic landscapes combine the effects seen in recorded answers of a real model: of each demo, of each demo at each
 position, of adjacent demos, and of the sequence of labels. An order has a leaning and a quality. The leaning towards a
-label helps examples of that label, and hurts the others. The quality helps all examples. The leaning has the larger
-effect, as on three two-class tasks of SmolLM2-135M (correlation of -.89 to -.99 with the accuracy).
+label helps examples with that label, and hurts other examples. The quality helps all examples. The leaning has the
+larger effect, as for SmolLM2-135M on three two-class tasks, where it correlates with the accuracy by -.89 to -.99.
 """
 
 import zlib
@@ -15,19 +15,26 @@ from pathlib import Path
 import numpy as np
 from scipy.special import log_softmax
 
-KINDS = ("item", "item by position", "adjacency", "labels", "mixed")  # of effects; "mixed" has all of them
+KINDS = (
+    "item",
+    "item by position",
+    "adjacency",
+    "labels",
+    "mixed",
+)  # kinds of effects; "mixed" has all kinds
 Order = tuple[int, ...]
-Effect = Callable[[np.ndarray], np.ndarray]  # maps orders [m, n] to values [m]
+Effect = Callable[[np.ndarray], np.ndarray]  # a function from orders [orders, demos] to values [orders]
 
 
 class Landscape:
-    """The answers to every example under every order of a list of demos.
+    """The answers to every example for every order of the demos.
 
-    Subclasses define the log-probabilities of labels; with two labels, the log-odds of the right one suffice.
+    Subclasses define the log-probabilities of labels or, with two labels, only the log-odds of the correct label.
 
     Attributes:
         num_held_out: Number of examples that a search does not see.
-        max_shown: Maximum demos in a prompt if demos may be left out; the original program then has none.
+        max_shown: Maximum number of demos in a prompt if a search chooses demos, and the original program has no
+            demos. None if prompts show all demos.
     """
 
     num_demos: int
@@ -38,11 +45,11 @@ class Landscape:
     max_shown: int | None = None
 
     def odds(self, order: Order) -> np.ndarray:
-        """Return the log-odds of the right answer on each example, ``[num_examples]``."""
+        """Return the log-odds of the correct answer to each example, ``[num_examples]``."""
         raise NotImplementedError
 
     def log_probabilities(self, order: Order) -> np.ndarray:
-        """Return the label log-probabilities on each example, ``[num_examples, L]``; the likeliest is the answer."""
+        """Return the log-probabilities of labels, ``[num_examples, labels]``; the answer is the likeliest label."""
         odds = self.odds(order)
         right = -np.logaddexp(0.0, -odds)
         of_right_and_wrong = np.stack([right, right - odds], axis=1)
@@ -51,37 +58,37 @@ class Landscape:
 
     @cached_property
     def classes(self) -> Sequence[int]:
-        """The right labels of the demos; by default, labels alternate."""
+        """The correct labels of the demos; by default, labels alternate."""
         return [i % self.num_labels for i in range(self.num_demos)]
 
     @cached_property
     def right_labels(self) -> np.ndarray:
-        """The right labels of the examples, ``[num_examples]``."""
+        """The correct labels of the examples, ``[num_examples]``."""
         return np.arange(self.num_examples) % self.num_labels
 
     def of_call(self, order: Order, example: int) -> np.ndarray:
-        """Return the label log-probabilities ``[L]`` of one call."""
+        """Return the log-probabilities of labels in one call, ``[labels]``."""
         return self.log_probabilities(order)[example]
 
     def text(self, example: int) -> str:
-        """Return the input text of an example, which starts with its number."""
+        """Return the input text of an example, which contains the example's index."""
         return f"example {example}"
 
     def answers(self, order: Order) -> np.ndarray:
-        """Return whether each answer is right, bool ``[num_examples]``."""
+        """Return whether each answer is correct, bool ``[num_examples]``."""
         return self.log_probabilities(order).argmax(axis=1) == self.right_labels
 
     def noise(self, order: Order) -> np.random.Generator:
-        """Return a generator that is seeded by the order, so that repeated calls get equal noise."""
+        """Return a random generator seeded by the order, so that repeated calls get the same noise."""
         return np.random.default_rng([self.seed, zlib.crc32(bytes(order))])
 
 
 class SyntheticLandscape(Landscape):
-    """A random landscape with two labels, equally frequent among demos and examples.
+    """A random landscape with two labels, which are equally frequent among demos and examples.
 
     The kind is one of `KINDS`, or "triples": effects of the relative order of three demos, which no search models.
-    Accuracies of orders have mean .60 and standard deviation .09, and two orders disagree on 35% of the examples. The
-    values for recorded answers are .46 to .68, .04 to .10, and 7 to 42%.
+    Accuracies of orders have mean .60 and standard deviation .09, and two orders disagree on 35% of the examples. For
+    recorded answers, the mean is .46 to .68, the standard deviation .04 to .10, and the disagreement 7 to 42%.
     """
 
     def __init__(self, kind: str, num_demos: int, seed: int, num_examples: int) -> None:
@@ -123,7 +130,7 @@ class SyntheticLandscape(Landscape):
             signs = rng.normal(size=len(triples))
 
             def of_triples(orders: np.ndarray) -> np.ndarray:
-                places = np.argsort(orders, axis=1)[:, triples]  # [m, triples, 3]
+                places = np.argsort(orders, axis=1)[:, triples]  # [orders, triples, 3]
                 return (np.diff(places) > 0).all(axis=2) @ signs
 
             return of_triples
@@ -155,10 +162,10 @@ def _standardized(effect: Effect, sample: np.ndarray) -> Effect:
 
 
 class OwnEffectsLandscape(Landscape):
-    """A landscape where each demo at each position has an effect on all examples, and one on each example.
+    """A landscape where each demo at each position has a common effect and an own effect on each example.
 
-    `own` and `common` are the effects' standard deviations over orders, in logits. Without a common effect, all orders
-    are equally good on new examples. If `leaning`, the common effect favours a label, right or wrong.
+    `own` and `common` are the standard deviations of the effects over orders, in logits. Without a common effect, all
+    orders are equally good on new examples. If `leaning`, the common effect favours one label, correct or not.
     """
 
     def __init__(
@@ -191,7 +198,7 @@ class OwnEffectsLandscape(Landscape):
 
 
 class CoinLandscape(Landscape):
-    """A landscape of random answers, with one accuracy for the original order and another for all others."""
+    """A landscape of random answers, with one accuracy for the original order and another for all other orders."""
 
     def __init__(
         self, num_demos: int, seed: int, num_examples: int, of_original: float = 0.5, of_others: float = 0.5
@@ -212,8 +219,8 @@ class CoinLandscape(Landscape):
 class NoisyLogitsLandscape(Landscape):
     """A landscape of three labels with noisy logits, where all orders are equally good on new examples.
 
-    `noise` is the standard deviation of independent noise for each order and example. `own` is that of the effects of
-    each demo at each position on each example.
+    `noise` is the standard deviation of independent noise for each order and example. `own` is the standard deviation
+    of the effects that each demo at each position has on each example.
     """
 
     num_labels = 3
@@ -245,17 +252,17 @@ STRENGTHS = {
     "harm": (0.0, 0.0, 0.0, 0.5),
     "cost": (0.0, 0.0, -0.2, 0.0),
 }
-"""By kind: weights of the leaning, the worths and the log number of demos, and the harm of any demos."""
+"""Weights of the leaning, the worths and the log number of demos, and the harm of any demos, by kind."""
 
 
 class ArrangementWorld(Landscape):
     """A landscape whose accuracy depends on which demos are shown, how many, and in what order.
 
-    As in `SyntheticLandscape`, an arrangement has a quality and a leaning. The quality is a sum over the demos' worths,
-    with larger weights towards the end, and grows with the number of demos. The leaning is the sum of the model's own
-    and of the shown classes, with similar weights. The kind decides what matters most: "classes", as in recorded
-    answers, or "items". With "nothing", all arrangements are equal. With "harm", any demos are worse than none. With
-    "cost", each additional demo lowers the accuracy.
+    As in `SyntheticLandscape`, an arrangement has a quality and a leaning. The quality is a weighted sum of the demos'
+    worths, with larger weights towards the end, and grows with the number of demos. The leaning is a constant of the
+    model plus a sum over the classes of the demos, with similar weights. The kind decides what matters most: "classes",
+    as in recorded answers, or "items". With "nothing", all arrangements are equal. With "harm", any demos at all lower
+    the accuracy. With "cost", each additional demo lowers the accuracy.
     """
 
     num_held_out = 2_000
@@ -288,9 +295,10 @@ class ArrangementWorld(Landscape):
 
 
 class RecordedLandscape(Landscape):
-    """Answers of a real model under every order; the seed shuffles the examples.
+    """The answers of a real model for every order; the seed shuffles the examples.
 
-    The .npz file holds ``orders`` [R, k], ``logprobs`` [R, N, L], ``gold`` [N], ``labels`` [L], ``demo_labels`` [k].
+    The .npz file holds ``orders`` [orders, demos], ``logprobs`` [orders, examples, labels], ``gold`` [examples],
+    ``labels`` [labels] and ``demo_labels`` [demos].
     """
 
     def __init__(self, path: Path, seed: int) -> None:
@@ -314,7 +322,7 @@ class RecordedLandscape(Landscape):
 
 
 class Rearranged(Landscape):
-    """A landscape with its demos, and optionally its examples, in another original order."""
+    """A landscape with the demos, and optionally the examples, in another original order."""
 
     def __init__(self, landscape: Landscape, demos: Sequence[int], examples: Sequence[int] = ()) -> None:
         self._landscape = landscape
@@ -333,13 +341,13 @@ class Rearranged(Landscape):
 
 @dataclass(frozen=True)
 class Likeness:
-    """The effects of demos that are similar to the input."""
+    """Strengths of the effects in a `LikenessLandscape`."""
 
     logits: float  # effect of a demo that shares four words with the input
     agree: float = 0.9  # share of examples whose words indicate the label
     quality: float = 0.3  # standard deviation of the demos' qualities
     leaning: float = 0.3  # standard deviation of the demos' leanings
-    noise: float = 1.0  # standard deviation per call and label
+    noise: float = 1.0  # standard deviation of the noise of each call and label
 
 
 LIKENESS = {
@@ -352,10 +360,10 @@ LIKENESS = {
 
 
 class LikenessLandscape(Landscape):
-    """A landscape whose examples may all be shown as demos.
+    """A landscape in which every example may be shown as a demo.
 
-    Each demo has a quality and a leaning towards a label, with weights that grow towards the question. A demo also
-    moves the answer towards its own label, in proportion to the words that it shares with the input.
+    Each demo has a quality and leanings towards labels, with larger weights near the question. A demo also moves the
+    answer towards the demo's label, in proportion to the number of words shared with the input.
     """
 
     num_labels = 3

@@ -1,20 +1,21 @@
-"""Measure the gains from demos, their choice, their order and calibration on recorded answers.
+"""The gains from demos, their choice, their order and calibration on recorded answers.
 
 python benchmarks/levers.py                                  # all records, in seconds, without a model
 python benchmarks/levers.py --records benchmarks/recorded/chat/*.npz
 
-Records come from `record_chat.py`, or from `record.py`, which has one set of demos in all orders. Unfinished records
-may be used. 95% intervals are by bootstrap over the examples. They hold for the recorded sets of demos; other sets may
-differ more.
+Records come from `record_chat.py`, or from `record.py`, which records one set of demos in all orders. They may be
+unfinished. 95% intervals are from a bootstrap over the examples. The intervals hold for the recorded sets of demos;
+other sets may differ more.
 
 best recorded      the random arrangement with the highest accuracy, measured on the same examples (biased upwards)
-best on half       the best random arrangement on one half of the examples, measured on the other
-own opening        how often the model itself begins its reply as the adapter's format requires; accuracies are those
-                   of replies that are begun for the model
-calibrated         batch calibration on one half of the examples, without labels, measured on the other
+best on half       the best random arrangement on one half of the examples, measured on the other half
+own opening        how often the model itself begins its reply as the adapter's format requires; accuracies are for
+                   replies whose beginning is supplied
+calibrated         batch calibration on one half of the examples, without labels, measured on the other half
 
-The spread is the standard deviation of accuracies over sets of demos, and over orders of one set. "Seen" includes the
-noise of the examples, "true" does not. The noise is that of differences, because arrangements share their examples.
+The spread is the standard deviation of accuracies over sets of demos, and over orders of one set. "Seen" includes noise
+from the choice of examples, but "true" does not. The noise is computed for differences, because arrangements share
+their examples.
 """
 
 import json
@@ -58,9 +59,9 @@ class Record:
 
     Attributes:
         prompt: Format of the prompts, `PLAIN` or `CHAT`.
-        log_probabilities: ``[A, N, L]``, normalised over the labels.
-        gold: Numbers of the right labels, ``[N]``.
-        is_own: Whether the model itself begins its reply as recorded, ``[A, N]``; None if unknown.
+        log_probabilities: Log-probabilities, normalized over labels, ``[arrangements, examples, labels]``.
+        gold: Indices of the correct labels, ``[examples]``.
+        is_own: Whether the model itself begins its reply as recorded, ``[arrangements, examples]``; None if unknown.
     """
 
     model: str
@@ -73,12 +74,12 @@ class Record:
 
     @cached_property
     def is_right(self) -> np.ndarray:
-        """Whether each arrangement answers each example right, ``[A, N]`` of 0 and 1."""
+        """Whether each answer is correct, as 0 or 1, ``[arrangements, examples]``."""
         return (self.log_probabilities.argmax(axis=2) == self.gold).astype(float)
 
     @cached_property
     def is_right_calibrated(self) -> np.ndarray:
-        """The share of splits in which each calibrated answer is right, ``[A, N]``."""
+        """The share of splits in which each calibrated answer is correct, ``[arrangements, examples]``."""
         tables = self.log_probabilities
         shares = np.zeros(tables.shape[:2])
         for known, held_out in splits(len(self.gold)):
@@ -88,12 +89,12 @@ class Record:
         return shares / NUM_SPLITS
 
     def of_kind(self, kind: str) -> list[int]:
-        """Return the numbers of the arrangements of a kind."""
+        """Return the indices of the arrangements of a kind."""
         return [number for number, arrangement in enumerate(self.plan) if arrangement.kind == kind]
 
     @cached_property
     def sizes(self) -> dict[int, list[int]]:
-        """The random arrangements by their number of demos, the largest first."""
+        """Indices of the random arrangements by number of demos, beginning with the largest number."""
         sizes: dict[int, list[int]] = {}
         for number in self.of_kind(RANDOM):
             sizes.setdefault(len(self.plan[number].demos), []).append(number)
@@ -101,11 +102,11 @@ class Record:
 
     @property
     def largest(self) -> list[int]:
-        """The random arrangements with the most demos."""
+        """Indices of the random arrangements with the most demos."""
         return next(iter(self.sizes.values()))
 
     def sets(self) -> list[np.ndarray]:
-        """Return the rows of `is_right` for the orders of each largest set."""
+        """Return the rows of `is_right` for the orders of each set with the most demos."""
         sets: dict[int, list[int]] = {}
         for number in self.largest:
             sets.setdefault(self.plan[number].set, []).append(number)
@@ -137,9 +138,12 @@ def read(path: Path) -> Record:
 
 
 def known_part(is_known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return arrangements and examples for which all answers are known, given a mask ``[A, N]``.
+    """Return the indices of arrangements and examples for which all answers are known.
 
     In an unfinished record, some arrangements may have fewer examples. Keep as many answers as possible.
+
+    Args:
+        is_known: Whether each answer is known, ``[arrangements, examples]``.
     """
     counts = is_known.sum(axis=1)
     num_examples = max(np.unique(counts), key=lambda count: count * (counts >= count).sum())
@@ -159,7 +163,7 @@ def splits(number: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def best_on_half(is_right: np.ndarray) -> np.ndarray:
-    """Return how often the best arrangement on one half is right on each example of the other half, ``[N]``."""
+    """Return how often the best arrangement on one half is correct on each example of the other half."""
     shares = np.zeros(is_right.shape[1])
     for known, held_out in splits(is_right.shape[1]):
         best = is_right[:, known].mean(axis=1).argmax()
@@ -169,13 +173,13 @@ def best_on_half(is_right: np.ndarray) -> np.ndarray:
 
 @cache
 def resamples(number: int) -> np.ndarray:
-    """Return how often each example is in each bootstrap sample, ``[B, N]``."""
+    """Return how often each example is in each bootstrap sample, ``[samples, examples]``."""
     counts = np.random.default_rng(0).multinomial(number, np.full(number, 1 / number), NUM_RESAMPLES)
     return counts.astype(float)
 
 
 def with_interval(values: np.ndarray, *, sign: str = "") -> str:
-    """Return the mean over examples with its interval."""
+    """Return the mean over examples as text, with a 95% interval."""
     means = resamples(len(values)) @ values / len(values)
     low, high = np.quantile(means, TAILS)
     return f"{values.mean():{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
@@ -188,7 +192,7 @@ class Spread:
     Attributes:
         seen: Variance of the accuracies.
         noise: Expected variance from the choice of examples.
-        true: Variance without the noise; may be below 0 by chance.
+        true: Variance minus the noise, which may be below 0 by chance.
     """
 
     seen: np.ndarray
@@ -200,11 +204,11 @@ SpreadFunction = Callable[[Sequence[np.ndarray], np.ndarray], Spread | None]
 
 
 def _seen_and_noise(scores: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the variance of the rows' mean scores, and the part of it that is noise, both ``[B]``.
+    """Return the variance of the rows' mean scores, and the part of the variance that is noise, both ``[samples]``.
 
     Args:
-        scores: Scores to compare, such as a row per order, ``[rows, N]``.
-        counts: How often each example is in each sample, ``[B, N]``.
+        scores: Scores to compare, such as a row per order, ``[rows, examples]``.
+        counts: How often each example is in each sample, ``[samples, examples]``.
     """
     num_examples = scores.shape[1]
     weights = counts.T / num_examples
@@ -216,7 +220,7 @@ def _seen_and_noise(scores: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray,
 
 
 def spread_over_orders(sets: Sequence[np.ndarray], counts: np.ndarray) -> Spread | None:
-    """Return the spread over the orders of a set, averaged over sets of scores ``[orders, N]``."""
+    """Return the spread over the orders of a set, averaged over sets of scores ``[orders, examples]``."""
     parts = [_seen_and_noise(scores, counts) for scores in sets if len(scores) > 1]
     if not parts:
         return None
@@ -225,7 +229,7 @@ def spread_over_orders(sets: Sequence[np.ndarray], counts: np.ndarray) -> Spread
 
 
 def spread_over_sets(sets: Sequence[np.ndarray], counts: np.ndarray) -> Spread | None:
-    """Return the spread over sets, without the spread that is due to the few orders of each set."""
+    """Return the spread over sets, without the spread that comes from having few orders of each set."""
     if len(sets) < 2:
         return None
     means = np.array([scores.mean(axis=0) for scores in sets])
@@ -250,7 +254,7 @@ def spread_cells(name: str, sets: Sequence[np.ndarray], spread: SpreadFunction) 
     noise_share = 1.0
     if seen:
         noise_share = min(1.0, of_sample.noise.item() / seen)
-    # Bootstrap samples add noise to the variance, so shift their mean to the variance of the sample.
+    # Bootstrap samples add noise to the variance, so shift the mean of their variances to that of the data.
     centred = of_resamples.true - of_resamples.true.mean() + true
     variances = [true, *np.quantile(centred, TAILS)]
     deviation, low, high = np.sqrt(np.maximum(0.0, variances))
@@ -263,7 +267,7 @@ def spread_cells(name: str, sets: Sequence[np.ndarray], spread: SpreadFunction) 
 
 
 def levers(record: Record) -> dict[str, np.ndarray]:
-    """Return each lever's share of right answers to each example, ``[N]``."""
+    """Return each lever's share of correct answers to each example, ``[examples]``."""
     right = record.is_right
     calibrated = record.is_right_calibrated
     random = right[record.of_kind(RANDOM)]
@@ -289,7 +293,7 @@ def named(record: Record) -> dict[str, str]:
 
 
 def accuracies(records: Sequence[Record]) -> Iterator[dict[str, str]]:
-    """Yield the accuracy of each lever, by record."""
+    """Yield a table row for each record, with the accuracy of each lever."""
     for record in records:
         cells = {"examples": str(len(record.gold)), "arrangements": str(len(record.plan))}
         for kind, name in ((NO_DEMOS, "own opening, no demos"), (RANDOM, "own opening, demos")):
@@ -302,7 +306,7 @@ def accuracies(records: Sequence[Record]) -> Iterator[dict[str, str]]:
 
 
 def gains(records: Sequence[Record]) -> Iterator[dict[str, str]]:
-    """Yield the gain of each lever over random demos, by record."""
+    """Yield a table row for each record, with the gain of each lever over random demos."""
     for record in records:
         cells = {}
         shares = levers(record)
@@ -313,7 +317,7 @@ def gains(records: Sequence[Record]) -> Iterator[dict[str, str]]:
 
 
 def spreads(records: Sequence[Record]) -> Iterator[dict[str, str]]:
-    """Yield the spread over sets and over orders, by record."""
+    """Yield a table row for each record, with the spread over sets and over orders."""
     for record in records:
         sets = record.sets()
         cells = {"sets": str(len(sets)), "orders of one": str(max(map(len, sets)))}
@@ -331,7 +335,7 @@ def main() -> None:
         if record.sizes:
             records.append(record)
         else:
-            print(f"{path} has no random demos yet, so it is left out", file=sys.stderr)
+            print(f"{path} has no random demos yet, and is omitted", file=sys.stderr)
     for title, table in (
         ("Accuracy", accuracies),
         (f"Gain over {BASE}", gains),

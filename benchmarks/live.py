@@ -1,54 +1,54 @@
-"""Compare the held-out scores of methods with a live model, over tasks and draws of examples.
+"""A comparison of held-out scores of methods with a live model, over tasks and draws of examples.
 
 python benchmarks/live.py                                        # the bundled reviews, the local model
 python benchmarks/live.py --model hosted_vllm/NAME --api-base http://127.0.0.1:8000/v1 --threads 8 --cache ...
 
 Each seed draws `--pool` labelled and `--test` held-out examples of each task, which all sides share:
 
-original          `--demos` labelled demos, as `LabeledFewShot` draws them
+original          `--demos` labelled demos, drawn by `LabeledFewShot`
 no demos          the program without demos
 PLReorder         the original in another order
 scores            PLReorder with signal="score"
 calibrate         PLReorder with calibrate=True
 TopKOrder, LocalE, GlobalE, PDO few-shot, PDO unlabelled, DEmO
-                  the original in the order of these methods
+                  the original in the order that these methods choose
 calibrated        the original after BatchCalibration
 TopK calibrated   the best of 10 random orders, each calibrated
 random search     BootstrapFewShotWithRandomSearch with 16 candidates, or as many as the limit on calls allows
-half of it        BootstrapFewShotWithRandomSearch with 6 candidates, which takes about half of the calls
+half of it        BootstrapFewShotWithRandomSearch with 6 candidates, which makes about half of the calls
 half of it, PLReorder
                   "half of it", then PLReorder
 BootstrapFewShot, MIPROv2, SIMBA, GEPA
                   these optimizers of DSPy (`peers.py`); the model itself writes instructions
 random search, then PLFewShot; MIPROv2, then PLFewShot; GEPA, then PLFewShot
-                  PLFewShot, given the program that the other optimizer makes with half of the calls
+                  PLFewShot with programs=[the program that the other optimizer makes with half of the calls]
 PLFewShot propose PLFewShot(instructions="propose")
 PLFewShot, PLFewShot calibrated, PLFewShot auto, PLFewShot auto calibrated
                   "calibrated" with calibrate=True, "auto" with demos="auto"
 ..., then calibrated
                   followed by BatchCalibration, which gets 64 of the calls
-nearest last      the `--demos` nearest demos of each input
-nearest first     these demos, with the nearest first
-frequent labels   demos with labels that are frequent among the neighbours, as with max_metric_calls=0
+nearest last      the `--demos` nearest demos of each input, ending with the nearest
+nearest first     the same demos, beginning with the nearest
+frequent labels   demos whose labels are frequent among the neighbours of the input, as with max_metric_calls=0
 random order      the demos of "nearest last" in a random order
 vote              the most frequent label of the nearest demos
 KNNFewShot        DSPy's `KNNFewShot`, which bootstraps the nearest demos
 
-With `--share`, the seed selects a label that gets this share of the examples, and scores are its F1. With "F1" before
-the name, PLReorder, scores, calibrate and calibrated also optimize this F1.
+With `--share`, the seed selects a label that gets this share of the examples, and the score is this label's F1. With
+"F1" before the name, PLReorder, scores, calibrate and calibrated also optimize this F1.
 
-A number after a side's name limits its program calls, as in "PLFewShot@300". Without a number, the limit is the calls
-of the random search if that is one of the sides, and otherwise the side's own default.
+A number after a side's name limits its program calls, as in "PLFewShot@300". Without a number, the limit is the number
+of calls in the random search if that is one of the sides, and otherwise the side's own default.
 
 With `--format chat`, `dspy.ChatAdapter` renders prompts, and replies have at most 64 tokens. PLR_DSPY_GGUF=FILE
 replaces the local model.
 
 Tables have the difference of each side from each of `--against` (by default the first side), with intervals over draws
-and over all held-out examples. "LM calls" include those that write instructions. "Tokens read" are the prompt tokens
+and over all held-out examples. "LM calls" include calls that write instructions. "Tokens read" are the prompt tokens
 of these calls that were not in the server's prefix cache. The last columns check the reports: how many held-out scores
-and gains lie in the reported intervals, how many reports say "better", and how many of these are right. Gains are over
-the student, if that is one of the sides. With --cache, DSPy caches all calls, so an interrupted command resumes, but
-seconds and tokens read are meaningless.
+and gains lie in the reported intervals, how many reports say "better", and how many of these reports are right. Gains
+are over the student, if that is one of the sides. With --cache, DSPy caches all calls, so an interrupted command
+resumes, but seconds and tokens read are meaningless.
 """
 
 import argparse
@@ -100,7 +100,7 @@ USUAL_CALLS = 300  # default limit for DSPy's optimizers
 
 @dataclass(frozen=True)
 class SideProgram:
-    """The program of a side, the calls to make it, and the comparison in its report."""
+    """The program of a side, the number of calls of its compile, and the comparison in its report."""
 
     program: dspy.Module
     calls: int = 0
@@ -109,11 +109,11 @@ class SideProgram:
 
 @dataclass(frozen=True)
 class Result:
-    """The program of a side, its cost, and its scores on the held-out examples, or the F1.
+    """The program of a side, its cost, and its scores on the held-out examples or its F1.
 
     Attributes:
-        lm_calls: LM calls, including those that DSPy's cache answered.
-        tokens_read: Prompt tokens that the server read; None if unknown.
+        lm_calls: Number of LM calls, including cached calls.
+        tokens_read: Number of prompt tokens that the server read; None if unknown.
     """
 
     program: SideProgram
@@ -124,7 +124,7 @@ class Result:
 
 
 def open_model(args: argparse.Namespace) -> AbstractContextManager[MakeLM]:
-    """Return a context that yields a function to build LMs, for the model in the options."""
+    """Return a context that yields a function to build LMs of the model in the options."""
     return ServedModel(args.model, tuple(args.api_base), cache=args.cache).open(format=args.format)
 
 
@@ -155,7 +155,7 @@ class Draw:
         self._results: dict[str, Result] = {}
 
     def _drawn(self, examples: Sequence[dspy.Example], number: int) -> list[dspy.Example]:
-        """Return random examples, in which the rare label, if any, has its share."""
+        """Return random examples. If a label is rare, it has the share in the options."""
         if self.rare is None:
             return self.rng.sample(examples, min(number, len(examples)))
         field = self.task.output_field
@@ -167,7 +167,7 @@ class Draw:
         return self.rng.sample(drawn, number)
 
     def answering(self) -> AbstractContextManager[None]:
-        """Return a context in which prompts have this task's format."""
+        """Return a context with the LM and the prompt format of this task."""
         lm = self.make_lm(self.task.max_tokens(self.args.format))
         return dspy.context(lm=lm, adapter=self.task.adapter(self.args.format))
 
@@ -223,7 +223,7 @@ class Draw:
 
 
 class FixedRetrieval(dspy.Predict):
-    """A predictor that shows each example its own demos, given by their indices among the labelled examples."""
+    """A predictor with given demos for each example, as indices among the labelled examples."""
 
     def __init__(
         self, draw: Draw, examples: Sequence[dspy.Example], choices: Sequence[Sequence[int]]
@@ -240,7 +240,7 @@ class FixedRetrieval(dspy.Predict):
 def optimized(
     draw: Draw, calls: int | None, *, kind: Any, base: str = ORIGINAL, by_f1: bool = False, **settings: Any
 ) -> SideProgram:
-    """Optimize the program of the side `base` with the remaining calls, by an optimizer of this package."""
+    """Optimize the program of the side `base` with an optimizer of this package and the remaining calls."""
     if kind is PLFewShot:
         base = EMPTY
         settings["max_demos"] = draw.args.demos
@@ -256,7 +256,7 @@ def optimized(
 
 
 class CallCounter(BaseCallback):
-    """Counts LM calls, including cached ones, which a side would have to pay for if it ran alone."""
+    """A counter of LM calls, including cached calls, which a side would have to make if it ran alone."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
@@ -268,7 +268,7 @@ class CallCounter(BaseCallback):
 def batch_calibrated(
     draw: Draw, calls: int | None, *, base: str = ORIGINAL, by_f1: bool = False
 ) -> SideProgram:
-    """Calibrate the original or another side, which then leaves 64 of its calls for calibration."""
+    """Calibrate the original, or another side that leaves 64 of its calls for calibration."""
     spent = 0
     num_inputs = calls or CALIBRATION_CALLS
     if base != ORIGINAL:
@@ -285,7 +285,7 @@ def batch_calibrated(
 
 
 def top_k_calibrated(draw: Draw, calls: int | None) -> SideProgram:
-    """Return the random order with the best calibrated answers; calibrate and score on the same inputs."""
+    """Return the random order with the best calibrated answers. Calibrate and score on the same inputs."""
     rng = random.Random(draw.seed)
     program = draw.program(ORIGINAL)
     demos = list(program.predictors()[0].demos)
@@ -325,7 +325,7 @@ def in_random_order(draw: Draw, _: int | None) -> SideProgram:
 def knn_few_shot(draw: Draw, _: int | None) -> SideProgram:
     """Return the program of DSPy's `KNNFewShot`, which compares the words of inputs."""
     words = TfidfVectorizer().fit([example[draw.task.input_field] for example in draw.labelled])
-    # Do not cache: vectors of the same text differ between draws.
+    # Do not cache embeddings, because vectors of the same text differ between draws.
     embedder = dspy.Embedder(lambda texts: words.transform(texts).toarray(), caching=False)
     optimizer = dspy.KNNFewShot(draw.args.demos, draw.labelled, embedder, metric=draw.metric)
     return SideProgram(optimizer.compile(draw.program(EMPTY)))
@@ -344,7 +344,7 @@ class Vote(dspy.Module):
 
 
 def by_peer(draw: Draw, calls: int | None, *, peer: str, candidates: int = 0) -> SideProgram:
-    """Return the program of one of DSPy's optimizers, and its number of LM calls.
+    """Return the program of one of DSPy's optimizers, and the number of its LM calls.
 
     Args:
         candidates: Number of candidates of the random search if `calls` is None.
@@ -371,7 +371,7 @@ def by_peer(draw: Draw, calls: int | None, *, peer: str, candidates: int = 0) ->
 
 
 def after_peer(draw: Draw, calls: int | None, *, peer: str) -> SideProgram:
-    """Run PLFewShot with a program that one of DSPy's optimizers made with half of the calls."""
+    """Run PLFewShot with a program from one of DSPy's optimizers, which makes half of the calls."""
     calls = calls or 2 * USUAL_CALLS
     name = f"{peer}@{calls // 2}"
     spent = draw.result(name).program.calls
@@ -441,7 +441,7 @@ Results = dict[str, Result]
 
 
 def check_reports(draws: Sequence[Results], side: str) -> dict[str, str]:
-    """Return table cells on whether the scores, gains and claims in a side's reports were right."""
+    """Return table cells that compare the scores, gains and claims in a side's reports with the truth."""
     student = EMPTY if side.startswith("PLFewShot") else ORIGINAL
     expected = []
     expected_gains = []
@@ -479,7 +479,7 @@ def check_reports(draws: Sequence[Results], side: str) -> dict[str, str]:
 
 
 def differences(draws: Sequence[Results], side: str, other: str) -> tuple[str, str]:
-    """Return the mean difference of two sides with its interval over draws, and the interval over all examples."""
+    """Return the mean difference between two sides, with an interval over draws, and an interval over examples."""
     if side == other:
         return "", ""
     by_draw = []
@@ -493,13 +493,13 @@ def differences(draws: Sequence[Results], side: str, other: str) -> tuple[str, s
 
 
 def mean_tokens(results: Sequence[Result]) -> str:
-    """Return the mean number of prompt tokens that the server read; an empty string if it is unknown."""
+    """Return the mean number of prompt tokens that the server read, or an empty string if it is unknown."""
     tokens = [result.tokens_read for result in results if result.tokens_read is not None]
     return f"{mean(tokens):,.0f}" if tokens else ""
 
 
 def print_sides(title: str, draws: Sequence[Results], against: Sequence[str]) -> None:
-    """Print the score of each side, and its differences from others."""
+    """Print the score of each side, and its differences from the sides in `against`."""
     rows = []
     for side in draws[0]:
         of_side = [results[side] for results in draws]
@@ -539,7 +539,7 @@ def main() -> None:
     unknown = [side for side in args.sides if side.partition("@")[0] not in SIDES]
     if unknown:
         raise SystemExit(
-            f"--sides must be among {list(SIDES)}, optionally with @ and a number of calls; got {unknown}"
+            f"--sides must be among {list(SIDES)}, optionally with @ and a number of calls; got {unknown}: fix them"
         )
     against = args.against or args.sides[:1]
     missing = set(against) - set(args.sides)

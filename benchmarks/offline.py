@@ -1,12 +1,12 @@
-"""Compare methods where the truth is known: on simulated landscapes, and on recorded answers.
+"""A comparison of methods where the truth is known: on simulated landscapes, and on recorded answers.
 
 python benchmarks/offline.py                                           # at a tenth of the paper's calls
 python benchmarks/offline.py --recorded FILES --methods halving@500 light@500 logprobs@500
 
-A number after a method's name limits its program calls. Without a number, the limit is that of its paper, or of
-`auto="light"`:
+A number after a method's name limits its program calls. Without a number, the limit is that of the method's paper, or
+of `auto="light"`:
 
-original       the program as it is
+original       the original program
 light          PLReorder by scores
 logprobs       PLReorder by scores and log-probabilities of labels
 calibrated     PLReorder with calibrate=True
@@ -15,19 +15,19 @@ top-k          random search
 halving        successive halving of random orders, or of arrangements
 batch          BatchCalibration with up to 64 calls
 fixed          PLFewShot by scores, with demos="fixed"
-retrieved      PLFewShot by scores, with demos="retrieved"; "retrieved@0" uses its rule without calls
+retrieved      PLFewShot by scores, with demos="retrieved"; "retrieved@0" makes no calls
 auto           PLFewShot by scores, with demos="auto"
 
-In the worlds "classes", "items", "nothing", "harm" and "cost", demos may be left out, and `--demos` is the size
-of the pool. `--pools` is the number of known examples, for both splits; all others are held out. In recordings,
-half of the examples are known. The original order of a recording is the best of `--best-of` random orders, by
-default a random one. The search was developed with seeds below 20,000.
+In the worlds "classes", "items", "nothing", "harm" and "cost", the methods choose demos, and `--demos` is the size
+of the pool. `--pools` is the number of known examples, for both splits; all other examples are held out. In
+recordings, half of the examples are known. The original order of a recording is the best of `--best-of` random
+orders; by default, it is a random order. The search was developed with seeds below 20,000.
 
 With --shares, one label is made rare: "label 1", or each recorded label in turn. It gets this share of the known
-examples; held-out examples are weighted to this share. Scores are the label's F1, which "F1 light", "F1 logprobs",
-"F1 calibrated" and "F1 batch" also optimize.
+examples, and held-out examples are weighted to give this share. Scores are the label's F1, which "F1 light",
+"F1 logprobs", "F1 calibrated" and "F1 batch" also optimize.
 
-less NAME      paired difference from each method of --against (by default the first), with 95% interval
+less NAME      paired difference from each method of --against (by default the first), with a 95% interval
 changed        share of compiles that replaced the original
 better         share of compiles whose report says "better"
 worse          share of compiles that lost more than a point on held-out examples
@@ -64,9 +64,10 @@ class World:
 
     Attributes:
         num_pool: Number of known examples; for recorded answers, 0 means half.
-        best_of: Number of random orders of which the original is the best. 0 means a random original for recorded
-            answers, and keeps the original of simulated worlds.
-        share, rare: Share and index of the rare label; with share 0, scores are accuracies.
+        best_of: Number of random orders; the best is the original. With 0, recorded answers have a random original, and
+            simulated worlds keep their original.
+        share: Share of the rare label; with 0, scores are accuracies.
+        rare: Index of the rare label.
     """
 
     source: str | Path
@@ -115,7 +116,7 @@ class World:
     def _rearranged(
         self, landscape: Landscape, best_of: int, num_pool: int, rng: np.random.Generator
     ) -> Landscape:
-        """Return the landscape with the best of random orders as original; if `share`, make a label rare."""
+        """Return the landscape with the best of random orders as the original; if `share` is set, make a label rare."""
         orders = [tuple(rng.permutation(landscape.num_demos).tolist()) for _ in range(best_of)]
         original = max(orders, key=lambda order: landscape.answers(order).mean())
         examples = []
@@ -131,7 +132,7 @@ class World:
 
 
 def measure(seed: int, *, world: World, method: str) -> dict[str, float]:
-    """Run a method in one world, and return the results."""
+    """Run a method in one world, and return the table's values."""
     torch.set_num_threads(1)
     pool, best = world.pool(seed)
     original = pool.space.identity[0]
@@ -171,7 +172,7 @@ def measure(seed: int, *, world: World, method: str) -> dict[str, float]:
 def cells(
     method: str, frame_by_method: dict[str, pd.DataFrame], against: list[str], num_tasks: int
 ) -> dict[str, str]:
-    """Return a row of a table; with several tasks, intervals are over the splits' means."""
+    """Return a row of a table. With several tasks, average over the tasks of each split before computing intervals."""
     frame = frame_by_method[method]
     scores = frame["held-out"]
     gains = scores - frame["original"]
@@ -204,7 +205,7 @@ def cells(
 
 
 def worlds_of(args: argparse.Namespace) -> Iterator[list[World]]:
-    """Yield the worlds of each table; recorded answers with a share have one world per rare label."""
+    """Yield the worlds of each table. For recorded answers with a share, each label is rare in one world."""
     if not args.recorded:
         for num_demos, num_pool, share in itertools.product(args.demos, args.pools, args.shares):
             yield [World(name, num_demos, num_pool, args.best_of, share) for name in args.worlds]
@@ -223,7 +224,7 @@ def worlds_of(args: argparse.Namespace) -> Iterator[list[World]]:
 def rows_of(
     worlds: list[World], methods: list[str], against: list[str], run: Run
 ) -> Iterator[dict[str, object]]:
-    """Yield the rows of a table: each method in each world, then over all worlds."""
+    """Yield the rows of a table: each method in each world, then each method over all worlds."""
     first = worlds[0]
     shape = {"demos": first.num_demos or "", "examples": first.num_pool or "", "share": first.share or ""}
     frames: dict[str, list[pd.DataFrame]] = {method: [] for method in methods}
@@ -268,7 +269,7 @@ def main() -> None:
     unknown = [method for method in args.methods if method.partition("@")[0] not in known]
     if unknown:
         raise SystemExit(
-            f"--methods must be among {known}, optionally with @ and a number of calls; got {unknown}"
+            f"--methods must be among {known}, optionally with @ and a number of calls; got {unknown}: fix the names"
         )
     against = args.against or args.methods[:1]
     methods = list(dict.fromkeys([*against, *args.methods]))

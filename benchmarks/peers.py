@@ -1,6 +1,7 @@
 """DSPy's own optimizers for `live.py`, with settings that make about a given number of program calls.
 
-Each takes half of the labelled examples for demos or reflection, and those that need a valset take the other half.
+Each optimizer uses half of the labelled examples for demos or reflection. Optimizers that need a valset use the other
+half as the valset.
 """
 
 import random
@@ -13,15 +14,15 @@ from typing import Any
 
 import dspy
 
-NUM_BASE_PROGRAMS = (
-    3  # DSPy's random search always scores these: no demos, labelled demos, and unshuffled ones.
-)
+# DSPy's random search always scores three programs: without demos, with labelled demos, and with
+# demos bootstrapped from the unshuffled examples.
+NUM_BASE_PROGRAMS = 3
 MINIBATCH = 25  # examples in a trial of MIPROv2
 FULL_EVALUATION_STEPS = 5  # trials of MIPROv2 between two evaluations on the whole valset
 BATCH = 12  # examples in a step of SIMBA
-CANDIDATES = 3  # candidates in a step of SIMBA, and in its last evaluation on all examples
-METRICS = {  # signs of the servers' counters of prompt tokens
-    "llamacpp:prompt_tokens_total": 1,  # llama.cpp does not count tokens in its prefix cache.
+CANDIDATES = 3  # candidates in a step of SIMBA, and in SIMBA's last evaluation on all examples
+METRICS = {  # servers' counters of prompt tokens, with the sign of each counter in the sum
+    "llamacpp:prompt_tokens_total": 1,  # excludes tokens in the prefix cache
     "vllm:prompt_tokens_total": 1,
     "vllm:prefix_cache_hits_total": -1,
 }
@@ -30,15 +31,15 @@ PROPOSAL_TOKENS = 1_024  # maximum tokens in a reply that writes instructions
 
 @dataclass(frozen=True)
 class Peer:
-    """Everything that one of DSPy's optimizers needs to compile a program.
+    """The arguments for one of DSPy's optimizers.
 
     Attributes:
         student: The program without demos.
-        labelled: Examples for demos, and for the valset if needed.
+        labelled: Examples for demos, and for the valset if the optimizer needs it.
         metric: DSPy metric that returns a bool.
         output_field: Name of the field that the metric compares.
-        make_lm: Builds an LM whose replies have at most this number of tokens.
-        demos: Maximum demos per prompt.
+        make_lm: Builds an LM from the maximum number of tokens in a reply.
+        demos: Maximum number of demos per prompt.
         calls: Target number of program calls.
     """
 
@@ -62,7 +63,7 @@ class Peer:
 
     @property
     def max_errors(self) -> int:
-        """More errors than any compile can make, so that unparsable answers only score 0."""
+        """A limit that no compile reaches, so that unparsable answers only score 0."""
         return 10 * len(self.labelled)
 
     @property
@@ -76,7 +77,7 @@ class Peer:
         }
 
     def prompt_model(self) -> dspy.LM:
-        """Return the model with settings for writing instructions: long and varied replies."""
+        """Return the model with settings for writing instructions, which allow long and varied replies."""
         return self.make_lm(PROPOSAL_TOKENS).copy(temperature=1.0)
 
 
@@ -85,7 +86,7 @@ def bootstrap(peer: Peer) -> dspy.Module:
 
 
 def random_search(peer: Peer) -> dspy.Module:
-    """Return the program with the best of as many random sets of demos as the calls pay for."""
+    """Return the program with the best random set of demos, among as many sets as the calls allow."""
     num_candidates = max(1, peer.calls // len(peer.valset) - NUM_BASE_PROGRAMS)
     optimizer = dspy.BootstrapFewShotWithRandomSearch(
         num_candidate_programs=num_candidates, num_threads=peer.threads, **peer.bootstrap
@@ -94,7 +95,7 @@ def random_search(peer: Peer) -> dspy.Module:
 
 
 def mipro(peer: Peer) -> dspy.Module:
-    """Return the program of MIPROv2 after as many trials as the calls pay for."""
+    """Return the program of MIPROv2 after as many trials as the calls allow."""
     per_trial = MINIBATCH + len(peer.valset) / FULL_EVALUATION_STEPS
     num_trials = max(1, int((peer.calls - len(peer.valset)) / per_trial))
     optimizer = dspy.MIPROv2(
@@ -116,10 +117,10 @@ def mipro(peer: Peer) -> dspy.Module:
 
 
 def simba(peer: Peer) -> dspy.Module:
-    """Return the program of SIMBA, after as many steps as the calls pay for.
+    """Return the program of SIMBA after as many steps as the calls allow.
 
-    Each step samples answers to a batch, and scores new candidates on it. SIMBA gets only half of the examples, because
-    it finally scores its best programs on all of them.
+    Each step samples answers to a batch, and scores new candidates on the same batch. SIMBA gets only half of the
+    examples, because it finally scores its best programs on all examples that it gets.
     """
     per_step = 2 * BATCH * CANDIDATES
     num_steps = (peer.calls - CANDIDATES * len(peer.trainset)) // per_step
@@ -136,7 +137,7 @@ def simba(peer: Peer) -> dspy.Module:
 
 
 def gepa(peer: Peer) -> dspy.Module:
-    """Return the program of GEPA, which gets the right answers as feedback."""
+    """Return the program of GEPA, with the correct answers as feedback."""
 
     def with_feedback(
         gold: dspy.Example,
@@ -171,7 +172,7 @@ PEERS: dict[str, Callable[[Peer], dspy.Module]] = {
 
 
 def compile_with(name: str, peer: Peer) -> dspy.Module:
-    """Return the program of the named optimizer, and print its progress to stderr."""
+    """Return the program of the named optimizer. Print the optimizer's progress to stderr."""
     # Some of DSPy's optimizers draw from the global generator.
     random.seed(peer.seed)
     with redirect_stdout(sys.stderr):
@@ -179,7 +180,7 @@ def compile_with(name: str, peer: Peer) -> dspy.Module:
 
 
 def tokens_read(api_base: str) -> float | None:
-    """Return how many prompt tokens outside the prefix cache a server has read; None if unknown.
+    """Return the number of prompt tokens that a server has read, except cached tokens, or None if unknown.
 
     Args:
         api_base: Address of the server, ending in /v1.

@@ -1,4 +1,4 @@
-"""Draw the README's figure: accuracy by program calls, from the tables of the docs, and a reliability diagram.
+"""The README's figure: accuracy by program calls, from tables in the docs, and a reliability diagram.
 
 python benchmarks/picture.py     # writes docs/accuracy_by_calls.png, for light and dark pages
 """
@@ -29,10 +29,10 @@ STYLES = {
     "`PLFewShot`": (None, BLUE, "D"),
     "`PLFewShot(calibrate=True)`": ("PLFewShot, calibrated", RED, "P"),
 }
-"""Label, colour and marker by row of the table in docs/fewshot.md."""
+"""Label, colour and marker for each row of the table in docs/fewshot.md."""
 
 CALLS = [0, 64, 300, 1_067]
-"""Numbers of calls that the axis shows; each method is drawn at the nearest one."""
+"""Numbers of calls on the axis. Each method is drawn at the nearest number."""
 
 INK = "#808080"
 TEXT = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
@@ -40,13 +40,13 @@ SIZES = {"axes.facecolor": "none", "legend.framealpha": 0.0, "font.size": 11, "l
 
 
 def place_of(num_calls: int) -> int:
-    """Return the position of the nearest number of calls on the axis."""
+    """Return the position on the axis for a number of calls."""
     distances = [abs(calls - num_calls) for calls in CALLS]
     return distances.index(min(distances))
 
 
 def draw_task(axis: Axes, task: str, rows: pd.DataFrame, nearest: pd.Series) -> None:
-    """Draw the accuracy of each method on a task against its number of calls."""
+    """Draw the accuracy of each method on a task against the number of calls."""
     accuracies = rows[task].astype(float)
     calls = rows["calls"].str.replace(",", "").astype(int)
     places = {name: place_of(calls[name]) for name in STYLES}
@@ -64,7 +64,7 @@ def draw_task(axis: Axes, task: str, rows: pd.DataFrame, nearest: pd.Series) -> 
 
 
 def draw_reliability(axis: Axes) -> None:
-    """Draw the accuracy of recorded answers against their probability, with calibration on other examples."""
+    """Draw the accuracy of recorded answers by their probability, before and after calibration."""
     points: dict[str, list[np.ndarray]] = {"as it is": [], "calibrated": []}
     for path in sorted(RECORDED.glob("*.npz")):
         table, gold = recorded_answers(path)

@@ -1,11 +1,11 @@
-"""Compare the learnt probability of every order with its accuracy on recorded answers, for 5 demos.
+"""A comparison of the learnt probability and the accuracy of every order of 5 demos, on recorded answers.
 
 python benchmarks/probability.py --out runs/probability      # 3 minutes, without a model
 python benchmarks/probability.py --records benchmarks/recorded/mr.npz
 
 This is the paper's ablation. The paper's search (auto="paper") runs on half of the examples, with EMA and with maximum
 likelihood. Then all 120 orders are scored on the other half. The seed determines the split and the search. With
---beside, the figure also shows results of `python examples/paper run --ablations probability`, for example with fewer
+--beside, the figure also shows results of `python examples/paper run --ablations probability`, for example for fewer
 demos.
 """
 
@@ -66,7 +66,7 @@ def ranked_run(path: Path, seed: int, method: str) -> Result:
 
 
 def main(paths: Sequence[Path], seeds: Sequence[int], folders: Sequence[Path], out: Path) -> None:
-    """Print a table of all runs, and draw their figure."""
+    """Print a table of all runs, and draw the figure."""
     results = []
     for path in paths:
         for method in PROBABILITY:
@@ -77,7 +77,7 @@ def main(paths: Sequence[Path], seeds: Sequence[int], folders: Sequence[Path], o
     rows = []
     for (task, num_demos, update), runs in frame.groupby(["task", "num_demos", "update"], sort=False):
         row: dict[str, object] = {"task": task, "k": num_demos, "update": update}
-        # If τ is missing, all orders have the same accuracy.
+        # τ is missing if all orders have the same accuracy.
         row["τ by seed"] = ", ".join(f"{tau:+.2f}" for tau in runs.tau.dropna())
         for column in ("tau", "most_probable", "mean", "best"):
             row[column.replace("_", " ")] = f"{runs[column].mean():.3f}"

@@ -1,4 +1,4 @@
-"""Record the label probabilities of a model under every order of a few demos, for `offline.py --recorded`.
+"""A recording of a model's label probabilities for every order of a few demos, for `offline.py --recorded`.
 
 python benchmarks/record.py --out benchmarks/recorded/mine.npz    # bundled reviews, local model, 12,000 calls
 python benchmarks/record.py --task agnews --data-dir DATA --model hosted_vllm/NAME \
@@ -26,7 +26,7 @@ from quickstart import BUNDLED
 
 
 def log_probabilities(draw: Draw, orders: list[tuple[int, ...]], num_threads: int) -> np.ndarray:
-    """Return the label log-probabilities under each order, ``[orders, examples, L]``."""
+    """Return the log-probabilities of labels for each order, ``[orders, examples, labels]``."""
     student = draw.program(EMPTY)
     tables = []
     for order in orders:
@@ -44,7 +44,7 @@ def log_probabilities(draw: Draw, orders: list[tuple[int, ...]], num_threads: in
 
 
 def about(args: argparse.Namespace) -> str:
-    """Return how the recording was made, as JSON."""
+    """Return JSON that describes how the recording was made."""
     facts = {"model": args.model, "task": args.task, "seed": args.seed}
     if args.model == LOCAL:
         digest = hashlib.sha256(find_weights().read_bytes()).hexdigest()

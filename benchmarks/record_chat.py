@@ -1,17 +1,17 @@
-"""Record the log-probabilities that a chat model gives to labels, in the prompts that `dspy.ChatAdapter` renders.
+"""A recording of a chat model's log-probabilities of labels, in the prompts that `dspy.ChatAdapter` renders.
 
 pip install torch transformers gguf accelerate
 python benchmarks/record_chat.py --weights FILE.gguf --task trec --data-dir DATA --out benchmarks/recorded/chat/NAME.npz
 
 Each test example is answered without demos, with its nearest demos, and with random sets of demos in random orders. All
 demos come from `--pool` labelled examples. `--demos 8 4 2 --sets 12 8 8 --orders 3 1 1` means 12 sets of 8 demos in 3
-orders each, 8 sets of 4 demos, and 8 sets of 2 demos.
+orders each, 8 sets of 4 demos in 1 order, and 8 sets of 2 demos in 1 order.
 
-Each reply is begun for the model in the adapter's format. A small model may begin differently by itself, mostly without
-demos; the file says for each prompt whether it does.
+The beginning of each reply is supplied in the adapter's format. On its own, a small model may begin differently, mostly
+in prompts without demos. The file says for each prompt whether the model would begin in the adapter's format.
 
-The file is written after each arrangement. If the command is interrupted, run it again to resume. More sets, orders or
-examples extend a file. `levers.py` reads the files, even unfinished ones.
+The file is written after each arrangement. If the command is interrupted, run it again to resume. With more sets,
+orders or examples, the command extends the file. `levers.py` reads finished and unfinished files.
 """
 
 import copy
@@ -39,8 +39,10 @@ NO_DEMOS = "no demos"
 NEAREST = "nearest"
 RANDOM = "random"
 BATCH_TOKENS = 4_096  # maximum tokens in a batch; larger batches are no faster
-NUM_NEAREST = 16  # examples between two saves with nearest demos, which differ between prompts
-NONE = -1  # fills the rows of arrangements with fewer demos than others
+NUM_NEAREST = (
+    16  # examples between two saves for nearest demos, which are slow because prompts share no demos
+)
+NONE = -1  # index in place of missing demos, in rows of arrangements with fewer demos than others
 
 
 class Tokenizer(Protocol):
@@ -54,10 +56,10 @@ class Tokenizer(Protocol):
 
 
 class Chat:
-    """Renders the prompts of a task as a chat model's tokens.
+    """Prompts of a task as tokens of a chat model.
 
     Attributes:
-        opening: Text with which the adapter's format begins a reply, up to the label.
+        opening: Text of a reply before the label, in the adapter's format.
         closing: Text that follows the label.
     """
 
@@ -91,9 +93,9 @@ class Chat:
         return self._encode(self.text(demos, inputs))
 
     def label_tokens(self) -> list[list[int]]:
-        """Return the tokens to read for each label: the first if it differs between labels, otherwise all.
+        """Return the first token of each label if these tokens all differ, else all tokens of each label.
 
-        All tokens include the one after the label, because one label may be the start of another.
+        In the second case, include the token after the label, because one label may be the start of another.
         """
         text = self.text([], {self._task.input_field: ""})
         before = self._encode(text)
@@ -102,7 +104,8 @@ class Chat:
             tokens = self._encode(text + label + self.closing)
             if tokens[: len(before)] != before:
                 raise SystemExit(
-                    f"label {label!r} merges with the token before it. Use another model or task"
+                    f"label {label!r} must begin with a new token; the tokenizer merges it with the text before: use "
+                    "another model or task"
                 )
             without_closing = self._encode(text + label)
             answers.append(tokens[len(before) : len(without_closing) + 1])
@@ -116,7 +119,7 @@ class Chat:
 
 
 def shared_length(prompts: Sequence[Sequence[int]], num_own: int) -> int:
-    """Return the length of the prompts' common prefix, without the last `num_own` tokens of each."""
+    """Return the length of the prompts' common prefix, without the last `num_own` tokens of any prompt."""
     length = min(map(len, prompts)) - num_own
     for place in range(length):
         if len({prompt[place] for prompt in prompts}) > 1:
@@ -129,8 +132,8 @@ class Reading:
     """A model's answers to prompts that end with the opening of a reply.
 
     Attributes:
-        log_probabilities: Log-probability of each label, ``[N, L]``.
-        is_own: Whether the model itself would begin its reply with the opening, ``[N]``.
+        log_probabilities: Log-probabilities of labels, ``[prompts, labels]``.
+        is_own: Whether the model itself would begin its reply with the opening, ``[prompts]``.
     """
 
     log_probabilities: np.ndarray
@@ -142,7 +145,7 @@ class ChatModel:
 
     Args:
         weights: A GGUF file; the model runs in bfloat16.
-        threads: CPU threads.
+        threads: Number of CPU threads.
 
     Attributes:
         versions: Versions of the packages that run the model.
@@ -166,7 +169,7 @@ class ChatModel:
         self._model = AutoModelForCausalLM.from_pretrained(
             **place, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
         ).eval()
-        # A bfloat16 logit has steps of 0.1, so that labels would tie.
+        # bfloat16 logits have steps of 0.1, which would make labels tie, so compute logits in float32.
         self._head = self._model.get_output_embeddings().weight.float()
 
     def read(self, prompts: Sequence[list[int]], opening: list[int], answers: Sequence[list[int]]) -> Reading:
@@ -175,7 +178,7 @@ class ChatModel:
         Args:
             prompts: Tokens of each prompt, including the opening at its end.
             opening: Tokens of the opening.
-            answers: Tokens to read for each label; with one each, all labels are read at once.
+            answers: Tokens to read for each label. If each label has one token, all labels are read at once.
         """
         num_shared = shared_length(prompts, num_own=len(opening) + 1)
         shared = self._cache(prompts[0][:num_shared])
@@ -205,11 +208,11 @@ class ChatModel:
         return cache
 
     def _ends(self, shared: Any, rows: Sequence[list[int]], number: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield each row's index and the log-probabilities of the next token at its last positions, ``[number, V]``."""
+        """Yield each row's index and the next-token log-probabilities at its last `number` positions."""
         torch = self._torch
         for batch in batches(rows):
             longest = max(len(rows[row]) for row in batch)
-            # Padding follows the last token, so that no token sees it.
+            # Padding follows the last token, so that no token attends to padding.
             tokens = torch.tensor([rows[row] + [0] * (longest - len(rows[row])) for row in batch])
             cache = copy.deepcopy(shared)
             if cache.get_seq_length():
@@ -222,7 +225,7 @@ class ChatModel:
 
 
 def batches(rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Yield batches of row indices, of similar length and at most `BATCH_TOKENS` tokens after padding."""
+    """Yield batches of indices of rows with similar lengths; a padded batch has at most `BATCH_TOKENS` tokens."""
     batch: list[int] = []
     for row in sorted(range(len(rows)), key=lambda row: len(rows[row])):
         if batch and (len(batch) + 1) * len(rows[row]) > BATCH_TOKENS:
@@ -239,8 +242,8 @@ class Arrangement:
 
     Attributes:
         kind: Choice of the demos: `NO_DEMOS`, `NEAREST` or `RANDOM`.
-        demos: Numbers of the demos in the pool, in prompt order; empty unless random.
-        set: Number of the random set among those of equal size.
+        demos: Indices of the demos in the pool, in prompt order; empty unless random.
+        set: Index of the random set among the sets of equal size.
     """
 
     kind: str
@@ -251,13 +254,14 @@ class Arrangement:
 def arrangements(
     demos: Sequence[int], sets: Sequence[int], orders: Sequence[int], *, num_pool: int, seed: int
 ) -> list[Arrangement]:
-    """Return the arrangements to record, the most important first.
+    """Return the arrangements to record, beginning with the most important.
 
     Args:
-        demos: How many demos the random arrangements show.
-        sets, orders: By number of demos, how many random sets to draw, and how many random orders of each set.
+        demos: Numbers of demos in random arrangements.
+        sets: Number of random sets to draw, for each value in `demos`.
+        orders: Number of random orders of each set, for each value in `demos`.
         num_pool: Number of labelled examples.
-        seed: Seed of the draws; additional sets and orders do not change the others.
+        seed: Seed of the draws. Increasing `sets` or `orders` leaves earlier draws unchanged.
     """
     randoms = []
     for rank, (num_demos, num_sets, num_orders) in enumerate(zip(demos, sets, orders, strict=True)):
@@ -276,7 +280,7 @@ def arrangements(
 
 @dataclass(frozen=True)
 class DrawSize:
-    """The numbers of examples to draw, and the seed.
+    """Numbers of examples to draw, and the seed.
 
     Attributes:
         pool: Number of labelled examples, which demos come from.
@@ -294,8 +298,9 @@ class Draw:
     """The labelled examples and the test examples of a task.
 
     Attributes:
-        pool_rows, test_rows: Row numbers of the examples in the lists of `paper.data.load`.
-        nearest: Pool numbers of the nearest demos of each test example, ``[N, K]``, the nearest last.
+        pool_rows, test_rows: Indices of the examples in the lists of `paper.data.load`.
+        nearest: Indices of the nearest demos of each test example in the pool, ending with the nearest,
+            ``[examples, demos]``.
     """
 
     def __init__(self, name: str, data_dir: Path, size: DrawSize) -> None:
@@ -311,7 +316,7 @@ class Draw:
         self.nearest = np.array([retrieval.shown(example.inputs(), nearest) for example in self.test])
 
     def labels_of(self, examples: Sequence[dspy.Example]) -> np.ndarray:
-        """Return the right labels of examples, as numbers."""
+        """Return the indices of the correct labels of examples."""
         return np.array([self.task.labels.index(example[self.task.output_field]) for example in examples])
 
     def demos(self, arrangement: Arrangement, example: int) -> list[dspy.Example]:
@@ -321,13 +326,13 @@ class Draw:
 
 
 class RecordFile:
-    """A file with the log-probabilities of labels under arrangements.
+    """A file with the log-probabilities of labels for each arrangement.
 
     Attributes:
-        log_probabilities: ``[A, N, L]``; NaN if missing.
-        is_own: As in `Reading`, ``[A, N]``.
-        prompt_tokens: Tokens of each prompt, ``[A, N]``.
-        prefix_tokens: Tokens in the common prefix of an arrangement's prompts, ``[A]``.
+        log_probabilities: Log-probabilities, ``[arrangements, examples, labels]``; NaN if missing.
+        is_own: Whether the model itself would begin with the opening, ``[arrangements, examples]``.
+        prompt_tokens: Number of tokens in each prompt, ``[arrangements, examples]``.
+        prefix_tokens: Number of tokens in the common prefix of an arrangement's prompts, ``[arrangements]``.
     """
 
     def __init__(
@@ -343,16 +348,16 @@ class RecordFile:
         self.prompt_tokens = np.zeros((len(plan), num_examples), np.int16)
         self.prefix_tokens = np.zeros(len(plan), np.int16)
         if path.exists():
-            self._go_on()
+            self._resume()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         """Load the answers that an earlier run recorded with the same model, task and examples."""
         known = np.load(self.path)
         about = json.loads(str(known["about"]))
         for name in ("task", "digest", "template", "seed", "pool", "nearest"):
             if about[name] != self._about[name]:
                 difference = f"{name} {about[name]!r}; got {self._about[name]!r}"
-                raise SystemExit(f"{self.path} was recorded with {difference}. Pass another --out.")
+                raise SystemExit(f"{self.path} was recorded with {difference}: pass another --out")
         num_examples = len(known["gold"])
         numbers = {arrangement: number for number, arrangement in enumerate(self._plan)}
         for old, arrangement in enumerate(read_plan(known)):
@@ -362,7 +367,8 @@ class RecordFile:
             new = numbers.get(arrangement)
             if new is None or num_examples > len(self._draw.test):
                 raise SystemExit(
-                    f"{self.path} has more answers than these options. Raise them, or pass another --out."
+                    f"{self.path} has answers that the options exclude: increase --sets, --orders or --examples, or "
+                    "pass another --out"
                 )
             self.log_probabilities[new, :num_examples] = table
             self.is_own[new, :num_examples] = known["is_own"][old]
@@ -370,7 +376,7 @@ class RecordFile:
             self.prefix_tokens[new] = known["prefix_tokens"][old]
 
     def missing(self, number: int) -> np.ndarray:
-        """Return the numbers of the examples that an arrangement has no answers to."""
+        """Return the indices of the examples whose answers are missing for an arrangement."""
         return np.flatnonzero(np.isnan(self.log_probabilities[number]).any(axis=1))
 
     def save(self) -> None:
@@ -412,7 +418,7 @@ def read_plan(arrays: Mapping[str, np.ndarray]) -> list[Arrangement]:
 
 
 def record(file: RecordFile, plan: Sequence[Arrangement], draw: Draw, model: ChatModel) -> None:
-    """Record the answers that the file lacks, one arrangement after another."""
+    """Record the missing answers, one arrangement after another."""
     chat = Chat(draw.task, model.tokenizer)
     opening = chat.opening_tokens
     answers = chat.label_tokens()
@@ -439,7 +445,7 @@ def record(file: RecordFile, plan: Sequence[Arrangement], draw: Draw, model: Cha
         text = (
             f"{arrangement.kind} {len(arrangement.demos)}, {len(missing)} examples, accuracy {accuracy:.3f}"
         )
-        text += f", {file.is_own[number].mean():.0%} open so themselves"
+        text += f", {file.is_own[number].mean():.0%} begin with the opening"
         print(f"{number + 1} of {len(plan)}: {text}, {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
@@ -461,10 +467,12 @@ def main() -> None:
         out=Path("runs/chat.npz"),
     )
     if args.weights is None:
-        raise SystemExit("--weights is missing. Pass a GGUF file.")
+        raise SystemExit("--weights is missing: pass a GGUF file")
     if not len(args.demos) == len(args.sets) == len(args.orders):
         counts = f"{len(args.demos)}, {len(args.sets)} and {len(args.orders)}"
-        raise SystemExit(f"--demos, --sets and --orders must have the same number of values; got {counts}")
+        raise SystemExit(
+            f"--demos, --sets and --orders must have the same number of values; got {counts}: add the missing values"
+        )
     size = DrawSize(args.pool, args.examples, args.demos[0], args.seed)
     draw = Draw(args.task, args.data_dir, size)
     plan = arrangements(args.demos, args.sets, args.orders, num_pool=len(draw.pool), seed=args.seed)

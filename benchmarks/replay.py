@@ -1,4 +1,4 @@
-"""Run methods that choose orders of demos on landscapes, which replace the language model."""
+"""Methods that choose orders of demos, run on landscapes in place of a language model."""
 
 import functools
 import re
@@ -19,21 +19,21 @@ from plr_dspy.report.text import MIN_WIN_PROBABILITY
 from plr_dspy.retrieval.predict import RetrievingPredict
 
 NAMES = re.compile(r"^(?:demo |example |n)(\d+)\b", re.MULTILINE)
-"""Matches the start of a demo or an example, with its number; the example comes last in a prompt."""
+"""Matches the start of a demo or an example, with its index. The example comes last in a prompt."""
 
 LEARNS: dict[str, dict[str, Any]] = {
     "light": {"signal": "score"},
     "logprobs": {"signal": "logprobs"},
     "calibrated": {"calibrate": True},
 }
-"""Settings of optimizers, by what the search learns from a call."""
+"""Settings of optimizers, named after what the search learns from a call."""
 
 SHOWS: dict[str, dict[str, Any]] = {
     "fixed": {"demos": "fixed", "signal": "score"},
     "retrieved": {"demos": "retrieved", "signal": "score"},
     "auto": {"demos": "auto", "signal": "score"},
 }
-"""Settings of `PLFewShot`, by how the program gets its demos."""
+"""Settings of `PLFewShot`, named after how the program gets its demos."""
 
 BY_F1 = [f"F1 {method}" for method in (*LEARNS, "batch")]
 METHODS = [*LEARNS, "paper", "top-k", "batch", *SHOWS, *BY_F1]
@@ -41,9 +41,9 @@ METHODS = [*LEARNS, "paper", "top-k", "batch", *SHOWS, *BY_F1]
 
 @dataclass(frozen=True)
 class Pool:
-    """A landscape whose first examples are known, and whose other examples are held out.
+    """A landscape with its first examples known and its other examples held out.
 
-    If `share` is set, scores are the F1 of the `rare` label, whose examples are weighted to this share.
+    If `share` is set, scores are the F1 of the `rare` label, and examples are weighted so that it has this share.
     """
 
     landscape: Landscape
@@ -79,7 +79,7 @@ class Pool:
 
 
 class ReplayEngine:
-    """An LM engine that answers from a landscape, in the format of DSPy's `ChatAdapter`, and counts its calls.
+    """An LM engine with answers from a landscape, in the format of DSPy's `ChatAdapter`, and a count of calls.
 
     Each label is one token with the landscape's log-probability; all other tokens have probability 1.
     """
@@ -94,7 +94,7 @@ class ReplayEngine:
         return self.landscape.log_probabilities(order).argmax(axis=1)
 
     def program(self, kind: type[dspy.Predict]) -> Any:
-        """Return a program with one label output and the demos of the landscape in their original order."""
+        """Return a program with one label as output, and the landscape's demos in their original order."""
         text = (str, dspy.InputField())
         label = (Literal[tuple(self.labels)], dspy.OutputField())
         program = kind(dspy.Signature({"text": text, "label": label}))
@@ -112,7 +112,7 @@ class ReplayEngine:
         return examples
 
     def complete(self, request: lm15.Request) -> lm15.Response:
-        """Answer a request from the landscape."""
+        """Return the landscape's answer to a request."""
         self.calls += 1
         prompt = "\n".join(message.text or "" for message in request.messages)
         *order, example = map(int, NAMES.findall(prompt))
@@ -148,7 +148,7 @@ def certain(token: str) -> dict[str, object]:
 
 
 class Lookup(dspy.Predict):
-    """A predictor that answers from a landscape without a language model, which makes calls fast."""
+    """A predictor that reads its answers from a landscape, because this is faster than an LM call."""
 
     def forward(self, **inputs: str) -> dspy.Prediction:
         self.engine.calls += 1
@@ -157,18 +157,18 @@ class Lookup(dspy.Predict):
 
 
 def number_of(text: str) -> int:
-    """Return the number at the start of the text of a demo or an example."""
+    """Return the index at the start of the text of a demo or an example."""
     return int(NAMES.findall(text)[0])
 
 
 def shown_by(predictor: dspy.Predict) -> Order:
-    """Return the numbers of the demos that a predictor shows."""
+    """Return the indices of the demos that a predictor shows."""
     return tuple(number_of(demo["text"]) for demo in predictor.demos)
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """The held-out score of a compiled program, the number of calls, and the comparison in the report."""
+    """The held-out score of a compiled program, the number of program calls, and the comparison in the report."""
 
     score: float
     calls: int
@@ -182,7 +182,7 @@ class Compiled:
 
 
 def compile_with(pool: Pool, method: str, budget: int | None, seed: int) -> Compiled:
-    """Compile a program with one of `METHODS`; a landscape answers the calls."""
+    """Compile a program with one of `METHODS`, on answers from a landscape."""
     engine = ReplayEngine(pool.landscape)
     mode = method.removeprefix("F1 ")
     needs_model = mode in ("logprobs", "calibrated", "batch", *SHOWS)
@@ -194,7 +194,9 @@ def compile_with(pool: Pool, method: str, budget: int | None, seed: int) -> Comp
         program = optimizer.compile(student, trainset=examples[: pool.num_known])
         calls = engine.calls
         comparison = None
-        if not isinstance(optimizer, BatchCalibration):  # Its report compares no programs.
+        if not isinstance(
+            optimizer, BatchCalibration
+        ):  # The report of BatchCalibration compares no programs.
             comparison = optimizer.report.comparison
             assert calls == optimizer.report.program_calls["total"]
         predictor = program.predictors()[0]
@@ -210,7 +212,7 @@ def compile_with(pool: Pool, method: str, budget: int | None, seed: int) -> Comp
 
 
 def make_optimizer(pool: Pool, method: str, budget: int | None, seed: int, student: dspy.Predict) -> Any:
-    """Return the optimizer of a method; for `PLFewShot`, turn the student's demos into candidates."""
+    """Return the optimizer of a method. For `PLFewShot`, turn the student's demos into candidates."""
     mode = method.removeprefix("F1 ")
     objective = metric if mode == method else F1(student.engine.labels[pool.rare])
     common = {"num_threads": 1, "seed": seed, "display_progress": False}
@@ -230,7 +232,7 @@ def make_optimizer(pool: Pool, method: str, budget: int | None, seed: int, stude
 
 
 def paper_sizes(pool: Pool, budget: int | None) -> dict[str, int]:
-    """Return the largest B and K of PLR Algorithm 1 such that two rounds fit the budget."""
+    """Return the largest numbers of samples and final draws with which two rounds fit the budget."""
     num_selection = max(1, round(0.2 * pool.num_known))
     for num_samples in range(15, 1, -1):
         num_draws = max(1, round(num_samples * 2 / 3))
@@ -241,14 +243,15 @@ def paper_sizes(pool: Pool, budget: int | None) -> dict[str, int]:
 
 
 def metric(example: dspy.Example, prediction: dspy.Prediction, trace: object = None) -> bool:
-    """Return whether the label is right."""
+    """Return whether the label is correct."""
     return bool(example.label == prediction.label)
 
 
 def halving(pool: Pool, budget: int, seed: int) -> tuple[Order, int]:
     """Return the best of 225 random orders by successive halving, and the number of calls.
 
-    If demos may be left out, halve arrangements, and use a third of the calls to score them on 4 examples each.
+    If the landscape has demos to choose from, halve arrangements instead. Use a third of the calls to score each
+    arrangement on 4 examples.
     """
     rng = np.random.default_rng(seed)
     first = 0

@@ -1,16 +1,16 @@
-"""Measure the overhead of a compile, and the speed of calls.
+"""The overhead of a compile, and the speed of calls.
 
 python benchmarks/speed.py                                # without a model: 4 minutes
 python benchmarks/speed.py --parts prefixes               # on the local model
 python benchmarks/speed.py --parts searches --weights MODEL.gguf
 
-cells      time and memory per scored example, over 100,000 scored examples
-rounds     CPU time of a round (ask and tell) at the end of a compile
-threads    time compared with a loop of `dspy.Evaluate`, if one call in 20 takes 1 s and the others 50 ms
+cells      time and memory per call, over 100,000 calls
+rounds     CPU time of a round (`ask()` and `tell()`) at the end of a compile
+threads    time compared with a loop over `dspy.Evaluate`, if one call in 20 takes 1 s and the others 50 ms
 pools      time to find the 8 nearest demos of an input by comparing words
 prefixes   calls per second, ordering by ordering and shuffled: 6 orders of `--demos` demos on 25 reviews
-searches   prompt tokens that llama.cpp reads anew, and seconds, in 300 calls of DSPy's random search on 40 reviews
-           and in 300 of PLFewShot; without --weights, tokens are counted and answers are made up
+searches   prompt tokens that are not in llama.cpp's cache, and seconds, in 300 calls of DSPy's random search on 40
+           reviews and in 300 calls of PLFewShot; without --weights, only tokens are counted, and answers are random
 """
 
 import argparse
@@ -53,19 +53,21 @@ LABELS = ["negative", "positive"]
 TASK = "review -> sentiment: Literal['negative', 'positive']"
 NUM_CALLS = 300
 NUM_SCORED = 40  # reviews on which the random search scores each set of demos
-NUM_SETS = 4  # Makes the random search about 300 calls, including those without demos and of bootstraps.
+NUM_SETS = (
+    4  # sets of demos with which the random search makes about 300 calls, including its bootstrap calls
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def questions(name: str, number: int) -> list[dspy.Example]:
-    """Return examples that all have one label, because the answers do not matter."""
+    """Return examples with the same label, because the answers do not matter."""
     return [dspy.Example(question=f"{name} {i}", label="a").with_inputs("question") for i in range(number)]
 
 
 class ConstantProgram(dspy.Module):
-    """A program that answers at once, or after a delay that depends on the question and the demos."""
+    """A program that answers immediately, or after a delay that depends on the question and the demos."""
 
     def __init__(self, *, sleeps: bool) -> None:
         super().__init__()
@@ -166,7 +168,7 @@ def threads(_: argparse.Namespace) -> Iterator[dict[str, str]]:
 
 
 def pools(args: argparse.Namespace) -> Iterator[dict[str, str]]:
-    """Find demos for inputs of 20 words each, drawn from a skewed distribution of 5,000 words."""
+    """Find demos for inputs of 20 words each, drawn from a skewed distribution over 5,000 words."""
     rng = np.random.default_rng(0)
     for size in (100, 1_000, 10_000):
         words = (5_000 * rng.random((size + 200, 20)) ** 3).astype(int)
@@ -209,7 +211,7 @@ def prefixes(args: argparse.Namespace) -> Iterator[dict[str, str]]:
 
 
 def is_right(example: dspy.Example, prediction: dspy.Prediction, trace: object = None) -> bool:
-    """Return whether the sentiment is right."""
+    """Return whether the sentiment is correct."""
     return bool(example.sentiment == prediction.sentiment)
 
 
@@ -239,16 +241,16 @@ def few_shot(reviews: list[dspy.Example], num_demos: int) -> None:
 
 
 class CountingEngine:
-    """An LM engine that counts prompt tokens like llama.cpp with one slot, and makes up answers to reviews.
+    """An LM engine that counts prompt tokens like llama.cpp with one slot, and answers reviews pseudo-randomly.
 
-    Answers come with log-probabilities of the labels. Each label is one token.
+    Answers have log-probabilities of the labels. Each label is one token.
     """
 
     def __init__(self) -> None:
         self._last: list[int] = []  # tokens of the last prompt
 
     def complete(self, request: lm15.Request) -> lm15.Response:
-        """Answer a request."""
+        """Return the answer to a request, with token counts."""
         texts = [request.system, *(message.text for message in request.messages)]
         prompt = "\n".join(filter(None, texts))
         tokens = litellm.encode(model="gpt-4o", text=prompt)
@@ -269,7 +271,7 @@ class CountingEngine:
 
 @contextmanager
 def served(weights: str | None) -> Iterator[Callable[[], dspy.LM]]:
-    """Yield a function that returns an LM on llama.cpp; without weights, one that only counts tokens."""
+    """Yield a function that returns an LM on llama.cpp or, without weights, an LM that only counts tokens."""
     if weights is None:
         yield lambda: dspy.LM("openai/counting", engine=CountingEngine(), cache=False)
         return
@@ -278,7 +280,7 @@ def served(weights: str | None) -> Iterator[Callable[[], dspy.LM]]:
 
 
 def searches(args: argparse.Namespace) -> Iterator[dict[str, str]]:
-    """Compare the searches on one server, in DSPy's own prompts."""
+    """Compare the searches on the same server, in the prompts of `dspy.ChatAdapter`."""
     reviews = load_reviews("train")
     first: tuple[float, float] | None = None
     with served(args.weights) as make_lm:
@@ -297,7 +299,7 @@ def searches(args: argparse.Namespace) -> Iterator[dict[str, str]]:
                 "search": name,
                 "calls": str(num_calls),
                 "prompt tokens a call": f"{sent / num_calls:.0f}",
-                "read anew": f"{new_tokens:.0f}",
+                "uncached": f"{new_tokens:.0f}",
                 "times as many": f"{new_tokens / first[0]:.2f}",
                 "times as long": f"{seconds / first[1]:.2f}",
             }

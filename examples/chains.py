@@ -1,11 +1,11 @@
-"""Run PLReorder after each optimizer of DSPy, in a few lines each.
+"""Chains of each DSPy optimizer and PLReorder, in a few lines each.
 
 python examples/chains.py labeled_few_shot                  # on the local model
 python examples/chains.py mipro --lm openai/gpt-4o-mini     # on any other model
 python examples/chains.py                                   # lists the chains
 
-Each function takes a student, examples, a metric and an LM, and returns the program with its demos in the best order
-found. Settings are small, so that each chain takes minutes. Omit them to use DSPy's defaults.
+Each function takes a student, examples, a metric and an LM. It returns the program with its demos in the best order
+found. Settings are small, so that each chain takes minutes. Omit the settings to use DSPy's defaults.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Metric: TypeAlias = Callable[..., float]
 Chain: TypeAlias = Callable[[dspy.Module, Examples, Metric, dspy.LM], dspy.Module]
 
 CALLS = 300
-"""Maximum number of program calls of each reordering."""
+"""Maximum number of program calls in each reordering."""
 
 
 def reorder(program: dspy.Module, examples: Examples, metric: Metric, seed: int = 0) -> dspy.Module:
-    """Return the program with its demos in the best order found, as the last step of a chain."""
+    """Order the demos of a program, as the last step of a chain."""
     return PLReorder(metric, max_metric_calls=CALLS, seed=seed).compile(program, trainset=examples)
 
 
@@ -83,7 +83,7 @@ def copro(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM)
 
 
 def gepa(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """Choose demos before GEPA, which keeps them; its metric takes five arguments."""
+    """Choose demos before GEPA, which keeps the demos; GEPA's metric takes five arguments."""
 
     def gepa_metric(gold, pred, trace=None, pred_name=None, pred_trace=None):  # type: ignore[no-untyped-def]
         return float(metric(gold, pred))
@@ -114,9 +114,10 @@ def finetune(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.
     """Order the demos before fine-tuning, because the training prompts show them."""
     if not lm.provider.finetunable:
         raise ValueError(
-            f"--lm must be a model that can be fine-tuned; got {lm.model}. Pass another, such as one of OpenAI"
+            f"--lm must be a model that can be fine-tuned; got {lm.model}: pass a model such as "
+            "openai/gpt-4o-mini-2024-07-18"
         )
-    # Do not train on the demos, whose answers the prompts would show.
+    # Do not train on the demos, because the prompts show their answers.
     demo_examples = examples[:20]
     training_examples = examples[20:]
     program = dspy.LabeledFewShot(k=6).compile(student, trainset=demo_examples)
@@ -126,7 +127,7 @@ def finetune(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.
 
 
 def ensemble(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """Order the members' demos first, because an ensemble has none of its own."""
+    """Order the demos of the members first, because the ensemble itself has no demos."""
     members = []
     for seed in (0, 1):
         member = dspy.LabeledFewShot(k=6).compile(student, trainset=examples[seed::2])

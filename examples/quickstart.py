@@ -1,9 +1,9 @@
-"""Order the demos of a sentiment program on a local model, and score the result on held-out reviews.
+"""An ordering of a sentiment program's demos on a local model, scored on held-out reviews.
 
 python examples/quickstart.py                                       # the bundled reviews
 python examples/quickstart.py --task mr                             # a task of the paper, from the Hugging Face hub
 python examples/quickstart.py --task mr --data-dir data             # data/mr_train.jsonl, data/mr_test.jsonl
-python examples/quickstart.py --seeds 0 1 2 3 4                     # five runs, each with other demos
+python examples/quickstart.py --seeds 0 1 2 3 4                     # five runs with different demos
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Result:
 
 
 def run(data: Data, args: argparse.Namespace, seed: int) -> Result:
-    """Choose demos, order them, save the program, and score it on held-out examples."""
+    """Choose and order demos, save the program, and score several orders on held-out examples."""
     rng = random.Random(seed)
     trainset = rng.sample(data.train, min(args.pool + args.demos, len(data.train)))
     testset = rng.sample(data.test, min(args.test, len(data.test)))
@@ -149,12 +149,12 @@ def parse_args() -> argparse.Namespace:
     add(
         "--data-dir",
         type=Path,
-        help="folder with TASK_train.jsonl, TASK_test.jsonl (default: the Hugging Face hub)",
+        help="folder with TASK_train.jsonl and TASK_test.jsonl (default: the Hugging Face hub)",
     )
-    add("--demos", type=int, default=8, help="demos in the prompt")
-    add("--pool", type=int, default=200, help="labelled examples besides the demos")
-    add("--test", type=int, default=100, help="held-out examples")
-    add("--random-orders", type=int, default=12, help="random orders to score for comparison")
+    add("--demos", type=int, default=8, help="number of demos in the prompt")
+    add("--pool", type=int, default=200, help="number of labelled examples besides the demos")
+    add("--test", type=int, default=100, help="number of held-out examples")
+    add("--random-orders", type=int, default=12, help="number of random orders to score for comparison")
     add("--update", default="mle", choices=["mle", "ema", "mixture"])
     add("--auto", default="light", choices=["light", "medium", "heavy", "paper"])
     add("--max-calls", type=int, help="maximum number of program calls, instead of the limit of --auto")
@@ -172,7 +172,7 @@ def parse_args() -> argparse.Namespace:
         if getattr(args, name) < minimum:
             parser.error(f"--{name.replace('_', '-')} must be at least {minimum}; got {getattr(args, name)}")
     if args.data_dir is not None and args.task == BUNDLED:
-        parser.error(f"--data-dir requires --task; got {args.data_dir}. Pass a task, or leave --data-dir out")
+        parser.error(f"--data-dir={args.data_dir} requires a task: pass --task, or omit --data-dir")
     return args
 
 

@@ -1,9 +1,9 @@
-"""Record what a model answers under every order of five demos: the file that notebooks 02 and 03 read.
+"""A recording of a model's answers for every order of five demos, which notebooks 02 and 03 read.
 
 python notebooks/record.py                # the local model: 12,000 calls, half an hour on 2 cores
 python notebooks/record.py --model hosted_vllm/NAME --api-base http://127.0.0.1:8000/v1 --threads 12
 
-Calls are kept in `--out`, so that what was stopped goes on.
+Finished calls are saved in `--out`. If the command is interrupted, run it again to resume.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Repeat the experiments of arXiv:2603.21373 on any model, at any size (see README.md)."""
+"""The experiments of arXiv:2603.21373, for any model and any size (see README.md)."""

@@ -1,4 +1,4 @@
-"""Run `python examples/paper` from any folder."""
+"""The command `python examples/paper`, which works in any folder."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,8 @@
-"""Decide whether the answer to a reasoning task is right.
+"""Metrics that decide whether the answer to a reasoning task is correct.
 
-An output may be a bare answer or a whole solution. Its final answer is the content of the last box. Without a box, it
-is the text after the last "answer is", "Answer:" or "####", or else the last expression. Ambiguous answers are wrong.
+An output may be a bare answer or a whole solution. The final answer is the content of the last box. Without a box, the
+final answer is the text after the last "answer is", "Answer:" or "####", or else the last expression. Ambiguous answers
+are incorrect.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _NUMBERS = (re.compile(r"[-+]?\d+"), re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+)"))
 def same_number(predicted: str, gold: str) -> bool:
     """Return whether the final answer of an output is the gold number, such as "1,250" (GSM8K).
 
-    Answers with several numbers are wrong, and so is an unevaluated "3 * 4". Currency, units and thousands commas are
-    ignored.
+    Answers with several numbers are incorrect, and so is an unevaluated "3 * 4". Ignore currency, units and thousands
+    commas.
     """
     expected = rational(tidy(gold))
     stated = stated_answer(predicted)
@@ -44,10 +45,10 @@ def same_number(predicted: str, gold: str) -> bool:
 
 
 def same_expression(predicted: str, gold: str) -> bool:
-    """Return whether the final answer of an output is the gold expression, LaTeX or a word (MATH500, DeepMath).
+    """Return whether the final answer of an output is the gold expression, in LaTeX or words (MATH500, DeepMath).
 
     Different forms of a value are equal, such as "1/2" and "0.5", or "x = 5" and "5". A rounded decimal differs from
-    the exact value. Units are ignored, and so is the order in lists and sets.
+    the exact value. Ignore units, and the order in lists and sets.
     """
     require_library()
     truth = _TRUTHS.get(re.sub(r"\\text\w*|\W", "", gold).lower())
@@ -63,11 +64,11 @@ def same_expression(predicted: str, gold: str) -> bool:
 def lenient(predicted: str, gold: str) -> bool:
     """Return whether the gold answer appears anywhere in an output, as the published code scores answers.
 
-    A number is right if the output contains it, and an expression if the output contains its LaTeX. So "No" is right in
-    "Note", and 3 in "3 apples and 4 pears make 7". Use this to compare with published numbers, not as an accuracy.
+    A gold number must appear in the output, and a gold expression must appear as LaTeX. So "Note" counts as the answer
+    "No", and "3 apples and 4 pears make 7" counts as 3. Use this metric only to compare with published numbers.
 
-    Deviation: Thousands commas are also ignored; in the published code, "1,250" contains only 1 and 250. "3.5" contains
-    the integers 3 and 5. This agrees with the published code for GSM8K, but not for MATH500 and DeepMath.
+    Deviation: Also ignore thousands commas, so that "1,250" contains 1250. In the published code, "1,250" contains only
+    1 and 250. "3.5" contains the integers 3 and 5, as in the published code for GSM8K, but not for the other tasks.
     """
     gold, *outputs = (re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text) for text in (gold.strip(), predicted))
     outputs.append(predicted)
@@ -84,19 +85,19 @@ def lenient(predicted: str, gold: str) -> bool:
 
 
 def _digits(number: str) -> tuple[bool, str, str]:
-    """Return whether a number is negative, and its digits before and after the point without redundant zeros."""
+    """Return whether a number is negative, and the digits before and after the point without redundant zeros."""
     whole, _, part = number.lstrip("+-").partition(".")
     return number.startswith("-"), whole.lstrip("0"), part.rstrip("0")
 
 
 def _spell(latex: str) -> str:
-    """Return LaTeX without spacing and sizing commands, which do not change its meaning."""
+    """Return LaTeX without spacing and sizing commands, which do not affect the meaning."""
     latex = re.sub(r"\\[,!;: ]|\\left(?![a-z])|\\right(?![a-z])|\s|^\$+|\$+$", "", latex)
     return re.sub(r"\\[dt]frac", r"\\frac", latex)
 
 
 def boxes(text: str) -> list[tuple[str, int, int]]:
-    r"""Return the outermost boxes of a text, each with its content, start and end.
+    r"""Return the content, start and end of each outermost box in a text.
 
     A box is a ``\boxed`` or ``\fbox`` followed by braces, which may be nested, or by a single word. The commands of
     inner boxes are removed. An unclosed box has no content, and extends to the end of the text.
@@ -123,11 +124,11 @@ def boxes(text: str) -> list[tuple[str, int, int]]:
 
 
 def stated_answer(output: str) -> str | None:
-    """Return the answer in the last box, or else after the last "answer is", "Answer:" or "####"; or None."""
+    """Return the answer in the last box, else after the last "answer is", "Answer:" or "####", else None."""
     output = _BOLD.sub("", output)
     contents: list[str] = []
     last_end = 0
-    for content, start, end in boxes(output):  # Linked boxes form one answer: "x = [1] or x = [2]".
+    for content, start, end in boxes(output):  # Linked boxes form one answer, as in "x = [1] or x = [2]".
         if contents and not _LINK.fullmatch(output, last_end, start):
             contents = []
         contents.append(content)
@@ -147,7 +148,10 @@ def stated_answer(output: str) -> str | None:
 
 
 def _leading_formulas(text: str) -> str:
-    """Return the formulas at the start of a text, joined by commas; empty if words precede or continue them."""
+    """Return the formulas at the start of a text, joined by commas.
+
+    Return an empty string if words precede or continue the formulas.
+    """
     formulas: list[str] = []
     end = 0
     while (formula := _MATH.match(text, end)) is not None:
@@ -168,7 +172,7 @@ def _content(formula: re.Match[str]) -> str:
 
 
 def last_expression(output: str) -> tuple[str, bool]:
-    """Return the last expression of an output without a marked answer, and whether it is in prose."""
+    """Return the last expression of an output without a marked answer, and whether the expression is in prose."""
     last = next((line.strip() for line in reversed(_without_bold(output).splitlines()) if line.strip()), "")
     if len(_WORD.findall(re.sub(r"\\[A-Za-z]+\s*\{[^{}]*\}", " ", last))) < 3:
         return last, False
@@ -182,13 +186,13 @@ def _without_bold(output: str) -> str:
 
 
 def verdict(output: str) -> bool | None:
-    """Return whether an output says yes (or true) or no (or false); None if it says neither or both."""
+    """Return True if an output says yes or true, False if it says no or false, and None if neither or both."""
     stated = stated_answer(output)
     text = _without_bold(output if stated is None else stated)
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         return None
-    # A first word set off by punctuation decides, as in "No, because the limit is not finite".
+    # A first word before punctuation decides, as in "No, because the limit is not finite".
     first = re.match(r"\W*([A-Za-z]+)(?=\s*(?:[.,;:!}\u2014-]|$))", lines[0])
     leading = _TRUTHS.get(first[1].lower()) if first else None
     if stated is not None:
@@ -199,7 +203,7 @@ def verdict(output: str) -> bool | None:
 
 
 def _only_verdict(text: str) -> bool | None:
-    """Return the verdict of a text; None unless it has exactly one, which is not negated."""
+    """Return the verdict of a text if there is exactly one verdict and no negation, else None."""
     words = re.findall(r"[a-z]+(?:'t)?", text.lower())
     verdicts = {_TRUTHS[word] for word in words if word in _TRUTHS}
     is_negated = any(word in {"not", "cannot", "neither"} or word.endswith("'t") for word in words)

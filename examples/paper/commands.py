@@ -1,4 +1,4 @@
-"""The commands: `run` makes the runs of a grid; `table` and `figure` write tables and figures of the results."""
+"""The commands `run`, which makes the runs of a grid, and `table` and `figure`, which present the results."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ USER_ERROR = 2
 INTERRUPTED = 130
 
 ABLATION_HELP = (
-    f"ablations whose methods to add; probability scores all orders of at most {MAX_RANKED} demos, for the figure of "
-    "learnt probability and accuracy"
+    f"ablations whose methods to add; the ablation probability scores all orders of at most {MAX_RANKED} demos, for "
+    "the figure of learnt probability and accuracy"
 )
 
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     package_logger = logging.getLogger("plr_dspy")
     experiment_logger = logging.getLogger(__package__)
     levels = [package_logger.level, experiment_logger.level]
-    package_logger.setLevel(logging.WARNING)  # Log only a line for each run.
+    package_logger.setLevel(logging.WARNING)  # Log only one line per run.
     experiment_logger.setLevel(logging.INFO)
     try:
         with interrupts():
@@ -102,9 +102,9 @@ def _add_run_arguments(run: argparse.ArgumentParser) -> None:
         "--pool",
         type=int,
         default=1_000,
-        help="labelled examples besides the demos, split 80/20 (default: 1000)",
+        help="number of labelled examples besides the demos, split 80/20 (default: 1000)",
     )
-    add("--test", type=int, help="held-out examples (default: all)")
+    add("--test", type=int, help="number of held-out examples (default: all)")
     add(
         "--format",
         default="plain",
@@ -119,19 +119,19 @@ def _add_run_arguments(run: argparse.ArgumentParser) -> None:
     )
     add("--model", default=LOCAL, help="litellm name of the model (default: local, which is SmolLM2-135M)")
     add_list("--api-base", default=[], metavar="URL", help="addresses of servers of the model")
-    add("--api-key-env", help="environment variable that holds the key")
+    add("--api-key-env", help="environment variable that holds the API key")
     add(
         "--cache",
         action="store_true",
-        help="let DSPy cache answers, so that methods share the cost of common calls",
+        help="let DSPy cache answers, so that identical calls of several methods are made only once",
     )
     add(
         "--data-dir",
         type=Path,
-        help="folder with TASK_train.jsonl, TASK_test.jsonl (default: the Hugging Face hub)",
+        help="folder with TASK_train.jsonl and TASK_test.jsonl (default: the Hugging Face hub)",
     )
-    add("--threads", type=_positive, default=2, help="concurrent calls in each worker (default: 2)")
-    add("--jobs", type=_positive, help="concurrent runs, by Ray (default: one per --api-base)")
+    add("--threads", type=_positive, default=2, help="number of concurrent calls in each worker (default: 2)")
+    add("--jobs", type=_positive, help="number of concurrent runs, with Ray (default: one per --api-base)")
     add("--ray", metavar="ADDRESS", help="make the runs on a Ray cluster: an address, auto or local")
     add("--dry-run", action="store_true", help="print how many runs and calls are missing, and exit")
 
@@ -164,7 +164,7 @@ def _run(args: argparse.Namespace) -> int:
         _print_missing(experiment, runs)
         return 0
     outcome = run_grid(experiment, runs, engine=_engine(args))
-    counts = f"{outcome.num_known} had a result, {outcome.num_made} made, {len(outcome.failed)} failed"
+    counts = f"{outcome.num_known} had a result, {outcome.num_made} were made, {len(outcome.failed)} failed"
     print(f"{len(runs)} runs: {counts}; results in {experiment.folder}")
     hide = Redactor([], variables=[args.api_key_env])
     for run, error in outcome.failed.items():
@@ -183,7 +183,7 @@ def _engine(args: argparse.Namespace) -> Engine:
 
 
 def _print_missing(experiment: Experiment, runs: Sequence[Run]) -> None:
-    """Print how many runs have no result, and the maximum number of program calls that they need."""
+    """Print the number of runs without a result, and the maximum number of program calls in these runs."""
     with open_store(experiment.folder, experiment.settings()) as store:
         missing = [run for run in runs if run not in store]
     calls: Counter[str] = Counter()

@@ -26,11 +26,11 @@ NUM_HELD_OUT = 2_000
 
 
 class DataError(ValueError):
-    """The data cannot be used; the message states the cause and the fix."""
+    """An error that states why data cannot be used, and the fix."""
 
 
 class Row(BaseModel):
-    """A line of a data file, whose other fields are ignored."""
+    """The text and answer in a line of a data file; other fields are ignored."""
 
     model_config = ConfigDict(strict=True, str_strip_whitespace=True)
 
@@ -44,9 +44,9 @@ class HubSource:
 
     Attributes:
         split: The split of the data set.
-        text, answer: Names of the columns. Numbers of classes are replaced by the classes' names.
+        text, answer: Names of the columns. Class indices are replaced by class names.
         labels: The paper's label words, by class name; empty if answers are open.
-        read: Extracts the answer from a value of the column; returns an empty string if there is none.
+        read: Extracts the answer from a value of the answer column, or returns an empty string.
         is_streamed: Whether to fetch only the two columns, without saving the data set to disk.
     """
 
@@ -59,12 +59,12 @@ class HubSource:
 
 
 def after_hashes(solution: str) -> str:
-    """Return the text after the last "####" of a solution; empty if it has none."""
+    """Return the text after the last "####" of a solution, or an empty string."""
     return solution.rpartition("####")[2].strip() if "####" in solution else ""
 
 
 def last_box(solution: str) -> str:
-    """Return the content of the last box of a solution; empty if it has none."""
+    """Return the content of the last box of a solution, or an empty string."""
     contents = boxes(solution)
     return contents[-1][0] if contents else ""
 
@@ -72,9 +72,9 @@ def last_box(solution: str) -> str:
 def _both_parts(
     task: str, path: str, text: str, answer: str, *classes: str, config: str | None = None, **options: Any
 ) -> tuple[HubSource, HubSource]:
-    """Return a train and a test split with the same columns.
+    """Return the sources of a train and a test split with the same columns.
 
-    `classes` are the data set's names of the task's labels, in the same order.
+    `classes` are the data set's names for the task's labels, in the order of the labels.
     """
     labels = dict(zip(classes, TASKS[task].labels, strict=True))
     train = HubSource(HubSplit(path, config, "train"), text, answer, labels, **options)
@@ -86,7 +86,7 @@ _TREC = ("DESC", "ENTY", "ABBR", "HUM", "LOC", "NUM")
 HUB: dict[str, tuple[HubSource, ...]] = {
     "mr": _both_parts("mr", "cornell-movie-review-data/rotten_tomatoes", "text", "label", "neg", "pos"),
     "sst5": _both_parts("sst5", "SetFit/sst5", "text", "label_text", *_SST5),
-    # The original, CogComp/trec, is a script, which `datasets` no longer runs.
+    # `datasets` cannot load the original, CogComp/trec, because it is a script.
     "trec": _both_parts("trec", "SetFit/TREC-QC", "text", "label_coarse_original", *_TREC),
     "agnews": _both_parts(
         "agnews", "fancyzhx/ag_news", "text", "label", "World", "Sports", "Business", "Sci/Tech"
@@ -100,21 +100,21 @@ HUB: dict[str, tuple[HubSource, ...]] = {
         ),
         HubSource(HubSplit("HuggingFaceH4/MATH-500", None, "test"), "problem", "answer", {}),
     ),
-    # Streamed, because the data set has 2 GB, mostly solutions.
+    # Stream the columns, because the data set has 2 GB, mostly solutions.
     "deepmath": (
         HubSource(
             HubSplit("zwhe99/DeepMath-103K", None, "train"), "question", "final_answer", {}, is_streamed=True
         ),
     ),
 }
-"""The train and test split of each task on the hub; if there is only one split, a part of it is held out."""
+"""The train and test splits of each task on the hub. If there is only one split, a part of the split is held out."""
 
 
 def load(task: Task, *, data_dir: Path | None = None) -> tuple[list[dspy.Example], list[dspy.Example]]:
     """Read the train and test parts of a task.
 
-    Rows without a text or an answer are skipped, and so are train texts that are repeated or in the test part. Texts
-    are compared without regard to whitespace. The test part is used as published, so its texts may repeat.
+    Skip rows without a text or an answer, and train texts that are repeated or in the test part. Ignore whitespace when
+    comparing texts. Use the test part as published, so its texts may repeat.
 
     Args:
         task: The task, which determines the data set and the valid labels.
@@ -136,7 +136,7 @@ def load(task: Task, *, data_dir: Path | None = None) -> tuple[list[dspy.Example
     for name, rows in (("train", distinct), ("test", test)):
         if not rows:
             raise DataError(
-                f"the {name} part of {task.name!r} has no usable row. Check the source of the data."
+                f"the {name} part of {task.name!r} must have rows with a text and an answer; it has none. Fix the data."
             )
     if len(distinct) < len(train):
         num_repeats = len(train) - len(distinct)
@@ -160,8 +160,9 @@ def _read_file(path: Path, task: Task) -> list[Row]:
     """Return the rows of a file that have both a text and an answer."""
     if not path.is_file():
         raise DataError(
-            f"no file {path}. data_dir (--data-dir) must have {task.name}_train.jsonl and {task.name}_test.jsonl, with "
-            'lines of {"text": ..., "label": ...} or {"question": ..., "answer": ...}.'
+            f"there is no file {path}. Pass a data_dir (--data-dir) with {task.name}_train.jsonl and "
+            f"{task.name}_test.jsonl, whose lines are "
+            '{"text": ..., "label": ...} or {"question": ..., "answer": ...}.'
         )
     try:
         rows = list(load_file(path))
@@ -171,7 +172,7 @@ def _read_file(path: Path, task: Task) -> list[Row]:
 
 
 def _read_hub(task: Task) -> list[list[Row]]:
-    """Return the train and test rows of a task on the hub; hold out a part if there is only one split."""
+    """Return the train and test rows of a task on the hub. If there is only one split, hold out a part of it."""
     parts = []
     for source in HUB[task.name]:
         try:
@@ -210,7 +211,7 @@ def _load_split(source: HubSource) -> Rows:
 
     columns = [source.text, source.answer]
     if source.is_streamed:
-        # Pass features too: with `columns` alone, data sets whose card lists features are refused.
+        # With `columns` but no `features`, `datasets` rejects data sets whose card lists features.
         features = datasets.Features(dict.fromkeys(columns, datasets.Value("string")))
         stream = load_hub_split(source.split, streaming=True, columns=columns, features=features)
         return datasets.Dataset.from_list(list(stream), features=features)
@@ -218,13 +219,13 @@ def _load_split(source: HubSource) -> Rows:
     missing = [column for column in columns if column not in dataset.column_names]
     if missing:
         raise UserError(
-            f"{source.split} must have the columns {columns}; it has {dataset.column_names}: pass data_dir"
+            f"{source.split} must have the columns {columns}; got {dataset.column_names}: pass data_dir"
         )
     return dataset.select_columns(columns)
 
 
 def hold_out(rows: list[Row]) -> list[list[Row]]:
-    """Split rows into train and test by a digest of their texts, regardless of their order."""
+    """Split rows into train and test by a digest of their texts, so that the order of rows does not matter."""
     by_text: dict[str, Row] = {}
     for row in rows:
         by_text.setdefault(_normalized_text(row), row)
@@ -243,12 +244,12 @@ def _usable(task: Task, rows: Iterator[tuple[str, Any]]) -> list[Row]:
         try:
             row = Row.model_validate(fields)
         except ValidationError as error:
-            raise DataError(f"{place} is invalid: {error}\nFix or remove it.") from error
+            raise DataError(f"{place} is invalid: {error}\nFix or remove the row.") from error
         if not row.text or not row.answer:
             num_skipped += 1
         elif task.labels and row.answer not in task.labels:
             raise DataError(
-                f"{place} must have one of the labels {list(task.labels)}; got {row.answer!r}. Fix or remove it."
+                f"{place} must have one of the labels {list(task.labels)}; got {row.answer!r}. Fix or remove the row."
             )
         else:
             usable.append(row)

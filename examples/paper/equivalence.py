@@ -1,8 +1,8 @@
-"""Compare LaTeX expressions with math-verify in a child process, which runs this file.
+"""A comparison of LaTeX expressions by math-verify in a child process, which runs this file.
 
-math-verify limits its time by signals, which only the main thread may set, but a metric runs in worker threads. An
-expression can also keep sympy busy forever, in code that no thread can interrupt. So the operating system kills the
-child if a pair takes too much CPU time, and the parent kills it if a pair takes too much wall-clock time.
+math-verify limits its time by signals, which only the main thread may set, but a metric runs in worker threads. Some
+expressions also keep sympy busy forever, in code that no thread can interrupt. So the operating system kills the child
+if a pair of expressions takes too much CPU time. The parent kills the child if a pair takes too much wall-clock time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import threading
 from functools import lru_cache
 from typing import Any
 
-START_SECONDS = 120.0
+START_SECONDS = 120.0  # wall-clock limit for the start of the child
 PAIR_SECONDS = 60.0  # wall-clock limit for a pair, enforced by the parent
 CPU_SECONDS = 3  # CPU limit for a pair, which does not depend on the load of the machine
 MEMORY_BYTES = 2 * 2**30
@@ -28,7 +28,7 @@ DECIMAL = re.compile(r"(\d+)\.(\d+)")
 class Checker:
     """A child process that compares expressions, one pair at a time; thread-safe.
 
-    If a pair takes more than `max_seconds` of wall-clock time, the child is killed. The next pair starts a new one.
+    If a pair takes more than `max_seconds` of wall-clock time, the child is killed. The next pair starts a new child.
     """
 
     def __init__(self, *, max_seconds: float = PAIR_SECONDS) -> None:
@@ -37,7 +37,7 @@ class Checker:
         self._child: subprocess.Popen[str] | None = None
 
     def equal(self, predicted: str, gold: str) -> bool:
-        """Return whether two LaTeX expressions are equal; False if one cannot be parsed, or if it takes too long."""
+        """Return whether two LaTeX expressions are equal. Return False if parsing fails, or on a timeout."""
         require_library()
         with self._lock:
             if self._child is None or self._child.poll() is not None:
@@ -45,7 +45,7 @@ class Checker:
             return self._ask([predicted, gold], seconds=self.max_seconds) == "true\n"
 
     def close(self) -> None:
-        """Kill the child; the next comparison starts a new one."""
+        """Kill the child; the next comparison starts a new child."""
         with self._lock:
             self._end()
 
@@ -67,7 +67,7 @@ class Checker:
             )
 
     def _ask(self, message: list[str], *, seconds: float) -> str:
-        """Return the reply of the child to a message, or an empty string if it exits first."""
+        """Return the reply of the child to a message, or an empty string if the child exits first."""
         child = self._child
         assert child is not None and child.stdin is not None and child.stdout is not None
         reply = ""
@@ -100,7 +100,7 @@ atexit.register(_CHECKER.close)
 
 @lru_cache(maxsize=100_000)
 def equivalent(predicted: str, gold: str) -> bool:
-    """Return whether two expressions are equal, as in `Checker.equal`; share a child, and cache results."""
+    """Return whether two expressions are equal, with a shared `Checker` and cached results."""
     return _CHECKER.equal(predicted, gold)
 
 
@@ -108,11 +108,11 @@ def equivalent(predicted: str, gold: str) -> bool:
 def require_library() -> None:
     """Raise an ImportError with the install command if math-verify is missing."""
     if importlib.util.find_spec("math_verify") is None:
-        raise ImportError("comparing LaTeX answers needs math-verify. Run pip install 'plr-dspy[examples]'.")
+        raise ImportError("math-verify is needed to compare LaTeX. Run pip install 'plr-dspy[examples]'.")
 
 
 def answer_pairs() -> None:
-    """Run the child: read `sys.path` from the first line of stdin, then a pair of expressions per line."""
+    """Run the child: read `sys.path` from the first line of stdin, and then one pair of expressions per line."""
     sys.path[:] = json.loads(sys.stdin.readline())
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
         os.dup2(2, 1)  # The libraries' output must not be mistaken for a reply.
@@ -144,7 +144,7 @@ def limit_resources() -> None:
 
 
 def equal(predicted: str, gold: str) -> bool:
-    """Return whether two LaTeX expressions are equal; False if they cannot be parsed or compared."""
+    """Return whether two LaTeX expressions are equal. Return False if parsing or comparing fails."""
     from math_verify import verify
     from sympy import Eq, Expr
 
@@ -172,19 +172,19 @@ def parse_latex(latex: str) -> list[Any]:
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 
-    # Keep units, because math-verify would reduce "2s" to 2.
+    # Do not let math-verify remove units, because it would also reduce "2s" to 2.
     rules = NormalizationConfig(
         basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
     )
     config = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=rules)
-    # Replace decimals by fractions, which are exact.
+    # Replace decimals with fractions, which are exact.
     latex = DECIMAL.sub(lambda match: rf"(\frac{{{match[1]}{match[2]}}}{{{10 ** len(match[2])}}})", latex)
-    latex = latex.replace(r"\gamma-", r"\gamma -")  # Without the space, it parses the gamma function.
+    latex = latex.replace(r"\gamma-", r"\gamma -")  # "\gamma-" would be parsed as the gamma function.
     return list(parse(f"${latex}$", [config], fallback_mode="no_fallback", parsing_timeout=None))
 
 
 def plain_symbols(expression: Any) -> Any:
-    """Return the expression without assumptions on symbols, so that symbols with one name are equal."""
+    """Return the expression without assumptions about symbols, so that symbols with the same name are equal."""
     from sympy import Basic, Symbol
 
     if not isinstance(expression, Basic):

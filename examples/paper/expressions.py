@@ -1,8 +1,8 @@
-"""Compare answers as expressions, and extract numbers from answers.
+"""Comparisons of answers as expressions, and extraction of numbers from answers.
 
-Answers are normalized first, to remove variations in notation. Numbers are then compared exactly, lists and sets
-without regard to order, tuples and intervals with their brackets, and words as text. A computer algebra system compares
-all other expressions. Answers that cannot be compared are unequal.
+Answers are normalized first, to remove variations in notation. Then numbers are compared exactly, lists and sets are
+compared without regard to order, tuples and intervals with their brackets, and words as text. A computer algebra
+system compares all other expressions. Answers that cannot be compared count as unequal.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _UNITS = re.compile(
     rf"(?<=[\d}})%\s])\s*(?:(?:square|sq\.?|cubic)\s+)?(?<![A-Za-z\\])(?:{_UNIT_WORDS})"
     rf"(?:\s*(?:/|per)\s*(?:{_UNIT_WORDS}))?\.?(?:\^\{{?\d\}}?)?\s*$"
 )
-# Upright letters after a value may be units or names, so answers are compared both ways.
+# Upright letters after a value may be units or names of variables, so answers are compared in both readings.
 _SYMBOLS = re.compile(
     r"(?<=[\d})])(?:(?:\s|~|\\[ ,;:])*\\(?:text(?:normal|rm)?|mbox|mathrm)\s*\{\s*[msghLlNJWVAKCF]\.?\s*\}"
     r"|~\s*[msghLlNJWVAKCF](?![A-Za-z]))"
@@ -79,7 +79,7 @@ _SPACES = re.compile(r"(\\[A-Za-z]+ (?=[A-Za-z])|\d (?=\d))| ")
 
 
 def tidy(text: str, *, symbols: bool = False) -> str:
-    """Return an answer as plain LaTeX, without delimiters, units, currency, degrees, spaces and final punctuation.
+    """Return an answer as plain LaTeX, without delimiters, units, currency, degrees, spaces or final punctuation.
 
     Degrees in arguments of trigonometric functions become radians. Thousands commas are removed, unless they are in a
     list or between brackets. With `symbols`, the "m" of ``5\\text{ m}`` is a unit and not a name.
@@ -119,7 +119,7 @@ _MENTION = re.compile(
     r"(?:(?<![\w)\].}^])-)?(?<![\w.^])[$\u20ac\u00a3]?"
     r"(?P<number>\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?!\.?\d)(?:/(?P<under>\d+))?"
     r"(?:\s*(?P<scale>hundred|thousand|million|billion|dozen)\b)?"
-    # A number before a variable or an abbreviated scale, such as 5x or 5k, does not count.
+    # Exclude numbers before a variable or an abbreviated scale, such as 5x or 5k.
     r"(?![xyznkMBK](?![A-Za-z]))"
 )
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "dozen": 12}
@@ -140,7 +140,7 @@ Mention = tuple[Fraction, int, int]
 
 
 def rational(latex: str) -> Fraction | None:
-    """Return the value of a normalized decimal, fraction or mixed number; None for anything else."""
+    """Return the value of a normalized decimal, fraction or mixed number, or None for any other expression."""
     match = _RATIONAL.fullmatch(latex) if len(latex) <= _MAX_LENGTH else None
     if match is None:
         return None
@@ -159,7 +159,7 @@ def rational(latex: str) -> Fraction | None:
 
 
 def mentions(text: str) -> list[Mention]:
-    """Return all numbers of a text, in order."""
+    """Return all numbers in a text, in order."""
     numbers = []
     for match in _MENTION.finditer(text.replace("\u2212", "-")):
         under = match["under"]
@@ -171,7 +171,7 @@ def mentions(text: str) -> list[Mention]:
 
 
 def stated_number(answer: str) -> Fraction | None:
-    """Return the number in a stated answer, such as "$18 a day"; None if there is none or several."""
+    """Return the number in a stated answer such as "$18 a day" if there is exactly one number, else None."""
     number = _whole_number(answer)
     if number is not None:
         return number
@@ -190,7 +190,7 @@ def stated_number(answer: str) -> Fraction | None:
 
 
 def last_number(text: str) -> Fraction | None:
-    """Return the last number of a text; None if there is none, or if it is one of several terms or alternatives."""
+    """Return the last number in a text, or None if it is negated, or one of several terms or alternatives."""
     number = _whole_number(text)
     if number is not None:
         return number
@@ -208,7 +208,7 @@ def last_number(text: str) -> Fraction | None:
 
 
 def _whole_number(text: str) -> Fraction | None:
-    """Return the value of a text that is only a number; None for any other text."""
+    """Return the value of a text that is only a number, or None for any other text."""
     return rational(tidy(text)) if len(text) <= _MAX_LENGTH else None
 
 
@@ -225,13 +225,13 @@ _TEXT_COMMAND = r"\\(?:text(?:normal|bf|it|rm)?|mbox|mathrm)\s*\{([^{}]*)\}"
 _WORDS = re.compile(r"(?=.*[A-Za-z]{3})[A-Za-z][A-Za-z\s.'-]*|[ivx]{2,}", re.DOTALL)
 _OPTION = re.compile(r"^\s*(?:option|choice)\s+(?=\(?[A-Z]\)?\W*$)", re.IGNORECASE)
 _CHOICE = re.compile(r"\(?([A-Za-z])\)?")
-# math-verify misreads numbers in other bases, "1 2", "007", indices of i and e, and prose.
+# math-verify misreads numbers in other bases, "1 2", "007", indexed letters i and e, and prose.
 _MISREAD = re.compile(r"\d_|\d \d|(?<![\d.])0\d|[eEiI]_|[A-Za-z]{4,}")
 _COMMAND = re.compile(r"\\(?:begin|end) ?\{[a-z]+\}|\\[A-Za-z]+ ?")
 
 
 def same(predicted: str, gold: str) -> bool:
-    """Return whether two answers without surrounding text are equal."""
+    """Return whether two answers are equal; neither may have surrounding text."""
     if not predicted.strip() or not gold.strip() or len(predicted) > _MAX_LENGTH:
         return False
     if _is_words(gold):
@@ -253,12 +253,12 @@ def _same_tidy(predicted: str, gold: str) -> bool:
     if ":" in predicted + gold:
         return _ratio(predicted) == _ratio(gold)
     if "=" in predicted and "=" not in gold and "," not in predicted:
-        # "2 + 3 = 5" and "x = 5" state the value 5; "x^2 + y^2 = 5" does not.
+        # "2 + 3 = 5" and "x = 5" state the value 5, but "x^2 + y^2 = 5" does not.
         left, _, value = predicted.rpartition("=")
         name = left.split("=")[0]
         return bool(_NAME.fullmatch(name) or not re.search("[A-Za-z]", name)) and _same_tidy(value, gold)
     if "=" in gold and "=" not in predicted and "," not in gold:
-        # "y = 2x" assigns a value to a name; "f = g" does not.
+        # "y = 2x" assigns a value to a name, but "f = g" does not.
         name, _, value = gold.partition("=")
         return bool(_NAME.fullmatch(name) and not _NAME.fullmatch(value)) and _same_tidy(predicted, value)
     return _same_value(predicted, gold)
@@ -266,7 +266,7 @@ def _same_tidy(predicted: str, gold: str) -> bool:
 
 def _same_value(predicted: str, gold: str) -> bool:
     """Return whether two numbers, collections or other expressions are equal."""
-    # The percent sign is optional.
+    # If the gold answer is a percentage, the percent sign is optional in the predicted answer.
     first = rational(predicted.rstrip("%") if gold.endswith("%") else predicted)
     second = rational(gold.rstrip("%"))
     if first is not None and second is not None and not gold.endswith("%"):
@@ -281,7 +281,7 @@ def _same_value(predicted: str, gold: str) -> bool:
 def _differ_in_form(predicted: str, gold: str) -> bool:
     """Return whether two collections differ in a way that math-verify overlooks."""
     if "=" not in gold and len(set(re.findall(r"([A-Za-z]) ?=", predicted))) > 1:
-        return True  # "x = 2, y = 3" has names that "2, 3" lacks.
+        return True  # "x = 2, y = 3" differs from "2, 3", which has no names.
     if "," not in predicted or "," not in gold:
         return False
     # math-verify reads a tuple as a list, and drops repeated members of a set.
@@ -303,7 +303,7 @@ def _ratio(latex: str) -> str:
 
 
 def _is_words(gold: str) -> bool:
-    """Return whether an answer is words rather than mathematics."""
+    """Return whether an answer consists of words, not mathematics."""
     text = re.fullmatch(rf"\s*{_TEXT_COMMAND}[\s.,;]*", gold)
     if text:
         return bool(re.search(r"[A-Za-z]{3}", text[1]) or _WORDS.fullmatch(text[1].strip()))

@@ -1,4 +1,4 @@
-"""The figures: the accuracy of all orders against their learnt probability, and the ranks of methods over tasks."""
+"""Figures of the accuracy of all orders by their learnt probability, and of the ranks of methods over tasks."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ POINTS = "#56B4E9"
 MEAN = "#0072B2"
 ORIGINAL = "#D55E00"
 UPDATES = {"PLR-EMA": "EMA", "PLR-1": "MLE"}
-"""The paper's names of update rules, by method."""
+"""The paper's names for update rules, by method."""
 
 
 def probability_frame(results: Sequence[Result]) -> pd.DataFrame:
-    """Return one row per run that scored all orders, with Kendall's tau of probability and accuracy.
+    """Return one row per run that scored all orders, with Kendall's tau between probability and accuracy.
 
     Columns are "task", "num_demos", "update", "seed", "orders", "tau" and its two-sided "p", the accuracies
     "most_probable" (of the most probable order), "mean" and "best" (of all orders), and "ranking".
@@ -62,11 +62,11 @@ def probability_frame(results: Sequence[Result]) -> pd.DataFrame:
 
 
 def draw_probability(frame: pd.DataFrame) -> Figure:
-    """Draw the accuracy of all orders, the most probable first.
+    """Draw the accuracy of all orders, beginning with the most probable order.
 
     Args:
-        frame: Rows of `probability_frame`. A row of plots has one task, number of demos and update rule; a column has
-            one seed.
+        frame: Rows of `probability_frame`. Each task, number of demos and update rule has a row of plots, and each seed
+            has a column.
     """
     places = frame.groupby(["task", "num_demos", "update"], sort=False)
     seeds = sorted(frame.seed.unique())
@@ -94,7 +94,7 @@ def draw_probability(frame: pd.DataFrame) -> Figure:
 
 
 def _draw_orders(axis: Axes, ranking: Ranking) -> None:
-    """Draw a point per order, their running mean, and a star at the original order."""
+    """Draw a point per order, the running mean of all points, and a star at the original order."""
     by_probability = np.argsort(-np.array(ranking.log_probabilities), kind="stable")
     accuracies = pd.Series(ranking.accuracies)[by_probability]
     ranks = np.arange(1, len(accuracies) + 1)
@@ -103,7 +103,7 @@ def _draw_orders(axis: Axes, ranking: Ranking) -> None:
     running_mean = accuracies.rolling(window, center=True, min_periods=1).mean()
     axis.plot(ranks, running_mean, color=MEAN, linewidth=1.5, label="running mean")
     original = tuple(range(len(ranking.orders[0])))
-    if original in ranking.orders:  # If demos are equal, an equivalent order may replace it.
+    if original in ranking.orders:  # If demos are equal, an equivalent order may replace the original order.
         place = list(by_probability).index(ranking.orders.index(original))
         axis.plot(
             ranks[place], accuracies.iloc[place], "*", color=ORIGINAL, markersize=9, label="original order"
@@ -118,7 +118,7 @@ def _relation(tau: float, p: float) -> str:
 
 
 def rank_frame(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rank methods by mean accuracy, for each task and number of demos; 1 is the best.
+    """Rank methods by mean accuracy, for each task and number of demos; rank 1 is the best.
 
     Only methods with all runs of the grid are ranked, so that all ranks have the same range. Ties share the mean rank.
 
@@ -126,7 +126,7 @@ def rank_frame(frame: pd.DataFrame) -> pd.DataFrame:
         frame: Rows of `tables.frame_of`.
 
     Returns:
-        A row per method, the best mean rank first, and a column per task and number of demos.
+        A row per method, sorted by mean rank from the best, and a column per task and number of demos.
     """
     cells = frame[frame.method.isin(METHODS)]
     means = cells.pivot_table(
@@ -141,10 +141,10 @@ def rank_frame(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_ranks(ranks: pd.DataFrame) -> Figure:
-    """Draw the ranks of methods over tasks: a point per task and number of demos, and a bar at the mean rank.
+    """Draw the ranks of each method: a point per task and number of demos, and a bar at the mean rank.
 
     Args:
-        ranks: Ranks by `rank_frame`.
+        ranks: Ranks from `rank_frame`.
     """
     figure = _new_figure(width=6.5, height=0.35 * len(ranks) + 1.3)
     axis = figure.subplots()
@@ -167,11 +167,13 @@ def draw_ranks(ranks: pd.DataFrame) -> Figure:
 
 
 def _new_figure(*, width: float, height: float) -> Figure:
-    """Return a figure without a window."""
+    """Return an empty figure that opens no window."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("figures need matplotlib. Run pip install 'plr-dspy[examples]'.") from error
+        raise ImportError(
+            "matplotlib is needed to draw figures. Run pip install 'plr-dspy[examples]'."
+        ) from error
     return Figure(figsize=(max(width, 5.0), height), layout="constrained")
 
 
@@ -197,8 +199,8 @@ def save_figures(results: Sequence[Result], frame: pd.DataFrame, folder: Path) -
         paths.append(_save_numbers(numbers, folder / "ranks.csv"))
     if not paths:
         raise ValueError(
-            "no figure can be drawn: the results have no run of '--ablations probability', and fewer than two methods "
-            "with all runs of the grid. Make such runs first."
+            "figures need runs of '--ablations probability', or two methods with all runs of the grid; the results "
+            "have neither. Make such runs first."
         )
     return paths
 

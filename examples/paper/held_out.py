@@ -1,4 +1,4 @@
-"""Score a program's orders on examples that no optimizer has seen."""
+"""Scores of a program's orders on examples that no optimizer has seen."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .results import Ranking
 
 
 def digest(examples: Sequence[dspy.Example]) -> str:
-    """Return a hash of these examples, in this order."""
+    """Return a hash of the examples, which depends on their order."""
     text = json.dumps([example.toDict() for example in examples], sort_keys=True, default=repr)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -29,7 +29,7 @@ def digest(examples: Sequence[dspy.Example]) -> str:
 class HeldOut:
     """A program and the held-out examples to score it on.
 
-    If `folder` is given, finished calls are saved there, and never repeated. Use one folder per metric.
+    With a `folder`, finished calls are saved in this folder, and never repeated. Use one folder per metric.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class HeldOut:
             if failed:
                 raise RuntimeError(
                     f"{len(failed)} held-out calls failed, the first by {failed[0].error}: {failed[0].message}. "
-                    "Run the command again to repeat them."
+                    "Run the command again to repeat the failed calls."
                 )
             return [_scores(row.values()) for row in rows.values()]
         finally:
@@ -81,7 +81,7 @@ class HeldOut:
 
 
 def rank_orders(report: Report, held_out: HeldOut) -> Ranking:
-    """Score all distinct orders, and return them with their probabilities under the final distributions."""
+    """Return all distinct orders, with their held-out accuracies and final log-probabilities."""
     orderings = [order for order in held_out.slots.space.enumerate() if not isinstance(order, WholeProgram)]
     distributions = [PlackettLuce.from_state(state) for slot in report.slots for state in slot.distributions]
     orders = []

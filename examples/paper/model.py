@@ -1,4 +1,4 @@
-"""The language model of an experiment: the local one, or one on an OpenAI-compatible server."""
+"""The language model of an experiment: the local model, or a model on an OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from plr_dspy.local import LocalServer, Route
 from .tasks import Format
 
 LOCAL = "local"
-"""Stands for the local model, in place of a litellm name."""
+"""The name of the local model, in place of a litellm name."""
 
 MakeLM: TypeAlias = Callable[[int], dspy.LM]
-"""Builds an LM whose answers have at most the given number of tokens."""
+"""A function that builds an LM from the maximum number of tokens in an answer."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,11 @@ class ServedModel:
 
     Attributes:
         model: "local" for SmolLM2-135M under llama.cpp, or a litellm name such as "hosted_vllm/Qwen/Qwen2.5-7B".
-        api_bases: Addresses of servers of the model. Each worker uses a single server, whose prefix cache then serves
-            all calls of an ordering. A router would spread these calls over all servers.
+        api_bases: Addresses of servers of the model. Each worker uses a single server, because all calls of an ordering
+            can then share a prefix cache. A router would spread these calls over all servers.
         api_key_env: Environment variable that holds the API key.
-        cache: Whether DSPy caches answers. Methods then share the cost of common calls, and times are meaningless.
+        cache: Whether DSPy caches answers. Identical calls of several methods are then made only once, and times are
+            meaningless.
     """
 
     model: str = LOCAL
@@ -40,20 +41,20 @@ class ServedModel:
     cache: bool = False
 
     def check(self, format: Format) -> None:
-        """Raise a ValueError if the key is missing, or if model and prompt format need another address."""
+        """Raise a ValueError if the API key or a needed address is missing, or an address is not needed."""
         if self.model == LOCAL and self.api_bases:
             raise ValueError(
-                f"api_bases must be empty for the local model; got {self.api_bases}. Pass a model."
+                f"api_bases (--api-base) must be empty for the local model; got {self.api_bases}. Pass --model."
             )
         if self.api_key_env is not None and not os.environ.get(self.api_key_env):
             raise ValueError(
-                f"api_key_env must name an environment variable; {self.api_key_env!r} is not set. Set it."
+                f"api_key_env must name an environment variable; {self.api_key_env!r} is not set. Set this variable."
             )
         needs_address = format == "plain" or self.model.startswith("hosted_vllm/")
         if needs_address and self.model != LOCAL and not self.api_bases:
             raise ValueError(
-                f"api_bases must have the address of a server of {self.model}; got none. Pass one, such as "
-                "http://127.0.0.1:8000/v1."
+                f"api_bases (--api-base) must have the address of a server of {self.model}; got no address. Pass an "
+                "address such as http://127.0.0.1:8000/v1."
             )
 
     @contextmanager
@@ -62,8 +63,8 @@ class ServedModel:
 
         Args:
             format: Prompt format of the LMs.
-            number: Number of the worker, which selects one of several servers.
-            num_threads: CPU threads of the local model; None uses one per core, up to 8.
+            number: Index of the worker, which selects one of several servers.
+            num_threads: Number of CPU threads of the local model; None uses one per core, up to 8.
         """
         self.check(format)
         if self.model == LOCAL:

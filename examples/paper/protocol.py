@@ -21,10 +21,10 @@ from .model import ServedModel
 from .tasks import REASONING, Format, MetricName, Task
 
 LABEL_METHODS = ("LocalE", "GlobalE", "PDO-FewShot", "PDO-FewShotU", "PDO-FewShotUP", "DEmO")
-"""Methods that read label probabilities, so they need a task with labels."""
+"""Methods that read label probabilities, and therefore need a task with labels."""
 
 METHODS = ("Static", "Top-K", *LABEL_METHODS, "PLR-EMA", "PLR-1", "PLR-4", "Ours")
-"""The methods of the paper's tables, in order; "PLR-C" is its search with a mixture of C Plackett-Luce models."""
+"""The methods of the paper's tables, in order; "PLR-C" is the paper's search with a mixture of C components."""
 
 OUR_SHARE = 0.1
 """Budget of "Ours", relative to the calls of the paper's algorithm."""
@@ -39,16 +39,16 @@ ABLATIONS: dict[str, dict[str, float]] = {
         "PLR-4 elites=0.5": 0.5,
     },
 }
-"""The ablations of the paper: by ablation, the setting of each method."""
+"""The paper's ablations, each with the methods that it compares and the value of the varied setting."""
 
 ALL_ORDERS = " all orders"
 """Suffix of methods whose final distribution is compared with the accuracy of every order."""
 
 PROBABILITY = ("PLR-EMA all orders", "PLR-1 all orders")
-"""The methods of the paper's ablation of probability and accuracy: its search with EMA, and with maximum likelihood."""
+"""The methods in the paper's ablation of probability and accuracy: updates by EMA, and by maximum likelihood."""
 
 MAX_RANKED = 6
-"""Maximum number of demos whose orders are all scored."""
+"""Maximum number of demos in runs that score all orders."""
 
 _PAPER_METHOD = re.compile(
     r"PLR-(?P<update>EMA|[1-9]\d*)(?P<weighted> weighted)?(?: elites=(?P<elites>0?\.\d*[1-9]\d*|1))?"
@@ -57,7 +57,7 @@ _PAPER_METHOD = re.compile(
 
 
 class Run(NamedTuple):
-    """One run of an experiment; its demos and examples are drawn by the seed."""
+    """One run of an experiment, with demos and examples drawn by the seed."""
 
     task: str
     num_demos: int
@@ -73,10 +73,10 @@ class Experiment:
     """The settings that all runs share, as plain data to send to workers.
 
     Attributes:
-        folder: Folder for the results and calls of each run, from which a killed run resumes.
+        folder: Folder for the results and calls of all runs, from which killed runs resume.
         data_dir: Folder with the examples of the tasks; None reads them from the Hugging Face hub.
         pool: Number of labelled examples besides the demos, split 80/20 into train and selection split.
-        test: Number of held-out examples; None uses all of the task.
+        test: Number of held-out examples; None uses the whole test part of the task.
         format: "plain" few-shot text, as in the paper, or DSPy's "chat".
         metric: "strict", or "lenient" to score reasoning tasks as the published code does.
         num_threads: Number of concurrent calls in each worker.
@@ -109,7 +109,7 @@ class Experiment:
 
 def _check_at_least(name: str, number: int, least: int) -> None:
     if number < least:
-        raise ValueError(f"{name} must be at least {least}; got {number}. Raise it.")
+        raise ValueError(f"{name} must be at least {least}; got {number}. Increase {name}.")
 
 
 def new_method(
@@ -163,7 +163,10 @@ def _paper_method(match: re.Match[str], metric: Any, common: dict[str, Any]) -> 
 
 
 def _paper_calls(pool: int) -> int:
-    """Return the program calls of PLR Algorithm 1: 15 x 15 orderings on the train split, 10 on the selection split."""
+    """Return the number of program calls in PLR Algorithm 1.
+
+    The algorithm scores 15 x 15 orderings on the train split, and 10 orderings on the selection split.
+    """
     num_selection = round(0.2 * pool)
     return 15 * 15 * (pool - num_selection) + 10 * num_selection
 
@@ -198,18 +201,20 @@ def draw(
 
 def _check_at_most(name: str, number: int, most: int, part: str) -> None:
     if number > most:
-        raise ValueError(f"{name} must be at most the {most} examples of {part}; got {number}. Lower it.")
+        raise ValueError(
+            f"{name} must be at most the {most} examples of {part}; got {number}. Reduce {name}."
+        )
 
 
 def grid(
     *, tasks: Sequence[str], num_demos: Sequence[int], seeds: Sequence[int], methods: Sequence[str]
 ) -> list[Run]:
-    """List all runs, grouped by draw; methods that need labels skip the reasoning tasks."""
+    """Return all runs, grouped by draw. Methods that need labels have no runs on reasoning tasks."""
     for method in methods:
         if method not in METHODS and not _PAPER_METHOD.fullmatch(method):
             raise ValueError(
                 f"method must be one of {list(METHODS)} or PLR-C for a mixture of C components, optionally followed by "
-                f"' weighted', ' elites=0.3' and '{ALL_ORDERS}'; got {method!r}. Correct the name."
+                f"' weighted', ' elites=0.3' and '{ALL_ORDERS}'; got {method!r}. Fix the name."
             )
         if method.endswith(ALL_ORDERS) and max(num_demos) > MAX_RANKED:
             raise ValueError(

@@ -19,7 +19,7 @@ from .protocol import Run
 RESULTS = "results.jsonl"
 """Name of the results file in an experiment's folder."""
 
-# Types are strict, so that "8" or true in a file is an error, not a number.
+# Types are strict, so that "8" or true in place of a number raises an error.
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0)]
 Name = Annotated[str, Field(min_length=1)]
@@ -27,7 +27,7 @@ Name = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True, config=ConfigDict(extra="ignore"))
 class Ranking:
-    """The log-probabilities and the held-out accuracies ``[m]`` of all m distinct orders of k demos ``[m, k]``."""
+    """All distinct orders of the demos, ``[orders, demos]``, with the log-probability and held-out accuracy of each."""
 
     orders: Annotated[tuple[tuple[Count, ...], ...], Field(min_length=1)]
     log_probabilities: tuple[Number, ...]
@@ -37,8 +37,8 @@ class Ranking:
         lengths = {len(set(self.orders)), len(self.orders), len(self.log_probabilities), len(self.accuracies)}
         if len(lengths) > 1:
             raise ValueError(
-                f"orders must be distinct, each with a log-probability and an accuracy; got numbers {sorted(lengths)}. "
-                "Make the run again."
+                "orders must be distinct, and each must have a log-probability and an accuracy; got lists of "
+                f"{sorted(lengths)} values. Delete this result, and run the command again."
             )
 
 
@@ -48,13 +48,14 @@ class Result:
 
     Attributes:
         settings, versions: Settings of the experiment, and versions of the software.
-        orderings: Chosen ordering, one permutation per block of demos; None if each input has its own.
-        accuracy, scores: Mean and single scores on the held-out examples, which all methods of a task and seed share.
-        program_calls: Program calls by phase of the search, and in "total".
+        orderings: Chosen ordering, one permutation per block of demos; None if each input has its own ordering.
+        accuracy: Mean of the scores.
+        scores: Score of each held-out example. All methods of a task and seed share the examples.
+        program_calls: Program calls by phase of the search, and their sum as "total".
         tokens: Tokens by kind, "prompt" and "completion"; empty if unknown.
         seconds: Wall-clock time of the search.
         data: Digests of the "pool" and "test" examples, which are the same for one task and seed.
-        ranking: All orders, if the run has scored them.
+        ranking: All orders, if the run has scored all orders.
     """
 
     task: Name
@@ -79,11 +80,13 @@ class Result:
         mean = math.fsum(self.scores) / len(self.scores)
         if not math.isclose(self.accuracy, mean, abs_tol=1e-6):
             raise ValueError(
-                f"accuracy must be the mean of scores, {mean:.6f}; got {self.accuracy!r}. Make the run again."
+                f"accuracy must be the mean of scores, {mean:.6f}; got {self.accuracy!r}. Delete this result, and run "
+                "the command again."
             )
         if "total" not in self.program_calls:
             raise ValueError(
-                f"program_calls must have a 'total'; got {self.program_calls!r}. Make the run again."
+                f"program_calls must have a 'total'; got {self.program_calls!r}. Delete this result, and run the "
+                "command again."
             )
 
     @property
@@ -96,7 +99,7 @@ RESULT = TypeAdapter(Result)
 
 
 def read_results(path: Path) -> list[Result]:
-    """Return the results in a file; an empty list if there is no file."""
+    """Return the results in a file, or an empty list if the file does not exist."""
     if not path.exists():
         return []
     results = []
@@ -106,7 +109,7 @@ def read_results(path: Path) -> list[Result]:
                 results.append(RESULT.validate_json(line))
             except ValueError as error:
                 raise ValueError(
-                    f"line {number} of {path} is not a valid result: {error}\nRemove it and make its run again."
+                    f"line {number} of {path} is not a valid result: {error}\nDelete it, and run the command again."
                 ) from error
     return results
 
@@ -121,8 +124,8 @@ class Store(dict[Run, Result]):
             for name, value in settings.items():
                 if result.settings.get(name) != value:
                     raise ValueError(
-                        f"{path} has results of other settings ({name}={result.settings.get(name)!r} there, "
-                        f"{value!r} now). Use another folder."
+                        f"{path} must have results with the current settings; got {name}="
+                        f"{result.settings.get(name)!r} in the file, but {value!r} now. Use another folder."
                     )
             self[result.run] = result
 
@@ -135,14 +138,14 @@ class Store(dict[Run, Result]):
 
 @contextmanager
 def open_store(folder: Path, settings: Mapping[str, Any]) -> Iterator[Store]:
-    """Lock and yield an experiment's results; raise a ValueError if they have other settings."""
+    """Lock and yield an experiment's results; raise a ValueError if their settings differ."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / "results.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
         raise RuntimeError(
-            f"another process is writing to {folder}. Wait for it, or use another folder."
+            f"another process is writing to {folder}. Wait until it exits, or use another folder."
         ) from error
     try:
         yield Store(folder / RESULTS, settings)

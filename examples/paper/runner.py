@@ -1,4 +1,4 @@
-"""Make the runs of an experiment that have no result yet, in this process or by workers on Ray."""
+"""The runs of an experiment that have no result yet, in this process or by workers on Ray."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_FAILURES_IN_A_ROW = 3
 VERSIONS = {"plr_dspy": __version__, "dspy": dspy.__version__, "python": platform.python_version()}
 
 Engine: TypeAlias = Callable[[Experiment, Sequence[Run]], Iterator[tuple[Run, "Result | Exception"]]]
-"""A function that makes runs, and yields each run with its result or exception as soon as it ends."""
+"""A function that makes runs, and yields each run with its result or exception as soon as the run ends."""
 
 
 @functools.lru_cache(maxsize=2)
@@ -75,13 +75,13 @@ def _prepare(experiment: Experiment, run: Run, lm: dspy.LM) -> Iterator[tuple[ds
         log_dir=experiment.folder_of(run),
         display_progress=False,
     )
-    # DSPy's history of calls would take gigabytes, and is not needed.
+    # Disable DSPy's history of calls, which would take gigabytes.
     with dspy.context(lm=lm, adapter=task.adapter(experiment.format), disable_history=True):
         yield program, optimizer, drawn
 
 
 def count_calls(experiment: Experiment, run: Run) -> int:
-    """Return the maximum number of program calls of a run, including those on held-out examples."""
+    """Return the maximum number of program calls of a run, including calls on held-out examples."""
     with _prepare(experiment, run, dspy.LM("none/none", cache=False)) as (program, optimizer, drawn):
         num_orders = 1
         if run.method.endswith(ALL_ORDERS):
@@ -92,7 +92,7 @@ def count_calls(experiment: Experiment, run: Run) -> int:
 
 
 def make_run(experiment: Experiment, run: Run, make_lm: MakeLM) -> Result:
-    """Make one run: draw examples, order demos, and score held-out examples. Save all finished calls in its folder."""
+    """Draw examples, order demos, and score held-out examples. Save all finished calls in the folder of the run."""
     task = TASKS[run.task]
     lm = make_lm(task.max_tokens(experiment.format))
     with _prepare(experiment, run, lm) as (program, optimizer, drawn):
@@ -133,7 +133,7 @@ def make_run(experiment: Experiment, run: Run, make_lm: MakeLM) -> Result:
 
 
 def _count_tokens(report: Report) -> dict[str, int]:
-    """Return the tokens of all models by kind; empty if no model reports them."""
+    """Return the tokens of all models by kind, or an empty dict if no model reports tokens."""
     counts = {}
     for kind in ("prompt", "completion"):
         counts[kind] = sum(tokens.get(f"{kind}_tokens", 0) for tokens in report.tokens.values())
@@ -155,13 +155,13 @@ class Worker:
 
     def __init__(self, experiment: Experiment, number: int, num_workers: int) -> None:
         self._experiment = experiment
-        self._stack = ExitStack()  # It stays open until the process exits.
+        self._stack = ExitStack()  # Stays open until the process exits, and so keeps the model open.
         num_threads = max(1, (os.cpu_count() or 1) // num_workers)
         model = experiment.model.open(format=experiment.format, number=number, num_threads=num_threads)
         self._make_lm = self._stack.enter_context(model)
 
     def run(self, run: Run) -> tuple[Run, Result | Exception]:
-        """Make one run; return exceptions as text, because some cannot be pickled."""
+        """Make one run. Return an exception as text, because some exceptions cannot be pickled."""
         try:
             return run, make_run(self._experiment, run, self._make_lm)
         except Exception as error:
@@ -171,18 +171,18 @@ class Worker:
 def run_on_ray(
     experiment: Experiment, runs: Sequence[Run], *, address: str, num_workers: int | None
 ) -> Iterator[tuple[Run, Result | Exception]]:
-    """Make runs on a Ray cluster, and yield them as they end.
+    """Make runs on a Ray cluster, and yield each run and its result as soon as the run ends.
 
-    The folder of the experiment, its data and this file must have the same path on every machine.
+    The folder of the experiment, the data and this file must have the same paths on every machine.
 
     Args:
         experiment: The settings of all runs.
         runs: Runs without a result.
-        address: Address of the cluster; "local" starts one on this machine.
+        address: Address of the cluster; "local" starts a cluster on this machine.
         num_workers: Number of concurrent runs; None uses all CPUs of the cluster.
     """
     if importlib.util.find_spec("ray") is None:
-        raise ImportError("several workers need Ray. Run pip install 'plr-dspy[ray]'.")
+        raise ImportError("Ray is needed for several workers. Run pip install 'plr-dspy[ray]'.")
     import ray
     from ray.util import ActorPool
 
@@ -207,7 +207,13 @@ def run_on_ray(
 
 @dataclass
 class Outcome:
-    """The number of runs that already had a result, the number of new results, and the exceptions of failed runs."""
+    """The result of `run_grid`.
+
+    Attributes:
+        num_known: Number of runs that already had a result.
+        num_made: Number of new results.
+        failed: Exceptions of the failed runs.
+    """
 
     num_known: int = 0
     num_made: int = 0
@@ -220,8 +226,8 @@ def run_grid(experiment: Experiment, runs: Sequence[Run], *, engine: Engine = ru
     Failed runs have no result. The next call repeats these runs, but not their finished calls.
 
     Raises:
-        ValueError: If the folder has results of other settings or examples.
-        Exception: If several runs in a row failed; the exception of the last one.
+        ValueError: If the folder has results with other settings or examples.
+        Exception: If several runs in a row failed. This is the exception of the last run.
     """
     with open_store(experiment.folder, experiment.settings()) as store:
         missing = [run for run in runs if run not in store]
@@ -249,14 +255,14 @@ def run_grid(experiment: Experiment, runs: Sequence[Run], *, engine: Engine = ru
 
 
 def _check_same_examples(experiment: Experiment, missing: Sequence[Run], store: Store) -> None:
-    """Raise a ValueError if missing runs would use other examples than the results of their task and seed."""
+    """Raise a ValueError if missing runs have other examples than stored results with the same task and seed."""
     stored = {(result.task, result.seed): result for result in store.values() if result.data}
     first_runs = {(run.task, run.seed): run for run in reversed(missing)}
     for place in stored.keys() & first_runs.keys():
         if _digests(_draw(experiment, first_runs[place])) != stored[place].data:
             raise ValueError(
-                f"{experiment.folder} has a result ({stored[place].run}) on other examples than the current data of "
-                f"{place[0]!r}. Use the data of that result, or another folder."
+                f"{experiment.folder} has a result ({stored[place].run}) whose examples differ from the current data "
+                f"of {place[0]!r}. Use the data of that result, or another folder."
             )
 
 

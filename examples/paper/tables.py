@@ -1,4 +1,4 @@
-"""The tables of our runs, as in the paper: accuracies, paired differences, costs, ablations and published numbers."""
+"""Tables of our runs, as in the paper: accuracies, paired differences, costs, ablations and published numbers."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ MARKS = {1: "**{}**", 2: "<ins>{}</ins>", 3: "*{}*"}
 PAPER = "arXiv:2603.21373"
 PAPER_SEEDS = 5
 PUBLISHED = Path(__file__).with_name("published.csv")
-"""Accuracies in % from the paper's LaTeX source, by model, task, number of demos and our name of the method.
+"""Accuracies in % from the paper's LaTeX source, by model, task, number of demos and our name for the method.
 
-Its reasoning table has the MATH500 columns in the order 8, 4, 32, 16; its averages confirm these headings. In its
-ablations, unweighted PLR-1 and PLR-4, and PLR-1 and PLR-4 with an elite fraction of 0.2, repeat the main table.
+The paper's reasoning table has the MATH500 columns in the order 8, 4, 32, 16, and the table's averages confirm these
+headings. In the ablations, unweighted PLR-1 and PLR-4, and PLR-1 and PLR-4 with an elite fraction of 0.2, repeat the
+main table.
 """
 
 
@@ -42,7 +43,7 @@ class Table:
     Attributes:
         name: Name of the files, without suffix.
         title: Heading of the Markdown file.
-        blocks: Cell texts by heading, as frames with row and column labels.
+        blocks: Frames of formatted cells by heading, with row and column labels.
         numbers: Rows of the CSV file.
         notes: Sentences to print below the table.
     """
@@ -77,13 +78,13 @@ class Table:
 
 
 def _blocks(cells: pd.DataFrame, *, row: str = "method", column: str = "task") -> dict[str, pd.DataFrame]:
-    """Return the texts of cells as one frame per block."""
+    """Return the formatted cells as one frame per block."""
     groups = cells.groupby("block", sort=False)
     return {heading: group.pivot(index=row, columns=column, values="text") for heading, group in groups}
 
 
 def count_noun(count: int, noun: str) -> str:
-    """Return a number with its noun, such as "1 demo" or "8 demos"."""
+    """Return a count with its noun, such as "1 demo" or "8 demos"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
@@ -91,10 +92,12 @@ def frame_of(results: Sequence[Result]) -> pd.DataFrame:
     """Return a frame with one row per run, from which all tables are built.
 
     Columns are the fields of `Result`, "percent", "calls" and tokens; rows are sorted by number of demos, task, method
-    and seed. Tasks and methods are categories in the order of the paper's tables, followed by others in order of name.
+    and seed. Tasks and methods are categories in the order of the paper's tables. Others follow in alphabetical order.
     """
     if not results:
-        raise ValueError("the folder (--out) has no results. Run python examples/paper run first.")
+        raise ValueError(
+            "the folder (--out) must have results; it has none. Run python examples/paper run first."
+        )
     _check_comparable(results)
     frame = pd.DataFrame([vars(result) for result in results])
     frame["block"] = [count_noun(count, "demo") for count in frame.num_demos]
@@ -113,37 +116,40 @@ def _check_comparable(results: Sequence[Result]) -> None:
     models = sorted({(result.model, result.format) for result in results})
     if len(models) > 1:
         raise ValueError(
-            f"results must have one model and one prompt format; got {models}. Use one folder for each."
+            f"results must have one model and one prompt format; got {models}. Use a folder for each model and format."
         )
     runs = set()
     examples: dict[Hashable, Hashable] = {}
     for result in results:
         if result.run in runs:
-            raise ValueError(f"results must have one line per run; got two of {result.run}. Remove one.")
+            raise ValueError(
+                f"results must have one line per run; got two lines of {result.run}. Delete one line."
+            )
         runs.add(result.run)
         own_examples = (len(result.scores), *sorted(result.data.items()))
         if examples.setdefault((result.task, result.seed), own_examples) != own_examples:
             raise ValueError(
-                "all runs of one task and seed must have the same examples; those of "
-                f"{result.task!r}, seed {result.seed}, differ. Make them again with the same settings."
+                "all runs of one task and seed must have the same examples; the examples of "
+                f"{result.task!r}, seed {result.seed}, differ. Delete these results, and make the runs again."
             )
 
 
 def grouped_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the cluster-robust 95% t interval of the mean of all values; NaN for one group."""
+    """Return the cluster-robust 95% t interval for the mean of all values, or NaN if there is only one group."""
     if len(groups) < 2:
         return math.nan, math.nan
     mean = np.mean(np.concatenate(groups))
     mean_size = np.mean([len(group) for group in groups])
-    # The parts have the mean of all values, and the spread of the groups' sums of residuals.
+    # The parts have the mean of all values, and the variance of the groups' sums of residuals.
     parts = [float(mean + np.sum(np.subtract(group, mean)) / mean_size) for group in groups]
     return mean_interval(parts)
 
 
 def sign_flip_test(groups: Sequence[Sequence[float]]) -> float:
-    """Return the two-sided p-value of a mean of differences, under random sign flips of whole groups.
+    """Return the two-sided p-value of a mean of differences by a test that flips the signs of whole groups.
 
-    It is exact for up to 16 groups, and 1.0 for one group. For more groups, 65,536 flips are drawn from a fixed seed.
+    The p-value is exact for up to 16 groups, and 1.0 for one group. For more groups, the test draws 65,536 random flips
+    with a fixed seed.
     """
     sums = np.array([math.fsum(group) for group in groups])
     if sums.size < 2:
@@ -167,7 +173,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _mean_cells(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Return the mean accuracy of each group of runs, with its 95% t interval over seeds; NaN for one seed."""
+    """Return the mean accuracy of each group of runs with a 95% t interval over seeds, or NaN for one seed."""
     cells = []
     for place, runs in frame.groupby(keys, observed=True):
         mean = runs.percent.mean()
@@ -182,14 +188,14 @@ def _mean_cells(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def _has_all_seeds(cells: pd.DataFrame, frame: pd.DataFrame) -> list[bool]:
-    """Return, for each cell, whether it has all seeds of its column."""
+    """Return whether each cell has results for all seeds of its column."""
     num_seeds = frame.groupby(["num_demos", "task"], observed=True).seed.nunique()
     columns = zip(cells.num_demos, cells.task, strict=True)
     return [num == num_seeds[column] for num, column in zip(cells.seeds, columns, strict=True)]
 
 
 def _setting_notes(frame: pd.DataFrame) -> list[str]:
-    """Return a note on the settings and versions that differ between results, if any."""
+    """Return a note about the settings and versions that differ between results, if any."""
     settings = [
         {**settings, **versions} for settings, versions in zip(frame.settings, frame.versions, strict=True)
     ]
@@ -209,9 +215,9 @@ def _have_different_runs(frame: pd.DataFrame) -> bool:
 
 
 def accuracy_table(frame: pd.DataFrame) -> Table:
-    """Return mean accuracies over seeds in %, with a block per number of demos and a column per task.
+    """Return mean accuracies in % over seeds, with a block per number of demos and a column per task.
 
-    Methods that have all seeds of their column are ranked, if there are several. Ties share a rank.
+    In each column, rank the methods with all seeds, if there are several. Ties share a rank.
     """
     with_averages = _with_averages(frame)
     cells = _mean_cells(with_averages, ["num_demos", "block", "task", "method"])
@@ -225,10 +231,10 @@ def accuracy_table(frame: pd.DataFrame) -> Table:
     for text, rank, is_complete in zip(cells.text, ranks, complete, strict=True):
         texts.append(MARKS.get(rank, "{}").format(text) if is_complete else text + PARTIAL)
     notes = [
-        "Means over seeds ± half the width of a 95% t interval (none for one seed). In each column, among methods "
-        "with all of its seeds, the best mean is bold, the second underlined and the third italic.",
+        "Means over seeds ± half the width of a 95% t interval (omitted for one seed). In each column, among methods "
+        "with all seeds of the column, the best mean is bold, the second underlined and the third italic.",
         f"{AVERAGE}: macro average, for methods with all tasks of the block. {PARTIAL}: some seeds of the column "
-        "are missing. Empty: no runs; methods that read label probabilities have none on reasoning tasks.",
+        "are missing. Empty: no runs; methods that read label probabilities have no runs on reasoning tasks.",
         *_setting_notes(frame),
     ]
     title = f"Accuracy of {frame.model[0]} in %, {frame.format[0]} prompts"
@@ -237,7 +243,7 @@ def accuracy_table(frame: pd.DataFrame) -> Table:
 
 
 def _with_averages(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add a task "average", the mean over all tasks of a block, for methods and seeds with all tasks."""
+    """Add rows with the mean over all tasks of a block as task "average", for methods and seeds with all tasks."""
     num_tasks = frame.groupby("num_demos").task.nunique()
     keys = ["num_demos", "block", "method", "seed"]
     averages = []
@@ -251,10 +257,10 @@ def _with_averages(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def paired_table(frame: pd.DataFrame) -> Table | None:
-    """Return mean differences in accuracy from Static, in percentage points; None if no runs are paired.
+    """Return mean differences in accuracy from Static, in percentage points, or None if no runs are paired.
 
-    Intervals by task are over the pooled held-out examples of all shared seeds, so they hold for new examples with the
-    same demos. Intervals over all runs hold for new draws on similar tasks.
+    Intervals by task are over the pooled held-out examples of all shared seeds, and therefore hold for new examples
+    with the same demos. Intervals over all runs hold for new draws on similar tasks.
     """
     pairs = _pair_with_base(frame)
     if pairs.empty:
@@ -265,14 +271,14 @@ def paired_table(frame: pd.DataFrame) -> Table | None:
     blocks = {**_blocks(by_task), "all runs": _overall_texts(overall)}
     notes = [
         f"By task: mean difference from {BASE} over the pooled held-out examples of all seeds [95% interval for "
-        f"new examples with the same demos]. {PARTIAL}: some seeds of the column are missing. Empty: no run in common.",
+        f"new examples with the same demos]. {PARTIAL}: some seeds of the column are missing. Empty: no shared runs.",
         f"All runs: mean difference over the runs that {BASE} also has [95% interval over groups; runs of one task "
         "and seed form a group, because they share examples]; p of a two-sided sign-flip test over groups, also with "
         "Holm's correction. Intervals are not corrected for multiple comparisons.",
     ]
     unpaired = [method for method in frame.method.unique() if method not in {BASE, *pairs.method}]
     if unpaired:
-        notes.append(f"No run in common: {', '.join(unpaired)}.")
+        notes.append(f"No runs in common with {BASE}: {', '.join(unpaired)}.")
     if _have_different_runs(pairs):
         notes.append(
             "Methods differ in their runs. Compare differences over all runs only for methods with the same runs."
@@ -287,7 +293,7 @@ def paired_table(frame: pd.DataFrame) -> Table | None:
 
 
 def _pair_with_base(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that Static also has, with the "differences" from it by example, and their "mean"."""
+    """Return the runs that Static also has, with "differences" from Static by example, and their "mean"."""
     place = ["task", "num_demos", "seed"]
     base = frame.loc[frame.method == BASE, [*place, "scores"]]
     pairs = frame[frame.method != BASE].merge(base, on=place, suffixes=("", "_of_base"))
@@ -317,7 +323,7 @@ def _differences_over_all(pairs: pd.DataFrame) -> pd.DataFrame:
     """Return the mean difference of each method over all its runs, with p-values."""
     lines = []
     for method, runs in pairs.groupby("method", observed=True):
-        # Runs of one task and seed share their held-out examples, so only groups of them are independent.
+        # Runs of one task and seed share held-out examples, so only groups of such runs are independent.
         groups = [list(group) for _, group in runs.groupby(["task", "seed"], observed=True)["mean"]]
         low, high = grouped_interval(groups)
         lines.append(
@@ -339,7 +345,7 @@ def _differences_over_all(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _overall_texts(overall: pd.DataFrame) -> pd.DataFrame:
-    """Return the texts of the differences over all runs, one row per method."""
+    """Return the formatted differences over all runs, one row per method."""
     lines = {}
     for line in overall.itertuples():
         difference = f"{line.mean:+.1f}"
@@ -352,7 +358,7 @@ def _overall_texts(overall: pd.DataFrame) -> pd.DataFrame:
 
 
 def calls_table(frame: pd.DataFrame) -> Table:
-    """Return mean program calls, tokens by kind and seconds of a run, by method and number of demos."""
+    """Return a run's mean program calls, tokens by kind, and seconds, by method and number of demos."""
     groups = frame.groupby(["num_demos", "block", "method"], observed=True)
     means = groups[["calls", "prompt tokens", "completion tokens", "seconds"]].mean()
     means["runs"] = groups.size()
@@ -387,7 +393,7 @@ def ablation_table(frame: pd.DataFrame) -> Table | None:
     columns = cells.task.astype(str) + ", " + cells.block
     cells["column"] = pd.Categorical(columns, columns.unique())
     cells["block"] = cells.ablation.str.replace("_", " ")
-    note = "Means over seeds ± half the width of a 95% t interval (none for one seed)."
+    note = "Means over seeds ± half the width of a 95% t interval (omitted for one seed)."
     title = "Held-out accuracy in % by setting"
     return Table(
         "ablation", title, _blocks(cells, row="row", column="column"), numbers, [note, *_setting_notes(frame)]
@@ -402,9 +408,10 @@ def load_published() -> pd.DataFrame:
 
 
 def published_table(frame: pd.DataFrame) -> Table | None:
-    """Return our mean accuracies, the paper's, and the differences; None if the paper has none of our cells.
+    """Return our mean accuracies, the paper's accuracies, and the differences.
 
-    There is one block per number of demos and model of the paper.
+    The table has one block per number of demos and model of the paper. Return None if the paper has none of our tasks,
+    numbers of demos and methods.
     """
     published = load_published()
     model = "SmolLM2-135M (local)" if frame.model[0] == LOCAL else str(frame.model[0])
@@ -427,14 +434,14 @@ def published_table(frame: pd.DataFrame) -> Table | None:
     ]
     if "math500" in set(cells.task):
         notes.append(
-            "The paper has its MATH500 columns in the order 8, 4, 32, 16; this table follows these headings."
+            "The paper's MATH500 columns are in the order 8, 4, 32, 16; this table follows the paper's headings."
         )
     title = f"Our accuracy and that of {PAPER}, in %: {model}, {frame.format[0]} prompts"
     return Table("published", title, blocks, cells.drop(columns="block"), notes)
 
 
 def all_tables(frame: pd.DataFrame) -> list[Table]:
-    """Return all tables for which there are results; the first three have only methods of the paper."""
+    """Return all tables for which there are results; the first three tables cover only methods of the paper."""
     tables: list[Table | None] = []
     ours = frame[frame.method.isin(METHODS)].reset_index(drop=True)
     if len(ours):

@@ -20,12 +20,12 @@ MetricName: TypeAlias = Literal["strict", "lenient"]
 
 @dataclass(frozen=True)
 class Task:
-    """A task: its fields, labels and instructions, and the test of whether an answer is right.
+    """A task: its fields, labels and instructions, and the test of whether an answer is correct.
 
     Attributes:
         name: Name on the command line, in file names and in tables.
         input_field, output_field: Names of the fields, which plain prompts show as titles.
-        instructions: Instructions for chat models; plain prompts show none.
+        instructions: Instructions for chat models; plain prompts show no instructions.
         labels: All possible answers; empty if answers are open.
         same: Function that returns whether a predicted answer equals the gold answer.
     """

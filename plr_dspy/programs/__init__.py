@@ -1,1 +1,1 @@
-"""Prepare DSPy programs for scoring: demos, copies, examples and calls."""
+"""Preparation of DSPy programs for scoring: demos, copies, examples and calls."""

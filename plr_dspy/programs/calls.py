@@ -1,4 +1,4 @@
-"""Make program calls concurrently and record scores, wrong answers and failures."""
+"""Concurrent program calls, and the records of their scores, wrong answers and failures."""
 
 import logging
 import threading
@@ -32,16 +32,16 @@ logger = logging.getLogger(__name__)
 
 PendingCalls: TypeAlias = deque[tuple[CallKey, Candidate | None]]
 
-# Errors that other demos might avoid, so they count as wrong answers, not as failures.
+# Other demos might avoid these errors, so they count as wrong answers, not as failures.
 WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
 PROVIDER_PACKAGES = ("dspy", "lm15", "litellm", "openai")
-CACHED_TOKENS = ("cached_tokens", "cache_creation_tokens")  # part of the prompt tokens, but priced separately
+CACHED_TOKENS = ("cached_tokens", "cache_creation_tokens")  # kinds of prompt tokens that have their own price
 SECONDS_AFTER_INTERRUPT = 2.0
 FAILED_SHARE = 0.05  # share of calls that may fail, unless DSPy's max_errors allows more
 
 
 class WrongAnswer(Exception):
-    """An error that other demos might avoid; the record of its call gets the `record_fields`."""
+    """An error that other demos might avoid; `record_fields` are added to the record of the call."""
 
     def __init__(self, error: Exception) -> None:
         text = str(error)
@@ -54,16 +54,16 @@ class WrongAnswer(Exception):
 
 
 class MetricWork:
-    """Calls programs on examples and scores the answers with a metric.
+    """Program calls on examples, scored by a metric.
 
     Args:
         metric: A metric by example or over a set.
         examples: Examples with inputs and labels.
-        labels: Labels that the output's type allows; used by metrics over a set.
+        labels: Labels that the output's type allows; only metrics over a set use them.
     """
 
-    signal: Signal | None = None  # what a search learns from the calls
-    failure_advice = ""  # completes the error message if too many calls fail
+    signal: Signal | None = None  # kind of results that a search learns from
+    failure_advice = ""  # end of the error message if too many calls fail
 
     def __init__(self, metric: Metric, examples: Sequence[dspy.Example], labels: Sequence[str] = ()) -> None:
         self.sample = ""  # the first answer and its score
@@ -76,11 +76,11 @@ class MetricWork:
             self.influence = ConfusionScores(self._over_set, self._over_set.right_labels(examples), labels)
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Call a program and score its answer; raise `WrongAnswer` if it gives none."""
+        """Call a program and score its answer; raise `WrongAnswer` if the program returns no valid answer."""
         return self._scored(example, self._answered(program, example))
 
     def answering(self, program: dspy.Module, revision: Revision | None) -> dspy.Module:
-        """Return the program that gives the answers as they were scored."""
+        """Return a program that answers as in scoring: by default, the unchanged program."""
         return program
 
     def _answered(self, program: dspy.Module, example: int) -> Any:
@@ -88,12 +88,11 @@ class MetricWork:
         inputs = own_copy(self.examples[example]).inputs()
         original = dict(self.examples[example].inputs().items())
         try:
-            # Unlike other context variables, DSPy's settings reach the threads that DSPy
-            # starts.
+            # Unlike other context variables, DSPy's settings reach threads that DSPy starts.
             with dspy.context(plr_dspy_scored=original):
                 return program(**inputs)
         except Exception as error:
-            # A custom LM may raise litellm's exception of the same name.
+            # A custom LM may raise litellm's exception, which has the same name.
             if (
                 isinstance(error, WRONG_ANSWERS)
                 or type(error).__name__ == ContextWindowExceededError.__name__
@@ -102,10 +101,10 @@ class MetricWork:
             raise
 
     def _judged(self, example: int, prediction: Any) -> object:
-        """Return what the metric says of an answer."""
+        """Return the metric's result for an answer."""
         if dspy.settings.track_usage and isinstance(prediction, dspy.Prediction):
-            # Metrics may read the usage, which DSPy does not set while another tracker is
-            # active.
+            # Metrics may read the token usage, which DSPy does not set while another tracker
+            # is active.
             prediction.set_lm_usage(dspy.settings.usage_tracker.get_total_tokens())
         return self._metric(own_copy(self.examples[example]), prediction)
 
@@ -118,7 +117,7 @@ class MetricWork:
 
 
 def error_name(error: BaseException) -> str:
-    """Return an exception's class name, with its package if a provider's error has the same name."""
+    """Return an exception's class name, after its package if a provider's error has the same name."""
     name = type(error).__name__
     package = type(error).__module__.partition(".")[0]
     if cause_of(name) is None or package in PROVIDER_PACKAGES:
@@ -139,19 +138,19 @@ def _raised_by_metric(error: BaseException) -> bool:
 
 
 class ProgramEvaluator:
-    """Calls a DSPy program with given orders on given examples; implements `Payer`.
+    """An implementation of `Payer` that calls a DSPy program with given orders on given examples.
 
     Args:
         slots: Builds a program for each order; may be replaced between calls.
         work: Makes and scores a call.
         names: Names of the examples, for messages.
         log: Stores the call records, on disk if it has a path.
-        num_threads: Maximum concurrent calls; None uses DSPy's setting.
-        max_errors: Number of examples with failed calls that ends the run. None uses DSPy's
-            setting or 5% of the calls made, whichever is larger.
-        on_cell: Called after each call.
+        num_threads: Maximum number of concurrent calls; None uses DSPy's setting.
+        max_errors: The run ends when calls have failed on this many examples. None uses
+            DSPy's setting or 5% of the calls made, whichever is larger.
+        on_cell: A function to call after each program call.
         budget: Decides whether another call may start.
-        interrupted: Set by an interrupt, which the program may swallow.
+        interrupted: An event that an interrupt sets, because the program may swallow the exception.
     """
 
     def __init__(
@@ -188,15 +187,16 @@ class ProgramEvaluator:
         self._warnings: set[str] = set()
 
     def fingerprint(self, ordering: Candidate, example: int | None) -> str:
-        """Return a digest of an ordering's prompts, for one example if given."""
+        """Return a digest of an ordering's prompts; pass the example if its input determines the demos."""
         inputs = None if example is None else dict(self._work.examples[example].inputs().items())
         return self.slots.fingerprint(ordering, inputs)
 
     def pay(self, cells: Mapping[CallKey, Candidate | None]) -> None:
         """Start these calls in the given order until the budget is spent.
 
-        If a key has no ordering, the work runs a program of its own. Raise interrupts, and
-        errors that reach `max_errors` or that all further calls would repeat.
+        If a key has no ordering, `work` runs its own program. Raise KeyboardInterrupt after an
+        interrupt. Raise the last error if the failures reach `max_errors`, or if all further
+        calls would fail in the same way.
         """
         self.log.begin_batch()
         orderings = {ordering for ordering in cells.values() if ordering is not None}
@@ -219,7 +219,7 @@ class ProgramEvaluator:
             raise UserError(f"max_cost needs {self.budget.unpriced}: pass max_metric_calls instead")
 
     def _call_each_rival(self, pending: PendingCalls, programs: Mapping[Candidate, dspy.Module]) -> None:
-        """Call each rival once alone, because its model may have another price."""
+        """Call each rival once before all other calls, because the price of its model is unknown."""
         for rival in [
             rival for rival in self.slots.rivals if rival in programs and rival not in self._priced
         ]:
@@ -251,7 +251,7 @@ class ProgramEvaluator:
             pool.shutdown(wait=False)
 
     def _call_all(self, pending: PendingCalls, programs: Mapping[Candidate, dspy.Module]) -> None:
-        """Make pending calls one by one, until none is left or the run ends."""
+        """Make pending calls one by one until the queue is empty or the run ends."""
         while not (self._interrupted.is_set() or self._ended_by is not None):
             with self._lock:
                 if not pending or not self.budget.begin():
@@ -271,9 +271,8 @@ class ProgramEvaluator:
                     record = CallRecord(
                         None, WRONG, type(wrong.error).__name__, message, **wrong.record_fields
                     )
-                except (
-                    BaseException
-                ) as error:  # An error in the program or metric is a failure, not a score of 0.
+                except BaseException as error:
+                    # An error in the program or metric is a failure, not a score of 0.
                     message = first_line(error, self._redact)
                     if _raised_by_metric(error):
                         message = f"in the metric: {message}"
@@ -284,7 +283,7 @@ class ProgramEvaluator:
             tokens = usage.counts()
             self.budget.end(tokens)
             if not self.log.add(key, record, tokens):
-                return  # The compile ended before this call did.
+                return  # The compile ended before this call finished.
             with self._lock:
                 if failure is not None:
                     self._handle_failure(failure, example, ordering, f"{record.error}: {record.message}")
@@ -315,9 +314,11 @@ class ProgramEvaluator:
         if cause is not None:
             reason += f": {cause.fix}"
         if self.log.path is not None:
-            reason += ". Run the same compile again to continue from here"
+            reason += ". Run the same compile again to resume"
             if cause is None:
-                reason += "; after changes to the program or the metric, pass accept_changes=True or another log_dir"
+                reason += (
+                    "; if you change the program or the metric, pass accept_changes=True or another log_dir"
+                )
         # Python 3.10 lacks add_note.
         self._ended_by.__notes__ = [*getattr(self._ended_by, "__notes__", ()), f"({place}: {reason})"]
 
@@ -336,14 +337,14 @@ class ProgramEvaluator:
 
 
 class Usage(UsageTracker):
-    """Tracks the token usage of one program call, and counts replies that report none."""
+    """The token usage of one program call, and the number of replies that report no usage."""
 
     def add_usage(self, lm: str, usage_entry: dict[str, Any]) -> None:
         has_usage = usage_entry.get("prompt_tokens") or usage_entry.get("completion_tokens")
         super().add_usage(lm, usage_entry if has_usage else {UNCOUNTED: 1})
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return token counts by model and kind; prompt tokens include cached ones."""
+        """Return token counts by model and kind; prompt tokens include cached tokens."""
         counts = {}
         for model, usage in self.get_total_tokens().items():
             numbers = {
@@ -381,8 +382,9 @@ def calls_on(
 ) -> tuple[list[CallRecord], Evaluator]:
     """Call an unmodified program on `number` examples; return the records and the evaluator.
 
-    First call it on the first `n` examples for each `n` in `first`; after each batch, pass all
-    records to `check`. With `called="input"`, messages name examples "input 0" and so on.
+    Call the program on the first `n` examples for each `n` in `first`, then on all examples.
+    After each of these steps, pass all records so far to `check`. With `called="input"`,
+    messages name the examples "input 0", "input 1" and so on.
     """
     slots = ProgramSlots(program)
     names = [f"{called} {i}" for i in range(number)]

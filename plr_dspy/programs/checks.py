@@ -1,4 +1,4 @@
-"""Check users' input: optimizer arguments, programs, examples and saved programs."""
+"""Checks of the user's input: optimizer arguments, programs, examples and saved programs."""
 
 import inspect
 import logging
@@ -40,12 +40,14 @@ PICKLE = ".pkl"  # suffix of files that can run code when loaded
 
 def _as_folder(value: object) -> Path:
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
-        raise UserError(f"log_dir must be the path of a folder, or None; got {short_repr(value)}")
+        raise UserError(
+            f"log_dir must be the path of a folder, or None; got {short_repr(value)}: pass a path such as 'runs/1'"
+        )
     return Path(value).expanduser().absolute()
 
 
 Flag = StrictBool
-WholeNumber = Annotated[int, Field(strict=True, le=2**63 - 1)]  # the largest integer in JSON files
+WholeNumber = Annotated[int, Field(strict=True, le=2**63 - 1)]  # JSON readers may not support larger integers
 Count = Annotated[WholeNumber, Field(ge=1)]
 Seed = Annotated[WholeNumber, Field(ge=0)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -67,11 +69,11 @@ def arguments(kind: type[_T]) -> type[_T]:
 
     @wraps(validate)
     def __init__(self: Any, *values: Any, **named: Any) -> None:
-        if values:  # Pass it by name, so that errors show the name.
+        if values:  # Pass the value by name, so that errors show the argument's name.
             name = next(field.name for field in fields(self) if not field.kw_only)
             if len(values) > 1 or name in named:
                 raise UserTypeError(
-                    f"{type(self).__name__} takes one positional argument, {name}: pass others by name"
+                    f"{type(self).__name__} takes one positional argument, {name}: pass the others by name"
                 )
             named[name] = values[0]
         with _one_line_errors(checked_class, named):
@@ -84,7 +86,7 @@ def arguments(kind: type[_T]) -> type[_T]:
 
 @arguments
 class Checked:
-    """The arguments of all classes that make calls; assignments are validated, too."""
+    """Arguments shared by all classes that make program calls; assignments to them are validated, too."""
 
     # Types are quoted so that signatures show their names.
     num_threads: "Count | None" = None
@@ -107,7 +109,7 @@ class Checked:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
     def _seed(self, seed: int | None) -> int:
-        """Return the seed passed to compile, or else the constructor's."""
+        """Return the seed passed to compile if it is not None, else the constructor's seed."""
         return self.seed if seed is None else Checked(seed=seed).seed
 
 
@@ -115,7 +117,7 @@ class Checked:
 def _one_line_errors(checked_class: Any, values: Mapping[str, object]) -> Iterator[None]:
     """Turn a pydantic error into one line that names each argument and shows its value.
 
-    If a field has a description, this replaces pydantic's message.
+    The description of a field, if any, replaces pydantic's message.
     """
     try:
         yield
@@ -144,12 +146,12 @@ def check_module(program: object, name: str) -> None:
     """Raise a TypeError unless a value is a DSPy program."""
     if not isinstance(program, dspy.Module):
         raise UserTypeError(
-            f"{name} must be a dspy.Module; got {type(program).__name__}: pass an instance of one"
+            f"{name} must be a dspy.Module; got {type(program).__name__}: pass an instance of a dspy.Module"
         )
 
 
 def check_given(student: Any, *, name: str = "student", to_order: bool = True, **datasets: Any) -> None:
-    """Raise an error unless a program can run on these examples with DSPy's settings.
+    """Raise an error unless a program can run on these examples with DSPy's current settings.
 
     Args:
         student: The program to check.
@@ -166,8 +168,8 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
         )
     if to_order and not student.predictors():
         raise UserError(
-            f"{name} has no predictors that can hold demos: create them in __init__, not in forward. Predictors in "
-            "compiled sub-modules are ignored: pass the sub-module itself, or set its _compiled to False"
+            f"{name} has no predictors that can hold demos: create predictors in __init__, not in forward. Predictors "
+            "in compiled sub-modules are ignored: pass the sub-module itself, or set its _compiled to False."
         )
     obstacle = json_obstacle(student)
     if to_order and obstacle:
@@ -193,8 +195,8 @@ def _check_examples(student: dspy.Module, dataset: str, examples: Sequence[dspy.
         missing = sorted(set(required) - input_names)
         if missing:
             raise UserError(
-                f"{dataset}[{i}] must have the inputs {missing}; it has {sorted(input_names)}: rename the fields of "
-                "the examples or the program, or add these names to the inputs"
+                f"{dataset}[{i}] must have the inputs {missing}; its inputs are {sorted(input_names)}: rename the "
+                "fields of the examples or of the program, or add the missing names to with_inputs(...)"
             )
 
 
@@ -204,14 +206,14 @@ def needed_inputs(program: dspy.Module) -> dict[str, Any]:
 
 
 class ProgramInput(NamedTuple):
-    """The type of a program's input, and whether a call needs it."""
+    """The type of a program's input, and whether the input is required."""
 
     annotation: Any
     is_required: bool
 
 
 def program_inputs(program: dspy.Module) -> dict[str, ProgramInput]:
-    """Return a program's inputs by name: from its signature, or else the parameters of its forward method."""
+    """Return a program's inputs by name, from the signature of a single predictor, else from `forward`."""
     if is_single_step(program):
         return predictor_inputs(program.predictors()[0])
     inputs = {}
@@ -237,7 +239,7 @@ def is_single_step(program: dspy.Module) -> bool:
 
 
 def json_obstacle(program: dspy.Module) -> str:
-    """Return a message about the first demo that JSON cannot store, or ""."""
+    """Return a message about the first demo that cannot be stored as JSON, or an empty string."""
     for name, predictor in program.named_predictors():
         for i, demo in enumerate(predictor.demos):
             for field, value in demo.items():
@@ -246,18 +248,18 @@ def json_obstacle(program: dspy.Module) -> str:
                 except TypeError as error:
                     return (
                         f"demo {i} of predictor {name!r} holds a {type(value).__name__} in field {field!r} ({error}): "
-                        "program.save('x.json') will fail; convert it to plain data, or save with save_program=True"
+                        "program.save('x.json') will fail. Convert the value to plain data, or pass save_program=True."
                     )
     return ""
 
 
 def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, Any]:
-    """Return the state that `program.save` wrote; refuse a pickle unless allowed."""
+    """Return the state that `program.save` wrote; reject a pickle unless `allow_pickle` is True."""
     path = Path(path)
     if path.suffix not in (".json", PICKLE):
         raise UserError(
-            f"path must end in .json or .pkl; got {str(path)!r}: save the program with program.save('x.json'), or use "
-            "dspy.load after save_program=True"
+            f"path must end in .json or .pkl; got {str(path)!r}: save the program with program.save('x.json'), or "
+            "load it with dspy.load if it was saved with save_program=True"
         )
     if path.suffix == PICKLE and not allow_pickle:
         raise UserError(
@@ -268,7 +270,7 @@ def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, An
     try:
         state: dict[str, Any] = pickle.loads(content) if path.suffix == PICKLE else orjson.loads(content)
         del state["metadata"]
-    except Exception as error:  # Unpickling may raise anything.
+    except Exception as error:  # Unpickling may raise any exception.
         fix = "pass a file that program.save('x.json') wrote"
         raise UserError(f"{path} holds no saved program ({type(error).__name__}: {error}): {fix}") from error
     return state

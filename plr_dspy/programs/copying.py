@@ -1,4 +1,4 @@
-"""Copy programs without their models and data; find the models in a program."""
+"""Copies of programs that share models and data, and a search for the models in a program."""
 
 import copy
 import sys
@@ -19,7 +19,7 @@ LARGEST_COPIED = 1_000
 
 
 class ProgramFactory:
-    """Copies a program for each order to score, and never changes the original.
+    """A factory that copies a program for each order to score, and never changes the original.
 
     `Module.deepcopy` would also copy corpora, indexes, and each LM with its history. A
     factory copies only modules, their small lists, dicts and sets, and objects that refer to
@@ -31,7 +31,7 @@ class ProgramFactory:
         self._shared = _shared_parts(program)
 
     def build(self, demos: dict[str, list[Any]]) -> dspy.Module:
-        """Return a copy with these demos by predictor, in new lists."""
+        """Return a copy of the program with these demos by predictor; other predictors keep their demos."""
         program: dspy.Module = copy.deepcopy(self._program, dict(self._shared))
         for name, predictor in program.named_predictors():
             predictor.demos = list(demos.get(name, predictor.demos))
@@ -45,7 +45,7 @@ def language_models(program: Any) -> list[Any]:
 
 
 def is_language_model(value: Any) -> bool:
-    """Return whether a value is an LM, or another client that supports DSPy's decisions itself."""
+    """Return whether a value is an LM, or another client that handles DSPy's decision requests."""
     return isinstance(value, dspy.BaseLM) or getattr(type(value), "supports_decision_requests", None) is True
 
 
@@ -53,7 +53,7 @@ def attributes(value: Any) -> dict[str, Any]:
     """Return an object's instance attributes, or an empty dict if they cannot be read."""
     try:
         return dict(vars(value))
-    except Exception:  # Proxies may raise anything.
+    except Exception:  # Proxies may raise any exception.
         return {}
 
 
@@ -68,8 +68,7 @@ def _shared_parts(program: dspy.Module) -> dict[int, Any]:
                 copied[holder] = values[holder]
                 pending.append(holder)
     for module in [value for value in copied.values() if isinstance(value, BaseModule)]:
-        # Optimizers and calls modify some of these in place, such as demos, traces and
-        # caches.
+        # Optimizers and calls modify some collections in place, such as demos, traces and caches.
         for value in vars(module).values():
             if type(value) in (list, dict, set) and len(value) <= LARGEST_COPIED:
                 copied[id(value)] = value
@@ -82,7 +81,7 @@ def _shared_parts(program: dspy.Module) -> dict[int, Any]:
 
 
 def _reachable(program: Any) -> tuple[dict[int, Any], dict[int, list[int]]]:
-    """Return all reachable objects by id, and for each the ids of the objects that hold it."""
+    """Return the objects that a program refers to, directly or not, and the ids of each object's holders."""
     values: dict[int, Any] = {id(program): program}
     holders: dict[int, list[int]] = defaultdict(list)
     pending: list[Any] = [program]
@@ -99,10 +98,10 @@ def _reachable(program: Any) -> tuple[dict[int, Any], dict[int, list[int]]]:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Return the objects in a value that may need copying with it.
+    """Return the parts of a value that may have to be copied with the value.
 
-    LMs, examples, threads, and objects with a finalizer (such as files) have none, because
-    they are never copied.
+    LMs, examples, threads, and objects with a finalizer (such as files) have no such parts,
+    because they are never copied.
     """
     kind = type(value)
     is_shared = issubclass(kind, (type, dspy.Example, threading.Thread)) or hasattr(kind, "__del__")

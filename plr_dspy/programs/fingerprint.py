@@ -1,9 +1,10 @@
-"""Compute digests of programs, metrics and examples, to detect changes that affect scores.
+"""Digests of programs, metrics and examples, to detect changes that affect scores.
 
 Digests are equal in every process. They cover a function's source, defaults, closure and
 global variables, and an object's class and public attributes. Code of installed packages is
-identified by name. Settings for connecting to a service, such as keys and addresses, are left
-out. To tell programs apart, `digest_of_program` also covers private attributes and addresses.
+identified by name. Settings for connecting to a service, such as keys and addresses, are
+omitted. `digest_of_program` also covers private attributes and the addresses of models,
+because it must distinguish programs.
 """
 
 import ast
@@ -35,8 +36,8 @@ ACCESS = re.compile(
     r"key|secret|password|token$|credential|url|api_base|endpoint|region|headers|timeout|retries|cache"
 )
 ADDRESS = re.compile(r"api_base|base_url|endpoint")  # names of settings with the address of a model's server
-SECRET = re.compile(r"api_key|secret|password|token$|credential")  # names of private attributes to leave out
-# Attributes of DSPy objects that do not affect scores, or differ by rounding errors.
+SECRET = re.compile(r"api_key|secret|password|token$|credential")  # names of private attributes to omit
+# Attributes of DSPy objects that do not affect scores, or that vary by rounding errors.
 IGNORED = ("callbacks", "history", "corpus_embeddings", "index")
 
 
@@ -48,8 +49,8 @@ def digest(value: object) -> str:
 def digest_of_program(program: dspy.Module, *others: object) -> str:
     """Return the digest of a program and of other values that affect its answers.
 
-    Unlike `digest`, it covers private attributes that hold plain values, and the addresses of
-    models. The default model's address is left out, so that runs can resume when its server
+    Unlike `digest`, cover private attributes that hold plain values, and the addresses of
+    models. Omit the address of the default model, so that runs can resume after its server
     has moved.
     """
     return _ProgramDigests().of([program, *others])
@@ -73,10 +74,10 @@ def describe(
 
 
 class _Digests:
-    """Computes digests of nested values; for modules in `by_class`, only of the class."""
+    """Digests of nested values; modules in `by_class` are identified by their class only."""
 
     def __init__(self, by_class: Sequence[dspy.Module] = ()) -> None:
-        # Keep the values, because Python may reuse the id of a deleted one.
+        # Keep the values, because Python may reuse the id of a deleted value.
         self._known: dict[int, tuple[object, str]] = {
             id(module): (module, _name(type(module))) for module in by_class
         }
@@ -111,7 +112,7 @@ class _Digests:
 
 
 class _ProgramDigests(_Digests):
-    """Computes digests that also cover private attributes and addresses."""
+    """Digests that also cover private attributes and the addresses of models."""
 
     def _parts(self, value: object) -> Mapping[str, object] | dict[object, object] | list[object]:
         parts = super()._parts(value)
@@ -125,7 +126,7 @@ class _ProgramDigests(_Digests):
 
 
 def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[object]:
-    """Return what distinguishes a value from others of its class: its members or attributes."""
+    """Return the members or attributes that distinguish a value from others of its class."""
     if isinstance(value, FunctionType):
         return _parts_of_function(value)
     if isinstance(value, type(dspy.Signature)):
@@ -170,7 +171,7 @@ def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[
 
 
 def _private_parts(value: object) -> dict[str, object]:
-    """Return the private attributes that hold plain values, such as strings and numbers."""
+    """Return the private attributes that hold plain values, such as strings and numbers, but no secrets."""
     parts = {}
     for name, part in attributes(value).items():
         is_private = name.startswith("_") and name != COMPILED and not SECRET.search(name)
@@ -208,13 +209,13 @@ def _parts_of_function(function: FunctionType) -> dict[str, object]:
     variables |= {f"default {number}": default for number, default in enumerate(function.__defaults__ or ())}
     variables |= function.__kwdefaults__ or {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        if cell != type(cell)():  # A cell may be empty.
+        if cell != type(cell)():  # An empty cell has no contents.
             variables[name] = cell.cell_contents
     return {"": code, **variables}
 
 
 def _parts_of_class(kind: type) -> dict[str, object]:
-    """Return a class's name and members; include inherited members, except those from libraries."""
+    """Return a class's name and its members, except members inherited from libraries."""
     parts: dict[str, object] = {"": _name(kind)}
     members: dict[str, object] = {}
     for base in reversed(kind.__mro__):
@@ -230,7 +231,7 @@ def _parts_of_class(kind: type) -> dict[str, object]:
 
 
 def _global_variables(function: FunctionType) -> dict[str, object]:
-    """Return the global variables that a function uses; of user modules, the attributes used."""
+    """Return the global variables that a function uses; for user modules, only the attributes used."""
     variables: dict[str, object] = {}
     global_names, attributes = _names(function.__code__)
     for name in global_names & function.__globals__.keys():
@@ -248,7 +249,7 @@ def _global_variables(function: FunctionType) -> dict[str, object]:
 
 
 def _names(code: CodeType) -> tuple[set[str], set[str]]:
-    """Return the globals that code and its nested code read, and all names that they use."""
+    """Return the names of the globals that code and its nested code read, and all names in the code."""
     global_names = {
         step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
     }
@@ -272,7 +273,7 @@ def is_library(module: str | None) -> bool:
     return "site-packages" in file or "dist-packages" in file
 
 
-@cache  # because the file may be edited while the program runs
+@cache  # The file may be edited while the program runs, so read the source only once.
 def _source(code: CodeType) -> str:
     """Return a function's source without comments, or its name if there is no source."""
     try:
@@ -283,7 +284,7 @@ def _source(code: CodeType) -> str:
             return "\n".join(ast.unparse(node) for node in lambdas if node.lineno == code.co_firstlineno)
         return ast.unparse(ast.parse(dedent(inspect.getsource(code))))
     except (OSError, SyntaxError, ValueError):
-        if not code.co_name.startswith("__"):  # Python generates some dataclass methods.
+        if not code.co_name.startswith("__"):  # Methods that Python generates for dataclasses have no source.
             logger.warning(
                 "%s has no readable source code, so log_dir cannot detect changes to it", code.co_name
             )

@@ -1,4 +1,4 @@
-"""Instructions to choose from: the predictor's own, given and proposed ones, and the rivals' instructions."""
+"""Instructions to choose from: the predictor's own, the user's, proposed instructions, and those of rivals."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ GivenInstructions: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction, its origin, such as "instructions[2]", and the reason if it cannot be used."""
+    """An instruction, its origin (such as "instructions[2]"), and the reason why it is unusable, if it is."""
 
     text: str
     origin: str
@@ -31,7 +31,13 @@ class Instruction:
 
 @dataclass(frozen=True)
 class InstructionChoices:
-    """The instructions of each predictor that has a choice, its own first, and unusable ones."""
+    """The usable and unusable instructions of predictors.
+
+    Attributes:
+        by_predictor: Usable instructions of each predictor that has several; its own instruction
+            comes first.
+        dropped: Unusable instructions of each predictor that has any.
+    """
 
     by_predictor: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)
     dropped: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)
@@ -43,14 +49,14 @@ def given_instructions(program: dspy.Module, given: GivenInstructions) -> dict[s
     if not isinstance(given, Mapping):
         if len(names) > 1:
             raise UserError(
-                f"instructions must name the predictor of each text, because the student has {len(names)}: pass "
-                f"instructions={{{names[0]!r}: [...]}}, with any of {names}"
+                f"instructions must be a dict by predictor, because the student has {len(names)} predictors: pass "
+                f"instructions={{{names[0]!r}: [...]}}, with names from {names}"
             )
         given = {names[0]: given}
     unknown = [name for name in given if name not in names]
     if unknown:
         raise UserError(
-            f"instructions must be for predictors of the student, {names}; got {unknown}: rename them"
+            f"instructions must be for predictors of the student, {names}; got {unknown}: rename the keys"
         )
     instructions = {}
     for name, texts in given.items():
@@ -66,7 +72,9 @@ def stand_in_instructions(program: dspy.Module, number: int, rivals: Sequence[Ri
     choices = usable_instructions(program, by_predictor, rivals=rivals, max_tokens=math.inf)
     if not choices.by_predictor:
         adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
-        raise UserError(f"prompts must show instructions, but {adapter} leaves them out: use another adapter")
+        raise UserError(
+            f"the adapter must show instructions in prompts; {adapter} omits them: use another adapter"
+        )
     return InstructionChoices(choices.by_predictor)
 
 
@@ -80,8 +88,8 @@ def usable_instructions(
 ) -> InstructionChoices:
     """Return the instructions that change a predictor's prompt, and those that cannot be used.
 
-    The program's own instructions come first, then known usable ones, and those of matching
-    predictors of rivals last.
+    The program's own instructions come first, then the known usable instructions. The
+    instructions of rivals' matching predictors come last.
     """
     by_predictor = {}
     dropped = {}
@@ -129,12 +137,12 @@ def check_usable(given: Mapping[str, Sequence[Instruction]], choices: Instructio
         )
         raise UserError(
             f"instructions must contain a text for {name!r} that changes its prompt; got none ({reasons}): pass other "
-            "texts, or leave them out"
+            "texts, or omit instructions"
         )
 
 
 def _prompt(predictor: dspy.Predict, text: str) -> str:
-    """Return a predictor's prompt, or the instruction alone if it needs real inputs."""
+    """Return a predictor's prompt, or only the instruction if the adapter needs real inputs."""
     signature = predictor.signature.with_instructions(text)
     adapter: Any = dspy.settings.adapter or dspy.ChatAdapter()
     with suppress(Exception):

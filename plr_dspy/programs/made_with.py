@@ -1,4 +1,4 @@
-"""Record the adapter and models of a compile, to warn if the program is used with others."""
+"""Records of a compile's adapter and models, to warn if the program is used with different ones."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ RECORD = "plr_dspy made this with"
 
 
 def settings_of(predictor: dspy.Predict) -> dict[str, str | None]:
-    """Return the names of the adapter and model that a predictor uses now; None for no model."""
+    """Return the names of the adapter and of the model, if any, that a predictor uses now."""
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     model = predictor.lm or dspy.settings.lm
     options = "" if getattr(adapter, "show_instructions", True) else "(show_instructions=False)"
@@ -28,7 +28,7 @@ def record_settings(program: dspy.Module) -> None:
 
 
 def other_settings(predictors: Iterable[dspy.Predict]) -> list[str]:
-    """Return how the current adapter and models differ from those recorded in predictors."""
+    """Return a description of each difference between the current and the recorded adapter and models."""
     differences: list[str] = []
     for predictor in predictors:
         settings = settings_of(predictor)

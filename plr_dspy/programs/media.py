@@ -1,4 +1,4 @@
-"""Handle images, audio and files, which DSPy embeds in text between two identifiers."""
+"""Images, audio and files in values, which DSPy embeds in text between two identifiers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,12 +10,12 @@ from plr_dspy.dspy_compat import (
     split_message_content_for_custom_types,
 )
 
-# This replaces parts that are not text when tokens are counted: litellm does not support audio.
-PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
+# Token counts use this image for all parts that are not text, because litellm does not support audio.
+PLACEHOLDER_IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 
 
 def replaced_in(text: str, replacement: Callable[[str], str]) -> str:
-    """Return a text with each embedded image, audio clip or file replaced."""
+    """Return text in which each embedded image, audio clip or file is replaced."""
     first, *others = text.split(CUSTOM_TYPE_START_IDENTIFIER)
     parts = [first]
     for other in others:
@@ -38,6 +38,6 @@ def countable(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
             (sent_message,) = split_message_content_for_custom_types([dict(message)])
             content = sent_message["content"]
         if isinstance(content, list):
-            content = [part if part.get("type") == "text" else PICTURE for part in content]
+            content = [part if part.get("type") == "text" else PLACEHOLDER_IMAGE for part in content]
         countable_messages.append({**message, "content": content})
     return countable_messages

@@ -1,7 +1,8 @@
-"""Counts the prompt tokens that a server with a prefix cache reads anew.
+"""Counts of the prompt tokens that a server must read, because its prefix cache lacks them.
 
-A server such as llama.cpp keeps the longest prefix that a prompt shares with the last one, and
-providers price cached tokens lower. Instructions come first in a prompt, then the demos.
+A server such as llama.cpp reuses the longest prefix that a prompt shares with the previous
+prompt, and providers charge less for cached tokens. Instructions come first in a prompt, then
+the demos.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,17 +17,17 @@ from plr_dspy.scoring.budget import UNCOUNTED
 from plr_dspy.scoring.run_log import Tokens
 from plr_dspy.search.space import Candidate
 
-# Maximum tokens of demos that a choice of demos lets a server read anew, relative to those of
-# the examples.
+# Maximum ratio of uncached demo tokens to example tokens. Scoring a candidate on more examples
+# at a time lowers the ratio.
 NEW_SHARE = 0.4
 
 Prefix: TypeAlias = dict[str, list[str]]  # messages before the inputs, by predictor
 
 
 class PromptPrefixes:
-    """Counts the tokens that candidates' prompts share, by GPT-4o's tokenizer.
+    """Counts of the tokens that candidates' prompts share, by GPT-4o's tokenizer.
 
-    Each predictor is assumed to have a cache of its own.
+    Each predictor is assumed to have its own cache.
 
     Args:
         build: Returns the program of a candidate.
@@ -39,7 +40,7 @@ class PromptPrefixes:
         self._sizes: dict[str, int] = {}  # tokens of each message
 
     def num_shared(self, first: Candidate, second: Candidate) -> int:
-        """Return the number of tokens at the beginning of the prompts of both candidates."""
+        """Return the number of tokens in the common prefixes of two candidates' prompts."""
         prefixes = self._of(first)
         num_tokens = 0
         for name, messages in self._of(second).items():
@@ -50,7 +51,7 @@ class PromptPrefixes:
         return num_tokens
 
     def num_new(self, calls: Iterable[tuple[Candidate, Tokens]]) -> int | None:
-        """Return the prompt tokens that are read anew for calls in this order; None if replies have no token counts."""
+        """Return the number of uncached prompt tokens of calls in this order, or None if a reply has no counts."""
         previous: Candidate | None = None
         num_new = 0
         for candidate, tokens in calls:
@@ -78,13 +79,13 @@ class PromptPrefixes:
         """Return the instructions and the fixed demos, which come before the inputs."""
         signature = predictor.signature
         *instructions, _ = messages_of(predictor, [], dict.fromkeys(signature.input_fields, PLACEHOLDER))
-        if not instructions:  # The adapter makes one message of all.
+        if not instructions:  # The adapter puts instructions and inputs into one message.
             instructions = [{"role": "system", "content": signature.instructions}]
         texts = []
         for message in [*instructions, *messages_of(predictor, predictor.demos)]:
             text = as_text([message])
             if text not in self._sizes:
-                # A list of messages has some tokens of its own.
+                # Every list of messages has a few extra tokens, which the difference removes.
                 self._sizes[text] = self._count([message, message]) - self._count([message])
             texts.append(text)
         return texts

@@ -1,4 +1,4 @@
-"""The user's programs that compete unchanged, such as the results of other optimizers."""
+"""Programs from the user that are compared unchanged, such as the results of other optimizers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,15 +28,15 @@ def named_programs(programs: Programs, *, min_number: int = 1) -> dict[str, dspy
     for name in named:
         if not isinstance(name, str) or not name.strip():
             raise UserTypeError(
-                f"programs must have non-empty strings as names; got {name!r}: name each program"
+                f"programs must have non-empty strings as names; got {name!r}: pass a name for each program"
             )
     if len(named) < min_number:
-        raise UserError(f"programs must contain at least {min_number}; got {len(named)}: pass more programs")
+        raise UserError(f"programs must contain at least {min_number}; got {len(named)}: add programs")
     return named
 
 
 class Rival:
-    """One of the user's programs, which competes unchanged.
+    """A program from the user, which is compared unchanged.
 
     Args:
         name: The program's name in reports.
@@ -59,7 +59,10 @@ class Rival:
         self._factory = ProgramFactory(program)
 
     def build(self, *, guarded: bool = False) -> dspy.Module:
-        """Return a copy; if `guarded`, it retrieves no demos if the scored example is unknown."""
+        """Return a copy of the program.
+
+        If `guarded`, the copy retrieves no demos while the scored example is unknown.
+        """
         program = self._factory.build({})
         for predictor in _predictors_of(program):
             retrieval: Any = getattr(predictor, "retrieval", None)
@@ -68,9 +71,10 @@ class Rival:
         return program
 
     def matching(self, name: str, predictor: dspy.Predict) -> dspy.Predict | None:
-        """Return the predictor that matches one of the student's, or None.
+        """Return the predictor that matches a predictor of the student, or None.
 
-        It has the same fields and name, or else it alone has the same fields.
+        A match has the same fields and the same name. If there is no such predictor, the only
+        predictor with the same fields matches.
         """
         matches = [own for own in self.predictors if _fields(own) == _fields(predictor)]
         namesake = dict(self.program.named_predictors()).get(name)
@@ -84,7 +88,7 @@ class Rival:
         return [demo for predictor in self.predictors for demo in predictor.demos]
 
     def leaked(self, examples: Examples) -> list[dspy.Example]:
-        """Return the examples that appear in the demos, whose answers the program may copy."""
+        """Return the examples that demos show, because the program may copy their answers."""
         input_names: set[str] = set()
         for predictor in self.predictors:
             input_names.update(predictor.signature.input_fields)

@@ -1,4 +1,4 @@
-"""What a search varies in a program: the order of its demos, or their choice from pools."""
+"""The parts of a program that a search varies: the order of its demos, or their choice from pools."""
 
 import copy
 import hashlib
@@ -47,10 +47,10 @@ class Slot:
     Attributes:
         predictor: Name of the predictor in the program.
         demos: The demos in their original order. In a pool, the student's own come first.
-        blocks: Groups of demo indices that can swap places; most adapters show incomplete
-            demos first.
+        blocks: Groups of indices of demos that can swap places. Most adapters show incomplete
+            demos before complete demos, so these are separate groups.
         classes: The class of each demo, by block; demos of one class have the same answer.
-        kinds: The kind of each demo, by block; demos of one kind look alike in a prompt.
+        kinds: The kind of each demo, by block; demos of one kind are identical in a prompt.
         pool: The pooled demos; empty if only the order varies.
     """
 
@@ -78,7 +78,7 @@ class PromptSlots(ABC):
         self._factory = ProgramFactory(program)
 
     def permutations(self, candidate: Candidate) -> dict[str, list[int]]:
-        """Return each slot's demo indices by position; empty for whole programs."""
+        """Return the demo indices of each slot in prompt order, or empty lists for whole programs."""
         if isinstance(candidate, WholeProgram) or candidate == WITHOUT_DEMOS:
             return {slot.predictor: [] for slot in self.slots}
         return self._permutations(candidate)
@@ -91,7 +91,7 @@ class PromptSlots(ABC):
         return self.space.identity
 
     def demos(self, ordering: Candidate) -> dict[str, list[Any]]:
-        """Return each slot's demos in a candidate's order."""
+        """Return the demos of each predictor in a candidate's order."""
         permutations = self.permutations(ordering)
         demos = {}
         for slot in self.slots:
@@ -104,11 +104,11 @@ class PromptSlots(ABC):
         return tuple(classes for slot in self.slots for classes in slot.classes)
 
     def instructions(self, candidate: Candidate) -> dict[str, int]:
-        """Return the index of each predictor's instruction; 0 is its own."""
+        """Return the index of each predictor's instruction; 0 is the predictor's own instruction."""
         return {}
 
     def shown(self, ordering: Candidate) -> dict[str, list[int]]:
-        """Return each slot's demo indices by position, without demos that no prompt shows."""
+        """Return the demo indices of each slot in prompt order, without demos that no prompt shows."""
         return self.permutations(ordering)
 
     def num_demos(self, candidate: Candidate) -> int:
@@ -118,13 +118,13 @@ class PromptSlots(ABC):
         return sum(map(len, self.shown(candidate).values()))
 
     def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
-        """Build a candidate's program; `guarded` as in `Rival.build`."""
+        """Build a candidate's program; see `Rival.build` for `guarded`."""
         if candidate in self.rivals:
             return self.rivals[candidate].build(guarded=guarded)
         return self._factory.build(self.demos(candidate))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of a candidate's prompts for these inputs, or of a whole rival."""
+        """Return a digest of a candidate's prompts for these inputs, or a rival's digest."""
         if candidate in self.rivals:
             return self.rivals[candidate].digest
         return self._digest(self.demos(candidate))
@@ -151,14 +151,16 @@ def _without_sets(demo: Any) -> dict[str, Any]:
 
 
 class WholeProgramSlots(PromptSlots):
-    """Only whole programs, the first of which is kept unless another one is better."""
+    """Whole programs to compare; the first is kept unless another program is better."""
 
     slots = ()
 
     def __init__(self, rivals: Sequence[Rival]) -> None:
         super().__init__(rivals[0].program, rivals)
         self.original = self.competing[0]
-        self.space = OrderingSpace((), programs=self.competing[1:])  # The empty ordering is the first one.
+        self.space = OrderingSpace(
+            (), programs=self.competing[1:]
+        )  # The empty ordering stands for the first program.
 
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
         return {}
@@ -196,7 +198,7 @@ class ProgramSlots(PromptSlots):
         return shown
 
     def _slot(self, name: str, predictor: dspy.Predict) -> Slot:
-        """Return a predictor's slot; render demos to find blocks, because adapters differ."""
+        """Return a predictor's slot. Render demos to find its blocks, because adapters differ."""
         demos = tuple(predictor.demos)
         no_text = as_text(messages_of(predictor, []))
         texts = [as_text(messages_of(predictor, [demo])) for demo in demos]
@@ -204,7 +206,7 @@ class ProgramSlots(PromptSlots):
         self._hidden[name] = hidden = [i for i in range(len(demos)) if i not in kinds]
         if hidden:
             logger.warning(
-                "the adapter shows demos %s of predictor %r in no prompt, perhaps because a field is missing",
+                "the adapter does not show demos %s of predictor %r in any prompt, perhaps because a field is missing",
                 *(hidden, name),
             )
         blocks = _blocks(predictor, demos, kinds)
@@ -221,7 +223,7 @@ class ProgramSlots(PromptSlots):
 def _blocks(
     predictor: dspy.Predict, demos: Sequence[Any], kinds: Mapping[int, int]
 ) -> tuple[tuple[int, ...], ...]:
-    """Return groups of demos; swapping demos within a group changes the prompt."""
+    """Return groups of demo indices; swapping two demos of a group changes the prompt."""
     groups: list[list[int]] = []
     for kind in dict.fromkeys(kinds.values()):
         for group in groups:
@@ -244,14 +246,15 @@ class PoolSlots(PromptSlots):
     Args:
         program: The student.
         pools: The demos to choose from, by predictor.
-        min_demos: Minimum demos per predictor, or the size of its pool if that is smaller.
-        max_demos: Maximum demos per predictor.
-        max_tokens: Maximum total tokens of all demos.
-        rivals: The user's programs, which compete with the arrangements.
-        programs: Other programs that compete with them.
-        alternatives: The instructions of predictors that have several, by predictor; the
-            first is the program's own.
-        quotas_of: Returns the minimum numbers of a pool's demos of each class, by predictor.
+        min_demos: Minimum number of demos per predictor, or the size of the predictor's pool if
+            that is smaller.
+        max_demos: Maximum number of demos per predictor.
+        max_tokens: Maximum total number of tokens in all demos.
+        rivals: Programs from the user to compare with the arrangements.
+        programs: Other whole programs to compare with the arrangements.
+        alternatives: The instructions of each predictor that has several, beginning with the
+            program's own.
+        quotas_of: Returns the minimum number of demos of each class in a pool, by predictor.
 
     Raises:
         ValueError: If no arrangement is within the limits.
@@ -304,7 +307,7 @@ class PoolSlots(PromptSlots):
                 fix += " or min_per_class"
             raise UserError(
                 f"max_demo_tokens must be at least {least_tokens}, the tokens of the shortest demos with {reason}; "
-                f"got {max_tokens}: raise it, or lower {fix}"
+                f"got {max_tokens}: increase max_demo_tokens, or decrease {fix}"
             )
         kinds = [slot.kinds[0] for slot in slots]
         numbers_of_slots = {slot.predictor: number for number, slot in enumerate(slots)}
@@ -330,7 +333,7 @@ class PoolSlots(PromptSlots):
         own_prompt = (*(tuple(range(number)) for number in numbers), *own_instructions)
         if self.space.contains(own_prompt) and self.space.allows(own_prompt):
             self.space = replace(self.space, identity=own_prompt)
-        self.original: Candidate = own_prompt  # may exceed the limits
+        self.original: Candidate = own_prompt  # the student's own prompt, which may exceed the limits
 
     def with_alternatives(self, alternatives: Mapping[str, Sequence[Instruction]]) -> "PoolSlots":
         """Return a copy with more instructions for each predictor; existing instructions keep their indices."""
@@ -371,7 +374,7 @@ class PoolSlots(PromptSlots):
         return self._digest(self.demos(candidate), self._other_texts(candidate))
 
     def _other_texts(self, candidate: Candidate) -> dict[str, str]:
-        """Return a candidate's instructions by predictor, without the program's own."""
+        """Return a candidate's instructions by predictor, except the program's own instructions."""
         chosen = self.instructions(candidate)
         return {name: self.alternatives[name][number].text for name, number in chosen.items() if number}
 
@@ -391,7 +394,7 @@ class PoolSlots(PromptSlots):
 def add_labelled_demos(
     program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random
 ) -> list[str]:
-    """Add labelled examples to the predictors of a program without demos; return their names.
+    """Add labelled examples to the predictors of a program without demos; return these predictors' names.
 
     A program with any demos stays unchanged, because its optimizer left the other predictors
     without demos on purpose. At least two examples remain for scoring.
@@ -408,7 +411,7 @@ def add_labelled_demos(
             filled_predictors.append(name)
     if filled_predictors:
         logger.warning(
-            "student has no demos: %d labelled examples of the trainset were added to %s, to search for their order. "
+            "student has no demos: %d labelled examples from trainset were added to %s, to search for their order. "
             "To choose demos as well, use PLFewShot (--select on the command line)",
             *(len(demos), ", ".join(filled_predictors)),
         )
@@ -418,7 +421,7 @@ def add_labelled_demos(
 def messages_of(
     predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[str, Any] | None = None
 ) -> Messages:
-    """Return the messages of a call or, without inputs, only those that the demos add."""
+    """Return the messages of a call or, without inputs, only the messages that show the demos."""
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     signature = rendered_signature(predictor)
     if inputs is None:
@@ -427,5 +430,5 @@ def messages_of(
 
 
 def as_text(messages: Messages) -> str:
-    """Return messages as one string; different prompts give different strings."""
+    """Return messages as one string, which is different for different prompts."""
     return json.dumps(messages, default=repr, sort_keys=True)

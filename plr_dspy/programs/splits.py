@@ -1,4 +1,4 @@
-"""Split examples into train and selection; leave out examples that demos show."""
+"""Train and selection splits, without the examples that demos show."""
 
 import hashlib
 import logging
@@ -20,7 +20,7 @@ from plr_dspy.programs.fingerprint import digest
 logger = logging.getLogger(__name__)
 
 TRAIN_SHARE = 0.8
-EXAMPLES_PER_CLASS = 4  # Answers are classes if they have this many examples each, on average.
+EXAMPLES_PER_CLASS = 4  # Distinct answers are classes if they have this many examples each, on average.
 COMMON_SHARE = 0.1  # A demo that matches more than this share of the examples merely has a common value.
 
 Examples: TypeAlias = Sequence[dspy.Example]
@@ -33,7 +33,7 @@ class Splits:
     Attributes:
         names: Names of the train examples, then of the selection examples, such as
             "trainset[3]".
-        num_repeated: Number of examples left out as duplicates.
+        num_repeated: Number of duplicates, which are not used.
     """
 
     train: list[dspy.Example]
@@ -43,7 +43,7 @@ class Splits:
 
     @property
     def classes(self) -> list[int] | None:
-        """The classes of the train and then the selection examples; None if answers are no classes."""
+        """The classes of the train examples, then of the selection examples; None if there are no classes."""
         labels = [dict(example.labels().items()) for example in (*self.train, *self.selection)]
         names = {name for fields in labels for name in fields}
         classes = answer_classes(labels, sorted(names))
@@ -61,17 +61,17 @@ def make_splits(
     balanced: bool,
     prompted: Collection[str] = (),
 ) -> Splits:
-    """Split the examples into train and selection; leave out duplicates and those that demos show.
+    """Split the examples into train and selection; omit duplicates and examples used as demos.
 
     The order of the examples does not matter.
 
     Args:
         trainset: Examples for training and, without a valset, selection.
         valset: The selection split; if empty, a fifth of the trainset is used.
-        demos: Demos that the program shows or may show.
+        demos: Demos that prompts of the program may show.
         rng: Shuffles the examples.
         balanced: Whether every prefix of a split is stratified by class.
-        prompted: As in `shown_by`.
+        prompted: See `shown_by`.
     """
     examples = [*trainset, *valset]
     labels = [value_key(dict(example.labels().items())) for example in examples]
@@ -105,14 +105,14 @@ def make_splits(
 
 
 def _distinct(examples: Examples, *, name: str) -> set[int]:
-    """Return the indices of the distinct examples; warn of duplicates."""
+    """Return the indices of the distinct examples; warn about duplicates."""
     first_places: dict[bytes, int] = {}
     for index, example in enumerate(examples):
         first_places.setdefault(value_key(dict(example.items())), index)
     num_repeated = len(examples) - len(first_places)
     if num_repeated:
         logger.warning(
-            "%d of %d examples of %s are duplicates and are left out", num_repeated, len(examples), name
+            "%d of %d examples of %s are duplicates and are not used", num_repeated, len(examples), name
         )
     return set(first_places.values())
 
@@ -143,18 +143,18 @@ def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, fix: str)
         needed = "trainset must contain at least two examples that no demo shows"
     return (
         f"{needed}; of the {num_trainset} examples of trainset, {num_left} are left, because the others are "
-        f"duplicates, shown by demos or in valset: {fix}"
+        f"duplicates, are shown by demos, or are in valset: {fix}"
     )
 
 
 def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str] = ()) -> set[int]:
-    """Return the indices of examples that demos show; scores on them would be too high.
+    """Return the indices of examples that demos show; scores on these examples would be too high.
 
     By the first rule, a demo shows an example if they share at least one input name and agree on
-    all shared inputs. By the second, its values include every input value of the example, under
-    any names, because inner predictors may rename inputs. Values are equal if their `input_key`
-    is. If a rule matches more than one example, and more than a tenth of them, the demo must
-    instead have every input of the example by name.
+    all shared inputs. By the second rule, a demo shows an example if the demo has every input
+    value of the example, under any names, because inner predictors may rename inputs. Two values
+    are equal if `input_key` returns the same key for both. If a rule matches several examples,
+    and more than a tenth of all, the demo must instead have every input of the example by name.
 
     Args:
         demos: The demos, as examples or dicts.
@@ -206,7 +206,7 @@ def mixed(
     """Shuffle examples; if `balanced`, spread the classes evenly, so that every prefix is stratified.
 
     A search scores orders on prefixes. If a class were too frequent in a prefix, orders that
-    favour it would score too high.
+    favour that class would score too high.
     """
     shuffled = list(indices)
     rng.shuffle(shuffled)
@@ -228,7 +228,7 @@ def are_classes(labels: Sequence[Any]) -> bool:
 
 
 def answer_classes(rows: Sequence[Any], names: Sequence[str]) -> list[int]:
-    """Return each row's class number; rows with equal answers in the fields `names` share a class.
+    """Return each row's class index; rows with equal answers in the fields `names` share a class.
 
     Ignore fields whose values are mostly distinct, such as reasoning.
     """

@@ -1,4 +1,4 @@
-"""Count prompt tokens with GPT-4o's tokenizer, whatever the model."""
+"""Counts of prompt tokens by GPT-4o's tokenizer, whatever the model."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ LOCAL_PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
 
 
 def token_counter() -> Callable[[Messages], int]:
-    """Return a function that counts tokens; each image or audio clip has a fixed count."""
+    """Return a function that counts tokens, with a fixed count for each image or audio clip."""
     is_first_import = "litellm" not in sys.modules and LOCAL_PRICES not in os.environ
     if is_first_import:
         os.environ[LOCAL_PRICES] = "True"

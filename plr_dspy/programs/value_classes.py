@@ -1,4 +1,4 @@
-"""Find the classes of the values that a program's fields hold."""
+"""The classes of the values in a program's fields."""
 
 import dataclasses
 from contextlib import suppress

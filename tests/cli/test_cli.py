@@ -151,7 +151,7 @@ def test_the_local_model_is_asked_in_plain_text_unless_told_otherwise(
 
 def test_demos_that_a_program_gets_are_told(folder, caplog):
     assert cli.main(compile_arguments(program="reviews_app.py:bare")) == 0
-    added = "8 labelled examples of the trainset were added to self"
+    added = "8 labelled examples from trainset were added to self"
     message = f"student has no demos: {added}, to search for their order"
     assert message in caplog.text
     assert "--select" in caplog.text

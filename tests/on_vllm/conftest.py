@@ -1,4 +1,4 @@
-"""A vLLM server on this machine's CPU, with the local model's weights: `make test-vllm` sets it up."""
+"""A vLLM server on the CPU with the weights of the local model, which `make test-vllm` sets up."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ class VLLMServer:
 
 @pytest.fixture(scope="session")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
-    """Start a server from the environment that `PLR_DSPY_VLLM` names."""
+    """Start a server from the folder in the environment variable `PLR_DSPY_VLLM`."""
     folder = Path(os.environ["PLR_DSPY_VLLM"])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

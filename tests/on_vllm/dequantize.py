@@ -1,4 +1,4 @@
-"""Makes of the local model's GGUF file a folder that vLLM can serve: python dequantize.py GGUF FOLDER."""
+"""A conversion of the local model's GGUF file to a folder for vLLM: python dequantize.py GGUF FOLDER."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""PLReorder and label probabilities on a real vLLM server, through both of DSPy's ways to it."""
+"""PLReorder and label probabilities on a real vLLM server, by DSPy's own client and by litellm."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def chat(vllm):
 
 @pytest.fixture
 def chat_litellm(vllm):
-    """Take the call through litellm by a key that DSPy's client does not know."""
+    """Return an LM that calls litellm, because DSPy's client does not support one of its options."""
     return chat_lm(vllm, extra_body={"structured_outputs": {"choice": ["negative", "positive"]}})
 
 
@@ -52,8 +52,8 @@ def probabilities(lm, demos, review):
     return np.exp(reader.readings[0].log_probabilities)
 
 
-def test_label_probabilities_are_right(vllm, completions):
-    """Compare with the server's log-probabilities of the whole text."""
+def test_label_probabilities_agree_with_the_server(vllm, completions):
+    """Compare with the log-probabilities that the server returns for prompts with a label."""
     demos = REVIEWS[:4]
     review = REVIEWS[20].review
     read = probabilities(completions, demos, review)
@@ -69,7 +69,8 @@ def test_label_probabilities_are_right(vllm, completions):
             tokens = json.load(reply)["choices"][0]["prompt_logprobs"]
         sums.append(sum(next(iter(token.values()))["logprob"] for token in tokens[1:]))
     p = 1 / (1 + math.exp(sums[1] - sums[0]))
-    np.testing.assert_allclose(read, [p, 1 - p], atol=0.1)  # 16 bits: two calls differ by up to .08
+    # With 16-bit numbers, the results of two calls differ by up to .08.
+    np.testing.assert_allclose(read, [p, 1 - p], atol=0.1)
 
 
 def test_scoring_an_order_over_all_examples_hits_the_prefix_cache(vllm, completions):
@@ -81,14 +82,14 @@ def test_scoring_an_order_over_all_examples_hits_the_prefix_cache(vllm, completi
     with dspy.context(lm=completions, adapter=PlainTextAdapter()):
         compiled = reorder.compile(student, trainset=REVIEWS[:60])
     queries, hits = (vllm.count(name) - b for name, b in zip(names, before, strict=True))
-    assert hits / queries > 0.3, "blocks of 128 tokens, of prompts of some 300"
+    assert hits / queries > 0.3, "prompts have about 300 tokens, and the cache has blocks of 128 tokens"
     assert not reorder.report.errors
     assert sorted(d.review for d in compiled.demos) == sorted(d.review for d in student.demos)
 
 
 @pytest.mark.parametrize("route", ["chat", "chat_litellm"])
 def test_chat(route, request):
-    """Many answers of the small model cannot be read."""
+    """Many answers of the small model cannot be parsed."""
     student = dspy.LabeledFewShot(k=3).compile(dspy.Predict(Sentiment), trainset=REVIEWS)
     reorder = PLReorder(accuracy, max_metric_calls=60, num_threads=4, display_progress=False)
     with dspy.context(lm=request.getfixturevalue(route), adapter=PlainTextAdapter()):
@@ -103,7 +104,7 @@ def test_chat(route, request):
     assert {error.type for error in report.errors} <= expected
 
 
-def test_the_notebook_of_several_predictors(vllm, tmp_path, monkeypatch):
+def test_the_notebook_about_several_predictors(vllm, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_BASE", vllm.api_base)
     monkeypatch.setenv("VLLM_MODEL", vllm.model)
     monkeypatch.chdir(tmp_path)
@@ -117,7 +118,7 @@ def test_the_notebook_of_several_predictors(vllm, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["completions", "chat", "chat_litellm"])
-def test_calibrated_programs_make_one_request_a_prediction(kind, vllm, request):
+def test_calibrated_programs_make_one_request_per_prediction(kind, vllm, request):
     program = dspy.Predict(Sentiment)
     program.demos = REVIEWS[:4]
     before = vllm.count("vllm:request_success_total")

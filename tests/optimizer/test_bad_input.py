@@ -71,7 +71,7 @@ COMPILE = [
     (
         student,
         {"trainset": [EXAMPLES[-1]] * 30},
-        "1 are left, because the others are duplicates, shown by demos",
+        "1 are left, because the others are duplicates, are shown by demos",
     ),
     (
         student,
@@ -111,7 +111,7 @@ COMPILE = [
     (
         student,
         {"trainset": [*EXAMPLES, TEXT]},
-        r"\[120\] must have .* \['question'\]; it has \['text'\]: rename",
+        r"\[120\] must have .* \['question'\]; its inputs are \['text'\]: rename",
     ),
     (student, {"valset": [1]}, r"valset\[0\] must be a dspy.Example; got int"),
     (
@@ -255,7 +255,7 @@ def test_examples_that_are_given_again_and_demos_that_no_prompt_shows_are_told(e
     demos = [*EXAMPLES[:3], dspy.Example(question="without an answer")]
     reorder = optimizer(max_metric_calls=60)
     reorder.compile(student(demos), trainset=EXAMPLES)
-    assert "the adapter shows demos [3] of predictor 'self' in no prompt" in caplog.text
+    assert "the adapter does not show demos [3] of predictor 'self' in any prompt" in caplog.text
     assert reorder.report.returned.num_demos == 3
     assert sorted(reorder.report.slots[0].ordering) == [0, 1, 2]
 

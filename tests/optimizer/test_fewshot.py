@@ -172,7 +172,7 @@ class TestTokens:
         message = r"max_demo_tokens must be at least \d\d, the tokens of the shortest"
         with pytest.raises(ValueError, match=message):
             optimizer(max_demo_tokens=3).compile(predict(), trainset=EXAMPLES)
-        message = "with min_demos=4; got 70: raise it, or lower min_demos"
+        message = "with min_demos=4; got 70: increase max_demo_tokens, or decrease min_demos"
         with pytest.raises(ValueError, match=message):
             optimizer(max_demo_tokens=70, min_demos=4).compile(predict(), trainset=EXAMPLES)
         assert engine.num_calls == 0

@@ -183,7 +183,7 @@ class TestSeveralPredictors:
     @pytest.mark.parametrize(
         ("instructions", "message"),
         [
-            ([GOOD], "instructions must name the predictor of each text, because the student has 2"),
+            ([GOOD], "instructions must be a dict by predictor, because the student has 2 predictors"),
             ({"hints": [GOOD]}, r"predictors of the student, \['hint', 'answer.predict'\]; got \['hints'\]"),
         ],
     )
@@ -710,7 +710,7 @@ class TestProposals:
     def test_an_adapter_that_shows_no_instruction_is_refused_before_any_call(self, instructed):
         with dspy.context(adapter=PlainTextAdapter(show_instructions=False)):
             engine = ProposingEngine(GOOD)
-            with pytest.raises(ValueError, match="PlainTextAdapter leaves them out"):
+            with pytest.raises(ValueError, match="PlainTextAdapter omits them"):
                 proposing(engine=engine)
         assert not engine.prompts
 

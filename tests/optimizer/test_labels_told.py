@@ -72,15 +72,15 @@ def test_examples_that_are_given_twice_are_told_once(name, num_repeated, caplog)
     assert len(lines) == (num_repeated > 0)
     if num_repeated:
         assert f"{num_repeated} of {137 + num_repeated}" in lines[0]
-        assert "are duplicates and are left out" in lines[0]
+        assert "are duplicates and are not used" in lines[0]
 
 
 def test_those_of_the_valset_are_told_by_its_name(caplog):
     repeated = rows(30, num_repeated=2)
     valset = [labelled(f"other {example.text}", example.label) for example in repeated]
     _, report = go(Engine(), program=FOUR, trainset=rows(60), valset=valset)
-    assert "3 of 63 examples of trainset are duplicates and are left out" in caplog.text
-    assert "2 of 32 examples of valset are duplicates and are left out" in caplog.text
+    assert "3 of 63 examples of trainset are duplicates and are not used" in caplog.text
+    assert "2 of 32 examples of valset are duplicates and are not used" in caplog.text
     assert report.settings["num_repeated"] == 5
     assert "5 duplicates left out" in report.details()
 

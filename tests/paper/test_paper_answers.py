@@ -1,4 +1,4 @@
-"""When an answer is right: tables of pairs checked by hand, each kind with right and wrong ones."""
+"""Metrics of reasoning tasks on tables of correct and incorrect answers, which were checked by hand."""
 
 import importlib.util
 import re
@@ -16,7 +16,7 @@ from paper.answers import lenient, same_expression, same_number
 from paper.equivalence import Checker, require_library
 from paper.tasks import TASKS
 
-# A gold answer, then what is right (✓) and what is wrong (✗); ‖ stands before the next one, ⏎ for a line break.
+# Each gold answer is followed by correct (✓) and incorrect (✗) answers. ‖ separates items, and ⏎ is a line break.
 NUMBERS = r"""
 # bare
 42 ✓ 42 ✓ 42. ✓ 42.0 ‖ -3 ✓ -3 ✗ 3 ‖ 0.5 ✓ 1/2 ‖ 7 ✗ 7/2 ‖ 80 ✗ 8 ‖ 3 ✗ 3.5
@@ -147,18 +147,18 @@ def test_expressions(predicted, gold, verdict):
 
 
 @pytest.mark.parametrize("answer", OWN_ANSWERS)
-def test_an_answer_is_itself_however_it_is_presented(answer):
+def test_an_answer_equals_itself_in_every_presentation(answer):
     assert same_expression(answer, answer)
     assert same_expression(f"It follows at once that it is $\\boxed{{{answer}}}$.", answer)
     assert same_expression(f"First $x = 1$.\nThe answer is ${answer}$.", answer)
 
 
-def test_neighbours_in_that_list_differ():
+def test_neighbouring_answers_in_the_list_differ():
     assert not [(a, b) for a, b in pairwise(OWN_ANSWERS) if same_expression(b, a)]
 
 
 @pytest.mark.parametrize(("predicted", "gold"), ENDLESS, ids=[predicted[:20] for predicted, _ in ENDLESS])
-def test_what_has_no_end_is_wrong_within_seconds_and_the_next_answer_is_judged(predicted, gold):
+def test_an_endless_comparison_ends_within_seconds_and_the_next_comparison_works(predicted, gold):
     started = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
         assert not pool.submit(same_expression, predicted, gold).result()
@@ -169,7 +169,7 @@ def test_what_has_no_end_is_wrong_within_seconds_and_the_next_answer_is_judged(p
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs POSIX timers")
-def test_the_clock_ends_a_comparison_and_the_reply_to_an_interrupted_one_is_not_taken_for_the_next():
+def test_a_comparison_times_out_and_the_reply_to_an_interrupted_comparison_is_discarded():
     def interrupt(signum, frame):
         raise KeyboardInterrupt
 
@@ -205,7 +205,7 @@ def test_lenient(predicted, gold, verdict):
     assert lenient(predicted, gold) is verdict
 
 
-def test_without_math_verify_the_error_says_what_to_install(monkeypatch):
+def test_without_math_verify_the_error_names_the_extra_to_install(monkeypatch):
     require_library.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"plr-dspy\[examples\]"):

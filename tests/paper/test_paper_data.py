@@ -1,4 +1,4 @@
-"""The tasks' data, in files and on the hub: what is read, what is left out, and what is refused."""
+"""The data of the tasks, in files and on the hub: usable rows, skipped rows, and errors."""
 
 import json
 import logging
@@ -33,7 +33,7 @@ def some(task, start, count=6):
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_every_task(task, tmp_path):
+def test_files_of_every_task_are_read(task, tmp_path):
     train = some(task, 0)
     test = some(task, 10, 4)
     write(tmp_path, task, train, test)
@@ -42,7 +42,7 @@ def test_every_task(task, tmp_path):
         assert all(set(example.inputs().keys()) == {task.input_field} for example in part)
 
 
-def test_what_is_left_out(tmp_path, caplog):
+def test_duplicates_and_incomplete_rows_are_skipped(tmp_path, caplog):
     train = [
         *(("  fine ", "positive"), ("fine", "negative"), ("very  fine", "positive")),
         *(("very fine", "positive"), ("in both", "negative"), (" \t", "positive")),
@@ -60,7 +60,7 @@ def test_what_is_left_out(tmp_path, caplog):
     assert "mr: skipped 1 rows without a text or an answer" in caplog.text
 
 
-def test_what_a_file_may_hold_besides(tmp_path):
+def test_byte_order_marks_blank_lines_and_other_fields_are_ignored(tmp_path):
     write(tmp_path, MR, [], some(MR, 0))
     first = '{"text": "a\u2028b", "label": "positive", "id": 3}'
     second = '{"label":"negative","text":"c"}'
@@ -77,7 +77,7 @@ def test_what_a_file_may_hold_besides(tmp_path):
         ('{"text": "a", "label": 1}', r" is invalid: (?s:.*)label\n  Input should be a valid string.*=1"),
     ],
 )
-def test_bad_lines_are_named(tmp_path, line, words):
+def test_errors_name_invalid_lines(tmp_path, line, words):
     write(tmp_path, MR, some(MR, 0), some(MR, 10))
     path = tmp_path / "mr_train.jsonl"
     path.write_text(f"{path.read_text()}\n{line}")
@@ -86,19 +86,21 @@ def test_bad_lines_are_named(tmp_path, line, words):
 
 
 @pytest.mark.parametrize("content", [b'{"text": "a", ', b'{"text": "caf\xe9", "label": "positive"}', b"[1]"])
-def test_unreadable_files_are_named(tmp_path, content):
+def test_errors_name_unreadable_files(tmp_path, content):
     write(tmp_path, MR, some(MR, 0), some(MR, 10))
     (tmp_path / "mr_train.jsonl").write_bytes(content)
     with pytest.raises(DataError, match=r"mr_train.jsonl (cannot be read|must be a JSON object)"):
         load(MR, data_dir=tmp_path)
 
 
-def test_missing_and_empty_files(tmp_path):
-    with pytest.raises(DataError, match=r"no file .*mr_train.jsonl. data_dir .*mr_test.jsonl.*\"text\""):
+def test_missing_and_empty_files_are_errors(tmp_path):
+    with pytest.raises(
+        DataError, match=r"no file .*mr_train.jsonl. Pass a data_dir .*mr_test.jsonl.*\"text\""
+    ):
         load(MR, data_dir=tmp_path)
     for train, test, part in (([("", "")], some(MR, 0), "train"), (some(MR, 0), some(MR, 0), "train")):
         write(tmp_path, MR, train, test)
-        with pytest.raises(DataError, match=f"the {part} part of 'mr' has no usable row"):
+        with pytest.raises(DataError, match=f"the {part} part of 'mr' must have rows"):
             load(MR, data_dir=tmp_path)
 
 
@@ -113,12 +115,12 @@ CLASSES = {
     "subj": ["subjective", "objective"],
 }
 NUMBERED = ("mr", "agnews")
-"""Tasks whose labels are a `ClassLabel` column on the hub; the others have the names as text."""
+"""Tasks whose labels are a `ClassLabel` column on the hub; other tasks have the label names as text."""
 
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """Return a function that writes a split; local folders stand for the data sets of the same names."""
+    """Return a function that writes a split to a local folder, which replaces the data set of the same name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True)
@@ -141,7 +143,7 @@ def hub(tmp_path, monkeypatch):
 
 
 def on_the_hub(task, source, pairs):
-    """Return the columns and features in which the hub has pairs of text and answer."""
+    """Return pairs of text and answer as columns in the hub's format, and the features of the columns."""
     texts = [text for text, _ in pairs]
     answers = [answer for _, answer in pairs]
     features = None
@@ -158,7 +160,7 @@ def on_the_hub(task, source, pairs):
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_every_task_on_the_hub(task, hub):
+def test_every_task_is_read_from_the_hub(task, hub):
     parts = [some(task, 0, 12), some(task, 20, 4)]
     sources = HUB[task.name]
     for source, pairs in zip(sources, parts, strict=False):
@@ -173,7 +175,7 @@ def test_every_task_on_the_hub(task, hub):
     assert all(set(example.inputs().keys()) == {task.input_field} for example in (*train, *test))
 
 
-def test_what_the_hub_may_lack(hub, caplog):
+def test_rows_on_the_hub_without_a_label_or_text_are_skipped(hub, caplog):
     train, test = HUB["mr"]
     hub(test, *on_the_hub(MR, test, some(MR, 10)))
     columns, features = on_the_hub(MR, train, some(MR, 0))
@@ -202,20 +204,20 @@ def test_what_the_hub_may_lack(hub, caplog):
         ),
     ],
 )
-def test_a_changed_data_set_is_named(hub, columns, words):
+def test_errors_name_a_changed_data_set(hub, columns, words):
     hub(HUB["mr"][0], columns)
     with pytest.raises(DataError, match=words):
         load(MR)
 
 
-def test_without_the_hub_files_are_advised(hub):
+def test_the_error_without_the_hub_advises_to_pass_files(hub):
     with pytest.raises(
         DataError, match=r"hub:SetFit/subj:train cannot be read .*subj_test.jsonl .*\(--data-dir\)"
     ):
         load(TASKS["subj"])
 
 
-def test_answers_of_solutions():
+def test_answers_are_extracted_from_solutions():
     assert after_hashes("1 #### 2\n#### 1,234 ") == "1,234"
     assert after_hashes("no answer") == ""
     assert last_box(r"\boxed{1}, or \fbox{\frac{1}{2}}.") == r"\frac{1}{2}"

@@ -1,4 +1,4 @@
-"""What an experiment must survive: other data, keys that providers repeat, kills of what spreads it."""
+"""Failures of experiments: changed data, API keys in error messages, and killed processes."""
 
 import json
 import os
@@ -27,7 +27,7 @@ KEY = "zq9verysecretvalue00817"
 
 @pytest.fixture
 def server():
-    """Serve labels by the length of the prompt, late, or an error that repeats the key."""
+    """Serve delayed replies: labels that depend on the length of the prompt, or errors with the API key."""
 
     def answer(request):
         time.sleep(server.seconds)
@@ -55,17 +55,17 @@ def arguments(server, data, out, *more, methods=("Static", "Ours")):
     ]
 
 
-def test_results_on_other_examples_need_another_folder(server, data, tmp_path, capsys):
+def test_results_for_other_examples_need_another_folder(server, data, tmp_path, capsys):
     assert main(arguments(server, data, tmp_path / "out", methods=["Static"])) == 0
     calls = server.num_requests
     other = write_task(tmp_path / "other", skip=20)
     assert main(arguments(server, other, tmp_path / "out")) == 2
-    assert "on other examples" in capsys.readouterr().err
+    assert "whose examples differ" in capsys.readouterr().err
     assert server.num_requests == calls
     assert main(arguments(server, data, tmp_path / "out")) == 0
 
 
-def test_held_out_scores_of_other_examples_are_not_taken(server, tmp_path):
+def test_held_out_scores_of_other_examples_are_not_reused(server, tmp_path):
     reviews = load_reviews("test")
     program = dspy.Predict("review -> sentiment")
     program.demos = reviews[-2:]
@@ -78,7 +78,9 @@ def test_held_out_scores_of_other_examples_are_not_taken(server, tmp_path):
     assert calls == [4, 4, 8]
 
 
-def test_the_key_that_a_provider_repeats_is_hidden(server, data, tmp_path, capsys, caplog, monkeypatch):
+def test_the_api_key_in_error_messages_of_a_provider_is_hidden(
+    server, data, tmp_path, capsys, caplog, monkeypatch
+):
     monkeypatch.setenv("MYKEY", KEY)
     server.status = 400
     assert main(arguments(server, data, tmp_path / "out", "--api-key-env", "MYKEY")) == 1
@@ -90,8 +92,8 @@ def test_the_key_that_a_provider_repeats_is_hidden(server, data, tmp_path, capsy
         assert path.is_dir() or KEY not in path.read_text(errors="replace")
 
 
-def test_the_key_that_was_named_is_the_one_sent(server, monkeypatch):
-    """The key goes to a provider without an address, too."""
+def test_the_key_in_the_named_variable_is_sent(server, monkeypatch):
+    """The key is sent even if the provider has no explicit address."""
     monkeypatch.setenv("MYKEY", KEY)
     monkeypatch.setenv("OPENAI_API_KEY", "another-account")
     monkeypatch.setenv("OPENAI_BASE_URL", server.api_base)
@@ -130,9 +132,9 @@ def in_one_go():
     return results
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs processes in /proc")
 @pytest.mark.parametrize(("number", "jobs"), [(signal.SIGTERM, 2), (signal.SIGKILL, 1)])
-def test_a_grid_that_was_killed_leaves_no_worker_and_goes_on(server, data, tmp_path, in_one_go, number, jobs):
+def test_a_killed_grid_leaves_no_workers_and_resumes(server, data, tmp_path, in_one_go, number, jobs):
     server.seconds = 0.1 * jobs
     more = {"methods": ["Static", "Top-K"]}
     options = arguments(server, data, out := tmp_path / "out", "--seeds", "1", "2", **more)
@@ -149,21 +151,21 @@ def test_a_grid_that_was_killed_leaves_no_worker_and_goes_on(server, data, tmp_p
     workers = children(grid.pid)
     os.kill(grid.pid, number)
     grid.wait(30) if jobs > 1 else grid.join(30)
-    deadline = time.monotonic() + 120  # Ray's daemons look for their parent now and then
+    deadline = time.monotonic() + 120  # Ray's daemons check only occasionally whether their parent is alive.
     while any(map(alive, workers)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not [pid for pid in workers if alive(pid)]
     assert number == signal.SIGKILL or grid.returncode == 130
     calls = server.num_requests
     before = b""
-    if (out / RESULTS).exists():  # Ray may be slow to tell of the first run that ended.
+    if (out / RESULTS).exists():  # Ray may be slow to report the first finished run.
         before = (out / RESULTS).read_bytes()
     server.seconds = 0.0
     assert main(options) == 0
-    assert (out / RESULTS).read_bytes().startswith(before), "what had ended was not made again"
+    assert (out / RESULTS).read_bytes().startswith(before), "finished runs are not repeated"
     num_calls = sum(r.program_calls["total"] + 6 for r in read_results(out / RESULTS))
-    assert num_calls <= server.num_requests <= num_calls + 8, "only calls under way are made again"
+    assert num_calls <= server.num_requests <= num_calls + 8, "only calls in progress are repeated"
     assert calls < num_calls
     others = in_one_go(arguments(server, data, tmp_path / "again", "--seeds", "1", "2", **more))
-    for result in read_results(out / RESULTS):  # whoever made it
+    for result in read_results(out / RESULTS):
         assert (result.orderings, result.scores) == (others[result.run].orderings, others[result.run].scores)

@@ -1,4 +1,4 @@
-"""The figures draw what the runs gave, and their numbers are worked by hand or by scipy."""
+"""Figures of the results: drawn values, and numbers that agree with scipy or with calculations by hand."""
 
 import itertools
 import sys
@@ -18,7 +18,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def ranked(num_demos=3, seed=1, method=PROBABILITY[0], **changes):
-    """Return a run that has scored all orders, with random numbers."""
+    """Return the result of a run that has scored all orders, with random scores and probabilities."""
     rng = np.random.default_rng([num_demos, seed])
     orders = list(itertools.permutations(range(num_demos)))
     fields = {
@@ -29,7 +29,7 @@ def ranked(num_demos=3, seed=1, method=PROBABILITY[0], **changes):
     return result("mr", num_demos, seed, method, ranking=fields | changes)
 
 
-def test_numbers_of_the_ablation():
+def test_the_frame_has_tau_and_accuracies_of_each_run():
     scored = [ranked(3), ranked(4, seed=2, method=PROBABILITY[1])]
     frame = probability_frame([*scored, result("mr", 3, 1, "Static")])
     assert frame[["num_demos", "update", "seed", "orders"]].values.tolist() == [
@@ -55,7 +55,7 @@ def test_the_ablation_is_drawn_with_the_most_probable_order_first():
     assert [axis.get_ylabel() for axis in first_axes] == [
         f"mr, k = {count}, {update}" for count, update in places
     ]
-    assert not figure.axes[0].lines, "a run that is missing"
+    assert not figure.axes[0].lines, "this run is missing"
     run = scored[2]
     axis = figure.axes[1]
     lines = {line.get_label(): line for line in axis.lines}
@@ -67,7 +67,7 @@ def test_the_ablation_is_drawn_with_the_most_probable_order_first():
     assert axis.get_title().startswith("seed 2: τ = ")
 
 
-def test_an_ablation_without_differences_or_without_the_original_order():
+def test_figures_of_equal_probabilities_and_without_the_original_order():
     same = ranked(3, log_probabilities=[-1.8] * 6)
     fewer = ranked(
         3, seed=2, orders=[(1, 0, 2), (2, 0, 1)], log_probabilities=[-0.5, -1.0], accuracies=[0.5, 0.6]
@@ -83,8 +83,8 @@ def test_rankings_are_checked():
         RESULT.validate_python(record(ranking=orders))
 
 
-def test_ranks_of_methods():
-    """Static and PLR-1 tie on mr; PLR-4 lacks a seed; Ours wins everywhere."""
+def test_only_methods_with_all_runs_are_ranked():
+    """Static and PLR-1 tie on mr, PLR-4 has no run for one seed, and Ours is the best on both tasks."""
     results = [
         *runs("Static", [10, 12]),
         *runs("PLR-1", [12, 10]),
@@ -117,9 +117,9 @@ def test_figures_are_saved_with_their_numbers(tmp_path):
     assert pd.read_csv(paths[3])["rank"].tolist() == [1.0, 2.0]
 
 
-def test_nothing_to_draw(tmp_path, monkeypatch):
+def test_without_results_to_draw_or_matplotlib_an_error_is_raised(tmp_path, monkeypatch):
     results = runs("Static", [10, 12])
-    with pytest.raises(ValueError, match=r"no figure can be drawn: .*--ablations probability"):
+    with pytest.raises(ValueError, match=r"figures need runs of '--ablations probability'"):
         save_figures(results, frame_of(results), tmp_path)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"plr-dspy\[examples\]"):

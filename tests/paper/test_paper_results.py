@@ -1,4 +1,4 @@
-"""The file of results: what is there is not made again, and what cannot be right is refused."""
+"""The file of results: finished runs are not repeated, and invalid results are rejected."""
 
 import json
 
@@ -23,7 +23,7 @@ def making(runs_made, failing=()):
         for run in runs:
             runs_made.append(run)
             one = result(*run, [1.0, 0.0], settings=SETTINGS)
-            yield run, ValueError("no luck") if run in failing else one
+            yield run, ValueError("no reply") if run in failing else one
 
     return engine
 
@@ -35,7 +35,7 @@ def made_on(folder, runs=RUNS, failing=()):
 
 
 class TestGrid:
-    def test_what_is_there_is_not_made_again_and_results_of_other_settings_are_refused(self, tmp_path):
+    def test_finished_runs_are_not_repeated_and_results_with_other_settings_are_rejected(self, tmp_path):
         first = made_on(tmp_path, RUNS[:3])
         second = made_on(tmp_path)
         assert first[0] + second[0] == RUNS
@@ -48,18 +48,18 @@ class TestGrid:
         with open_store(tmp_path, SETTINGS) as store:
             assert list(store) == RUNS
         made_on(tmp_path)
-        with pytest.raises(ValueError, match=r"pool=20 there, 40 now.*another folder"):
+        with pytest.raises(ValueError, match=r"pool=20 in the file, but 40 now.*another folder"):
             run_grid(Experiment(tmp_path, pool=40), RUNS, engine=making([]))
 
-    def test_a_run_that_fails_leaves_no_result_and_is_made_again(self, tmp_path):
+    def test_a_failed_run_has_no_result_and_is_repeated(self, tmp_path):
         _, outcome = made_on(tmp_path, failing=RUNS[1:2])
         assert outcome.num_made == 3
-        assert str(outcome.failed[RUNS[1]]) == "no luck"
+        assert str(outcome.failed[RUNS[1]]) == "no reply"
         assert made_on(tmp_path)[0] == RUNS[1:2]
 
     def test_a_dead_server_ends_the_experiment(self, tmp_path):
         runs_made = []
-        with pytest.raises(ValueError, match="no luck"):
+        with pytest.raises(ValueError, match="no reply"):
             run_grid(Experiment(tmp_path, pool=20), RUNS, engine=making(runs_made, failing=RUNS))
         assert runs_made == RUNS[:3]
 
@@ -73,7 +73,7 @@ class TestGrid:
         ({"program_calls": {"search": 3}}, "program_calls must have a 'total'"),
     ],
 )
-def test_what_cannot_be_right_is_named(fields, message):
+def test_errors_name_invalid_fields(fields, message):
     with pytest.raises(ValueError, match=message):
         result(**fields)
 
@@ -98,10 +98,10 @@ class TestFiles:
                 r"(?s)line 3 of .*jsonl is not a valid result: .*Invalid JSON",
             ),
             ([record(), '{"task": "m'], "line 2"),
-            ([record(), record(seed="2")], r"(?s)line 2 of .*seed.*Remove it"),
+            ([record(), record(seed="2")], r"(?s)line 2 of .*seed.*Delete it"),
             ([[1, 2]], "line 1"),
         ],
     )
-    def test_a_broken_line_is_an_error_with_its_number(self, tmp_path, lines, message):
+    def test_errors_name_the_number_of_an_invalid_line(self, tmp_path, lines, message):
         with pytest.raises(ValueError, match=message):
             read_results(written(tmp_path / RESULTS, *lines))

@@ -1,4 +1,4 @@
-"""A small grid, in part on the real local model, its tables, and what its commands refuse."""
+"""The commands on a small grid, partly with the real local model: results, tables, figures and errors."""
 
 import csv
 import itertools
@@ -48,7 +48,7 @@ def by_run(folder):
     return {result.run: result for result in read_results(folder / RESULTS)}
 
 
-def test_every_run_has_its_line_and_equal_orders_have_equal_scores(grid_folder):
+def test_every_run_has_a_result_and_equal_orders_have_equal_scores(grid_folder):
     results = by_run(grid_folder)
     methods = ["Static", "Ours", "PLR-4", "PLR-4 weighted"]
     expected = {Run("mr", 2, 1, "DEmO")}
@@ -115,16 +115,16 @@ def test_figures_are_drawn(ranked_folder, tmp_path, capsys):
     assert all((tmp_path / name).stat().st_size > 0 for name in names)
 
 
-def test_a_dry_run_says_what_is_missing(data, grid_folder, capsys):
+def test_a_dry_run_prints_the_number_of_missing_runs_and_calls(data, grid_folder, capsys):
     options = ["--num-demos", "2", "--seeds", "1", "2", "3", "--methods", "Static", "Ours"]
     assert run(data, grid_folder, *options, "--dry-run") == 0
     out = capsys.readouterr().out
     assert "6 runs, 2 of them without a result: " in out
-    assert f"  Static: {HELD_OUT}\n" in out, "its held-out examples"
+    assert f"  Static: {HELD_OUT}\n" in out, "calls on held-out examples"
     assert set(by_run(grid_folder)) == {name for name in by_run(grid_folder) if name.seed < 3}
 
 
-def test_no_run_makes_more_calls_than_it_said(data, grid_folder):
+def test_no_run_makes_more_calls_than_estimated(data, grid_folder):
     experiment = Experiment(grid_folder, data, pool=POOL, test=HELD_OUT)
     for name, result in by_run(grid_folder).items():
         assert result.program_calls["total"] + HELD_OUT <= count_calls(experiment, name), name
@@ -134,7 +134,7 @@ def test_no_run_makes_more_calls_than_it_said(data, grid_folder):
     ("options", "words"),
     [
         (["--methods", "PLR"], "method must be one of"),
-        (["--pool", "100000"], "Lower it"),
+        (["--pool", "100000"], "Reduce pool and demos"),
         (["--num-demos", "1"], "num_demos must be at least 2"),
         (["--num-demos", "7", "--ablations", "probability"], "num_demos must be at most 6"),
         (["--data-dir", "nowhere"], "nowhere"),
@@ -145,18 +145,18 @@ def test_no_run_makes_more_calls_than_it_said(data, grid_folder):
         (["--tasks", "juggling"], "--tasks"),
     ],
 )
-def test_bad_arguments(data, tmp_path, capsys, options, words):
+def test_bad_arguments_are_rejected(data, tmp_path, capsys, options, words):
     try:
         code = run(data, tmp_path, "--num-demos", "2", "--seeds", "1", "--methods", "Static", *options)
-    except SystemExit as refused:
-        code = refused.code
+    except SystemExit as error:
+        code = error.code
     assert code in (FAILED, USER_ERROR)
     captured = capsys.readouterr()
     assert words in captured.err + captured.out
     assert "Traceback" not in captured.err
 
 
-def test_without_the_hub_a_folder_is_advised(tmp_path, capsys):
+def test_the_error_without_the_hub_advises_to_pass_a_folder(tmp_path, capsys):
     options = [
         "--tasks",
         "subj",
@@ -176,7 +176,7 @@ def test_without_the_hub_a_folder_is_advised(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("content", [None, ""])
-def test_no_results_is_a_clear_error(tmp_path, capsys, content):
+def test_a_folder_without_results_is_an_error(tmp_path, capsys, content):
     if content is not None:
         (tmp_path / RESULTS).write_text(content)
     assert main(["table", "--out", str(tmp_path)]) == USER_ERROR

@@ -1,4 +1,4 @@
-"""The paper's tables: numbers worked by hand, scipy's tests, what Markdown and CSV make of them, and its own."""
+"""Tables of the results in Markdown and CSV, compared with scipy and with calculations by hand."""
 
 import csv
 import io
@@ -59,7 +59,7 @@ def paired(*parts):
 
 
 class TestFrame:
-    def test_runs_are_in_the_order_of_the_grid(self):
+    def test_known_tasks_and_methods_come_first(self):
         methods = ["Zeta", "Ours", "DEmO", "Alpha", "Static"]
         pairs = itertools.product(("subj", "mr", "mine"), methods)
         frame = frame_of([result(method=method, task=task) for task, method in pairs])
@@ -71,12 +71,12 @@ class TestFrame:
         [
             ({"model": "other"}, "one model"),
             ({"format": "chat"}, "one prompt format"),
-            ({"method": "Static"}, "two of mr"),
+            ({"method": "Static"}, "two lines of mr"),
             ({"num_demos": 4, "scores": [1.0, 1.0, 0.0]}, "same examples"),
             ({"data": {"pool": "b"}}, "same examples"),
         ],
     )
-    def test_what_cannot_stand_in_one_table(self, second, message):
+    def test_results_that_are_not_comparable_are_rejected(self, second, message):
         first = result(data={"pool": "a"})
         second = {"method": "Ours", "data": {"pool": "a"}, **second}
         with pytest.raises(ValueError, match=message):
@@ -84,7 +84,7 @@ class TestFrame:
 
 
 class TestAccuracy:
-    def test_mean_and_interval_by_hand_and_none_of_one_seed(self):
+    def test_mean_and_interval_agree_with_hand_calculation_and_one_seed_has_no_interval(self):
         table = accuracy(runs("Static", [10, 12, 14]))
         cell = row(table, task="mr", method="Static")
         half = 4.302652729911275 * 10 / math.sqrt(3)
@@ -108,7 +108,7 @@ class TestAccuracy:
         table = accuracy(*map(runs, counts, counts.values()))
         assert ranks(table) == {"Static": "1", "Top-K": "1", "PLR-1": "3", "Ours": "4"}
 
-    def test_missing_seeds_are_told_and_get_no_rank(self):
+    def test_methods_with_missing_seeds_are_marked_and_not_ranked(self):
         table = accuracy(runs("Static", [10] * 3), runs("Top-K", [8] * 3), runs("Ours", [20, None, 20]))
         assert ranks(table) == {"Static": "1", "Top-K": "2", "Ours": ""}
         assert line_of(table, "Ours") == ["100.0 ± 0.0†"]
@@ -117,8 +117,8 @@ class TestAccuracy:
         one_seed = accuracy(runs("Static", [10, 10]), runs("Ours", [12]))
         assert ranks(one_seed) == {"Static": "", "Ours": ""}
 
-    def test_the_average_is_over_tasks_by_seed_on_the_seeds_that_all_tasks_have(self):
-        # By seed (50 + 70) / 2 = 60 and (60 + 90) / 2 = 75.
+    def test_the_average_over_tasks_uses_only_seeds_with_all_tasks(self):
+        # The averages by seed are (50 + 70) / 2 = 60 and (60 + 90) / 2 = 75.
         table = accuracy(runs("Static", [10, 12]), runs("Static", [14, 18], task="subj"))
         cell = row(table, task="average")
         assert float(cell["mean"]) == pytest.approx(67.5)
@@ -144,13 +144,13 @@ class TestPaired:
             result("mr", 8, 2, "Ours", [1.0, 1.0, 1.0, 0.0]),
         ]
         cell = row(paired(records), task="mr")
-        # Differences 0 -1 1 1 and 0 1 1 0: 3 of 8.
+        # The differences are 0, -1, 1, 1 and 0, 1, 1, 0, with a mean of 3/8.
         low, high = paired_interval([0, -100, 100, 100, 0, 100, 100, 0])
         assert numbers(cell, "mean", "low", "high") == pytest.approx([37.5, low, high])
         assert cell["seeds"] == "2.0"
         assert float(cell["examples"]) == 8
 
-    def test_runs_that_share_examples_are_not_counted_as_evidence_twice(self):
+    def test_runs_that_share_examples_do_not_count_as_independent(self):
         once = [*runs("Static", [10, 10, 10, 10]), *runs("Ours", [12, 14, 9, 15])]
         more = [replace(run, num_demos=16) for run in once]
         one = row(paired(once), task="all")
@@ -160,7 +160,7 @@ class TestPaired:
         names = ("mean", "low", "high", "p")
         assert numbers(one, *names) == pytest.approx(numbers(two, *names))
 
-    def test_only_common_runs_count_and_methods_are_corrected_together(self):
+    def test_only_common_runs_are_compared_and_p_values_are_corrected_over_methods(self):
         table = paired(
             runs("Static", [10, 10, None]), runs("Ours", [12, None, 20]), runs("PLR-1", [11, 11, 11])
         )
@@ -172,7 +172,7 @@ class TestPaired:
         same = paired(*(runs(name, [10, 11]) for name in ("Static", "Top-K", "Ours")))
         assert "same runs" not in same.to_markdown()
         none = paired(runs("Static", [10]), runs("Top-K", [10]), runs("Ours", [10], num_demos=4))
-        assert "No run in common: Ours" in none.to_markdown()
+        assert "No runs in common with Static: Ours" in none.to_markdown()
         assert {line["method"] for line in rows(none)} == {"Top-K"}
         table = paired(runs("Static", [10] * 6), runs("Top-K", [9, 11] * 3), runs("Ours", [15] * 6))
         ours = row(table, task="all", method="Ours")
@@ -183,18 +183,18 @@ class TestPaired:
 class TestSignificance:
     @given(st.lists(st.integers(-9, 9), min_size=2, max_size=9))
     @settings(max_examples=25, deadline=None)
-    def test_sign_flips_against_counting_all(self, differences):
+    def test_sign_flip_p_values_equal_those_of_enumerating_all_flips(self, differences):
         flips = np.array([*itertools.product((-1, 1), repeat=len(differences))])
         sums = flips @ np.array(differences)
         share = np.mean(np.abs(sums) >= abs(sum(differences)))
         assert tables.sign_flip_test([[d] for d in differences]) == pytest.approx(share)
 
-    def test_intervals_of_groups(self):
+    def test_intervals_of_groups_agree_with_hand_calculation(self):
         values = [3.0, 1.0, -2.0, 8.0]
         assert grouped_interval([[v] for v in values]) == pytest.approx(mean_interval(values))
         even = grouped_interval([[1.0, 3.0], [5.0, 9.0], [0.0, 1.0]])
         assert even == pytest.approx(mean_interval([2.0, 7.0, 0.5]))
-        # Mean 4 of 1, 3 | 8; residuals by group -4 and +4; variance 2/1 * (16 + 16) / 9.
+        # The groups (1, 3) and (8) have mean 4, sums of residuals -4 and +4, and variance 2/1 * (16 + 16) / 9.
         half = stats.t.ppf(0.975, 1) * math.sqrt(64 / 9)
         assert grouped_interval([[1.0, 3.0], [8.0]]) == pytest.approx((4 - half, 4 + half))
 
@@ -202,11 +202,11 @@ class TestSignificance:
     def test_holm_lies_between_no_correction_and_bonferroni(self, p_values):
         for p, corrected in zip(p_values, holm(p_values), strict=True):
             assert p <= corrected <= min(1.0, len(p_values) * p)
-        # Sorted .01 .02 .03 .5: times 4, 3, 2, 1 is .04 .06 .06 .5.
+        # The sorted values .01, .02, .03, .5, times 4, 3, 2, 1 and made monotone, are .04, .06, .06, .5.
         assert holm([0.03, 0.01, 0.5, 0.02]) == pytest.approx([0.06, 0.04, 0.5, 0.06])
 
 
-def test_costs_are_means_over_runs_that_know_them():
+def test_mean_costs_are_over_runs_with_known_costs():
     def costing(seed, calls):
         tokens = {"prompt": calls * 10}
         return result(seed=seed, program_calls={"total": calls}, tokens=tokens, seconds=calls / 8)
@@ -219,7 +219,7 @@ def test_costs_are_means_over_runs_that_know_them():
     assert line_of(table, "Static") == ["134", "2,005", "", "17", "3"]
 
 
-def test_ours_theirs_and_the_difference():
+def test_our_accuracies_are_compared_with_published_ones():
     table = tables.published_table(frame_of(runs("Static", [10, 12], model="local")))
     heading = "8 demos: ours SmolLM2-135M (local); paper {}, 5 seeds"
     headings = re.findall("^### (.+)$", table.to_markdown(), re.M)

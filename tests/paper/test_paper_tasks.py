@@ -1,4 +1,4 @@
-"""The tasks: what their prompts show, and where answers end."""
+"""The prompts of the tasks, and where answers end."""
 
 import dspy
 import pytest
@@ -20,7 +20,7 @@ def rendered(task, format):
 
 
 def answered(task, format, text):
-    """Return the prediction of a model that says the text, and its request."""
+    """Return the prediction if the model replies with this text, and the request to the model."""
     engine = ScriptedEngine(text)
     lm = dspy.LM("scripted", engine=engine, cache=False)
     with dspy.context(lm=lm, adapter=task.adapter(format)):
@@ -30,7 +30,7 @@ def answered(task, format, text):
 
 
 @each_task
-def test_a_plain_prompt_is_the_demos_and_the_question_alone(task):
+def test_a_plain_prompt_has_only_the_demos_and_the_question(task):
     first, second = (name.title() for name in (task.input_field, task.output_field))
     blocks = []
     for demo in demos_of(task):
@@ -43,7 +43,7 @@ def test_a_plain_prompt_is_the_demos_and_the_question_alone(task):
 
 
 @each_task
-def test_a_plain_label_ends_with_its_line_and_an_open_answer_at_a_blank_one(task):
+def test_in_plain_prompts_a_label_ends_with_its_line_and_an_open_answer_at_a_blank_line(task):
     answer = "3 + 4 = 7,\nso 7" if task.reasoning else task.labels[-1]
     prediction, request = answered(task, "plain", f" {answer}\n\nQuestion: more")
     assert prediction[task.output_field] == answer
@@ -51,7 +51,7 @@ def test_a_plain_label_ends_with_its_line_and_an_open_answer_at_a_blank_one(task
 
 
 @each_task
-def test_a_chat_prompt_says_what_is_asked(task):
+def test_a_chat_prompt_has_instructions_labels_and_demos(task):
     system, *messages = rendered(task, "chat")
     assert task.instructions in system["content"]
     assert all(label in system["content"] for label in task.labels)
@@ -62,7 +62,7 @@ def test_a_chat_prompt_says_what_is_asked(task):
 
 
 @each_task
-def test_in_a_chat_a_label_comes_at_once_and_an_open_answer_after_its_reasoning(task):
+def test_in_chat_prompts_only_open_answers_follow_reasoning(task):
     answer = (task.labels or ("7",))[0]
     reply = f"[[ ## {task.output_field} ## ]]\n{answer}\n\n[[ ## completed ## ]]"
     if task.reasoning:
@@ -70,5 +70,5 @@ def test_in_a_chat_a_label_comes_at_once_and_an_open_answer_after_its_reasoning(
     prediction, _ = answered(task, "chat", reply)
     assert prediction[task.output_field] == answer
     assert prediction.get("reasoning") == ("3 + 4" if task.reasoning else None)
-    # At 2 characters a token, which is less than tokenizers make of such text.
+    # Tokens of such text have more than 2 characters on average.
     assert len(reply) / 2 <= task.max_tokens("chat")

@@ -1,4 +1,4 @@
-"""Programs scored side by side on examples that no optimizer has seen."""
+"""Comparisons of programs by `evaluate_programs`: scores, differences, intervals, and failed calls."""
 
 import dspy
 import numpy as np
@@ -14,7 +14,10 @@ LABELS = ["no", "yes"]
 
 
 class Answering(dspy.Module):
-    """Answer "yes" to the numbers given, and "no" to others; some are unread or fail."""
+    """A program that answers "yes" to the numbers in `yes`, and "no" to all others.
+
+    For the numbers in `unread`, the reply cannot be parsed. For those in `failing`, the call fails.
+    """
 
     def __init__(self, yes, *, unread=(), failing=()):
         super().__init__()
@@ -74,7 +77,7 @@ def test_accuracy_and_difference():
     assert "1 of the replies could not be parsed" in text
 
 
-def test_the_constant_answer_is_the_best_one_by_the_metric():
+def test_the_constant_answer_has_the_best_score_of_all_labels():
     devset = examples(20, range(5))
     calls = []
 
@@ -96,7 +99,7 @@ def minus(example, prediction):
     return exact(example, prediction) - 1.0
 
 
-def test_a_metric_that_is_never_above_0():
+def test_intervals_of_a_metric_without_positive_values():
     program = Answering(range(20))
     devset = examples(20, range(18))
     counted = evaluated_alone(program, exact, devset)
@@ -104,7 +107,7 @@ def test_a_metric_that_is_never_above_0():
     assert lost.interval == pytest.approx([end - 1.0 for end in counted.interval])
 
 
-def test_the_interval_of_a_difference_reaches_as_far_as_both_programs_score():
+def test_intervals_of_differences_cover_the_range_of_scores():
     devset = examples(20, range(18))
 
     def marks(example, prediction):
@@ -115,8 +118,8 @@ def test_the_interval_of_a_difference_reaches_as_far_as_both_programs_score():
     assert low < -4.0 < high
 
 
-def test_a_reply_that_cannot_be_read_counts_as_the_worst_score():
-    """No program may gain by answering nothing."""
+def test_an_unparsable_reply_gets_the_worst_score():
+    """Otherwise, a program could improve its score by not answering."""
     programs = {"wrong": Answering([0, 1]), "unread": Answering([], unread=[0, 1])}
     wrong, unread = evaluated(programs, minus, examples(4, [3])).programs.values()
     assert wrong.score == unread.score == -0.75
@@ -140,8 +143,8 @@ def test_a_metric_over_a_set_and_a_calibrated_program():
 
 
 @pytest.mark.parametrize(("recall", "alarms"), [(0.7, 0.3), (0.1, 0.02)])
-def test_intervals_of_a_metric_over_a_set_hold(recall, alarms):
-    """Some programs find nothing, and new examples have other labels."""
+def test_intervals_of_a_metric_over_a_set_have_the_stated_coverage(recall, alarms):
+    """Some of the programs find no positive example, and every draw of examples has other labels."""
     rng = np.random.default_rng(0)
     inside = np.zeros(2)
     worlds = 100
@@ -165,7 +168,7 @@ def test_intervals_of_a_metric_over_a_set_hold(recall, alarms):
 
 @pytest.mark.parametrize("metric", [F1("yes"), F1(), MatthewsCorrelation(), plr_dspy.BalancedAccuracy()])
 @pytest.mark.parametrize("right", [0.95, 0.9])
-def test_intervals_hold_where_all_answers_may_be_right(metric, right):
+def test_intervals_have_the_stated_coverage_if_all_answers_may_be_correct(metric, right):
     rng = np.random.default_rng(0)
     inside = 0
     truth = 2 * right - 1 if isinstance(metric, MatthewsCorrelation) else right
@@ -180,8 +183,8 @@ def test_intervals_hold_where_all_answers_may_be_right(metric, right):
 
 
 @pytest.mark.parametrize("metric", [plr_dspy.BalancedAccuracy(), F1("yes")])
-def test_a_rare_label_that_was_always_found_is_not_certain(metric):
-    """Two false alarms do not make a recall of five examples surer."""
+def test_the_interval_is_wide_after_a_perfect_recall_of_five_examples(metric):
+    """Two false positives do not make this recall more certain."""
     yes = set(range(5))
     programs = {"right": Answering(yes), "alarms": Answering({*yes, 50, 51})}
     evaluation = evaluated(programs, metric, examples(100, yes))
@@ -191,8 +194,7 @@ def test_a_rare_label_that_was_always_found_is_not_certain(metric):
         assert high > 0.8
 
 
-def test_whatever_runs_can_be_evaluated():
-    """Programs without demos and answers under another name are evaluated, too."""
+def test_programs_without_demos_and_with_renamed_answers_are_evaluated():
     devset = examples(20, range(5))
     rule = Program(lambda self, number: dspy.Prediction(label="yes"))
     ensemble = dspy.Ensemble(reduce_fn=lambda answers: answers[0]).compile([rule])
@@ -210,7 +212,7 @@ def test_whatever_runs_can_be_evaluated():
 
 
 @pytest.mark.parametrize("metric", [exact, F1("yes"), plr_dspy.BalancedAccuracy()])
-def test_programs_that_answer_alike_may_differ_on_other_examples(metric):
+def test_the_difference_between_identical_answers_has_an_interval(metric):
     programs = {"one": Answering([1, 2]), "other": Answering([1, 2])}
     evaluation = evaluated(programs, metric, examples(20, range(5)))
     low, high = evaluation.programs["other"].difference_interval
@@ -218,8 +220,7 @@ def test_programs_that_answer_alike_may_differ_on_other_examples(metric):
 
 
 @pytest.mark.parametrize("metric", [exact, F1("yes")])
-def test_a_failed_call_is_no_wrong_answer(metric, caplog):
-    """Its example is left out for all programs."""
+def test_an_example_with_a_failed_call_is_omitted_for_all_programs(metric, caplog):
     devset = examples(20, range(5))
     cause = "the first with ConnectionError: no route"
     failing = Answering(range(7), failing=[3, 19])
@@ -255,19 +256,19 @@ def test_a_failed_call_is_no_wrong_answer(metric, caplog):
         ({"a": Answering([])}, [1, 2], TypeError, r"devset\[0\] must be a dspy.Example"),
     ],
 )
-def test_bad_arguments_are_refused(programs, devset, error, words):
+def test_bad_arguments_are_rejected(programs, devset, error, words):
     with pytest.raises(error, match=words):
         evaluated(programs, exact, devset)
     with pytest.raises(ValueError, match="num_threads must be greater than or equal to 1; got 0"):
         evaluate_programs({"a": Answering([])}, exact, examples(3, [1]), num_threads=0)
 
 
-def test_a_metric_over_a_set_counts_replies_that_cannot_be_read_as_wrong():
-    """No difference is larger than the metric can tell apart."""
+def test_a_metric_over_a_set_counts_unparsable_replies_as_incorrect():
+    """The interval of a difference does not exceed the range of the metric."""
     devset = examples(40, {1, 2, 3, 4})
     better = Answering({1, 2, 3, 4})
     unread = Answering({1}, unread=range(10, 40))
-    # One is right, three of "yes" are missed, and each reply that cannot be read is a false positive.
+    # There is one true positive, three false negatives, and a false positive for each unparsable reply.
     f1 = evaluated_alone(unread, F1("yes"), devset).score
     assert f1 == pytest.approx(2 / (2 + 3 + 30))
     programs = {"none": Answering(()), "all": better}

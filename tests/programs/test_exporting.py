@@ -1,4 +1,4 @@
-"""Exported prompts, filled and compared with the messages that the language model receives."""
+"""Exported prompts: filled prompts equal the messages that the language model receives."""
 
 import enum
 import json
@@ -42,14 +42,14 @@ class TwoSteps(dspy.Module):
 
 
 def with_demos(program, *values):
-    """Give each predictor demos whose fields all have these values."""
+    """Give each predictor one demo per value, in which all fields have this value."""
     for predictor in program.predictors():
         predictor.demos = [dspy.Example(dict.fromkeys(predictor.signature.fields, value)) for value in values]
     return program
 
 
 def check_calls(program, prompts, **inputs):
-    """Check that filled prompts are the messages of each call that a program makes for these inputs."""
+    """Check that the filled prompts equal the messages of all calls that a program makes for these inputs."""
     lm = lm_of(engine_for(questions(3)))
     names = {id(predictor): name for name, predictor in program.named_predictors()}
     with dspy.context(lm=lm, trace=[]):
@@ -69,7 +69,7 @@ def adapter(request):
 
 
 @pytest.mark.parametrize("format", ["openai", "langchain"])
-def test_awkward_texts_in_instructions_demos_and_inputs(adapter, format):
+def test_braces_and_line_breaks_in_instructions_demos_and_inputs(adapter, format):
     signature = dspy.Signature("question -> answer", 'Reply as in {"answer": "{x}"}, {{}} or {}.')
     demos = [text.replace("{{question}}", "{{other}}") for text in AWKWARD[1:]]
     program = with_demos(dspy.Predict(signature), *demos)
@@ -85,7 +85,7 @@ def test_each_predictor_of_a_program():
     assert len(check_calls(program, prompts, question="question {1}")) == 2
 
 
-def test_predictors_of_frozen_parts_are_exported():
+def test_predictors_of_compiled_modules_are_exported():
     program = TwoSteps()
     program.draft._compiled = True
     assert set(export(program)) == {"draft.predict", "steps[0]"}
@@ -119,7 +119,7 @@ class WithDefault(dspy.Signature):
     answer: str = dspy.OutputField()
 
 
-def test_an_input_with_a_default_may_be_left_out(adapter):
+def test_an_input_with_a_default_may_be_omitted(adapter):
     program = dspy.Predict(WithDefault)
     prompts = export(program)
     assert check_calls(program, prompts, question="a")
@@ -138,7 +138,7 @@ def test_outputs_that_are_decisions():
 
 
 @pytest.mark.parametrize("format", ["openai", "langchain"])
-def test_messages_are_plain_data_that_others_can_fill(format):
+def test_messages_are_json_and_can_be_filled_without_the_package(format):
     prompt = export(with_demos(dspy.Predict("question -> answer"), "{a}", "{{b}}"), format)["self"]
     expected = prompt.fill(question="{c}")
     messages = json.loads(json.dumps(prompt.messages))
@@ -150,8 +150,10 @@ def test_messages_are_plain_data_that_others_can_fill(format):
     assert messages == expected
 
 
-def test_langchain_takes_the_messages():
-    prompts = pytest.importorskip("langchain_core.prompts", reason="the extra `dev` has it")
+def test_langchain_fills_the_messages():
+    prompts = pytest.importorskip(
+        "langchain_core.prompts", reason="needs langchain-core, from the extra `dev`"
+    )
     prompt = export(with_demos(dspy.Predict("question -> answer"), *AWKWARD[1:]), "langchain")["self"]
     template = prompts.ChatPromptTemplate.from_messages(prompt.messages)
     assert template.input_variables == ["question"]
@@ -164,7 +166,7 @@ def test_langchain_takes_the_messages():
         ]
 
 
-def test_a_saved_prompt_is_filled_alike(adapter, tmp_path):
+def test_a_loaded_prompt_equals_the_saved_prompt(adapter, tmp_path):
     prompt = export(with_demos(dspy.Predict("question, values: list[int] -> answer"), "{a}"))["self"]
     prompt.save(tmp_path / "prompt.json")
     loaded = ExportedPrompt.load(tmp_path / "prompt.json")
@@ -208,12 +210,12 @@ class FirstWordsAdapter(dspy.ChatAdapter):
         (dspy.Module, "has no predictors"),
     ],
 )
-def test_programs_that_cannot_be_exported_say_what_to_do(make, fix):
+def test_errors_for_programs_that_cannot_be_exported_name_a_fix(make, fix):
     with dspy.context(lm=lm_of(engine_for(questions(3)))), pytest.raises(ValueError, match=fix):
         export(make())
 
 
-def test_an_adapter_that_changes_inputs_in_its_own_way():
+def test_an_adapter_that_shortens_inputs_is_rejected():
     with (
         dspy.context(adapter=FirstWordsAdapter()),
         pytest.raises(ValueError, match="FirstWordsAdapter writes input"),
@@ -237,7 +239,7 @@ def test_arguments_are_checked():
         prompt.fill(question=dspy.Image(url="https://example.com/a.png"))
 
 
-def test_no_call_is_made_and_no_callback_runs():
+def test_exporting_makes_no_call_and_leaves_no_trace():
     engine = engine_for(questions(3))
     lm = lm_of(engine)
     with dspy.context(lm=lm, trace=[]):

@@ -1,4 +1,4 @@
-"""Fields may be called as what DSPy's own classes are made of, such as "base", "keys" or "completions"."""
+"""Fields with the names of attributes of DSPy's classes, such as "base", "keys" or "completions"."""
 
 import re
 
@@ -10,7 +10,7 @@ from label_engines import KIND, LABELS, Classifier, leaning
 from plr_dspy import F1, BatchCalibration, PLFewShot, PLReorder, evaluate_programs, headroom, load_program
 
 TAKEN = ["completions", "config", "demos", "instance", "lm", "new_signature", "self", "signature"]
-"""What no input of a predictor can be called: DSPy's calls have arguments of these names."""
+"""Names that inputs of a predictor cannot have, because arguments of DSPy's calls have these names."""
 
 
 def names_of_dspy():
@@ -18,7 +18,7 @@ def names_of_dspy():
     names = {"args", "augmented", "base", "kwargs", "others", "prediction", "score", "trace", *TAKEN}
     for one in (dspy.Example(), dspy.Prediction(), dspy.Predict("question -> answer")):
         names |= {*dir(type(one)), *vars(one)}
-    # DSPy can make no signature with these two.
+    # DSPy cannot create signatures with these two names.
     return sorted(name for name in names - {"fields", "signature"} if not name.startswith("_"))
 
 
@@ -44,7 +44,7 @@ def examples(place, count=40):
 
 
 def engine(place):
-    """Return an engine that gives no answer without demos."""
+    """Return an engine that gives unparsable answers to prompts without demos."""
     inputs, outputs = PLACES[place]
     answers = {}
     for example in examples(place):
@@ -86,7 +86,7 @@ OPTIONS = {"num_threads": 1, "display_progress": False, "max_metric_calls": 60}
 
 @pytest.mark.parametrize("place", PLACES)
 class TestEveryNameWorks:
-    def test_in_demos_that_are_ordered(self, place, tmp_path):
+    def test_when_demos_are_ordered(self, place, tmp_path):
         program = dspy.Predict(signature(place))
         program.demos = examples(place)[:4]
         with using(engine(place)):
@@ -94,7 +94,7 @@ class TestEveryNameWorks:
         check_demos(compiled, place, tmp_path)
 
     @pytest.mark.parametrize(("candidates", "demos"), [("labeled", "retrieved"), ("bootstrapped", "fixed")])
-    def test_in_demos_that_are_chosen(self, place, candidates, demos, tmp_path):
+    def test_when_demos_are_chosen(self, place, candidates, demos, tmp_path):
         numbers = {"min_demos": 2, "max_demos": 3}
         options = {**OPTIONS, "candidates": candidates, "demos": demos, **numbers}
         optimizer = PLFewShot(right(place), **options)
@@ -116,8 +116,8 @@ class TestEveryNameWorks:
             compiled = PLReorder(metric, **OPTIONS).compile(program, trainset=examples(place))
         check_demos(compiled, place, tmp_path)
 
-    def test_in_examples_that_hold_lists(self, place):
-        """Changes that a metric makes to an example are not kept."""
+    def test_in_examples_with_lists(self, place):
+        """A metric's changes to an example are not kept."""
 
         def writing(example, prediction, trace=None):
             for name in PLACES[place][1]:
@@ -137,7 +137,7 @@ class TestEveryNameWorks:
             evaluation = evaluate_programs(programs, writing, devset, **options)
         assert evaluation.num_failed == 0
 
-    def test_in_a_measurement(self, place):
+    def test_in_headroom(self, place):
         program = dspy.Predict(signature(place))
         program.demos = examples(place)[:4]
         with using(engine(place)):
@@ -149,7 +149,7 @@ class TestEveryNameWorks:
 @pytest.mark.parametrize(
     "name", ["augmented", "base", "copy", "demos", "items", "keys", "labels", "self", "signature_"]
 )
-def test_a_label_of_every_name_is_calibrated(name, tmp_path):
+def test_a_label_of_any_name_is_calibrated(name, tmp_path):
     classifies = dspy.Signature(f"text -> {name}").with_updated_fields(name, type_=KIND)
     student = dspy.Predict(classifies)
     fields = [{"text": f"text {i}", name: LABELS[i % 2]} for i in range(30)]

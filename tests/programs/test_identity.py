@@ -1,4 +1,4 @@
-"""What counts as the same compile: fingerprints of metrics and programs."""
+"""Digests of metrics, programs and other values: equal for equal values, and different otherwise."""
 
 import concurrent.futures
 import enum
@@ -73,7 +73,7 @@ FILES = itertools.count()
 
 
 def metric_in(source, **namespace):
-    """Return the metric that a file of a user defines."""
+    """Return the metric that a user's file with this source defines."""
     file = Path(FOLDER.name, f"users_{next(FILES)}.py")
     file.write_text(source)
     namespace = {"__name__": "users", "dspy": dspy, "functools": functools, **namespace}
@@ -93,10 +93,10 @@ SOURCES = {
     "global function": "def limit():\n    return N\ndef metric(e, p):\n    return limit()",
     "global model": "LM = dspy.LM('openai/N')\ndef metric(e, p):\n    return LM",
     "default": "def metric(e, p, *, least=N):\n    return least",
-    "what a helper reads": "LIMIT = N\ndef a():\n    return LIMIT\ndef metric(e, p):\n    return a()",
+    "global read by a helper": "LIMIT = N\ndef a():\n    return LIMIT\ndef metric(e, p):\n    return a()",
     "closure": "def of(limit):\n    def inner(e, p):\n        return limit\n    return inner\nmetric = of(N)",
     "lambda": "metric = lambda e, p: N",
-    "what a method of a global class reads": (
+    "global read by a method of a global class": (
         "LIMIT = N\nclass A:\n    def b(self):\n        return LIMIT\ndef metric(e, p):\n    A().b()"
     ),
     "class in a function": "def metric(e, p):\n    class A:\n        x = N\n    return A.x",
@@ -106,7 +106,7 @@ SOURCES = {
     "partial": "metric = functools.partial(print, sep=N)",
     "name of an argument": "def metric(e, p, limitN=0):\n    return 1.0",
 }
-"""Code of users, in which a number makes the difference."""
+"""Sources of metrics that differ only in the number in place of N."""
 
 
 def two_metrics(source):
@@ -119,13 +119,13 @@ DIFFERENT = {name: two_metrics(source) for name, source in SOURCES.items()} | {
     "model in an attribute": (Weighted(1, lm=dspy.LM("openai/a")), Weighted(1, lm=dspy.LM("openai/b"))),
     "value of a partial": tuple(functools.partial(plain, trace=threshold) for threshold in (0.5, 0.6)),
     "shape of an array": (np.zeros((2, 3)), np.zeros((3, 2))),
-    "texts that run together": (["a", "b"], ["a', 'b"]),
+    "two texts and one text with a separator": (["a", "b"], ["a', 'b"]),
     "number and text": ([1], ["1"]),
-    "truth and number": ([True], [1]),
+    "bool and number": ([True], [1]),
     "settings of a retriever": tuple(dspy.retrievers.Embeddings(["a"], embed, k=k) for k in (1, 2)),
     "corpus of a retriever": tuple(dspy.retrievers.Embeddings([text], embed) for text in "ab"),
     "instructions of a judge": (Judge(), Judge("Judge harshly.")),
-    "attribute of a judge that is called like a key": (Judge(key="a"), Judge(key="b")),
+    "attribute of a judge named key": (Judge(key="a"), Judge(key="b")),
     "decorator": (plain, reversed_(plain)),
     "signature": (dspy.Signature("a -> b"), dspy.Signature("a -> c")),
     "type of a field": (dspy.Signature("a -> b: int"), dspy.Signature("a -> b: Literal['x', 'y']")),
@@ -136,7 +136,7 @@ DIFFERENT = {name: two_metrics(source) for name, source in SOURCES.items()} | {
 
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT.values(), ids=DIFFERENT.keys())
-def test_different_things_differ(one, other):
+def test_different_values_have_different_digests(one, other):
     assert digest(one) == digest(one)
     assert digest(one) != digest(other)
 
@@ -176,7 +176,8 @@ def retriever():
 
 def client():
     openai_client = openai.OpenAI(api_key="sk")
-    assert next(TURNS) % 2 == 0 or openai_client.chat  # which it keeps
+    # The client caches `chat` as an attribute, which must not change the digest.
+    assert next(TURNS) % 2 == 0 or openai_client.chat
     return openai_client
 
 
@@ -187,17 +188,17 @@ def cyclic():
 
 
 SAME = {
-    "state that is private": lambda: Weighted(1),
+    "private state": lambda: Weighted(1),
     "objects without a repr": lambda: dspy.Example(a=object()),
-    "what cannot be read": lambda: Weighted(
+    "unreadable attributes": lambda: Weighted(
         1, session=Unreadable(), huge=10**5000, log=logging.getLogger("x")
     ),
-    "what holds itself": cyclic,
-    "what runs": lambda: used(Locked()) if next(TURNS) % 2 else Locked(),
+    "value that contains itself": cyclic,
+    "locks, queues and threads": lambda: used(Locked()) if next(TURNS) % 2 else Locked(),
     "retriever": retriever,
-    "client of a library's": client,
+    "client of a library": client,
     "order of a dict": lambda: dict(sorted({"a": 1, "b": 2}.items(), key=lambda item: NOISE.random())),
-    "what a library's module holds": lambda: metric_in(
+    "attribute of a library's module": lambda: metric_in(
         "import string\ndef metric(e, p):\n    return string.stray", **stray()
     ),
 }
@@ -208,19 +209,19 @@ def stray():
     return {}
 
 
-def test_comments_and_blank_lines_do_not_count():
+def test_comments_and_blank_lines_do_not_change_the_digest():
     text = "def metric(e, p):\n    # COMMENT\n\n    return 1.0"
     assert digest(metric_in(text)) == digest(
         metric_in(text.replace("COMMENT", "Another.").replace("\n\n", "\n"))
     )
 
 
-def test_the_other_arguments_on_the_line_of_a_lambda_do_not_count():
+def test_other_code_on_the_line_of_a_lambda_does_not_change_the_digest():
     one, other = (metric_in(f"metric = dict(f=lambda e, p: 1.0, budget={budget})['f']") for budget in (1, 2))
     assert digest(one) == digest(other)
 
 
-def test_a_function_without_source_text_is_named_in_a_warning(caplog):
+def test_a_warning_names_a_function_without_source_code(caplog):
     namespace = {}
     exec("def sourceless(e, p):\n    return 1.0", namespace)
     assert digest(namespace["sourceless"]) != digest(plain)
@@ -229,7 +230,7 @@ def test_a_function_without_source_text_is_named_in_a_warning(caplog):
     ]
 
 
-def test_an_edit_of_the_file_while_it_runs_does_not_count(tmp_path):
+def test_editing_the_file_during_a_run_does_not_change_the_digest(tmp_path):
     file = tmp_path / "app.py"
     file.write_text("def metric(e, p):\n    return 1.0")
     namespace = {"__name__": "users"}
@@ -240,7 +241,7 @@ def test_an_edit_of_the_file_while_it_runs_does_not_count(tmp_path):
 
 
 @pytest.mark.parametrize("make", SAME.values(), ids=SAME.keys())
-def test_copies_are_the_same(make):
+def test_equal_values_have_equal_digests(make):
     assert digest(make()) == digest(make())
 
 
@@ -268,11 +269,11 @@ def program_with(demos=(), instructions="Answer.", limit=1):
         ({"limit": 2}, {"program"}),
     ],
 )
-def test_what_changed_in_a_program_is_named(change, names):
+def test_changed_parts_of_a_program_are_named(change, names):
     assert changed(facts(plain, program_with()), facts(plain, program_with(**change))) == names
 
 
-def test_what_changed_in_a_metric_or_a_model_is_named():
+def test_changes_of_the_metric_or_the_model_are_named():
     before = facts(Weighted(1))
     assert changed(before, facts(Weighted(1))) == set()
     assert changed(before, facts(Weighted(2))) == {"the metric"}
@@ -282,20 +283,20 @@ def test_what_changed_in_a_metric_or_a_model_is_named():
     assert "sk-secret" not in repr(before)
 
 
-def digests_of_things():
+def digests_of_values():
     def metric(example, prediction, labels={"a", "b", "c"}):  # noqa: B006
         return prediction in {"x", "y", "z"} or labels
 
     values = {"a": frozenset("abc"), "b": Color.RED, "c": object(), "d": re.compile("x"), "e": np.float32(1)}
-    things = [metric, functools.partial(plain, labels={"p", "q", "r"}), Tags(tags={"s", "t", "u"})]
-    things += [dspy.Example(values), Judge(), Weighted(1).score, reversed_(plain)]
-    things += [dspy.ReAct("a -> b", tools=[plain])]
-    return list(map(digest, things))
+    values_to_digest = [metric, functools.partial(plain, labels={"p", "q", "r"}), Tags(tags={"s", "t", "u"})]
+    values_to_digest += [dspy.Example(values), Judge(), Weighted(1).score, reversed_(plain)]
+    values_to_digest += [dspy.ReAct("a -> b", tools=[plain])]
+    return list(map(digest, values_to_digest))
 
 
-def test_the_same_in_a_process_that_hashes_otherwise():
-    code = "import test_identity; print(test_identity.digests_of_things())"
-    assert printed_with_other_hashes(code) == f"{digests_of_things()}\n"
+def test_digests_are_equal_in_a_process_with_another_hash_seed():
+    code = "import test_identity; print(test_identity.digests_of_values())"
+    assert printed_with_other_hashes(code) == f"{digests_of_values()}\n"
 
 
 LIMIT = 1
@@ -312,9 +313,9 @@ def reads_of_a_module(example, prediction):
 @pytest.mark.parametrize(
     ("metric", "owner", "name"),
     [(reads_within, None, "LIMIT"), (reads_of_a_module, fakes, "WANTED")],
-    ids=["nested code", "module of the user's"],
+    ids=["nested code", "module of the user"],
 )
-def test_what_a_metric_reads_counts(monkeypatch, metric, owner, name):
+def test_global_variables_that_a_metric_reads_change_the_digest(monkeypatch, metric, owner, name):
     before = digest(metric)
     if owner is None:
         monkeypatch.setitem(globals(), name, 2)
@@ -323,7 +324,7 @@ def test_what_a_metric_reads_counts(monkeypatch, metric, owner, name):
     assert digest(metric) != before
 
 
-def test_a_global_variable_with_the_name_of_an_attribute_does_not_count(monkeypatch):
+def test_a_global_variable_with_the_name_of_an_attribute_does_not_change_the_digest(monkeypatch):
     def labels(example, prediction):
         return prediction.label == example.label
 

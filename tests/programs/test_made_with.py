@@ -1,4 +1,4 @@
-"""The adapter and the model that a program was made with: saved with it, and told if another one loads it."""
+"""Warnings if a program is loaded with another adapter or model than those saved with the program."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ ADAPTER = dspy.ChatAdapter(use_json_adapter_fallback=False)
 
 
 class OtherAdapter(dspy.ChatAdapter):
-    """An adapter of another name that the fake model can follow."""
+    """An adapter with another name, whose format the fake model follows."""
 
 
 OTHER = OtherAdapter(use_json_adapter_fallback=False)
@@ -34,7 +34,7 @@ def chosen():
     return PLFewShot(exact_match, **options).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
 
 
-def found_for_each_input():
+def retrieved_for_each_input():
     options = {**OPTIONS, "candidates": "labeled", "demos": "retrieved", "max_metric_calls": 0}
     return PLFewShot(exact_match, **options).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
 
@@ -48,14 +48,14 @@ def larger():
 MADE = {
     "ordered": (ordered, student),
     "chosen": (chosen, student),
-    "found for each input": (found_for_each_input, student),
+    "retrieved for each input": (retrieved_for_each_input, student),
     "larger": (larger, two_predictors),
 }
 
 
 @pytest.fixture(scope="module", params=MADE)
 def saved(request, tmp_path_factory):
-    """Return a saved file and the function that makes its student."""
+    """Return the path of a saved program, and the function that makes its student."""
     make, student_of_it = MADE[request.param]
     path = tmp_path_factory.mktemp("programs") / "program.json"
     with dspy.context(lm=lm(), adapter=ADAPTER):
@@ -63,17 +63,17 @@ def saved(request, tmp_path_factory):
     return path, student_of_it
 
 
-def said(caplog, path, program, **settings):
+def warnings_on_loading(caplog, path, program, **settings):
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="plr_dspy"), dspy.context(**settings):
         load_program(program, path)
     return [record.getMessage() for record in caplog.records]
 
 
-class TestIsTold:
+class TestWarns:
     def test_of_another_adapter(self, saved, caplog):
         path, make = saved
-        (message,) = said(caplog, path, make(), lm=lm(), adapter=PlainTextAdapter())
+        (message,) = warnings_on_loading(caplog, path, make(), lm=lm(), adapter=PlainTextAdapter())
         assert message.startswith(
             f"{path} was made with the adapter ChatAdapter, but is used with PlainTextAdapter"
         )
@@ -81,56 +81,58 @@ class TestIsTold:
 
     def test_of_another_model(self, saved, caplog):
         path, make = saved
-        (message,) = said(caplog, path, make(), lm=lm("fake/y"), adapter=ADAPTER)
+        (message,) = warnings_on_loading(caplog, path, make(), lm=lm("fake/y"), adapter=ADAPTER)
         assert "the model fake/x, but is used with fake/y: configure fake/x" in message
 
     def test_of_both_in_one_message(self, saved, caplog):
         path, make = saved
-        (message,) = said(caplog, path, make(), lm=lm("fake/y"), adapter=dspy.JSONAdapter())
+        (message,) = warnings_on_loading(caplog, path, make(), lm=lm("fake/y"), adapter=dspy.JSONAdapter())
         assert "the adapter ChatAdapter" in message
         assert "with the model fake/x" in message
 
-    def test_of_none_as_chat_adapter(self, tmp_path, caplog):
+    def test_of_the_default_adapter_by_the_name_chat_adapter(self, tmp_path, caplog):
         with dspy.context(lm=lm(), adapter=OTHER):
             chosen().save(tmp_path / "program.json")
-        (message,) = said(caplog, tmp_path / "program.json", student(), lm=lm(), adapter=None)
+        (message,) = warnings_on_loading(caplog, tmp_path / "program.json", student(), lm=lm(), adapter=None)
         assert "the adapter OtherAdapter, but is used with ChatAdapter" in message
 
-    def test_of_the_last_compile(self, saved, tmp_path, caplog):
+    def test_of_differences_from_the_last_compile(self, saved, tmp_path, caplog):
         path, make = saved
         optimizer = PLReorder(exact_match, **OPTIONS)
         if "retrieval" in json.loads(path.read_text()):
-            pytest.skip("Such programs are not compiled again.")
+            pytest.skip("Programs with retrieved demos are not compiled again.")
         with dspy.context(lm=lm(), adapter=OTHER):
             program = optimizer.compile(load_program(make(), path), trainset=EXAMPLES)
         program.save(tmp_path / "again.json")
-        assert not said(caplog, tmp_path / "again.json", make(), lm=lm(), adapter=OTHER)
-        assert said(caplog, tmp_path / "again.json", make(), lm=lm(), adapter=ADAPTER)
+        assert not warnings_on_loading(caplog, tmp_path / "again.json", make(), lm=lm(), adapter=OTHER)
+        assert warnings_on_loading(caplog, tmp_path / "again.json", make(), lm=lm(), adapter=ADAPTER)
 
 
-class TestIsNotTold:
+class TestDoesNotWarn:
     @pytest.mark.parametrize("adapter", [ADAPTER, None])
-    def test_of_the_same(self, saved, caplog, adapter):
+    def test_of_the_same_adapter_and_model(self, saved, caplog, adapter):
         path, make = saved
-        assert not said(caplog, path, make(), lm=lm(), adapter=adapter)
+        assert not warnings_on_loading(caplog, path, make(), lm=lm(), adapter=adapter)
 
     def test_before_anything_is_configured(self, saved, caplog):
         path, make = saved
-        assert not said(caplog, path, make(), lm=None, adapter=None)
+        assert not warnings_on_loading(caplog, path, make(), lm=None, adapter=None)
 
-    def test_of_a_model_where_none_is_configured(self, saved, caplog):
+    def test_of_the_model_if_no_model_is_configured(self, saved, caplog):
         path, make = saved
-        assert not said(caplog, path, make(), lm=None, adapter=ADAPTER)
+        assert not warnings_on_loading(caplog, path, make(), lm=None, adapter=ADAPTER)
 
-    def test_of_programs_that_nothing_is_known_of(self, tmp_path, caplog):
+    def test_for_programs_without_a_record(self, tmp_path, caplog):
         student().save(tmp_path / "program.json")
-        assert not said(caplog, tmp_path / "program.json", student(), lm=lm(), adapter=PlainTextAdapter())
+        assert not warnings_on_loading(
+            caplog, tmp_path / "program.json", student(), lm=lm(), adapter=PlainTextAdapter()
+        )
 
 
-def test_dspy_itself_loads_and_saves_the_same(saved, tmp_path):
+def test_dspy_loads_and_saves_the_record_unchanged(saved, tmp_path):
     path, make = saved
     program = make()
-    if "retrieval" in path.read_text():  # DSPy refuses it, and says what loads it.
+    if "retrieval" in path.read_text():  # DSPy rejects programs with retrieved demos.
         program = load_program(program, path)
     else:
         program.load(path)
@@ -138,9 +140,9 @@ def test_dspy_itself_loads_and_saves_the_same(saved, tmp_path):
     assert json.loads((tmp_path / "again.json").read_text()) == json.loads(path.read_text())
 
 
-def test_nothing_of_it_holds_a_key_or_an_address(tmp_path):
+def test_the_record_contains_no_key_and_no_address(tmp_path):
     with dspy.context(lm=dspy.LM("openai/x", api_key="sk-secret", api_base="http://10.0.0.1")):
-        found_for_each_input().save(tmp_path / "program.json")
+        retrieved_for_each_input().save(tmp_path / "program.json")
     text = (tmp_path / "program.json").read_text()
     assert "openai/x" in text
     assert "secret" not in text

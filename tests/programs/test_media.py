@@ -1,4 +1,4 @@
-"""Pictures, sounds and files: their tokens, and what tells one from another, as objects and in saved programs."""
+"""Token counts and identity of images, audio and files in demos, before and after saving a program."""
 
 import base64
 import random
@@ -12,8 +12,8 @@ from plr_dspy import PLFewShot, PLReorder, load_program
 
 OPTIONS = {"num_threads": 1, "display_progress": False}
 SIZE = 15_000
-TOKENS_OF_A_PICTURE = 250
-"""What litellm counts, whatever the picture."""
+TOKENS_OF_AN_IMAGE = 250
+"""Number of tokens that litellm counts for any image."""
 
 
 def data(number, size=SIZE):
@@ -59,7 +59,7 @@ def kind(request):
 
 
 class TestTokens:
-    def test_of_demos_are_not_those_of_their_data(self, kind):
+    def test_of_demos_do_not_include_the_encoded_data(self, kind):
         trainset = examples(KINDS[kind])
         options = {"max_metric_calls": 40, "max_demo_tokens": 2_000, **OPTIONS}
         chooser = PLFewShot(right, candidates="labeled", **options)
@@ -68,10 +68,10 @@ class TestTokens:
         shown = [best for best in chooser.report.best_by_number if best.num_demos > 0]
         for best in shown:
             tokens_of_a_demo = best.tokens / best.num_demos
-            assert TOKENS_OF_A_PICTURE < tokens_of_a_demo < TOKENS_OF_A_PICTURE + 120
+            assert TOKENS_OF_AN_IMAGE < tokens_of_a_demo < TOKENS_OF_AN_IMAGE + 120
         assert shown
 
-    def test_of_prompts_are_known_before_any_call(self, kind):
+    def test_of_prompts_are_estimated_before_any_call(self, kind):
         program = dspy.Predict(signature(kind))
         demos = examples(KINDS[kind], 2)
         trainset = examples(KINDS[kind], 20, 2)
@@ -85,18 +85,18 @@ class TestTokens:
             least = optimizer.estimate(plain, trainset=without_media)
         assert asked.num_calls == 0
         more = (estimate.prompt_tokens - least.prompt_tokens) / estimate.program_calls
-        assert 2 * TOKENS_OF_A_PICTURE < more < 3 * TOKENS_OF_A_PICTURE + 200
+        assert 2 * TOKENS_OF_AN_IMAGE < more < 3 * TOKENS_OF_AN_IMAGE + 200
 
-    def test_of_pictures_are_those_of_litellm(self):
+    def test_of_images_equal_the_count_of_litellm(self):
         part = {"type": "image_url", "image_url": {"url": KINDS["dspy.Image"](0).url}}
         messages = [[{"role": "user", "content": content}] for content in ([part], [])]
         options = {"use_default_image_token_count": True}
         counts = [litellm.token_counter("gpt-4o", messages=m, **options) for m in messages]
-        assert counts[0] - counts[1] == TOKENS_OF_A_PICTURE
+        assert counts[0] - counts[1] == TOKENS_OF_AN_IMAGE
 
 
 class TestIdentity:
-    def test_demos_of_a_loaded_program_are_known_among_the_examples(self, kind, tmp_path):
+    def test_demos_of_a_loaded_program_are_recognized_among_the_examples(self, kind, tmp_path):
         program = dspy.Predict(signature(kind))
         trainset = examples(KINDS[kind])
         program.demos = [example.copy(question=f"about this: {example.question}") for example in trainset[:3]]
@@ -112,8 +112,8 @@ class TestIdentity:
                 settings = optimizer.report.settings
                 assert settings["num_train"] + settings["num_selection"] == len(trainset) - 3
 
-    def test_letters_in_another_case_are_another_picture(self):
-        """Case is ignored in texts only."""
+    def test_image_data_that_differ_in_case_are_different_images(self):
+        """Case is ignored only in text."""
 
         def make(i):
             letters = format(i, "08b").replace("0", "a").replace("1", "A")
@@ -128,8 +128,8 @@ class TestIdentity:
         settings = optimizer.report.settings
         assert settings["num_train"] + settings["num_selection"] == len(trainset) - 3
 
-    def test_demos_are_found_by_the_other_fields(self, kind, tmp_path):
-        """The demos of a loaded program are texts and must be found, too."""
+    def test_demos_are_retrieved_by_their_text_fields(self, kind, tmp_path):
+        """In a loaded program, images, audio and files in demos are strings."""
         trainset = examples(KINDS[kind])
         for i, example in enumerate(trainset):
             example.question = f"{['red', 'green', 'blue', 'brown'][i % 4]} thing"

@@ -1,4 +1,4 @@
-"""Programs and metrics may write to what they get: the user's examples stay as they are, and no call sees another's."""
+"""Programs and metrics that modify their inputs: the user's examples and the inputs of other calls stay unchanged."""
 
 import sqlite3
 import threading
@@ -44,7 +44,7 @@ class Note:
 
 
 class Row(dspy.Example):
-    """An example of a class of a user."""
+    """A user's subclass of `dspy.Example`."""
 
 
 def add(memory):
@@ -72,7 +72,7 @@ MEMORIES = {
 
 
 class World:
-    """Examples with a memory to which program and metric write, and what calls saw of it."""
+    """Examples with a memory that program and metric modify, and the memories that all calls received."""
 
     def __init__(self, make, write, kind=dspy.Example):
         self.write = write
@@ -119,7 +119,7 @@ def calibrate(world, **options):
 
 
 def ask_in_orders(world):
-    """Call a program of DEmO, which asks in several orders."""
+    """Call a program of DEmO, which calls the model with several orders."""
     orders = [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0]]
     kept = [{"permutations": {"predict": order}, "content_free": [0.5, 0.5]} for order in orders]
     PerInputOrder(world.program(), kept)(**world.trainset[0].inputs())
@@ -154,23 +154,23 @@ def check(world, way):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("memory", ["list", "history"])
-def test_no_way_lets_a_call_write_to_what_another_sees(memory, way):
+def test_no_call_receives_a_memory_that_another_call_modified(memory, way):
     check(World(*MEMORIES[memory]), way)
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_nor_does_any_type_of_value(memory):
+def test_values_of_every_type_are_copied_for_each_call(memory):
     check(World(*MEMORIES[memory]), "evaluate_programs")
 
 
 @pytest.mark.parametrize("way", ["PLReorder", "PLFewShot, bootstrapped", "evaluate_programs"])
 @pytest.mark.parametrize("memory", ["own class", "nested in a list"])
-def test_nor_does_a_class_of_the_users_own(memory, way):
+def test_values_in_a_subclass_of_example_are_copied_for_each_call(memory, way):
     check(World(*MEMORIES[memory], Row), way)
 
 
-def test_a_program_that_writes_to_its_input_is_shown_no_demo_of_it():
-    """The program may write before it asks, which changes the input."""
+def test_an_input_that_the_program_modifies_is_still_excluded_from_its_demos():
+    """The program modifies the input before it calls its predictor."""
     world = World(*MEMORIES["history"])
     shown = []
 
@@ -190,7 +190,7 @@ def test_a_program_that_writes_to_its_input_is_shown_no_demo_of_it():
 
 
 class Unshared:
-    """A class with a `__deepcopy__` of its own."""
+    """A class with its own `__deepcopy__`."""
 
     def __init__(self):
         self.lock = threading.Lock()
@@ -215,7 +215,7 @@ CHECKED = ["PLReorder", "PLFewShot, labeled", "evaluate_programs", "headroom", "
 
 @pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED)
 @pytest.mark.parametrize("way", CHECKED)
-def test_what_cannot_be_copied_is_refused_before_any_call(make, way):
+def test_a_value_that_cannot_be_copied_is_rejected_before_any_call(make, way):
     world = World(*MEMORIES["list"])
     engine = Engine()
     world.trainset[7].memory = make()
@@ -230,7 +230,7 @@ def test_what_cannot_be_copied_is_refused_before_any_call(make, way):
     assert not engine.prompts
 
 
-def test_so_is_a_label_and_what_the_valset_holds():
+def test_a_label_in_the_valset_that_cannot_be_copied_is_rejected_before_any_call():
     world = World(*MEMORIES["list"])
     engine = Engine()
     locked = [dspy.Example(row, notes=threading.Lock()) for row in world.trainset[:3]]
@@ -244,7 +244,7 @@ def test_so_is_a_label_and_what_the_valset_holds():
     assert not engine.prompts
 
 
-def test_a_class_may_say_what_a_copy_of_it_is():
+def test_a_class_may_define_its_own_copies():
     world = World(*MEMORIES["list"])
     shared = Unshared()
     for example in world.trainset:
@@ -260,7 +260,7 @@ def test_a_class_may_say_what_a_copy_of_it_is():
     assert seen == {id(shared)}
 
 
-def test_a_large_value_that_examples_share_is_checked_once():
+def test_the_check_of_examples_copies_a_shared_value_only_once():
     class Counted:
         copies = 0
 

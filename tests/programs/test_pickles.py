@@ -1,4 +1,4 @@
-"""Programs that JSON cannot hold, such as those with sets in demos: DSPy saves them as pickles, which can run code."""
+"""Programs saved as pickles, because their demos contain values that JSON cannot store, such as sets."""
 
 import datetime
 import pickle
@@ -13,7 +13,7 @@ from plr_dspy.cli import commands as cli
 
 PLAIN = {"num_threads": 1, "display_progress": False}
 UNSAVEABLE = {"seen": {1, 2}, "when": datetime.timedelta(1)}
-"""Of demos, what JSON has no form for."""
+"""Values in demos that JSON cannot store."""
 SIGNATURE = "question -> answer"
 
 
@@ -54,7 +54,7 @@ def larger():
     return Program(lambda self, question: self.part(question=question), part=predict())
 
 
-def in_a_larger_one():
+def in_a_larger_program():
     program = larger()
     program.part.demos = with_demos().demos
     return program
@@ -73,9 +73,9 @@ def prompt(program):
 class TestPrograms:
     @pytest.mark.parametrize(
         ("make", "student"),
-        [(with_demos, predict), (ordered, predict), (retrieving, predict), (in_a_larger_one, larger)],
+        [(with_demos, predict), (ordered, predict), (retrieving, predict), (in_a_larger_program, larger)],
     )
-    def test_are_the_same_when_they_are_loaded(self, make, student, tmp_path):
+    def test_send_the_same_prompts_after_loading(self, make, student, tmp_path):
         with using(Classifier(leaning(LABELS, 0.0))):
             program = make()
         with pytest.raises(RuntimeError, match=r"consider saving the state in \.pkl"):
@@ -85,8 +85,8 @@ class TestPrograms:
         assert prompt(loaded) == prompt(program)
         assert len(prompt(program)) > 2 + 2 * 3
 
-    @pytest.mark.parametrize("place", ["alone", "in a larger one"])
-    def test_are_calibrated_as_they_were(self, place, tmp_path):
+    @pytest.mark.parametrize("place", ["alone", "in a larger program"])
+    def test_keep_their_calibration(self, place, tmp_path):
         lm = Classifier(leaning(LABELS, 1.0)).lm()
         with dspy.context(lm=lm, adapter=dspy.ChatAdapter()):
             student = classifier()
@@ -106,7 +106,7 @@ class Bomb:
         return print, ("a pickle was read",)
 
 
-class TestNoPickleIsReadUnlessItIsAllowed:
+class TestPicklesAreNotReadUnlessAllowed:
     def test_by_load_program(self, tmp_path, capsys):
         (tmp_path / "program.pkl").write_bytes(pickle.dumps(Bomb()))
         message = r"program\.pkl is a pickle, which can run code.*allow_pickle=True"
@@ -125,7 +125,7 @@ class TestNoPickleIsReadUnlessItIsAllowed:
             program.load(tmp_path / "program.pkl", allow_pickle=True)
         assert "a pickle was read" not in capsys.readouterr().out
 
-    def test_by_the_command_line_which_has_no_such_option(self, tmp_path, monkeypatch, capsys):
+    def test_by_the_command_line_which_has_no_option_to_allow_them(self, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "program.pkl").write_bytes(pickle.dumps(Bomb()))
         lines = ["import dspy", f"program = dspy.Predict({SIGNATURE!r})", "metric = print"]
@@ -139,7 +139,7 @@ class TestNoPickleIsReadUnlessItIsAllowed:
         assert "program.save('program.json')" in output.err
         assert output.out == ""
 
-    def test_json_needs_no_permission(self, tmp_path):
+    def test_json_files_need_no_permission(self, tmp_path):
         program = predict()
         program.demos = questions(2)
         program.save(tmp_path / "program.json")
@@ -149,18 +149,18 @@ class TestNoPickleIsReadUnlessItIsAllowed:
 
 
 @pytest.mark.parametrize("data", [b"", b"no pickle", pickle.dumps([1]), pickle.dumps(3)])
-def test_files_that_hold_no_program(data, tmp_path):
+def test_files_without_a_saved_program_are_rejected(data, tmp_path):
     (tmp_path / "program.pkl").write_bytes(data)
     with pytest.raises(ValueError, match=r"program\.pkl holds no saved program"):
         load_program(predict(), tmp_path / "program.pkl", allow_pickle=True)
 
 
-def test_a_pickle_of_another_program(tmp_path):
+def test_a_pickle_of_another_program_is_rejected(tmp_path):
     larger().save(tmp_path / "program.pkl")
     with pytest.raises(ValueError, match="cannot be loaded into the student"):
         load_program(predict(), tmp_path / "program.pkl", allow_pickle=True)
 
 
-def test_what_is_neither_is_no_file_of_a_state(tmp_path):
+def test_paths_without_a_known_suffix_are_rejected(tmp_path):
     with pytest.raises(ValueError, match=r"path must end in \.json or \.pkl"):
         load_program(predict(), tmp_path / "program")

@@ -1,4 +1,4 @@
-"""Program calls and their scores: what is paid, what an error costs, and what a metric may return."""
+"""Program calls and their scores: paid calls, errors, and the values that a metric may return."""
 
 import asyncio
 import itertools
@@ -24,7 +24,7 @@ REVERSED = ((2, 1, 0),)
 
 
 def scorer(program=None, *, metric=exact_match, **options):
-    """Return the scorer of a program with three demos, on "question 10" and those that follow."""
+    """Return a scorer for a program with three demos, on "question 10" and all later questions."""
     program = program or student(3)
     work = MetricWork(metric, EXAMPLES[10:])
     options = {"num_threads": 4, **options}
@@ -38,14 +38,14 @@ def errors_of(cells):
 
 
 class TestCells:
-    def test_scores_are_what_evaluate_finds(self, engine):
+    def test_scores_equal_those_of_dspy_evaluate(self, engine):
         (score,) = scored(scorer(), [REVERSED], range(30))
         options = {"metric": exact_match, "display_progress": False}
         evaluate = dspy.Evaluate(devset=EXAMPLES[10:], **options)
         reversed_student = student(student(3).demos[::-1])
         assert round(100 * score, 2) == evaluate(reversed_student).score < 100
 
-    def test_no_cell_is_paid_twice_and_no_call_begins_past_the_budget(self, engine):
+    def test_no_call_is_paid_twice_and_none_begins_beyond_the_budget(self, engine):
         cells = scorer()
         cells.budget.max_calls = 13
         first, second, again = scored(cells, [IDENTITY, REVERSED, IDENTITY], range(5))
@@ -58,7 +58,7 @@ class TestCells:
         assert not cells.evaluate({IDENTITY: range(8)})
         assert engine.num_calls == 13
 
-    def test_the_program_is_not_touched_and_the_caller_s_settings_reach_the_workers(self, engine):
+    def test_the_program_stays_unchanged_and_the_settings_of_the_caller_reach_the_workers(self, engine):
         def ask(self, question):
             seen.append(dspy.settings.get("tenant"))
             return self.predict(question=question)
@@ -71,7 +71,7 @@ class TestCells:
         assert program.predict.demos == student(3).demos
         assert seen == ["a"] * 5
 
-    def test_a_metric_that_writes_to_a_list_of_an_example_changes_no_example(self, engine):
+    def test_a_metric_that_modifies_a_list_changes_no_example(self, engine):
         examples = [example.copy(notes=["a", {"b": 1}]) for example in questions(4)]
 
         def metric(example, prediction):
@@ -83,8 +83,8 @@ class TestCells:
         assert scores == [1.0, 1.0, 1.0]
         assert all(example.notes == ["a", {"b": 1}] for example in examples)
 
-    def test_calls_run_side_by_side_and_one_thread_is_the_caller_s(self, engine):
-        """A connection to a database may be bound to the caller's thread."""
+    def test_calls_run_concurrently_or_in_the_main_thread_if_num_threads_is_one(self, engine):
+        """A database connection may only work in the thread of the caller."""
         meeting = threading.Barrier(4)
 
         def meets(example, prediction):
@@ -100,7 +100,7 @@ class TestCells:
 
 
 def failing(errors):
-    """Return a metric that raises the errors by the number of the question."""
+    """Return a metric that raises these errors, keyed by the number in the question."""
 
     def metric(example, prediction):
         if error := errors.get(int(example.question.split()[1])):
@@ -111,8 +111,8 @@ def failing(errors):
 
 
 class TestErrors:
-    def test_a_failed_call_counts_against_its_ordering(self, engine):
-        """Otherwise an order whose hard examples fail would look better than one that answers them."""
+    def test_a_failed_call_lowers_the_score_of_its_ordering(self, engine):
+        """Otherwise, an order that fails on hard examples would score better than an order that answers them."""
 
         def metric(example, prediction):
             calls.append(example.question)
@@ -131,8 +131,8 @@ class TestErrors:
         assert error.examples == ["example 2"]
         assert len(cells.log.tokens) == 12
 
-    def test_an_unparsable_answer_is_as_bad_as_the_worst_and_no_worse_for_other_examples(self):
-        """What the final comparison finds must not move the scores of the search."""
+    def test_an_unparsable_answer_gets_the_worst_score_among_the_scored_examples(self):
+        """Scores from the final comparison must not change the scores of the search."""
 
         def metric(example, prediction):
             return -5.0 if example.question == "question 20" else 1.0
@@ -144,8 +144,8 @@ class TestErrors:
             assert scored(cells, [IDENTITY], range(4)) == [3 / 4]
             assert scored(cells, [IDENTITY], [0, 10]) == [-5.0]
 
-    def test_an_example_that_never_runs_is_one_failure_and_counts_for_no_ordering(self, engine):
-        """A broken example does not end the run after many orders."""
+    def test_an_example_that_always_fails_is_one_failure_and_is_omitted_for_all_orderings(self, engine):
+        """A broken example must not end the run after many orders."""
         orderings = [IDENTITY, REVERSED, ((1, 0, 2),), ((1, 2, 0),)]
         metric = failing(dict.fromkeys((12, 15), ZeroDivisionError("boom")))
         cells = scorer(metric=metric, max_errors=3, num_threads=1)
@@ -155,10 +155,10 @@ class TestErrors:
         assert errors_of(cells)[0].count == 8
 
     @pytest.mark.parametrize(("of_so_many", "num_calls"), [(25, 720), (14, 140)])
-    def test_one_call_in_twenty_may_fail_if_that_is_more_than_dspy_allows_for(
+    def test_one_call_in_twenty_may_fail_if_this_exceeds_the_limit_of_dspy(
         self, engine, of_so_many, num_calls
     ):
-        """A compile of 1,000 calls must not end at its tenth failure."""
+        """A compile with 1,000 calls must not end at its tenth failure."""
         calls = itertools.count(1)
 
         def metric(example, prediction):
@@ -172,7 +172,7 @@ class TestErrors:
         assert engine.num_calls == num_calls
 
     @pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, GeneratorExit])
-    def test_what_would_end_more_than_a_call_is_a_failure(self, engine, error):
+    def test_exceptions_that_would_end_the_process_are_failures_of_a_call(self, engine, error):
         metric = failing({12: error("bye")})
         cells = scorer(metric=metric, max_errors=2)
         examples, _ = cells.table([IDENTITY], range(6))
@@ -183,7 +183,7 @@ class TestErrors:
         with pytest.raises(RuntimeError, match=message):
             scored(cells, [IDENTITY], range(6))
 
-    def test_an_unparsable_answer_is_wrong_and_one_of_a_judge_a_failure(self):
+    def test_an_unparsable_answer_is_wrong_but_an_unparsable_verdict_of_a_judge_is_a_failure(self):
         with using(OrderSensitiveEngine({}, mumbles=lambda texts: True)):
             cells = scorer(max_errors=1)
             examples, rows = cells.table([IDENTITY], range(5))
@@ -199,7 +199,7 @@ class TestErrors:
         with using(OrderSensitiveEngine({})), pytest.raises(AdapterParseError):
             scored(cells, [IDENTITY], range(10))
 
-    def test_messages_that_cannot_be_written(self, engine, tmp_path):
+    def test_error_messages_with_invalid_unicode_are_saved(self, engine, tmp_path):
         metric = failing({12: ValueError("unknown label \ud83d")})
         cells = scorer(metric=metric, log=RunLog(tmp_path / "calls.jsonl"))
         scored(cells, [IDENTITY], range(6))
@@ -207,9 +207,7 @@ class TestErrors:
         assert messages["ValueError"] == "in the metric: unknown label \\ud83d"
         cells.log.close()
 
-    def test_keys_of_the_model_that_a_metric_asks_are_hidden_also_where_a_message_is_cut(
-        self, engine, caplog
-    ):
+    def test_keys_of_models_in_a_metric_are_hidden_even_if_a_message_is_truncated(self, engine, caplog):
         class Judging:
             def __init__(self):
                 self.judges = {"first": [dspy.LM("openai/x", api_key="plain words")]}
@@ -232,14 +230,14 @@ NO_NUMBERS = [None, {"score": 1.0}, "1.0", [1.0], np.zeros(2), dspy.Prediction(o
 
 class TestMetric:
     @pytest.mark.parametrize("number", [True, 0.123456789, np.float32(0.5), np.bool_(True), 1e30])
-    def test_numbers_of_every_kind(self, number):
+    def test_may_return_any_kind_of_number(self, number):
         assert as_score(number) == float(number)
         assert as_score(np.array([number])) == float(number)
         prediction = dspy.Prediction(score=number, feedback="good")
         assert as_score(prediction) == float(number)
 
     @pytest.mark.parametrize("value", NO_NUMBERS)
-    def test_refuses_what_is_no_number(self, value):
+    def test_must_not_return_other_values(self, value):
         with pytest.raises(TypeError, match="metric must return a number"):
             as_score(value)
 
@@ -253,6 +251,6 @@ class TestMetric:
             (-(10**40), "finite number of at most"),
         ],
     )
-    def test_refuses_what_is_not_finite_or_overflows_when_squared(self, value, words):
+    def test_must_not_return_infinite_numbers_or_numbers_whose_square_overflows(self, value, words):
         with pytest.raises(ValueError, match=f"metric must return a .*{words}"):
             as_score(value)

@@ -1,4 +1,4 @@
-"""Several metrics over one set of program calls."""
+"""Several metrics that score the same program calls."""
 
 import dspy
 import pytest
@@ -16,7 +16,7 @@ def examples(count=20, num_yes=5):
 
 
 class Counting:
-    """A program that says "yes" to the numbers given and keeps the numbers it was asked."""
+    """A program that answers "yes" to the numbers in `yes`, and stores the number of each call."""
 
     def __init__(self, yes, *, failing=()):
         self.asked = []
@@ -59,7 +59,7 @@ METRICS = {"exact": exact, "F1": F1("yes"), "MCC": MatthewsCorrelation(), "lengt
 
 
 @pytest.mark.parametrize("num_threads", [1, 4])
-def test_are_what_each_gives_alone_by_one_set_of_calls(num_threads):
+def test_the_result_of_each_metric_is_the_same_as_alone_with_one_set_of_calls(num_threads):
     programs = {"some": Counting(range(3, 8)), "never": Counting([])}
     evaluations = evaluated(programs, METRICS, num_threads=num_threads)
     for program in programs.values():
@@ -74,14 +74,14 @@ def test_are_what_each_gives_alone_by_one_set_of_calls(num_threads):
     assert len(str(evaluations).splitlines()) == 3 * len(METRICS)
 
 
-def test_one_metric_by_name_is_a_table_with_its_name():
+def test_a_dict_with_one_metric_gives_a_table_with_its_name():
     evaluations = evaluated({"some": Counting(range(3, 8))}, {"exact": exact})
     assert list(evaluations) == ["exact"]
     assert str(evaluations).startswith("exact: 20 examples\n  some  0.700")
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_what_one_metric_writes_reaches_no_other(first):
+def test_changes_by_one_metric_do_not_reach_other_metrics(first):
     seen = []
 
     def writing(example, prediction):
@@ -105,7 +105,7 @@ def test_what_one_metric_writes_reaches_no_other(first):
 
 
 @pytest.mark.parametrize("order", [["exact", "picky"], ["picky", "exact"]])
-def test_an_exception_of_a_metric_leaves_the_example_out(order, caplog):
+def test_an_example_on_which_a_metric_fails_is_omitted(order, caplog):
     metrics = {"exact": exact, "picky": failing_on(3, 4)}
     programs = {"a": Counting(range(5), failing=[7]), "b": Counting([])}
     evaluations = evaluated(programs, {name: metrics[name] for name in order})
@@ -120,7 +120,7 @@ def test_an_exception_of_a_metric_leaves_the_example_out(order, caplog):
     )
 
 
-def test_a_failed_call_of_a_program_is_told_once(caplog):
+def test_a_failed_call_of_a_program_is_reported_once(caplog):
     evaluations = evaluated({"a": Counting(range(5), failing=[7])}, METRICS)
     assert {evaluation.num_failed for evaluation in evaluations.values()} == {1}
     assert caplog.text.count("these examples are left out") == 1
@@ -151,7 +151,7 @@ def test_a_metric_that_always_fails_ends_the_calls(broken, error, calls):
         ({"a": exact, "b": F1("maybe")}, ValueError, "at least one example must have the label 'maybe'"),
     ],
 )
-def test_what_is_no_metric_is_refused_before_any_call(metric, error, words):
+def test_bad_metrics_are_rejected_before_any_call(metric, error, words):
     program = Counting([])
     with pytest.raises(error, match=words):
         evaluated({"a": program}, metric)

@@ -1,4 +1,4 @@
-"""What can be ordered in programs, as the adapter shows it, and what copies of them share and own."""
+"""The orders of a program's demos that change its prompts, and the parts that copies of a program share."""
 
 import functools
 import itertools
@@ -32,7 +32,7 @@ def chain_of_thought(demos):
 
 
 class TestBlocks:
-    def test_plain_text_does_not_regroup(self):
+    def test_plain_text_prompts_keep_incomplete_demos_in_place(self):
         program = chain_of_thought([demo(0), demo(1, reasoning=False), demo(2)])
         with dspy.context(adapter=PlainTextAdapter()):
             assert ProgramSlots(program).space.num_distinct == 6
@@ -40,8 +40,8 @@ class TestBlocks:
         assert [slot.blocks for slot in slots.slots] == [((0, 2),)]
         assert slots.space.num_distinct == 2
 
-    def test_native_reasoning_follows_the_lm(self):
-        """Native reasoning takes the field out of the prompt, and the two groups with it."""
+    def test_native_reasoning_depends_on_the_lm(self):
+        """With native reasoning, prompts omit the reasoning field, so that demos without it are complete."""
         program = dspy.ChainOfThought("question -> answer", rationale_field_type=dspy.Reasoning)
         program.predict.demos = [demo(0), demo(1, reasoning=False), demo(2)]
         reasoner = type("Reasoner", (dspy.LM,), {"supports_reasoning": True})
@@ -51,7 +51,7 @@ class TestBlocks:
 
     @settings(max_examples=30, deadline=None)
     @given(st.lists(st.sampled_from(["full", "labelled", "dropped", "twin"]), min_size=1, max_size=5))
-    def test_the_space_is_what_the_adapter_shows(self, shapes):
+    def test_the_space_has_exactly_the_distinct_prompts(self, shapes):
         makers = {
             "full": lambda i: demo(i),
             "labelled": lambda i: demo(i, reasoning=False),
@@ -82,7 +82,7 @@ class TestBlocks:
 
 
 class TestLabelledDemos:
-    def test_leaves_predictors_alone_that_an_optimizer_left_without_or_that_would_not_show_them(self):
+    def test_are_not_added_to_optimized_programs_or_if_prompts_would_not_show_them(self):
         first = dspy.Predict("question -> hint")
         frozen = dspy.ChainOfThought("question -> answer")
         first.demos = [dspy.Example(question="q", hint="h")]
@@ -93,7 +93,7 @@ class TestLabelledDemos:
             assert add_labelled_demos(unchanged, questions(20), 8, random.Random(0)) == []
         assert program.second.predict.demos == []
 
-    def test_each_predictor_has_a_list_of_its_own_and_two_examples_are_left(self):
+    def test_each_predictor_gets_its_own_list_and_two_examples_remain(self):
         program = Program(one=dspy.Predict("question -> answer"), other=dspy.Predict("question -> answer"))
         assert add_labelled_demos(program, questions(9), 8, random.Random(0)) == ["one", "other"]
         assert program.one.demos == program.other.demos
@@ -128,8 +128,7 @@ DATA = {
 
 class TestShared:
     @pytest.mark.parametrize("make", DATA.values(), ids=DATA.keys())
-    def test_what_is_no_module_is_not_copied(self, make):
-        """Small lists, dicts and sets of modules are copied."""
+    def test_values_other_than_modules_are_shared_except_small_collections(self, make):
         data = make()
         duplicate = ProgramFactory(holder(data=data)).build({})
         copied = type(data) in (list, dict, set)
@@ -139,7 +138,7 @@ class TestShared:
             large = type(data)(zip(range(2_000), range(2_000), strict=True))
             assert ProgramFactory(holder(data=large)).build({}).data is large
 
-    def test_data_beside_modules_is_shared_and_the_modules_are_not(self):
+    def test_data_next_to_modules_is_shared_but_the_modules_are_copied(self):
         data = ["a"]
         inner = holder()
         program = holder(steps=[inner, {"last": (inner, data)}, data])
@@ -167,8 +166,8 @@ class Colleague:
     ],
     ids=["object", "method", "partial", "tool"],
 )
-def test_what_leads_back_to_the_program_is_copied(make, program_in):
-    """Otherwise a copy would answer with the demos of the original."""
+def test_attributes_that_refer_to_the_program_are_copied(make, program_in):
+    """Otherwise, a copy would answer with the demos of the original."""
     program = holder()
     program.held = make(program)
     duplicate = ProgramFactory(program).build({"answer": EXAMPLES[4::-1]})
@@ -177,7 +176,7 @@ def test_what_leads_back_to_the_program_is_copied(make, program_in):
     assert duplicate.answer.demos == program.answer.demos[::-1] == EXAMPLES[4::-1]
 
 
-def test_models_are_found():
+def test_language_models_are_found_in_nested_attributes():
     lms = [dspy.LM(f"openai/{name}") for name in "abc"]
     program = holder(judge=lms[0], committee={"members": [(lms[1],)]}, colleague=Colleague(lms[2]))
     assert {lm.model for lm in language_models(program)} == {"openai/a", "openai/b", "openai/c"}

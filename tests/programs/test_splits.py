@@ -1,3 +1,5 @@
+"""Train and selection splits, and the examples that demos show."""
+
 import datetime
 import random
 from collections import Counter
@@ -29,9 +31,9 @@ def two_classes(answers):
     return [row.with_inputs("question") for row in rows]
 
 
-class TestDemosAreLeftOut:
-    def test_whatever_kind_of_demo_and_names(self):
-        """Predictors rename the input, or take only some of the inputs."""
+class TestExamplesThatDemosShow:
+    def test_are_recognized_for_all_kinds_of_demos_and_names(self):
+        """Predictors may rename the input, or have only some of the inputs."""
         examples = questions(10)
         demos = [
             examples[0],
@@ -47,8 +49,8 @@ class TestDemosAreLeftOut:
         assert shown_by([{"query": "question 7", "answer": "a"}], examples) == set()
 
     @pytest.mark.parametrize(("number", "shown"), [(1, {0}), (2, {0, 1}), (3, set())])
-    def test_a_common_input_alone_shows_nothing(self, number, shown):
-        """An input is common if more than a tenth of the examples have it."""
+    def test_are_not_recognized_by_a_common_input_alone(self, number, shown):
+        """An input value is common if more than a tenth of the examples have it."""
 
         def example(i):
             language = "en" if i < number else f"language {i}"
@@ -60,7 +62,7 @@ class TestDemosAreLeftOut:
         copies = examples[:1] * number + examples[number:]
         assert shown_by([dict(examples[0])], copies) == set(range(number))
 
-    def test_demos_of_a_loaded_program_are_plain_data(self):
+    def test_are_recognized_if_demos_of_a_loaded_program_are_plain_data(self):
         class Ticket(pydantic.BaseModel):
             number: int
             opened: datetime.date
@@ -71,8 +73,8 @@ class TestDemosAreLeftOut:
         ticket = {"opened": "2026-01-01", "number": 3}
         assert shown_by([{"question": ticket, "answer": "x"}], examples) == {3}
 
-    def test_by_what_is_in_prompts(self):
-        """Inputs that no prompt shows do not count."""
+    def test_are_recognized_by_the_inputs_in_prompts(self):
+        """Inputs that no prompt shows are ignored."""
         examples = with_input([(i, f"question {i}") for i in range(20)], style="short")
         demos = [{"question": "question 7", "style": "long", "answer": "a"}]
         options = {"balanced": True, "prompted": ["question"]}
@@ -91,7 +93,7 @@ class TestSplits:
 
     @settings(deadline=None)
     @given(st.integers(2, 120), st.integers(0, 5), st.booleans())
-    def test_are_a_partition_of_four_to_one(self, count, seed, balanced):
+    def test_are_a_partition_in_the_ratio_four_to_one(self, count, seed, balanced):
         examples = questions(count)
         parts = splits(examples, seed=seed, balanced=balanced)
         everything = [*parts.train, *parts.selection]
@@ -101,10 +103,10 @@ class TestSplits:
         assert len(parts.selection) == min(max(1, round(count / 5)), count - 1)
         assert [examples[int(name[9:-1])] for name in parts.names] == everything
 
-    def test_a_valset_is_the_selection_split_and_its_examples_leave_the_train_split(self, caplog):
+    def test_a_valset_is_the_selection_split_and_its_examples_are_removed_from_the_train_split(self, caplog):
         examples = questions(50)
         parts = splits(examples, [*examples[40:], examples[40]], [examples[0], examples[41]])
-        # Copies and what demos show are left out.
+        # Duplicates and examples used as demos are omitted.
         assert len(parts.train) == 39
         assert len(parts.selection) == 9
         places = [40 + int(name[7:-1]) for name in parts.names[39:]]
@@ -113,7 +115,7 @@ class TestSplits:
 
     @settings(deadline=None, max_examples=15)
     @given(st.integers(0, 20), st.booleans())
-    def test_classes_keep_their_shares_in_every_prefix(self, seed, with_valset):
+    def test_every_prefix_has_the_shares_of_all_classes(self, seed, with_valset):
         """The examples are sorted by class, as in many files."""
         examples = two_classes("no" if i % 200 < 50 else "yes" for i in range(400))
         valset = examples[200:] if with_valset else []

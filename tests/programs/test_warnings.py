@@ -1,4 +1,4 @@
-"""What is visible before any call, and would cost all of them: answers that no output can be."""
+"""Errors and warnings about labels and demos that appear before any call is made."""
 
 import contextlib
 import math
@@ -53,7 +53,7 @@ def rows(value):
 @pytest.mark.parametrize(
     ("kind", "value"), [(LABEL, math.nan), (LABEL, None), (LABEL, "Yes"), (bool, "True")]
 )
-def test_where_no_answer_can_be_right_it_is_an_error_before_any_call(run, kind, value):
+def test_examples_without_a_possible_label_are_an_error_before_any_call(run, kind, value):
     program = program_of(kind)
     program.demos = [dspy.Example(question=f"demo {i}", answer="yes") for i in range(4)]
     message = r"no example has one of the labels.*Give each example a label"
@@ -62,18 +62,18 @@ def test_where_no_answer_can_be_right_it_is_an_error_before_any_call(run, kind, 
     assert not engine.num_calls
 
 
-def test_outputs_that_no_example_has_are_no_error(caplog):
+def test_outputs_that_no_example_has_cause_no_warning(caplog):
     examples = [dspy.Example(question=f"q {i}").with_inputs("question") for i in range(40)]
     assert not [text for text in warned(caplog, "PLReorder", program_of(LABEL), examples) if "answer" in text]
 
 
-def test_calibration_says_which_labels_it_cannot_use(caplog):
+def test_calibration_warns_of_examples_without_a_usable_label(caplog):
     with using(engine_for(EXAMPLES)), pytest.raises(Exception, match=r"."):
         BatchCalibration().compile(program_of(LABEL), trainset=rows(math.nan))
     assert "60 of 60 examples have none of the labels ['yes', 'no'] in field 'answer'" in caplog.text
 
 
-def test_demos_that_json_cannot_hold_are_named_with_the_returned_program(caplog):
+def test_a_warning_names_chosen_demos_that_json_cannot_store(caplog):
     demos = [dspy.Example(question=f"demo {i}", answer="a", note=complex(i, 1)) for i in range(4)]
     optimizer = PLFewShot(exact_match, candidates=demos, demos="fixed", min_demos=1, max_metric_calls=60)
     with using(engine_for(EXAMPLES)):

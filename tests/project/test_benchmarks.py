@@ -1,4 +1,4 @@
-"""Benchmarks know the package, count the calls of what they compare, and make the figures of the docs again."""
+"""The benchmarks: they run, count the calls of all methods, and reproduce the numbers in the docs."""
 
 import itertools
 import json
@@ -28,8 +28,8 @@ from paper.tasks import TASKS, Task
 
 
 @pytest.fixture(autouse=True)
-def _log_lines_stay_as_they_were():
-    """Undo what benchmarks do to the log lines of the process."""
+def _restore_log_levels():
+    """Restore the log levels of the process, which benchmarks change."""
     level = logging.getLogger("plr_dspy").level
     yield
     logging.disable(logging.NOTSET)
@@ -41,7 +41,7 @@ FIRST = {"--model": "hosted_vllm/one", "--pool": "20", "--test": "10", "--demos"
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Return a function that runs the live benchmark and gives its table and number of calls."""
+    """Return a function that runs the live benchmark, and returns the table and the number of calls."""
 
     engines = {}
 
@@ -71,11 +71,8 @@ def run(tmp_path, monkeypatch, capsys):
     return of
 
 
-def test_sides_have_the_calls_that_they_are_compared_at_and_all_are_counted(run):
-    """Those of the random search without a number; half of the search counts for what follows it.
-
-    Labels may decide that answers stay as they are.
-    """
+def test_sides_keep_to_their_calls_and_all_calls_are_counted(run):
+    """Without a number, the limit is that of the random search. The calls of "half of it" count for PLReorder."""
     sides = ("random search", "half of it", "half of it, PLReorder", "PLReorder", "PLFewShot@30")
     counted = ("original", "calibrated", "TopK calibrated@100", "calibrate@40")
     num_calls = {}
@@ -90,14 +87,14 @@ def test_sides_have_the_calls_that_they_are_compared_at_and_all_are_counted(run)
     assert calls == sum(num_calls[side] for side in counted) + len(counted) * 10
 
 
-def test_sides_that_find_demos_for_each_input_take_no_calls_but_those_of_the_answers(run):
+def test_sides_that_retrieve_demos_make_no_calls_before_the_held_out_examples(run):
     table, _ = run("nearest last", "random order", "frequent labels", "vote", "KNNFewShot")
     assert [cells[2] for cells in table[1:]] == ["0"] * 5
     assert all(0 <= float(cells[1]) <= 1 for cells in table[1:])
 
 
 class Writer:
-    """A chat model that writes each field it is asked for: labels that depend on the prompt, and new instructions."""
+    """A chat model that writes all requested fields: labels that depend on the prompt, and new instructions."""
 
     def __init__(self):
         self.requests = 0
@@ -118,7 +115,7 @@ class Writer:
 
 
 @pytest.mark.parametrize("peer", sorted(peers.PEERS))
-def test_optimizers_of_dspy_keep_to_about_the_calls_that_they_are_given(peer):
+def test_optimizers_of_dspy_make_about_the_requested_number_of_calls(peer):
     engine = Writer()
     task = TASKS["mr"]
     labels = ("negative", "positive")
@@ -144,11 +141,11 @@ def test_optimizers_of_dspy_keep_to_about_the_calls_that_they_are_given(peer):
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in Path(live.__file__).parent.glob("*.py")))
-def test_no_benchmark_uses_a_name_that_is_gone(name):
+def test_every_benchmark_can_be_imported(name):
     import_module(name)
 
 
-def test_figures_of_the_docs_are_made_again(tmp_path, monkeypatch, capsys):
+def test_evidence_reports_a_figure_that_differs_from_the_docs(tmp_path, monkeypatch, capsys):
     for page in ("evidence",):
         text = (evidence.DOCS / f"{page}.md").read_text(encoding="utf-8")
         (tmp_path / f"{page}.md").write_text(
@@ -162,7 +159,7 @@ def test_figures_of_the_docs_are_made_again(tmp_path, monkeypatch, capsys):
     assert "23 of 24 figures agree" in output
 
 
-def test_answers_under_every_order_are_recorded(tmp_path, monkeypatch):
+def test_answers_for_every_order_are_recorded(tmp_path, monkeypatch):
     engine = PlainLabels("recorded")
     monkeypatch.setattr(ServedModel, "open", lambda self, **_: nullcontext(lambda tokens: lm_of(engine)))
     path = tmp_path / "new" / "mine.npz"
@@ -177,8 +174,8 @@ def test_answers_under_every_order_are_recorded(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["batch", "F1 batch", "F1 light@60"])
-def test_methods_by_a_rare_label_on_recorded_answers(method):
-    """Results have a held-out score and keep to the limit of calls."""
+def test_methods_for_a_rare_label_on_recorded_answers(method):
+    """Each method returns a held-out score, and makes at most 64 calls."""
     world = World(evidence.FILES["AG News"], num_pool=70, share=0.15)
     result = measure(20_000, world=world, method=method)
     assert 0.0 <= result["held-out"] <= 1.0
@@ -186,7 +183,7 @@ def test_methods_by_a_rare_label_on_recorded_answers(method):
 
 
 class WordTokenizer:
-    """A tokenizer with one token for each word, space or sign."""
+    """A tokenizer with one token for each word, space or punctuation mark."""
 
     chat_template = "<role>text<end>"
 
@@ -202,7 +199,7 @@ class WordTokenizer:
 
 
 class PromptDigests:
-    """A chat model with answers that the whole prompt decides, and an optional stop before one arrangement."""
+    """A chat model whose answers depend on the whole prompt, with an optional interrupt before an arrangement."""
 
     def __init__(self, stops_at=None):
         self.tokenizer = WordTokenizer()
@@ -223,7 +220,7 @@ class PromptDigests:
 
 @pytest.fixture
 def record_reviews(tmp_path, monkeypatch):
-    """Return a function that records with a model and gives the arrays of the file."""
+    """Return a function that makes a recording with a model, and returns the arrays in the file."""
     rows = [{"text": f"review {i} of {i % 7}", "label": ("negative", "positive")[i % 2]} for i in range(60)]
     (tmp_path / "mr_train.jsonl").write_text("\n".join(map(json.dumps, rows[:30])))
     (tmp_path / "mr_test.jsonl").write_text("\n".join(map(json.dumps, rows[30:])))
@@ -246,7 +243,7 @@ def record_reviews(tmp_path, monkeypatch):
     return of
 
 
-def test_a_recorded_prompt_is_what_a_predictor_sends():
+def test_a_recorded_prompt_equals_the_prompt_of_a_predictor():
     task = TASKS["trec"]
     chat = record_chat.Chat(task, WordTokenizer())
     predictor = dspy.Predict(task.signature)
@@ -261,7 +258,7 @@ def test_a_recorded_prompt_is_what_a_predictor_sends():
     assert chat.tokens(predictor.demos, inputs)[-len(chat.opening_tokens) :] == chat.opening_tokens
 
 
-def test_labels_are_read_from_their_first_token_if_it_differs():
+def test_labels_are_read_from_their_first_tokens_if_these_differ():
     tokenizer = WordTokenizer()
     words = {}
     for labels in (("good", "bad"), ("good", "good film")):
@@ -273,7 +270,7 @@ def test_labels_are_read_from_their_first_token_if_it_differs():
     assert words["good", "good film"] == [["good", "\n"], ["good", " ", "film", "\n"]]
 
 
-def test_prompts_share_a_beginning_and_are_batched_by_length(monkeypatch):
+def test_common_prefixes_of_prompts_and_batches_by_length(monkeypatch):
     assert record_chat.shared_length([[1, 2, 3], [1, 2, 4, 5]], num_own=1) == 2
     assert record_chat.shared_length([[1, 2, 3], [1, 2, 3]], num_own=2) == 1
     monkeypatch.setattr(record_chat, "BATCH_TOKENS", 6)
@@ -281,8 +278,8 @@ def test_prompts_share_a_beginning_and_are_batched_by_length(monkeypatch):
     assert list(record_chat.batches(rows)) == [[1, 3], [0, 4], [2]]
 
 
-def test_a_stopped_recording_goes_on_and_can_be_extended(record_reviews):
-    """Each prompt is answered once, and the file is the same as without a stop."""
+def test_an_interrupted_recording_resumes_and_can_be_extended(record_reviews):
+    """Each prompt is answered only once."""
     stopped = record_reviews(PromptDigests(stops_at=4))
     is_missing = np.isnan(stopped["logprobs"]).any(axis=(1, 2))
     assert is_missing.tolist() == [False, False, False, False, True, True]
@@ -299,21 +296,21 @@ def test_a_stopped_recording_goes_on_and_can_be_extended(record_reviews):
     assert json.loads(str(extended["about"]))["digest"].startswith("sha256 ")
     for sizes, problem in (
         ({"seed": 1}, "seed 0; got 1"),
-        ({"sets": 3}, "has more answers"),
-        ({"examples": 8}, "has more answers"),
+        ({"sets": 3}, "has answers that the options exclude"),
+        ({"examples": 8}, "has answers that the options exclude"),
     ):
         with pytest.raises(SystemExit, match=problem):
             record_reviews(PromptDigests(), **sizes)
 
 
-def test_a_recorder_says_what_to_install(monkeypatch):
+def test_without_torch_the_error_names_the_packages_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(SystemExit, match="pip install torch transformers gguf accelerate"):
         record_chat.ChatModel(Path("model.gguf"), 1)
 
 
 def simulated_record(path, *, num_sets=10, set_effect=0.0, order_effect=0.0, bias=0.0):
-    """Write and read what a model of known accuracies would answer to 1,000 examples, with 3 orders of each set."""
+    """Write and read answers with known accuracies to 1,000 examples, for 3 orders of each set."""
     rng = np.random.default_rng(5)
     gold = rng.integers(2, size=1_000)
     kinds = ["no demos", "nearest"]
@@ -336,8 +333,8 @@ def simulated_record(path, *, num_sets=10, set_effect=0.0, order_effect=0.0, bia
 
 
 @pytest.mark.parametrize("effects", [(0.0, 0.0), (0.08, 0.0), (0.0, 0.08)])
-def test_the_spread_over_sets_and_orders_is_what_was_simulated(tmp_path, effects):
-    """Without an effect, all that is seen is noise."""
+def test_the_estimated_spread_over_sets_and_orders_equals_the_simulated_spread(tmp_path, effects):
+    """Without an effect, the observed spread is only noise."""
     of_sets, of_orders = effects
     record = simulated_record(tmp_path / "x.npz", num_sets=60, set_effect=of_sets, order_effect=of_orders)
     (row,) = levers.spreads([record])
@@ -345,11 +342,11 @@ def test_the_spread_over_sets_and_orders_is_what_was_simulated(tmp_path, effects
         value, low, high = map(float, re.findall(r"[\d.]+", row[f"{name}: true"]))
         assert low <= value <= high
         assert abs(value - truth) < 0.025
-    is_noise = int(row["orders: noise"].split()[0]) > 75
+    is_noise = int(row["orders: noise"].removesuffix("%")) > 75
     assert is_noise == (of_orders == 0)
 
 
-def test_levers_are_measured_on_examples_that_did_not_choose_them(tmp_path):
+def test_levers_are_measured_on_other_examples_than_those_used_to_choose(tmp_path):
     record = simulated_record(tmp_path / "x.npz")
     accuracies = {name: shares.mean() for name, shares in levers.levers(record).items()}
     assert accuracies["best recorded"] > accuracies["random demos"] + 0.01
@@ -361,7 +358,7 @@ def test_levers_are_measured_on_examples_that_did_not_choose_them(tmp_path):
     assert abs(shares["random demos, calibrated"].mean() - 0.65) < 0.03
 
 
-def test_an_unfinished_record_counts_with_most_of_its_answers():
+def test_most_answers_of_an_unfinished_record_are_used():
     is_known = np.ones((5, 10), dtype=bool)
     is_known[3, 2:] = False
     is_known[4] = False
@@ -370,7 +367,7 @@ def test_an_unfinished_record_counts_with_most_of_its_answers():
     assert len(examples) == 10
 
 
-def test_records_of_either_kind_are_tabled(record_reviews, tmp_path, monkeypatch, capsys):
+def test_tables_include_records_of_both_kinds(record_reviews, tmp_path, monkeypatch, capsys):
     record_reviews(PromptDigests(stops_at=4))
     paths = [evidence.FILES["MR"], tmp_path / "chat" / "mr.npz"]
     monkeypatch.setattr(sys, "argv", ["x", "--records", *map(str, paths)])
@@ -380,7 +377,7 @@ def test_records_of_either_kind_are_tabled(record_reviews, tmp_path, monkeypatch
     assert sum(line.startswith("| model | chat | mr | ") for line in lines) == 3
 
 
-def test_recorded_orders_are_ranked_by_the_examples_that_the_search_has_not_seen():
+def test_recorded_orders_are_scored_on_examples_that_the_search_has_not_seen():
     path = probability.RECORDED / "subj.npz"
     result = probability.ranked_run(path, 2, "PLR-1 all orders")
     landscape = RecordedLandscape(path, 2)

@@ -1,4 +1,4 @@
-"""The README, CONTRIBUTING and the pages of docs/: code runs, links and files are there, and the site builds."""
+"""The README, CONTRIBUTING and the pages of docs/: their code runs, links and files exist, and the site builds."""
 
 import ast
 import asyncio
@@ -35,7 +35,7 @@ LINK = re.compile(r"\]\(([^()\s]+)\)")
 LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"?(https?://[^\s\">]+)")
 MOST_NOT_RUN = 3
 BUDGET = 60
-"""Program calls of `auto="light"` here, and of what pages give hundreds."""
+"""Number of program calls here, instead of the number for `auto="light"`, and of numbers above 99 on pages."""
 
 EXAMPLES = questions(40)
 LABELS = ["negative", "positive"]
@@ -89,11 +89,11 @@ PRESUPPOSED = {
     },
     "docs/calibration.md": lambda: {**labelled(), "devset": load_reviews("test")[:20]},
 }
-"""What the code of a page takes for granted."""
+"""Functions that create the variables and files that the code of a page presupposes."""
 
 
 def blocks(page):
-    """Return the first line, the code and whether it is run, for each Python block of a page."""
+    """Return each Python block of a page: its first line, its code, and whether to run it."""
     text = PAGES[page].read_text(encoding="utf-8")
     return [
         (text[: match.start()].count("\n") + 1, match[2], not NOT_RUN.search(text[: match.start()]))
@@ -104,7 +104,7 @@ def blocks(page):
 
 @pytest.fixture
 def no_network(page, tmp_path, monkeypatch):
-    """Lead every way to a model to a fake, with settings and a folder for one page."""
+    """Replace all models with fakes and block the network, in a folder and with settings for one page."""
     of_reviews = page not in of_pages("budget report order servers", None)
     engine = fakes.LabelEngine(LABELS, label_shares) if of_reviews else fakes.engine_for(EXAMPLES)
 
@@ -148,7 +148,7 @@ def run_page(page):
     for line, code, run in blocks(page):
         if run:
             code = re.sub(r"max_metric_calls=\d{3,}", f"max_metric_calls={BUDGET}", code)
-            # The lines of a traceback are those of the page.
+            # Number the lines as on the page, so that tracebacks point to the page.
             module = ast.parse(code, str(PAGES[page]))
             ast.increment_lineno(module, line)
             exec(compile(module, str(PAGES[page]), "exec"), namespace)
@@ -161,7 +161,7 @@ def test_the_code_of_a_page_runs(page, no_network):
 
 
 @pytest.mark.parametrize("page", ["docs/servers.md"])
-def test_requests_bring_their_model_along(page, no_network):
+def test_served_programs_work_in_other_threads_without_configured_models(page, no_network):
     served = run_page(page)
     question = EXAMPLES[0].question
     first = served["handle"](EXAMPLES[0].question)
@@ -171,7 +171,7 @@ def test_requests_bring_their_model_along(page, no_network):
     assert asyncio.run(served["handle_async"](question)) == first
 
 
-def test_nearly_all_code_is_run_and_the_api_page_has_every_public_name():
+def test_at_most_three_blocks_are_not_run_and_the_api_page_lists_every_public_name():
     not_run = []
     for page in PAGES:
         not_run += [(page, line) for line, _, run in blocks(page) if not run]
@@ -182,7 +182,7 @@ def test_nearly_all_code_is_run_and_the_api_page_has_every_public_name():
     assert public - listed == {"plr_dspy.__version__"}
 
 
-def test_errors_that_assistants_are_told_to_fix_are_those_of_the_package():
+def test_errors_in_the_skill_are_messages_of_the_package():
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "plr_dspy").rglob("*.py")]
     table = PAGES["SKILL.md"].read_text(encoding="utf-8").partition("| error | fix |")[2]
     errors = re.findall(r"^\| `(.+?)` \|", table, re.M)
@@ -203,7 +203,7 @@ def anchors(path):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page):
+def test_linked_files_and_headings_exist(page):
     for target in LINK.findall(without_code(PAGES[page])):
         if target.startswith(("https://", "http://")):
             continue
@@ -222,7 +222,7 @@ def test_the_navigation_has_all_pages_and_the_architecture_every_package():
     assert packages <= set(named)
 
 
-def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path):
+def test_the_site_builds_and_loads_nothing_from_other_sites(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
@@ -235,7 +235,7 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path):
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
-def test_files_that_a_page_names_are_there(page):
+def test_files_named_on_a_page_exist(page):
     named = set(re.findall(r"`([\w.]+(?:/[\w.]+)+/?)`", PAGES[page].read_text(encoding="utf-8")))
     assert len(named) > 10
     missing = [name for name in named if not (ROOT / name).exists()]
@@ -245,15 +245,15 @@ def test_files_that_a_page_names_are_there(page):
 MEASURING = ("evidence", "fewshot", "calibration")
 EVIDENCE = "".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in MEASURING)
 MEASURED = re.compile(r"(?<![\d.])[+-]?\.\d{3}\b")
-"""Accuracies and differences, as all pages write them."""
+"""Matches accuracies and differences on the pages."""
 
 
-def test_figures_of_the_readme_are_those_of_the_evidence():
+def test_figures_in_the_readme_are_on_the_pages_with_evidence():
     stated = set(MEASURED.findall((ROOT / "README.md").read_text(encoding="utf-8")))
     assert stated <= set(MEASURED.findall(EVIDENCE))
 
 
-def test_the_docs_name_each_benchmark_and_no_program_that_is_gone():
+def test_the_docs_name_every_benchmark_and_only_existing_programs():
     others = ("README.md", "CONTRIBUTING.md", "Makefile", "benchmarks/README.md")
     pages = [*(ROOT / "docs").glob("*.md"), *map(ROOT.joinpath, others)]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
@@ -263,7 +263,7 @@ def test_the_docs_name_each_benchmark_and_no_program_that_is_gone():
     assert {f"benchmarks/{path.name}" for path in commands} <= named
 
 
-def test_the_picture_can_be_drawn_again(tmp_path, monkeypatch):
+def test_the_figure_of_the_readme_can_be_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["picture.py", "--out", str(tmp_path / "picture.png")])
     picture.main()
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")

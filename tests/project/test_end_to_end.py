@@ -1,4 +1,4 @@
-"""The main job on the real local model: a program, its demos, a better order, a saved file."""
+"""PLReorder and label probabilities on the real local model."""
 
 import contextlib
 import math
@@ -17,7 +17,7 @@ from plr_dspy.labels.reader import LogprobRequests, labels_read
 
 
 @pytest.mark.parametrize(("route", "options"), [("completion", {}), ("chat", {"engine": "litellm"})])
-def test_every_route_to_the_server(server, route, options, monkeypatch):
+def test_a_compile_works_on_every_route_to_the_server(server, route, options, monkeypatch):
     through = []
 
     def counted(function):
@@ -38,7 +38,7 @@ def test_every_route_to_the_server(server, route, options, monkeypatch):
     assert not default.cache
     assert default.kwargs["temperature"] == 0.0
     assert default.kwargs["max_tokens"] == 16
-    # Few replies of the chat route can be read, which may end the compile.
+    # Few replies in chat format can be parsed, which may end the compile.
     unread = contextlib.suppress(RuntimeError) if route == "chat" else contextlib.nullcontext()
     with dspy.context(lm=lm, adapter=PlainTextAdapter()), unread:
         reorder.compile(student, trainset=trainset)
@@ -57,8 +57,8 @@ def test_every_route_to_the_server(server, route, options, monkeypatch):
         assert report.signal.used == "logprobs"
 
 
-def test_label_probabilities_are_those_of_the_next_token(server):
-    """The greedy answer is the likeliest label."""
+def test_label_probabilities_agree_with_those_of_the_next_token(server):
+    """The answer must also be the likeliest label."""
     *shown, asked = load_reviews("train")[:5]
     lm = server.lm(cache=False)
     student = dspy.Predict(Sentiment)

@@ -1,4 +1,4 @@
-"""What importing the package and its command costs: nothing heavy before it is needed, and every name all the same."""
+"""Imports of the package: heavy modules are loaded only when needed, and all public names exist."""
 
 import ast
 import os
@@ -66,7 +66,7 @@ for model in ("openai/gpt-4o-mini", "together_ai/meta-llama/Llama-3-8b-chat-hf")
 
 
 def run(code):
-    """Return what code prints to both streams in a process of its own."""
+    """Run code in a new process, and return its output on stdout and stderr."""
     test_settings = ("HF_HUB_OFFLINE", "LITELLM_LOCAL_MODEL_COST_MAP", "TQDM_DISABLE")
     env = {name: value for name, value in os.environ.items() if name not in test_settings}
     command = [sys.executable, "-c", f"import sys; HEAVY = {HEAVY}\n{code}"]
@@ -75,7 +75,7 @@ def run(code):
     return done.stdout, done.stderr
 
 
-def test_importing_loads_nothing_heavy_and_sets_up_log_lines_like_those_of_dspy():
+def test_importing_loads_no_heavy_modules_and_formats_log_lines_like_dspy():
     heavy, messages = run(ALONE)
     assert heavy == "\n"
     assert [line.split()[2:] for line in messages.splitlines()] == [
@@ -86,16 +86,16 @@ def test_importing_loads_nothing_heavy_and_sets_up_log_lines_like_those_of_dspy(
     assert runtime.TIME_FORMAT == logging_utils.LOGGING_DATETIME_FORMAT
 
 
-def test_what_is_needed_is_loaded_then_and_no_extra_and_an_estimate_asks_no_network_and_prints_nothing():
-    """Torch's compiler is not imported, since it takes longer than the package."""
+def test_optimizers_load_no_extras_and_an_estimate_needs_no_network_and_prints_nothing():
+    """Torch's compiler is not imported, because importing it takes longer than importing the package."""
     assert run(BESIDE_DSPY) == ("", "")
 
 
 FLAWED = "compile app.py:program --metric app.py:metric --train train.jsonl --inputs question --lm local --out p.json"
 
 
-def test_help_and_bad_arguments_load_nothing_heavy():
-    """The files do not exist."""
+def test_help_and_bad_arguments_load_no_heavy_modules():
+    """Nonexistent files are among the bad arguments."""
     commands = ["--version", "compile --help", f"{FLAWED} --max-calls many", FLAWED, "report nowhere.json"]
     code = f"""
 import contextlib
@@ -109,7 +109,7 @@ print(*sorted(HEAVY & sys.modules.keys()))
 
 
 @pytest.mark.parametrize("package", [plr_dspy, plr_dspy.baselines])
-def test_every_name_is_there(package):
+def test_every_public_name_exists(package):
     for name in package.__all__:
         value = getattr(package, name)
         home = getattr(value, "__module__", None)
@@ -167,11 +167,11 @@ def uses_of_private_dspy_names(source, private):
         ("import dspy\nself._compiled\nsuper()._call_preprocess()\ndspy.Predict", []),
     ],
 )
-def test_uses_of_private_names_are_noticed(source, uses):
+def test_uses_of_private_names_are_found(source, uses):
     assert list(uses_of_private_dspy_names(source, private_dspy_names())) == uses
 
 
-def test_one_file_alone_uses_private_names_of_dspy():
+def test_only_dspy_compat_uses_private_names_of_dspy():
     private = private_dspy_names()
     uses = {}
     for path in Path(plr_dspy.__file__).parent.rglob("*.py"):

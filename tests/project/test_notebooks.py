@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, without the local model, and are kept with their outputs."""
+"""The notebooks: all cells run with a fake model, and the stored outputs are from one run."""
 
 import json
 
@@ -24,18 +24,18 @@ SHORTER = {
     "05_choosing_demos.ipynb": FAKE
     | {"max_metric_calls=300": "max_metric_calls=100", "max_metric_calls=200": "max_metric_calls=60"},
 }
-"""What stands in place of numbers that take long, and of the local model, by notebook."""
+"""Replacements in each notebook's code, for smaller numbers and a fake model."""
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_runs(name, tmp_path, monkeypatch):
+def test_all_cells_run(name, tmp_path, monkeypatch):
     monkeypatch.delenv("VLLM_BASE", raising=False)
     monkeypatch.chdir(tmp_path)
     assert run_notebook(name, SHORTER[name])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_is_kept_with_the_outputs_of_one_run(name):
+def test_stored_outputs_are_from_one_run(name):
     notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
     nbformat.validate(notebook)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -46,4 +46,4 @@ def test_is_kept_with_the_outputs_of_one_run(name):
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert not [output for output in outputs if output.output_type == "error"]
     assert not [output for output in outputs if output.get("name") == "stderr"]
-    assert "/site-packages/" not in json.dumps(outputs), "a path of the machine that ran it"
+    assert "/site-packages/" not in json.dumps(outputs), "an output contains a path of the author's machine"

@@ -1,4 +1,4 @@
-"""`examples/quickstart.py`: what it is given, and that it runs on the local model."""
+"""`examples/quickstart.py` on the local model."""
 
 import importlib.util
 import logging
@@ -24,7 +24,7 @@ def quickstart(monkeypatch):
     logging.getLogger("plr_dspy").setLevel(level)
 
 
-def test_it_runs(quickstart, tmp_path, monkeypatch, capsys):
+def test_quickstart_prints_scores_and_saves_the_program(quickstart, tmp_path, monkeypatch, capsys):
     write_task(tmp_path)
     places = ["--out", str(tmp_path), "--task", "mr", "--data-dir", str(tmp_path)]
     options = ["--demos", "2", "--pool", "4", "--test", "2", "--random-orders", "1", "--seeds", "0", "1"]
@@ -38,7 +38,7 @@ def test_it_runs(quickstart, tmp_path, monkeypatch, capsys):
     assert len(loaded.demos) == 2
 
 
-def test_data_that_is_not_there_is_named(quickstart, tmp_path, monkeypatch):
+def test_a_missing_data_file_is_an_error(quickstart, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["quickstart.py", "--task", "mr", "--data-dir", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"^quickstart: no file"):
+    with pytest.raises(SystemExit, match=r"^quickstart: there is no file"):
         quickstart.main()

@@ -1,4 +1,4 @@
-"""What a release holds: built from the files of the repository, checked, and used without the repository."""
+"""A release: the wheel and the sdist are built, checked, and used without the repository."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def run(*command, **options):
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """Return a folder with the tracked files or those of an unpacked sdist."""
+    """Return a folder with the tracked files, or with the files of an unpacked sdist."""
     if not (ROOT / ".git").exists():
         return ROOT
     copy = tmp_path_factory.mktemp("checkout")
@@ -43,7 +43,7 @@ def checkout(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def release(checkout, tmp_path_factory):
-    """Return a folder with an sdist and the wheel that was built from it."""
+    """Return a folder with an sdist and the wheel built from this sdist."""
     folder = tmp_path_factory.mktemp("release")
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, checkout)
     return folder
@@ -60,7 +60,7 @@ def contents(path):
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def test_the_citation_and_the_changelog_are_of_this_version():
+def test_the_citation_and_the_changelog_name_this_version():
     version = re.search(r'__version__ = "(.+)"', (ROOT / "plr_dspy" / "_version.py").read_text())[1]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert {"cff-version", "title", "message", "authors"} <= citation.keys()
@@ -69,7 +69,7 @@ def test_the_citation_and_the_changelog_are_of_this_version():
     assert (citation["version"], citation["license"], headings[0]) == (version, "MIT", version)
 
 
-def test_the_indexes_will_take_it_with_licence_and_command(release, wheel):
+def test_the_release_passes_twine_and_has_a_licence_and_a_command(release, wheel):
     assert len(list(release.iterdir())) == 2
     run(sys.executable, "-m", "twine", "check", "--strict", *release.iterdir())
     named = {name.partition(".dist-info/")[2]: data for name, data in contents(wheel).items()}
@@ -77,7 +77,7 @@ def test_the_indexes_will_take_it_with_licence_and_command(release, wheel):
     assert b"plr-dspy = plr_dspy.cli:main" in named["entry_points.txt"]
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(wheel, checkout):
+def test_the_wheel_contains_only_the_package(wheel, checkout):
     held = {name: data for name, data in contents(wheel).items() if ".dist-info/" not in name}
     assert held == {
         path.relative_to(checkout).as_posix(): path.read_bytes()
@@ -87,10 +87,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel, checkout):
     names = held.keys()
     assert names >= LOADED_AT_RUN_TIME
     others = {name for name in names if not name.endswith(".py")}
-    assert others < LOADED_AT_RUN_TIME, "a new data file: is it loaded?"
+    assert others < LOADED_AT_RUN_TIME, "a data file that LOADED does not list"
 
 
-def test_the_sdist_holds_the_tests(release):
+def test_the_sdist_contains_the_tests(release):
     (path,) = release.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
