@@ -129,6 +129,29 @@ def call_back(optimizer: Teleprompter, event: str, outputs: object) -> None:
             )
 
 
+class TruncationCounter:
+    """Counts the truncated replies to the calls in a context with `caller_modules=[counter]`.
+
+    DSPy appends each call to the history of its callers. This one keeps none.
+    """
+
+    def __init__(self) -> None:
+        self.num_truncated = 0
+        self.history = self
+
+    def __len__(self) -> int:
+        return 0
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Count the entry if a reply reached the maximum number of tokens."""
+        response = entry["response"]
+        replies = response if isinstance(response, tuple) else [response]
+        for reply in replies:
+            # DSPy's own engines return one reply, litellm a list of choices.
+            choices = getattr(reply, "choices", None) or [reply]
+            self.num_truncated += any(getattr(choice, "finish_reason", "") == "length" for choice in choices)
+
+
 def drop_from_memory_cache(calls: Iterable[Call]) -> None:
     """Remove the replies to calls from DSPy's memory cache if the disk cache has them."""
     cache = dspy.cache

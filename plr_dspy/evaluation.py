@@ -16,9 +16,10 @@ from scipy import special
 
 from plr_dspy.data.examples import Rows, as_examples
 from plr_dspy.errors import UserError, UserTypeError
+from plr_dspy.labels.checks import check_answers, check_labels
 from plr_dspy.labels.loading import with_saved_wrappers
 from plr_dspy.labels.outputs import LabelOutput, label_output
-from plr_dspy.labels.work import check_answers, label_scores
+from plr_dspy.labels.work import label_scores
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_value
@@ -261,10 +262,11 @@ def evaluate_programs(
     if len(devset) < 2:
         raise UserError(f"devset must contain at least 2 examples; got {len(devset)}: pass more")
     for single_metric in metrics.values():
-        if isinstance(single_metric, SetMetric):
-            single_metric.check(devset)
         for program in programs.values():
             check_answers(program, single_metric, devset, name="devset")
+        check_labels(next(iter(programs.values())), single_metric, devset=devset)
+        if isinstance(single_metric, SetMetric):
+            single_metric.check(devset)
     Checked(num_threads=num_threads, max_errors=max_errors)
     runs = [_ProgramRun(name, program, metrics, devset) for name, program in programs.items()]
     with progress_bar(len(programs) * len(devset), display=display_progress, title="evaluate") as bar:

@@ -103,9 +103,11 @@ def digest(text: str) -> float:
     return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 16**8
 
 
-def chat_response(text: str, *, prompt_tokens: int = 10, logprobs: Any = None) -> Any:
+def chat_response(
+    text: str, *, prompt_tokens: int = 10, logprobs: Any = None, finish_reason: str = "stop"
+) -> Any:
     message = {"role": "assistant", "content": text}
-    choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": logprobs}
+    choice = {"index": 0, "message": message, "finish_reason": finish_reason, "logprobs": logprobs}
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": 5}
     usage["total_tokens"] = prompt_tokens + 5
     reply = {"id": "fake", "model": "fake", "choices": [choice], "usage": usage}

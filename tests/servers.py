@@ -136,8 +136,10 @@ def running(server: Server) -> Iterator[Any]:
             thread.join()
 
 
-def completion(text: str | None, *, plain: bool = True, logprobs: Any = None) -> dict[str, Any]:
-    choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
+def completion(
+    text: str | None, *, plain: bool = True, logprobs: Any = None, finish_reason: str = "stop"
+) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": 0, "finish_reason": finish_reason}
     choice |= {"text": text} if plain else {"message": {"role": "assistant", "content": text}}
     if logprobs is not None:
         choice["logprobs"] = logprobs

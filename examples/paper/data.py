@@ -13,7 +13,7 @@ import dspy
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from plr_dspy.data.examples import Rows, as_examples
-from plr_dspy.data.loading import HubSplit, load_file, load_hub_split
+from plr_dspy.data.loading import HubSplit, import_datasets, load_file, load_hub_split
 from plr_dspy.errors import UserError
 
 from .answers import boxes
@@ -207,8 +207,7 @@ def _hub_rows(source: HubSource, task: Task) -> Iterator[tuple[str, dict[str, An
 
 def _load_split(source: HubSource) -> Rows:
     """Load the text and answer columns of a split."""
-    import datasets
-
+    datasets = import_datasets()
     columns = [source.text, source.answer]
     if source.is_streamed:
         # With `columns` but no `features`, `datasets` rejects data sets whose card lists features.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from plr_dspy._version import __version__
+from plr_dspy.cli.output import OutputClosed, discard_output, printing, show
 from plr_dspy.compiling.plan import BUDGETS, SIGNALS
 from plr_dspy.data.loading import HUB, HubSplit, hub_split
 from plr_dspy.errors import USER_ERRORS, UserError
@@ -23,16 +24,29 @@ Options: TypeAlias = dict[str, dict[str, Any]]
 USER_ERROR = 2  # An argument or a file is invalid.
 FAILED = 1  # The program, metric, model or machine failed.
 INTERRUPTED = 130  # The user pressed Ctrl-C.
+OUTPUT_CLOSED = 141  # The reader of the output has gone: 128 + SIGPIPE, as shells report it.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; raise SystemExit(2) if the arguments are invalid."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # Some terminals cannot show the arrows in reports.
-    args = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    try:
+        with printing():
+            args = _parser().parse_args(arguments)
+        logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+        return _exit_code(args)
+    except OutputClosed:
+        discard_output()
+        return OUTPUT_CLOSED
+
+
+def _exit_code(args: argparse.Namespace) -> int:
+    """Run a command and return its exit code; print a message if it fails."""
     try:
         _run(args)
+    except OutputClosed:
+        raise
     except KeyboardInterrupt:
         print("plr-dspy: interrupted; --log-dir keeps the calls made so far", file=sys.stderr)
         return INTERRUPTED
@@ -56,7 +70,7 @@ def _run(args: argparse.Namespace) -> None:
     if args.command == "report":
         from plr_dspy.report.report import Report
 
-        print(Report.load(args.path).details())
+        show(Report.load(args.path).details())
         return
     from plr_dspy.cli import compiling
 
@@ -118,6 +132,11 @@ SELECT = (
     "--train; auto and retrieved also retrieve demos for each input (see docs/fewshot.md)"
 )
 
+INSTRUCTIONS = (
+    "with --select: also choose the instruction of a program with one predictor: texts to choose from, or propose, "
+    "which has a model write some; the program's own always competes"
+)
+
 OF_PROGRAM: Options = {
     "program": {"help": "FILE.py:NAME or MODULE:NAME of a DSPy module, or of a function that returns one"},
     "--inputs": {"nargs": "+", "help": "names of the input columns (default: the inputs of the program)"},
@@ -150,6 +169,20 @@ OF_COMPILE: Options = {
     },
     "--select": {"nargs": "?", "const": "fixed", "choices": ["fixed", "auto", "retrieved"], "help": SELECT},
     "--max-demos": {"type": int, "help": "with --select: maximum demos per predictor (default: 8)"},
+    "--instructions": {"nargs": "+", "metavar": "TEXT", "help": INSTRUCTIONS},
+    "--prompt-model": {
+        "help": "with --instructions propose: litellm name of the model that proposes, which reads its key from its "
+        "provider's environment variable (default: --lm)"
+    },
+    "--num-instructions": {
+        "type": int,
+        "help": "with --instructions propose: number to propose before the search for each predictor (default: 6)",
+    },
+    "--programs": {
+        "nargs": "+",
+        "default": [],
+        "help": "programs to compare unchanged: saved versions of the program (JSON), or others as FILE.py:NAME",
+    },
     "--min-per-class": {
         "type": int,
         "help": "with --select: minimum demos of each class, such as each label (default: none)",
@@ -197,6 +230,7 @@ OF_CHOOSE: Options = {
         "help": "maximum program calls (default: unlimited)",
     },
     "--out": {"type": _new_program, "help": "file for the chosen program (JSON)"},
+    "--estimate": OF_COMPILE["--estimate"],
 }
 OF_REPORT: Options = {
     "path": {"type": _report_file, "help": "report file, or a folder that contains report.json"}

@@ -4,8 +4,9 @@ import argparse
 import importlib
 import inspect
 import os
+import shlex
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import dspy
 
 from plr_dspy.cli.examples import read_examples
+from plr_dspy.cli.output import show
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.evaluation import evaluate_programs, load_program
 from plr_dspy.labels.outputs import label_output
@@ -23,6 +25,7 @@ from plr_dspy.local import local_lm
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.confusion import F1, BalancedAccuracy, MatthewsCorrelation, SetMetric
 from plr_dspy.optimizer.choosing import choose_program
+from plr_dspy.optimizer.estimating import estimate
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.checks import json_obstacle
@@ -38,29 +41,59 @@ SET_METRICS: dict[str, type[SetMetric]] = {
 
 def run_compile(args: argparse.Namespace) -> None:
     """Order or choose demos, and save program and report; with --estimate, only print the cost."""
-    for option, value in {"--max-demos": args.max_demos, "--min-per-class": args.min_per_class}.items():
+    for option, value in _selecting(args).items():
         if value is not None and not args.select:
             raise UserError(f"{option} needs --select: pass both, or neither")
     if args.out is None and not args.estimate:
         raise UserError("--out is missing: pass a file for the program, or pass --estimate")
     program = _named_program(args.program, args.demos)
+    programs = _other_programs(args, program)
     metric = _named_metric(args.metric, program)
     examples = _examples(args, program)
     if args.out is not None:
-        _check_saveable(program, examples["trainset"], adds_demos=bool(args.select))
+        _check_saveable(program, examples["trainset"], programs, adds_demos=bool(args.select))
     optimizer = _optimizer(args, metric)
+    data = {**examples, "programs": programs or None}
     with _language_model(args):
         if args.estimate:
-            print(optimizer.estimate(program, **examples))
+            show(optimizer.estimate(program, **data))
             return
         try:
-            optimizer.compile(program, **examples).save(args.out)
+            optimizer.compile(program, **data).save(args.out)
         finally:
             if optimizer.report is not None:
                 if args.report is not None:
                     optimizer.report.save(args.report)
-                print(optimizer.report.details())
-    print(f"saved in {args.out}; load it with plr_dspy.load_program(student, {str(args.out)!r})")
+                show(optimizer.report.details())
+    show(f"saved in {args.out}; load it with plr_dspy.load_program(student, {str(args.out)!r})")
+    report = optimizer.report
+    assert report is not None
+    is_version = not report.returned.name or report.returned.name.endswith(".json")
+    if is_version and not report.original_stays:
+        show(f"check it on ROWS that no search has seen:\n  {_check_command(args)}")
+
+
+def _check_command(args: argparse.Namespace) -> str:
+    """Return the command that compares the program with the compiled one."""
+    options = {
+        "--metric": args.metric,
+        "--inputs": args.inputs,
+        "--demos": args.demos,
+        "--lm": args.lm,
+        "--api-base": args.api_base,
+        "--api-key-env": args.api_key_env,
+        "--max-tokens": args.max_tokens,
+        "--adapter": args.adapter,
+        "--threads": args.num_threads,
+        "--programs": args.out,
+        "--data": "ROWS",
+    }
+    words = ["plr-dspy", "evaluate", args.program]
+    for option, value in options.items():
+        if value is not None:
+            values = value if isinstance(value, list) else [value]
+            words += [option, *map(str, values)]
+    return shlex.join(words)
 
 
 def run_evaluate(args: argparse.Namespace) -> None:
@@ -73,34 +106,30 @@ def run_evaluate(args: argparse.Namespace) -> None:
         metrics = {reference: _named_metric(reference, program) for reference in args.metric}
         devset = read_examples(args.data, args.inputs, program)
         metric = metrics if len(metrics) > 1 else metrics[args.metric[0]]
-        print(evaluate_programs(programs, metric, devset, num_threads=args.num_threads))
+        show(evaluate_programs(programs, metric, devset, num_threads=args.num_threads))
 
 
 def run_choose(args: argparse.Namespace) -> None:
-    """Race programs, print the report, and save the chosen program if --out is given."""
+    """Race programs, print the report, and save the chosen program if --out is given; or only print the cost."""
     first = _named_program(args.program, args.demos)
-    programs = {args.program: first}
-    for reference in args.programs:
-        if reference in programs:
-            raise UserError(f"programs must be distinct; got {reference} twice: pass it once")
-        if Path(reference).suffix == ".json":
-            if not Path(reference).is_file():
-                raise UserError(f"file not found: {reference}: pass a file that program.save wrote")
-            programs[reference] = load_program(first, reference)
-        else:
-            programs[reference] = _named_program(reference, None)
+    programs = {args.program: first, **_other_programs(args, first)}
     metric = _named_metric(args.metric, first)
     examples = _examples(args, first)
     names = inspect.signature(choose_program).parameters.keys() - {"programs", "metric"}
+    options = _passed(args, names)
     with _language_model(args):
-        choice = choose_program(programs, metric, **examples, **_passed(args, names))
+        if args.estimate:
+            show(estimate(choose_program, programs, metric, **examples, **options))
+            return
+        choice = choose_program(programs, metric, **examples, **options)
     if args.report is not None:
         choice.report.save(args.report)
-    print(choice.report.details())
-    print(f"chosen: {choice.name}")
     if args.out is not None:
         choice.program.save(args.out)
-        print(f"saved in {args.out}")
+    show(choice.report.details())
+    show(f"chosen: {choice.name}")
+    if args.out is not None:
+        show(f"saved in {args.out}")
 
 
 def _examples(args: argparse.Namespace, program: dspy.Module) -> dict[str, Any]:
@@ -111,9 +140,35 @@ def _examples(args: argparse.Namespace, program: dspy.Module) -> dict[str, Any]:
     }
 
 
+def _other_programs(args: argparse.Namespace, first: dspy.Module) -> dict[str, dspy.Module]:
+    """Load the programs to compare the first one with, by their references."""
+    programs: dict[str, dspy.Module] = {}
+    for reference in args.programs:
+        if reference == args.program or reference in programs:
+            raise UserError(f"programs must be distinct; got {reference} twice: pass it once")
+        if Path(reference).suffix == ".json":
+            if not Path(reference).is_file():
+                raise UserError(f"file not found: {reference}: pass a file that program.save wrote")
+            programs[reference] = load_program(first, reference)
+        else:
+            programs[reference] = _named_program(reference, None)
+    return programs
+
+
 def _passed(args: argparse.Namespace, names: Collection[str]) -> dict[str, Any]:
     """Return the named arguments that the user passed or that have a default."""
     return {name: value for name, value in vars(args).items() if name in names and value is not None}
+
+
+def _selecting(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the values of the options that only a choice of demos has, by option."""
+    return {
+        "--max-demos": args.max_demos,
+        "--min-per-class": args.min_per_class,
+        "--instructions": args.instructions,
+        "--prompt-model": args.prompt_model,
+        "--num-instructions": args.num_instructions,
+    }
 
 
 def _optimizer(args: argparse.Namespace, metric: Metric) -> PLReorder | PLFewShot:
@@ -121,18 +176,25 @@ def _optimizer(args: argparse.Namespace, metric: Metric) -> PLReorder | PLFewSho
     options = _passed(args, {field.name for field in fields(optimizer_class)} - {"metric", "demos"})
     if args.select:
         options["demos"] = args.select
+    if args.instructions == ["propose"]:
+        options["instructions"] = "propose"
+    if args.prompt_model is not None:
+        options["prompt_model"] = dspy.LM(args.prompt_model)
     return optimizer_class(metric, **options)
 
 
-def _check_saveable(program: dspy.Module, trainset: list[dspy.Example], *, adds_demos: bool) -> None:
-    """Raise a ValueError unless JSON can store the program and every row that may become a demo."""
+def _check_saveable(
+    program: dspy.Module, trainset: list[dspy.Example], others: Mapping[str, dspy.Module], *, adds_demos: bool
+) -> None:
+    """Raise a ValueError unless JSON can store all programs and every row that may become a demo."""
     possible_demos = {}
     for name, predictor in program.named_predictors():
         if adds_demos or not predictor.demos:
             possible_demos[name] = trainset
-    obstacle = json_obstacle(program) or json_obstacle(ProgramFactory(program).build(possible_demos))
-    if obstacle:
-        raise UserError(f"--out: {obstacle}")
+    candidates = [program, ProgramFactory(program).build(possible_demos), *others.values()]
+    for obstacle in map(json_obstacle, candidates):
+        if obstacle:
+            raise UserError(f"--out: {obstacle}")
 
 
 def _named_metric(reference: str, program: dspy.Module) -> Metric:

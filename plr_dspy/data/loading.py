@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from plr_dspy.errors import UserError
+from plr_dspy.errors import MissingPackageError, UserError
 
 if TYPE_CHECKING:
     import datasets
@@ -44,6 +44,17 @@ def hub_split(name: str) -> HubSplit:
     return HubSplit(**match.groupdict())
 
 
+def import_datasets() -> Any:
+    """Import `datasets`, or raise an ImportError that says how to install it."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingPackageError(
+            f"rows are read with datasets, which cannot be imported ({error}): pip install datasets"
+        ) from error
+    return datasets
+
+
 def load_hub_split(split: HubSplit, **options: Any) -> Any:
     """Load a split from the hub or the local cache; raise a ValueError if this fails.
 
@@ -51,8 +62,7 @@ def load_hub_split(split: HubSplit, **options: Any) -> Any:
         split: Name, configuration and split of the data set.
         options: Options of `datasets.load_dataset`, such as streaming=True.
     """
-    import datasets
-
+    datasets = import_datasets()
     try:
         return datasets.load_dataset(split.path, split.config, split=split.split, **options)
     except Exception as error:  # The hub's errors have many types.
@@ -72,7 +82,7 @@ def load_file(path: Path) -> datasets.Dataset | list[dict[str, Any]]:
         if kind == ".parquet":
             return _load("parquet", path)
         rows = _csv_rows(path) if kind == ".csv" else _json_rows(path)
-    except UserError:
+    except (UserError, MissingPackageError):
         raise
     except Exception as error:  # The errors of datasets have many types.
         raise UserError(
@@ -84,8 +94,7 @@ def load_file(path: Path) -> datasets.Dataset | list[dict[str, Any]]:
 
 def _load(kind: str, path: Path, **options: Any) -> datasets.Dataset:
     """Load a file into memory with a reader of `datasets`, without messages or a cache."""
-    import datasets
-
+    datasets = import_datasets()
     verbosity = datasets.logging.get_verbosity()
     shows_bars = not datasets.utils.are_progress_bars_disabled()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)

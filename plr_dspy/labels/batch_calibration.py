@@ -58,7 +58,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         prior: Expected share of each label among the right answers. With None, the shares
             are chosen by cross-validation if examples have labels, and equal otherwise.
         metric: Metric over a set, such as ``F1("positive")``, to maximise instead of
-            accuracy; requires prior=None and labelled examples.
+            accuracy; requires prior=None and labelled examples. It is not taken over from the
+            search that chose the student.
         predictor: Name of the predictor to calibrate, if several have such an output.
         seed: Seed for sampling examples.
         num_threads, max_errors, display_progress: As in `PLReorder`.
@@ -119,6 +120,14 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         output = calibrated_output(student, predictor)
         prior = None if self.prior is None else prior_shares(self.prior, output.labels)
         usable, uses_labels = self._usable(student, output, trainset)
+        searched_by = _metric_of_search(student)
+        if uses_labels and self.metric is None and searched_by:
+            logger.warning(
+                "the student was compiled by %s, but its calibration will be chosen by accuracy: pass "
+                "BatchCalibration(metric=%s)",
+                searched_by,
+                searched_by,
+            )
         examples, weights = self._draw(usable, output, seed=seed)
         replies = read_replies(
             student,
@@ -345,6 +354,15 @@ def _no_probabilities(num_read: int, num_replies: int) -> NoProbabilities:
         f"{PURPOSE} needs at least 2 replies with a label among the likeliest tokens; got {num_read} of {num_replies}. "
         "Add demos, or use another model or adapter (PlainTextAdapter for small and base models)."
     )
+
+
+def _metric_of_search(student: dspy.Module) -> str:
+    """Return the metric over a set by which a program was compiled; empty if there is none."""
+    report = getattr(student, "reorder_report", None)
+    if not isinstance(report, Mapping):
+        return ""
+    metric = str(report.get("settings", {}).get("metric", ""))
+    return metric if "(" in metric else ""  # Only metrics over a set have arguments.
 
 
 def _distinct(student: dspy.Module, trainset: Examples) -> list[dspy.Example]:

@@ -10,10 +10,9 @@ import dspy
 import numpy as np
 
 from plr_dspy.dspy_compat import BaseCallback
-from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.calibration import Calibration
-from plr_dspy.labels.outputs import LabelOutput, label_output
+from plr_dspy.labels.outputs import LabelOutput
 from plr_dspy.labels.reader import Decision, LogprobRequests, NoProbabilities, Reading, labels_read
 from plr_dspy.lm.plain_text_adapter import Value, name_of_label
 from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
@@ -230,34 +229,6 @@ def label_scores(
     if (scores == scores[:, :1]).all():
         return ALL_ALIKE
     return scores
-
-
-def check_answers_itself(program: dspy.Module, *, name: str) -> None:
-    """Raise a ValueError if the program is calibrated."""
-    if isinstance(program, CalibratedProgram):
-        raise UserError(
-            f"{name} must not be calibrated, because a new order needs its own calibration: pass {name}.program, and "
-            "calibrate the result."
-        )
-
-
-def check_answers(
-    program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], *, name: str
-) -> None:
-    """Raise a ValueError if no example has one of the labels and the metric scores all labels alike."""
-    output = label_output(program)
-    if not isinstance(output, LabelOutput):
-        return
-    values = [example[output.name] for example in examples if output.name in example]
-    has_answer = any(output.label_of(example) for example in examples) or (output.optional and None in values)
-    if not values or has_answer:
-        return
-    scores = label_scores(metric, examples, output)
-    if isinstance(scores, str) and scores == ALL_ALIKE:
-        raise UserError(
-            f"{name}: no example has one of the labels {list(output.labels)} in field {output.name!r}; the first has "
-            f"{values[0]!r}. As {ALL_ALIKE}, no answer can be right. Give each example a label of the output's type."
-        )
 
 
 class NoCalls(BaseCallback):  # type: ignore[misc]

@@ -159,6 +159,7 @@ def _program_state(setup: CompileSetup, ordering: Ordering | WholeProgram, score
         num_calls=len(records),
         num_failed=sum(bool(record.error) for record in records),
         num_unread=sum(record.outcome == WRONG and cause_of(record.error) is None for record in records),
+        num_truncated=sum(record.is_truncated for record in records),
     )
 
 

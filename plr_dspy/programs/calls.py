@@ -6,12 +6,18 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextvars import copy_context
+from dataclasses import replace
 from traceback import walk_tb
 from typing import Any, TypeAlias
 
 import dspy
 
-from plr_dspy.dspy_compat import AdapterParseError, ContextWindowExceededError, UsageTracker
+from plr_dspy.dspy_compat import (
+    AdapterParseError,
+    ContextWindowExceededError,
+    TruncationCounter,
+    UsageTracker,
+)
 from plr_dspy.errors import FatalLMError, UserError
 from plr_dspy.metrics.by_example import SHOWN, Metric, as_score, metric_caller
 from plr_dspy.metrics.confusion import SetMetric
@@ -88,8 +94,9 @@ class MetricWork:
         inputs = own_copy(self.examples[example]).inputs()
         original = dict(self.examples[example].inputs().items())
         try:
-            # Unlike other context variables, DSPy's settings reach threads that DSPy starts.
-            with dspy.context(plr_dspy_scored=original):
+            # Unlike other context variables, DSPy's settings reach the threads that DSPy
+            # starts.
+            with dspy.context(plr_dspy_scored=original, caller_modules=_callers()):
                 return program(**inputs)
         except Exception as error:
             # A custom LM may raise litellm's exception, which has the same name.
@@ -114,6 +121,12 @@ class MetricWork:
         if self._over_set is None:
             return CallRecord(score)
         return CallRecord(score, value=self._over_set.answer(self.examples[example], prediction))
+
+
+def _callers() -> list[Any]:
+    """Return the callers in whose history DSPy keeps calls, with the counter of this program call."""
+    callers = [*(dspy.settings.caller_modules or []), dspy.settings.get("plr_dspy_truncated")]
+    return [caller for caller in callers if caller is not None]
 
 
 def error_name(error: BaseException) -> str:
@@ -260,7 +273,8 @@ class ProgramEvaluator:
             example = key[1]
             failure: BaseException | None = None
             usage = Usage()
-            with dspy.context(trace=[], usage_tracker=usage):
+            replies = TruncationCounter()
+            with dspy.context(trace=[], usage_tracker=usage, plr_dspy_truncated=replies):
                 try:
                     program: Any = None if ordering is None else programs[ordering]
                     record = self._work(program, example)
@@ -280,6 +294,8 @@ class ProgramEvaluator:
                     failure = error
             if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():
                 raise KeyboardInterrupt  # The program swallowed the interrupt.
+            if replies.num_truncated:
+                record = replace(record, is_truncated=True)
             tokens = usage.counts()
             self.budget.end(tokens)
             if not self.log.add(key, record, tokens):

@@ -290,8 +290,8 @@ class ProgramState(Part):
         num_demos, demo_tokens: Number of demos in all predictors, and of their tokens if
             demos were chosen.
         num_calls: Number of calls that scored the program.
-        num_failed, num_unread: Number of calls without a score, and of calls with an unparsable
-            reply.
+        num_failed, num_unread, num_truncated: Number of calls without a score, of calls with an
+            unparsable reply, and of calls with a reply that `max_tokens` cut off.
         name: The name of a program that the user passed in `programs`; empty for others.
     """
 
@@ -300,6 +300,7 @@ class ProgramState(Part):
     num_calls: int
     num_failed: int
     num_unread: int = 0
+    num_truncated: int = 0
     name: str = ""
 
 

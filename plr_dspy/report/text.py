@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from plr_dspy.report.schema import (
     AS_GOOD,
     Alternative,
+    Candidate,
     Comparison,
     FrontEntry,
     InstructionReport,
@@ -32,6 +33,7 @@ FEW_EXAMPLES = 30  # With fewer examples, chance decides which order looks best.
 FIELD_WIDTH = 40  # maximum number of characters to show of a field
 MAX_CLASSES = 10  # maximum number of classes to name
 TEXT_WIDTH = 100  # maximum number of characters to show of an instruction
+MORE_EXAMPLES = "only more examples, in trainset or valset, would reduce the uncertainty"
 PROPOSED = "proposed["  # prefix of the origins of proposed instructions
 # Outcomes of calls without a score.
 WRONG = "counted as wrong"
@@ -88,6 +90,7 @@ def result(report: ReportData) -> str:
 def summary(report: ReportData) -> Iterator[str]:
     """Yield the lines of `print(report)`."""
     yield from _unread_replies(report)
+    yield from _truncated_replies(report)
     yield from _long_prompts(report)
     yield from _unusable_proposals(report)
     yield _header(report)
@@ -111,17 +114,33 @@ def summary(report: ReportData) -> Iterator[str]:
         yield text
 
 
-def _unread_replies(report: ReportData) -> Iterator[str]:
-    """Warn if many replies cannot be parsed."""
+def _programs_by_name(report: ReportData) -> dict[str, ProgramState]:
+    """Return the student and, if it is another program, the returned one."""
     programs = {"your program": report.original}
     if not report.original_stays:
         programs["the returned program"] = report.returned
-    for name, state in programs.items():
+    return programs
+
+
+def _unread_replies(report: ReportData) -> Iterator[str]:
+    """Warn if many replies cannot be parsed."""
+    for name, state in _programs_by_name(report).items():
         if state.num_unread and state.num_unread >= MANY_UNREAD * state.num_calls:
             percent = 100 * state.num_unread / state.num_calls
             yield (
                 f"{state.num_unread} of {state.num_calls} replies of {name} could not be parsed ({percent:.0f}%) and "
                 "count as wrong: try another adapter, or demos"
+            )
+
+
+def _truncated_replies(report: ReportData) -> Iterator[str]:
+    """Warn if many replies reached the maximum number of tokens."""
+    for name, state in _programs_by_name(report).items():
+        if state.num_truncated and state.num_truncated >= MANY_UNREAD * state.num_calls:
+            percent = 100 * state.num_truncated / state.num_calls
+            yield (
+                f"{state.num_truncated} of {state.num_calls} replies of {name} were cut off at max_tokens "
+                f"({percent:.0f}%): raise max_tokens of the language model"
             )
 
 
@@ -255,8 +274,8 @@ def _verdict(report: ReportData) -> Iterator[str]:
 def _why_original_stays(report: ReportData) -> str:
     if report.comparison is None:
         return "nothing was compared with it"
-    best = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
-    if best is None or best.expected_gain <= 0 or not report.settings.get("racing", True):
+    best = _best_other(report)
+    if best is None or not report.settings.get("racing", True):
         return "no other program is expected to do better"
     # Rounded up, it might seem to reach `min_probability`.
     probability = math.floor(100 * best.probability) / 100
@@ -266,12 +285,24 @@ def _why_original_stays(report: ReportData) -> str:
     )
 
 
+def _best_other(report: ReportData) -> Candidate | None:
+    """Return the program that is expected to gain most over the original; None if none gains."""
+    best = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
+    return best if best is not None and best.expected_gain > 0 else None
+
+
 def _advice(report: ReportData) -> Iterator[str]:
     """Advise how to reduce the uncertainty."""
     evidence = report.evidence
     settings = report.settings
     # Without `num_met`, no two orders were scored on the same example.
-    if report.stop_reason is StopReason.DECIDED or evidence is None or not evidence.num_met:
+    if evidence is None or not evidence.num_met:
+        return
+    if report.stop_reason is StopReason.DECIDED:
+        # A race of programs ended, although its budget allowed more calls. With more examples,
+        # it would last longer.
+        if _best_other(report) is not None:
+            yield MORE_EXAMPLES
         return
     num_selection = settings.get("num_selection", 0)
     racing = settings.get("racing")
@@ -288,7 +319,7 @@ def _advice(report: ReportData) -> Iterator[str]:
     budget = settings.get("max_metric_calls") or 0
     is_enough = evidence.num_compared >= ENOUGH_COMPARED * num_usable
     if is_enough or not racing or budget >= settings.get("most_useful_calls", math.inf):
-        yield "only more examples, in trainset or valset, would reduce the uncertainty"
+        yield MORE_EXAMPLES
     else:
         limit = LIMITS.get(report.stop_reason, "max_metric_calls")
         yield f"a larger budget ({limit}) would reduce the uncertainty"

@@ -50,6 +50,7 @@ class CallRecord:
     unseen_labels: tuple[int, ...] = ()  # indices of labels with only an upper bound
     refused: str = ""  # why no call can return log-probabilities
     lacking: str = ""  # why this call returned no log-probabilities
+    is_truncated: bool = False  # whether a reply of the program's model reached the maximum number of tokens
 
 
 @dataclass(frozen=True)

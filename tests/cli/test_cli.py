@@ -2,7 +2,10 @@
 
 import csv
 import json
+import os
+import re
 import shlex
+import subprocess
 import sys
 from contextlib import nullcontext
 
@@ -96,9 +99,7 @@ def test_compile_and_report(folder, server, monkeypatch, capsys):
 
 
 def test_choose(folder, capsys):
-    first = dspy.Predict(Sentiment)
-    first.demos = brief_reviews("test", 2)
-    first.save("saved.json")
+    save_two_demos("saved.json")
     arguments = ["choose", "reviews_app.py:bare", "saved.json", "reviews_app.py:program"]
     arguments += [
         "--metric",
@@ -205,6 +206,101 @@ def test_select_chooses_the_demos(folder, capsys):
     assert all(best.num_demos <= 2 for best in others)
 
 
+def save_two_demos(path):
+    program = dspy.Predict(Sentiment)
+    program.demos = brief_reviews("test", 2)
+    program.save(path)
+
+
+def test_other_programs_take_part_in_a_compile(folder, capsys):
+    save_two_demos("saved.json")
+    others = ("--programs", "saved.json", "reviews_app.py:bare")
+    for select in ((), ("--select",)):
+        assert (
+            cli.main(compile_arguments(*select, "--report", "found.json", "--max-calls", "60", *others)) == 0
+        )
+        names = {program.name for program in Report.load("found.json").programs}
+        assert names >= {"saved.json", "reviews_app.py:bare"}
+    assert "saved.json, 2 demos" in capsys.readouterr().out
+
+
+def test_given_instructions_take_part_in_a_compile(folder):
+    texts = ["Is the reviewer pleased?", "Name the sentiment."]
+    arguments = compile_arguments(
+        "--select", "--report", "found.json", "--max-calls", "60", "--instructions", *texts
+    )
+    assert cli.main(arguments) == 0
+    (instructions,) = Report.load("found.json").instructions
+    own, *others = instructions.alternatives
+    assert own.origin == "student"
+    assert [instruction.text for instruction in others] == texts
+
+
+REVIEWS = {row.review: row.sentiment for row in brief_reviews("train", 24)}
+
+
+class NeedsDemos(PlainLabels):
+    """Knows the labels of reviews, but only if the prompt shows demos."""
+
+    def tops(self, texts, wanted):
+        *demos, asked = texts[-1].split("Review: ")[1:]
+        label = REVIEWS[asked.splitlines()[0]]
+        share = 0.9 if demos and label == "negative" else 0.1
+        return [{" negative": share, " positive": 1.0 - share}]
+
+
+def test_the_printed_command_checks_the_compiled_program(folder, monkeypatch, capsys):
+    monkeypatch.setattr(compiling, "local_lm", lambda route, **_: nullcontext(lm_of(NeedsDemos())))
+    arguments = compile_arguments(
+        "--select", "--max-calls", "90", "--threads", "1", program="reviews_app.py:bare"
+    )
+    assert cli.main(arguments) == 0
+    *_, advice, command = capsys.readouterr().out.splitlines()
+    assert advice == "check it on ROWS that no search has seen:"
+    name, *evaluate_arguments = shlex.split(command.replace("ROWS", "train.jsonl"))
+    assert name == "plr-dspy"
+    assert cli.main(evaluate_arguments) == 0
+    assert re.search(r"program.json .*\+0\.\d+ .* over the first", capsys.readouterr().out)
+
+
+def printed_dollars(capsys, *more):
+    proposing = (
+        "--select",
+        "--lm",
+        "openai/gpt-4o-mini",
+        "--adapter",
+        "chat",
+        "--estimate",
+        "--instructions",
+        "propose",
+    )
+    assert cli.main(compile_arguments(*proposing, *more)) == 0
+    output = capsys.readouterr().out
+    assert "calls of the prompt model" in output
+    return float(re.search(r"\$([\d.]+)", output).group(1))
+
+
+def test_the_estimate_has_the_proposals_of_the_prompt_model(folder, capsys):
+    some = printed_dollars(capsys, "--num-instructions", "2")
+    more = printed_dollars(capsys, "--num-instructions", "4")
+    of_larger_model = printed_dollars(capsys, "--num-instructions", "4", "--prompt-model", "openai/gpt-4o")
+    assert some < more < of_larger_model
+
+
+def test_choose_only_estimates_if_asked(folder, monkeypatch, capsys):
+    engine = PlainLabels()
+    monkeypatch.setattr(compiling, "local_lm", lambda route, **_: nullcontext(lm_of(engine)))
+    save_two_demos("saved.json")
+    arguments = shlex.split(
+        "choose reviews_app.py:bare saved.json --metric reviews_app.py:accuracy --train train.jsonl --inputs review "
+        "--lm local --max-calls 40 --estimate --out best.json"
+    )
+    assert cli.main(arguments) == 0
+    assert "at most 40 program calls" in capsys.readouterr().out
+    assert not engine.requests
+    assert not (folder / "best.json").exists()
+
+
 def evaluate(*more):
     model = ("--lm", "local", "--adapter", "plain", "--threads", "1")
     return ["evaluate", "reviews_app.py:program", "--inputs", "review", *model, *more]
@@ -303,10 +399,26 @@ PICKY = {"metric": "reviews_app.py:picky"}
         ),
         (compile_arguments("--train", "hub:SetFit/subj:train"), "cannot be read from the Hugging Face hub"),
         (compile_arguments("--train", "latin.csv"), "latin.csv cannot be read"),
+        (
+            compile_arguments("--train", "renamed.csv"),
+            "rename the column that holds the labels to 'sentiment'",
+        ),
+        (
+            compile_arguments("--train", "partly.csv", metric="f1:positive"),
+            "1 of 2 examples have no label in 'sentiment'",
+        ),
         (compile_arguments("--out", "none/program.json"), "folder not found: none"),
         (compile_arguments("--out", "program"), "--out: must end in .json; got program"),
         (compile_arguments("--max-calls", "3"), "max_metric_calls must be at least 27 for a search"),
         (compile_arguments("--max-demos", "3"), "--max-demos needs --select"),
+        (compile_arguments("--instructions", "propose"), "--instructions needs --select"),
+        (compile_arguments("--select", "--prompt-model", "x"), "prompt_model needs instructions='propose'"),
+        (compile_arguments("--programs", "none.json"), "file not found: none.json"),
+        (compile_arguments("--programs", "reviews_app.py:program"), "reviews_app.py:program twice"),
+        (
+            compile_arguments("--programs", "reviews_app.py:unsaveable"),
+            "--out: demo 2 of predictor 'self' holds",
+        ),
         (compile_arguments("--min-per-class", "1"), "--min-per-class needs --select"),
         (compile_arguments("--lm", "hosted_vllm/some-model", "--adapter", "plain"), "--api-base"),
         (compile_arguments(*CHAT, "--signal", "logprobs", **PICKY), "signal='logprobs' needs the log-prob"),
@@ -326,6 +438,8 @@ def test_users_errors_are_told(folder, capsys, arguments, words):
     (folder / "broken_app.py").write_text("raise SystemExit(7)")
     (folder / "wide.csv").write_text("review,sentiment\nshort,\nlong, too,negative\n")
     (folder / "short.csv").write_text("review,sentiment\nshort\nlong,negative\n")
+    (folder / "renamed.csv").write_text("review,label\nshort,positive\nlong,negative\n")
+    (folder / "partly.csv").write_text("review,sentiment\nshort,positive\nlong,\n")
     (folder / "latin.csv").write_bytes("review,sentiment\ncaf\xe9,negative\n".encode("latin-1"))
     (folder / "cut.jsonl").write_bytes('\ufeff{"review": "a\u2028b"}\r\n\n{"review": '.encode())
     try:
@@ -410,3 +524,20 @@ def test_exit_codes(offline, capsys, metric, code, words):
     error = capsys.readouterr().err
     assert words in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_stops_reading_ends_the_command_quietly(offline, unbuffered):
+    assert cli.main(shlex.split(f"{offline_compile('accuracy')} --report report.json")) == 0
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "w") as unread:
+        finished = subprocess.run(
+            [sys.executable, "-m", "plr_dspy.cli", "report", "report.json"],
+            stdout=unread,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            check=False,
+        )
+    assert (finished.returncode, finished.stderr) == (cli.OUTPUT_CLOSED, "")

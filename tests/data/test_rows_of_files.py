@@ -1,12 +1,14 @@
 """Files and data sets of the hub: the text of every cell, what is refused, and that nothing is left behind."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value, are_progress_bars_disabled, config
 
 from plr_dspy.data.loading import HubSplit, hub_split, load_file, load_hub_split
+from plr_dspy.errors import MissingPackageError
 
 CELLS = [
     "NA",
@@ -105,6 +107,18 @@ def test_bad_files_are_named(tmp_path, capfd, name, content, words):
     with pytest.raises(ValueError, match=words):
         load_file(path)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
+def test_a_missing_package_is_not_blamed_on_the_file(tmp_path, monkeypatch, name):
+    save(tmp_path / name, ["a"])
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    for load, source in (
+        (load_file, tmp_path / name),
+        (load_hub_split, HubSplit("owner/reviews", None, "test")),
+    ):
+        with pytest.raises(MissingPackageError, match=r"pip install datasets$"):
+            load(source)
 
 
 @pytest.mark.parametrize(

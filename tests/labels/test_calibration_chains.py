@@ -5,7 +5,7 @@ from fakes import LabelEngine, Program, using
 from label_engines import LABELS, exact, normal
 from label_world import EXAMPLES, number, student, two
 
-from plr_dspy import BatchCalibration, CalibratedProgram, PLFewShot, PLReorder, headroom
+from plr_dspy import F1, BatchCalibration, CalibratedProgram, PLFewShot, PLReorder, headroom
 from plr_dspy.baselines import PDO, TopKOrder
 
 QUIET = {"num_threads": 1, "display_progress": False}
@@ -51,6 +51,17 @@ def test_calibrated_students_are_refused_before_any_call(engine, way):
     with pytest.raises(ValueError, match=message):
         WAYS[way](program)
     assert engine.requests == before
+
+
+@pytest.mark.parametrize(("metric", "warns"), [(F1("positive"), True), (exact, False)])
+def test_the_metric_over_a_set_of_a_search_is_asked_for_again(engine, caplog, metric, warns):
+    ordered = PLReorder(metric, max_metric_calls=100, **QUIET).compile(student(), trainset=EXAMPLES)
+    calibrated(ordered)
+    advice = "pass BatchCalibration(metric=F1(label='positive', average='binary'))"
+    assert (advice in caplog.text) == warns
+    caplog.clear()
+    BatchCalibration(metric=F1("positive"), **QUIET).compile(ordered, trainset=EXAMPLES)
+    assert "pass BatchCalibration" not in caplog.text
 
 
 @pytest.mark.parametrize("optimizer", [PLReorder, TopKOrder])

@@ -8,7 +8,7 @@ import dspy
 import pytest
 from dspy.utils import exceptions
 from fakes import engine_for, exact_match, questions, student
-from servers import ChatServer, refusal, running
+from servers import ChatServer, completion, refusal, running
 
 from plr_dspy import PLReorder
 
@@ -71,3 +71,20 @@ def test_a_prompt_that_is_too_long_is_wrong_and_the_report_says_which(route):
     assert (error.type, error.outcome) == ("ContextWindowExceededError", "counted as wrong")
     assert error.examples == [f"trainset[{asked[0]}]"]
     assert server.num_requests == result.report.program_calls["total"]
+
+
+@pytest.mark.parametrize("route", [{}, {"engine": "litellm"}], ids=["dspy", "litellm"])
+def test_replies_that_max_tokens_cuts_off_are_counted_also_when_resumed(route, tmp_path):
+    def cut_off(request):
+        request.reply(200, completion("[[ ## answer ## ]]\na", plain=False, finish_reason="length"))
+
+    def trouble(number, prompt):
+        return cut_off if int(re.search(r"question (\d+)\n", prompt)[1]) % 2 else None
+
+    with provider(trouble) as server:
+        first, resumed = [compiled(server.lm(**OPTIONS, **route), log_dir=tmp_path) for _ in range(2)]
+    state = first.report.original
+    assert 0 < state.num_truncated < state.num_calls
+    assert resumed.report.original == state
+    warning = f"{state.num_truncated} of {state.num_calls} replies of your program were cut off at max_tokens"
+    assert str(resumed.report).startswith(warning)

@@ -302,7 +302,10 @@ class TestBadInput:
         ("metric", "message"),
         [
             (F1("happy"), "must have the label 'happy'"),
-            (F1("positive", field="mood"), "must have the field .mood."),
+            (
+                F1("positive", field="mood"),
+                r"the field 'mood' .* the program's outputs are \['label'\].*pass this name",
+            ),
         ],
     )
     def test_of_metric_and_examples(self, metric, message):

@@ -9,7 +9,7 @@ import dspy
 import numpy as np
 import pytest
 from dspy.utils.exceptions import AdapterParseError
-from fakes import OrderSensitiveEngine, Program, exact_match, questions, scored, student, using
+from fakes import OrderSensitiveEngine, Program, chat_response, exact_match, questions, scored, student, using
 
 from plr_dspy.metrics.by_example import as_score
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
@@ -254,3 +254,27 @@ class TestMetric:
     def test_must_not_return_infinite_numbers_or_numbers_whose_square_overflows(self, value, words):
         with pytest.raises(ValueError, match=f"metric must return a .*{words}"):
             as_score(value)
+
+
+class Terse(OrderSensitiveEngine):
+    """Replies with one word, which is cut off if `cut_off` applies to the last message."""
+
+    def __init__(self, cut_off):
+        super().__init__({})
+        self.cut_off = cut_off
+
+    def complete(self, request):
+        reason = "length" if self.cut_off(request.messages[-1].text) else "stop"
+        return chat_response("[[ ## answer ## ]]\na", finish_reason=reason)
+
+
+def test_each_call_records_whether_the_program_s_reply_was_cut_off_but_not_that_of_a_judge():
+    def judge(example, prediction):
+        dspy.settings.lm("Is it right?")
+        return 1.0
+
+    with using(Terse(lambda text: "question 11" in text or "Is it right?" in text)):
+        cells = scorer(metric=judge)
+        scored(cells, [IDENTITY], range(4))
+        records = cells.records_of(IDENTITY)
+    assert [records[example].is_truncated for example in range(4)] == [False, True, False, False]

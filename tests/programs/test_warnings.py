@@ -9,7 +9,7 @@ import fakes
 import pytest
 from fakes import engine_for, exact_match, questions, using
 
-from plr_dspy import BatchCalibration, PLFewShot, PLReorder, evaluate_programs, headroom
+from plr_dspy import F1, BatchCalibration, PLFewShot, PLReorder, evaluate_programs, headroom
 
 EXAMPLES = questions(60)
 
@@ -62,9 +62,100 @@ def test_examples_without_a_possible_label_are_an_error_before_any_call(run, kin
     assert not engine.num_calls
 
 
-def test_outputs_that_no_example_has_cause_no_warning(caplog):
-    examples = [dspy.Example(question=f"q {i}").with_inputs("question") for i in range(40)]
-    assert not [text for text in warned(caplog, "PLReorder", program_of(LABEL), examples) if "answer" in text]
+def columns(**values):
+    """Return examples with these columns; every value is a list of the distinct ones, in turn."""
+    examples = []
+    for i in range(60):
+        row = {name: distinct[i % len(distinct)] for name, distinct in values.items()}
+        examples.append(dspy.Example(question=f"question {i}", **row).with_inputs("question"))
+    return examples
+
+
+def judge(example, prediction, trace=None):
+    return float(len(prediction.answer) > 2)
+
+
+NAMED_OTHERWISE = columns(label=["yes", "no"])
+PARTLY_EMPTY = columns(answer=["yes", "no", ""])
+EVERYTHING = {
+    "PLReorder": lambda metric, program, rows: PLReorder(metric, max_metric_calls=1).compile(
+        program, trainset=rows
+    ),
+    "evaluate_programs": lambda metric, program, rows: evaluate_programs({"a": program}, metric, rows),
+    "headroom": lambda metric, program, rows: headroom(program, metric, rows, max_metric_calls=1),
+}
+
+
+@pytest.mark.parametrize("run", EVERYTHING)
+@pytest.mark.parametrize(
+    ("metric", "rows", "message"),
+    [
+        (exact_match, NAMED_OTHERWISE, r"the columns are \['question', 'label'\].*rename .* to 'answer'$"),
+        (F1("yes"), NAMED_OTHERWISE, r"compares the field 'label' .*outputs are \['answer'\].*rename"),
+        (F1("yes", field="answer"), NAMED_OTHERWISE, r"no example has a label in 'answer'.*'label'.*rename"),
+        (F1("yes"), PARTLY_EMPTY, r"20 of 60 examples have no label in 'answer'.*\w+\[2\]: drop these rows"),
+        (F1("yes"), columns(answer=["yes", "no", math.nan]), "20 of 60 examples have no label"),
+        (F1("yes"), columns(answer=["yes", "no"], note=["a"]), "exactly one non-input field"),
+        (exact_match, columns(answer=[0, 1]), r"no answer can be right.*as_examples\(dataset, program\)"),
+    ],
+)
+def test_labels_that_a_metric_needs_are_missed_before_the_budget_is_checked(run, metric, rows, message):
+    with using(engine_for(EXAMPLES)) as engine, pytest.raises(ValueError, match=message):
+        EVERYTHING[run](metric, program_of(LABEL), rows)
+    assert not engine.num_calls
+
+
+def warnings_of(caplog, metric, kind, rows):
+    """Return the warnings about answers; the check of the budget then ends the run."""
+    program = program_of(kind)
+    program.demos = [dspy.Example(question=f"demo {i}", answer="a") for i in range(4)]
+    with using(engine_for(EXAMPLES)), pytest.raises(ValueError, match="max_metric_calls must be at least"):
+        PLReorder(metric, max_metric_calls=1).compile(program, trainset=rows)
+    return [message for message in caplog.messages if "answer" in message]
+
+
+@pytest.mark.parametrize(
+    ("metric", "kind", "rows", "words"),
+    [
+        (judge, LABEL, NAMED_OTHERWISE, "rename the column of the labels"),
+        (exact_match, str, NAMED_OTHERWISE, "rename the column of the labels"),
+        (exact_match, LABEL, PARTLY_EMPTY, "20 of 60 examples of trainset have no value in 'answer'"),
+        (
+            exact_match,
+            str,
+            columns(answer=[3, 4]),
+            "unless the metric converts one of them, no answer is right",
+        ),
+    ],
+)
+def test_labels_that_a_metric_may_need_are_warned_of_once(caplog, metric, kind, rows, words):
+    (warning,) = warnings_of(caplog, metric, kind, rows)
+    assert words in warning
+
+
+@pytest.mark.parametrize(
+    ("metric", "kind", "rows"),
+    [
+        (judge, LABEL, columns()),
+        (judge, str, columns()),
+        (F1(), Literal["yes", "no"] | None, columns(answer=["yes", "no", None])),
+        (F1(), Literal["yes", ""], columns(answer=["yes", ""])),
+        (exact_match, str | None, columns(answer=["yes", None])),
+        (exact_match, int, columns(answer=[3, 4])),
+    ],
+)
+def test_labels_that_no_metric_needs_or_that_the_type_allows_are_not_told(caplog, metric, kind, rows):
+    assert not warnings_of(caplog, metric, kind, rows)
+
+
+def test_the_labels_of_a_module_may_have_other_names_than_its_predictors_outputs(caplog):
+    program = fakes.Program(
+        lambda self, question: dspy.Prediction(label=self.inner(question=question).answer),
+        inner=program_of(LABEL),
+    )
+    with using(engine_for(EXAMPLES)):
+        evaluate_programs({"a": program}, F1(), NAMED_OTHERWISE)
+    assert not [message for message in caplog.messages if "column" in message]
 
 
 def test_calibration_warns_of_examples_without_a_usable_label(caplog):

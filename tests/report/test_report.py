@@ -306,7 +306,11 @@ class TestText:
         lower = random.model_copy(update={"score": 0.4})
         assert "do better than" not in str(by_hand(ordering, random=lower))
 
-    @pytest.mark.parametrize(("num_unread", "warned"), [(1, False), (2, True), (10, True)])
+    @pytest.mark.parametrize(
+        ("count", "words"),
+        [("num_unread", "could not be parsed"), ("num_truncated", "were cut off at max_tokens")],
+    )
+    @pytest.mark.parametrize(("number", "warned"), [(1, False), (2, True), (10, True)])
     @pytest.mark.parametrize(
         ("ordering", "broken", "name"),
         [
@@ -315,13 +319,13 @@ class TestText:
             ((0, 1), "original", "your program"),
         ],
     )
-    def test_unread_replies_come_before_all_else(self, num_unread, warned, ordering, broken, name):
-        state = {"num_demos": 2, "demo_tokens": None, "num_calls": 20, "num_failed": num_unread}
+    def test_spoilt_replies_come_before_all_else(self, count, words, number, warned, ordering, broken, name):
+        state = {"num_demos": 2, "demo_tokens": None, "num_calls": 20, "num_failed": number}
         states = {"original": state, "returned": state}
-        states[broken] = {**state, "num_unread": num_unread}
+        states[broken] = {**state, count: number}
         lines = str(by_hand(ordering, **states)).splitlines()
-        share = f"({5 * num_unread}%)"
-        sentence = f"{num_unread} of 20 replies of {name} could not be parsed {share}"
+        share = f"({5 * number}%)"
+        sentence = f"{number} of 20 replies of {name} {words} {share}"
         assert lines[0].startswith(sentence) == warned
         assert lines[warned].startswith("PLReorder: ")
 
@@ -425,6 +429,23 @@ class TestText:
         settings = {"most_useful_calls": 302}
         text = str(by_hand(others=[(0.1, 0.8)], evidence=evidence, settings=settings, stop_reason=reason))
         assert f"\na larger budget ({limit}) would reduce the uncertainty" in text
+
+    @pytest.mark.parametrize(
+        ("ordering", "other", "is_advised"),
+        [
+            ((1, 0), (0.1, 0.8), True),
+            ((0, 1), (0.1, 0.6), True),
+            ((1, 0), (0.1, 0.95), False),
+            ((0, 1), (-0.1, 0.2), False),
+        ],
+    )
+    def test_a_race_that_was_decided_leaves_doubts_that_only_examples_reduce(
+        self, ordering, other, is_advised
+    ):
+        evidence = Evidence(num_met=20, num_differing=9, num_compared=20)
+        text = str(by_hand(ordering, others=[other], evidence=evidence, stop_reason=StopReason.DECIDED))
+        assert ("\nonly more examples, in trainset or valset, would" in text) == is_advised
+        assert "a larger budget" not in text
 
     def test_the_score_of_an_order_that_labels_chose_is_unknown(self):
         text = str(by_hand(comparison=None, candidates=[], settings={"scored_on": "probing inputs"}))

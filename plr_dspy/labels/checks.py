@@ -1,0 +1,219 @@
+"""Check, before any call, that examples have the labels that a metric reads."""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+import dspy
+
+from plr_dspy.dspy_compat import annotation_allows_none
+from plr_dspy.errors import UserError
+from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.labels.outputs import LabelOutput, label_output
+from plr_dspy.labels.work import ALL_ALIKE, NoCalls, label_scores
+from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, without_none
+from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
+from plr_dspy.metrics.confusion import SetMetric
+from plr_dspy.metrics.copies import own_copy
+from plr_dspy.programs.checks import is_single_step
+from plr_dspy.programs.copying import language_models
+
+logger = logging.getLogger(__name__)
+
+NAMES_OF_CLASSES = (
+    "for the names of a ClassLabel column, pass the data set itself, or as_examples(dataset, program)"
+)
+
+
+def check_answers_itself(program: dspy.Module, *, name: str) -> None:
+    """Raise a ValueError if the program is calibrated."""
+    if isinstance(program, CalibratedProgram):
+        raise UserError(
+            f"{name} must not be calibrated, because a new order needs its own calibration: pass {name}.program, and "
+            "calibrate the result."
+        )
+
+
+def check_answers(
+    program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], *, name: str
+) -> None:
+    """Raise a ValueError if no example has one of the labels and the metric scores all labels alike."""
+    output = label_output(program)
+    if not isinstance(output, LabelOutput):
+        return
+    values = [example[output.name] for example in examples if output.name in example]
+    has_answer = any(output.label_of(example) for example in examples) or (output.optional and None in values)
+    if not values or has_answer:
+        return
+    scores = label_scores(metric, examples, output)
+    if isinstance(scores, str) and scores == ALL_ALIKE:
+        fix = "Give each example a label of the output's type"
+        if _are_whole_numbers(values):
+            fix += f"; {NAMES_OF_CLASSES}"
+        raise UserError(
+            f"{name}: no example has one of the labels {list(output.labels)} in field {output.name!r}; the first has "
+            f"{values[0]!r}. As {ALL_ALIKE}, no answer can be right. {fix}."
+        )
+
+
+def check_labels(program: dspy.Module, metric: Metric, **datasets: Sequence[dspy.Example]) -> None:
+    """Raise a ValueError if examples lack labels that the metric surely reads; warn if it may read them.
+
+    A metric over a set reads the label of each example. Another metric may need none, such as
+    a judge, so missing labels are an error only if it fails without them.
+
+    Args:
+        datasets: Lists of examples, by their names in messages.
+    """
+    for name, examples in datasets.items():
+        if not examples:
+            continue
+        if isinstance(metric, SetMetric):
+            _check_labels_of_set(program, metric, examples, name)
+        elif is_single_step(program):
+            _check_outputs(program, metric, examples, name)
+
+
+def _check_labels_of_set(
+    program: dspy.Module, metric: SetMetric, examples: Sequence[dspy.Example], dataset: str
+) -> None:
+    """Raise a ValueError unless each example has the label that a metric over a set reads."""
+    field = metric.field
+    if field is None:
+        names = list(dict.fromkeys(chain.from_iterable(example.labels().keys() for example in examples)))
+        if len(names) != 1:
+            metric.right_labels(examples)  # raises unless each example has one label
+            return
+        (field,) = names
+    annotations = _output_types(program)
+    if is_single_step(program) and field not in annotations:
+        fix = "rename the column or the output, so that both have the same name"
+        if metric.field is not None:
+            fix += ", and pass this name as field"
+        raise UserError(
+            f"metric: {metric!r} compares the field {field!r} of examples and answers, but the program's outputs are "
+            f"{list(annotations)}; the columns of {dataset} are {_columns(examples)}: {fix}"
+        )
+    missing = []
+    for number, example in enumerate(examples):
+        if field not in example or _is_empty(example[field], annotations.get(field)):
+            missing.append(number)
+    if len(missing) == len(examples):
+        raise UserError(
+            f"{dataset}: no example has a label in {field!r}, which {metric!r} reads; the columns are "
+            f"{_columns(examples)}: rename the column that holds the labels to {field!r}"
+        )
+    if missing:
+        raise UserError(
+            f"{dataset}: {len(missing)} of {len(examples)} examples have no label in {field!r}, which {metric!r} "
+            f"reads; the first is {dataset}[{missing[0]}]: drop these rows, or add their labels"
+        )
+
+
+def _check_outputs(
+    program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], dataset: str
+) -> None:
+    """Warn if examples lack outputs of the program; raise a ValueError if the metric fails without them."""
+    missing: dict[str, list[int]] = {}
+    annotations = _output_types(program)
+    for name, annotation in annotations.items():
+        missing[name] = [i for i, example in enumerate(examples) if _is_empty(example.get(name), annotation)]
+    filled = [name for name, numbers in missing.items() if len(numbers) < len(examples)]
+    if not filled:
+        _check_metric_without_labels(program, metric, examples, dataset)
+    for name in filled:
+        numbers = missing[name]
+        if numbers:
+            logger.warning(
+                "%d of %d examples of %s have no value in %r, the first of them %s[%d]: drop these rows, unless the "
+                "metric does not need it",
+                len(numbers),
+                len(examples),
+                dataset,
+                name,
+                dataset,
+                numbers[0],
+            )
+        values = [example[name] for example in examples if name in example]
+        if without_none(annotations[name]) is str and _are_whole_numbers(values):
+            logger.warning(
+                "the field %r of %s holds only whole numbers, such as %r, but the program answers with a text: unless "
+                "the metric converts one of them, no answer is right; %s",
+                name,
+                dataset,
+                values[0],
+                NAMES_OF_CLASSES,
+            )
+
+
+def _check_metric_without_labels(
+    program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], dataset: str
+) -> None:
+    """Raise a ValueError if a metric fails on examples without labels; warn if their labels may have another name."""
+    columns = _columns(examples)
+    problem = (
+        f"{dataset}: no example has a value for the program's outputs {list(_output_types(program))}; the columns are "
+        f"{columns}"
+    )
+    output = label_output(program)
+    if isinstance(output, LabelOutput) and _needs_label(metric, examples[0], output):
+        raise UserError(
+            f"{problem}. The metric fails without {output.name!r}: rename the column that holds the labels to "
+            f"{output.name!r}"
+        )
+    has_others = bool(set(columns) - set(examples[0].inputs().keys()))
+    if has_others and not language_models(metric):
+        logger.warning(
+            "%s. If the metric compares answers with labels, rename the column of the labels", problem
+        )
+
+
+def _needs_label(metric: Metric, example: dspy.Example, output: LabelOutput) -> bool:
+    """Return whether a metric fails for all answers, but no longer if the example has a label."""
+    labels = list(output.labels.values())
+    labelled = own_copy(example)
+    labelled[output.name] = labels[0]
+    fails_without = all(_fails(metric, example, output.name, label) for label in labels)
+    return fails_without and not _fails(metric, labelled, output.name, labels[0])
+
+
+def _fails(metric: Metric, example: dspy.Example, name: str, label: Value) -> bool:
+    """Return whether a metric raises an error for an answer, other than by calling a language model."""
+    calls = NoCalls()
+    call_metric = metric_caller(metric)
+    try:
+        with dspy.context(callbacks=[calls], trace=[]):
+            as_score(call_metric(own_copy(example), dspy.Prediction({name: label})))
+    except (Exception, SystemExit):
+        return not calls.stopped
+    return False
+
+
+def _output_types(program: dspy.Module) -> Mapping[str, Annotation]:
+    """Return the types of the predictors' outputs, by name."""
+    types: dict[str, Annotation] = {}
+    for predictor in program.predictors():
+        for name, field in predictor.signature.output_fields.items():
+            types[name] = field.annotation
+    return types
+
+
+def _is_empty(value: Value, annotation: Annotation) -> bool:
+    """Return whether a value is a missing label: None, NaN or an empty text, unless the type allows it."""
+    if value is None:
+        return not annotation_allows_none(annotation)
+    if isinstance(value, str) and not value.strip():
+        return "" not in (labels_of(without_none(annotation)) or {})
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _are_whole_numbers(values: Sequence[Value]) -> bool:
+    """Return whether all values except None are whole numbers, as the labels of a ClassLabel column are."""
+    kinds = {type(value) for value in values if value is not None}
+    return kinds == {int}
+
+
+def _columns(examples: Sequence[dspy.Example]) -> list[str]:
+    """Return the names of all fields."""
+    return list(dict.fromkeys(chain.from_iterable(example.keys() for example in examples)))
