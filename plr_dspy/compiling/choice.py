@@ -26,7 +26,8 @@ class Result:
 
     Attributes:
         ordering: The finalist.
-        score: Mean score on the compared examples; for a metric over a set, its value there.
+        score: Mean score on the compared examples or, for a metric over a set, the metric's
+            value on them.
         gain: Gain over the original on new examples, clipped to the range of scores.
         estimate: Expected gain before clipping, which ranks the finalists.
     """
@@ -39,12 +40,15 @@ class Result:
 
 @dataclass(frozen=True)
 class Decision:
-    """The chosen candidate and the evidence for it; most attributes are as in `Report`.
+    """The chosen candidate, and the evidence for choosing it.
+
+    Attributes that are not listed are as in `Report`.
 
     Attributes:
         ordering: The chosen candidate.
-        chosen: Index of its result in `candidates`; None without a comparison.
-        effect: Effect of calibration; None without log-probabilities.
+        chosen: Index of the chosen candidate's result in `candidates`; None if nothing was
+            compared.
+        effect: Effect of calibration; None if calls returned no log-probabilities.
         fitted: Model fitted to all scores, including those of the final comparison.
     """
 
@@ -58,7 +62,7 @@ class Decision:
 
     @property
     def revision(self) -> Revision | None:
-        """The revision of the chosen candidate's answers; None if they are unchanged."""
+        """The revision of the chosen candidate's answers, or None if the answers are unchanged."""
         effect = self.effect
         if effect is None or not effect.applied:
             return None
@@ -68,7 +72,7 @@ class Decision:
         """Return a function that converts expected scores to the scale of the comparison.
 
         The model approximates a metric over a set linearly, so its gains over the reference
-        are scaled to the expected gain in the comparison.
+        are rescaled to match the expected gain in the comparison.
         """
         fitted = self.fitted
         comparison = self.comparison
@@ -104,10 +108,10 @@ def compare_finalists(
     by_score: bool = False,
     num_dropped: int = 0,
 ) -> Decision:
-    """Choose among finalists, and compare the chosen one with the original.
+    """Choose one of the finalists, and compare it with the original.
 
     Args:
-        finalists: The finalists, the original first.
+        finalists: The finalists, starting with the original.
         examples: Examples that all finalists were scored on.
         observations: The calls on which to base the choice.
         min_probability, by_score: As in `choose`.
@@ -126,7 +130,7 @@ def compare_finalists(
             results[number] = Result(results[number].ordering, measured.chosen, gain, gain.expected)
     counted = fitted.counted(scores)
     if fitted.keeps_scores:
-        counted = observations.scores()  # A set metric may weight equal scores differently.
+        counted = observations.scores()  # Weighted by a metric over a set, equal scores may differ.
     promising = max(results[1:], key=lambda result: result.gain.probability).ordering
     evidence = count_evidence(counted, original, promising)
     chosen = 0
@@ -153,7 +157,7 @@ def _results(
 ) -> list[Result]:
     """Return the finalists' results by the score model, starting with the unchanged original.
 
-    If answers are calibrated, the second is the calibrated original.
+    If answers are calibrated, the second result is that of the calibrated original.
     """
     original = finalists[0]
     before = fitted.as_it_is(original)
@@ -164,7 +168,8 @@ def _results(
     if not fitted.keeps_scores:
         results.append(Result(original, _mean(scores[original], examples), Gain(0.0, 0.0)))
     for ordering in finalists:
-        gain = replace(gains[ordering], expected=round(expected[ordering] - before, 9) + 0.0)  # never -0.0
+        # Adding 0.0 turns -0.0 into 0.0.
+        gain = replace(gains[ordering], expected=round(expected[ordering] - before, 9) + 0.0)
         if results and fitted.responses is None:
             gain = _limit_certainty(gain, scores[original], scores[ordering])
         results.append(Result(ordering, _mean(counted[ordering], examples), gain, gains[ordering].expected))
@@ -182,7 +187,7 @@ def _measure(
     fitted: FittedModel,
     num_candidates: int,
 ) -> list[tuple[Gain, Comparison]]:
-    """Measure the gains of all finalists with the set metric itself."""
+    """Measure the gains of all finalists with the metric over a set, not with its approximation by the model."""
     before = metric.answers(observations.records[results[0].ordering], {})
     measured = []
     for number, result in enumerate(results):
@@ -208,7 +213,7 @@ def _compare_means(
     fitted: FittedModel,
     num_candidates: int,
 ) -> Comparison:
-    """Compare the chosen result with the unchanged original by their mean scores."""
+    """Compare the chosen finalist with the unchanged original by their mean scores."""
     original = results[0].ordering
     ordering = results[chosen].ordering
     gain = results[chosen].gain
@@ -228,8 +233,8 @@ def _compare_means(
 def choose(results: Sequence[Result], *, min_probability: float | None = None, by_score: bool = False) -> int:
     """Return the index of the result with the best estimate or, with `by_score`, the best score.
 
-    The original is first; only a result whose gain is `likely` can replace it. The first
-    result wins ties.
+    The first result is that of the original. Only a finalist whose gain is `likely` can
+    replace the original. The first result wins ties.
     """
     values = [result.score if by_score else result.estimate for result in results]
     allowed = [
@@ -239,10 +244,10 @@ def choose(results: Sequence[Result], *, min_probability: float | None = None, b
 
 
 def likely(gain: Gain, min_probability: float | None) -> bool:
-    """Return whether a gain over the original is likely enough to replace it.
+    """Return whether a gain is likely enough to replace the original.
 
     The threshold is `min_probability` or, if that is None, the odds `MIN_ODDS`. If answers are
-    calibrated, the gain over the calibrated original must pass it, too.
+    calibrated, the gain over the calibrated original must reach this threshold, too.
     """
     if min_probability is not None:
         return gain.min_probability >= min_probability
@@ -254,8 +259,8 @@ def likely(gain: Gain, min_probability: float | None) -> bool:
 def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[int, float]) -> Gain:
     """Limit the certainty of a gain if scores differ on only a few examples.
 
-    Near the highest score, the best of many orderings may be perfect by luck. The normal
-    model mistakes this selection bias for an effect.
+    Near the highest possible score, the best of many orderings may be perfect by chance. The
+    normal model mistakes this selection bias for an effect.
     """
     differences = [other[example] - original[example] for example in original.keys() & other.keys()]
     if not differences or gain.expected <= 0 or sum(map(bool, differences)) >= ENOUGH_DIFFERING:
@@ -270,7 +275,7 @@ def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[i
 
 
 def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:
-    """Count examples with several scores, with different scores, and with scores of all `compared`."""
+    """Count the examples with several scores, with different scores, and with scores of all `compared` candidates."""
     by_example: dict[int, list[float]] = defaultdict(list)
     for row in scores.values():
         for example, score in row.items():

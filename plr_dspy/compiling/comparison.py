@@ -13,7 +13,7 @@ from plr_dspy.statistics.comparisons import paired_interval
 
 CONFIDENCE = 0.95
 MIN_ODDS = 3.0  # to replace the original, a gain must be this many times as likely as a loss
-ENOUGH_DIFFERING = 20  # minimum examples with different scores to trust the normal model
+ENOUGH_DIFFERING = 20  # minimum number of examples with different scores to trust the normal model
 
 
 def comparison(
@@ -30,7 +30,7 @@ def comparison(
     Args:
         original, chosen: Scores of the two candidates on the same examples.
         num_candidates: Number of candidates, including the original.
-        gain: Gain of the chosen candidate on new examples, by the score model.
+        gain: Gain of the chosen candidate on new examples, estimated by the score model.
         expected_original, expected_chosen: As in `Comparison`.
     """
     gains = [after - before for before, after in zip(original, chosen, strict=True)]
@@ -57,8 +57,8 @@ def comparison(
 def _interval_of_expected(gain: Gain, observed: float, largest: float) -> tuple[float, float]:
     """Return the 95% interval of the expected gain.
 
-    The upper end is that of the observed gain if this is larger, because shrinkage may be too
-    strong.
+    If the observed gain is larger than the expected gain, the upper end is computed from the
+    observed gain, because shrinkage may be too strong.
     """
     margin = DEVIATIONS * gain.deviation
     least = max(gain.expected - margin, -largest)
@@ -77,7 +77,7 @@ def measure_gain(
     num_orderings: int,
     num_candidates: int,
 ) -> tuple[Gain, Comparison]:
-    """Return a finalist's gain on new examples, and its comparison, by the set metric itself.
+    """Return a finalist's gain on new examples and its comparison with the original, by the metric itself.
 
     The score model approximates the metric linearly. If the metric gained less than this
     approximation, the model's expected gain is reduced. A bootstrap over the examples that
@@ -85,12 +85,12 @@ def measure_gain(
 
     Args:
         before, after: Answers of the original and of the finalist.
-        gain: Gain by the score model.
+        gain: Gain estimated by the score model.
         num_orderings: Number of orderings that the finalist was selected from.
         num_candidates: Number of finalists, including the original.
     """
     both = sorted(before.keys() & after.keys())
-    if not both:  # All calls of one of them failed: assume no difference.
+    if not both:  # All calls of one program failed, so assume no difference.
         before = before or after
         after = before
         both = sorted(before)
@@ -109,7 +109,8 @@ def measure_gain(
 
     linear_gains = metric.gains(answered)
     expected = _expected_by_metric(gain.expected, observed, float(linear_gains.mean()))
-    expected = round(metric.clip(as_it_is + expected) - as_it_is, 9) + 0.0  # never -0.0
+    # Adding 0.0 turns -0.0 into 0.0.
+    expected = round(metric.clip(as_it_is + expected) - as_it_is, 9) + 0.0
     probability = 0.0
     if expected > 0:
         probability = min(gain.probability, _bootstrapped_probability(gains, linear_gains, num_orderings))
@@ -159,9 +160,9 @@ def _expected_by_metric(expected: float, observed: float, linear_gain: float) ->
 def _bootstrapped_probability(gains: Array, linear_gains: Array, num_orderings: int) -> float:
     """Return the probability that a finalist is better, from bootstrapped gains.
 
-    If few examples decide, such as those of a rare label, the best of many orderings may win
-    by luck. Correct for their number (Bonferroni), but not below the threshold for a
-    replacement.
+    If only a few examples decide, such as those with a rare label, the best of many orderings
+    may win by chance. Then correct the probability for the number of orderings (Bonferroni),
+    but do not reduce it below the threshold for replacing the original.
     """
     probability = float((gains > 0).sum() / (len(gains) + 1))
     squares = linear_gains**2

@@ -10,17 +10,17 @@ from plr_dspy.search.space import Candidate
 def estimate_effect(
     fitted: FittedModel, original: Candidate, chosen: Candidate, *, applied: bool
 ) -> CalibrationEffect | None:
-    """Return the effect of calibration on the original; None without log-probabilities.
+    """Return the effect of calibration if calls returned log-probabilities, else None.
 
     Args:
-        applied: Whether the choice differs from the unchanged original.
+        applied: Whether the chosen program differs from the unchanged original.
     """
     responses = fitted.responses
     if responses is None or original not in fitted.orderings or chosen not in fitted.orderings:
         return None
     answers = responses.answers
     calibrated = answers.estimate(fitted.orderings.index(original)).after
-    if not fitted.keeps_scores:  # The search compared calibrated scores, so the model's estimate is shrunk.
+    if not fitted.keeps_scores:  # The search compared calibrated scores, so use the model's shrunk estimate.
         calibrated = fitted.expected_scores(original)[original]
     return CalibrationEffect(
         original=round(fitted.as_it_is(original), 6),
@@ -38,7 +38,7 @@ def effect_on_set_metric(
     fitted: FittedModel,
     original: Candidate,
 ) -> CalibrationEffect:
-    """Replace an effect's scores, which approximate a set metric, by values of the metric itself."""
+    """Replace an effect's scores, which approximate a metric over a set, by values of the metric itself."""
     calibrated_labels = fitted.calibrated_labels(original)
     before = metric.value(metric.answers(records[original], {}).items())
     after = metric.value(metric.answers(records[original], calibrated_labels).items())

@@ -18,7 +18,7 @@ from plr_dspy.search.elimination import EliminationSearch
 from plr_dspy.search.space import Candidate
 
 FIRST_EXAMPLES = 20  # examples in the first round
-MIN_NEW_EXAMPLES = 4  # minimum new examples in a later round
+MIN_NEW_EXAMPLES = 4  # minimum number of new examples in a later round
 GROWTH = 0.25  # new examples in a later round, relative to the examples so far
 
 
@@ -30,18 +30,18 @@ class EliminationRun(CompileRun):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Failed calls count as wrong for every program. Otherwise, a first program that often
-        # fails would be favoured.
+        # Count failed calls as incorrect for every program. Otherwise, a first program that
+        # often fails would be favoured.
         self.observations = Observations(self.evaluator.effective)
         schedule = self.schedule.examples_for([self.original], self.observations, self.num_train)
-        self._examples = schedule[self.original]  # in the order of scoring
+        self._examples = schedule[self.original]  # in the order in which they are scored
         # A race has its own stopping rule, so this check looks only for replies that cannot be
         # parsed.
         self._futility = replace(self._futility, compares=False, by_program=True)
         self._num_scored = 0  # number of examples that all remaining programs were scored on
 
     def run(self) -> Outcome:
-        """Score the programs in rounds, drop the worse ones, and decide by all scores."""
+        """Score the programs in rounds, drop the worse programs, and choose one by all scores."""
         nothing_to_do = self.reason_not_to_begin()
         if nothing_to_do is not None:
             if nothing_to_do.reason is StopReason.ONE_PROMPT:
@@ -78,7 +78,7 @@ class EliminationRun(CompileRun):
         return None
 
     def _check_first_replies(self, wanted: Wanted) -> None:
-        """Make the first calls, and raise RuntimeError if almost no reply of any program can be parsed."""
+        """Make the first calls. Raise RuntimeError if, for every program, almost no reply can be parsed."""
         num_examples = math.ceil(FIRST_ANSWERS / len(wanted))
         self.evaluator.evaluate({program: examples[:num_examples] for program, examples in wanted.items()})
         self._futility.check()
@@ -110,7 +110,7 @@ class EliminationRun(CompileRun):
         return max([self.original, *challengers], key=lambda program: gains[program].expected)
 
     def _final_comparison(self) -> FinalComparison | None:
-        """Return the programs that were scored in all complete rounds; None if fewer than two."""
+        """Return the programs that were scored in all complete rounds if there are at least two, else None."""
         min_examples = max(1, self._num_scored)
         programs = [self.original, *self.search.space.programs]
         finalists = [program for program in programs if self.observations.count(program) >= min_examples]

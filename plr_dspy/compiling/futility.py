@@ -1,4 +1,4 @@
-"""The check that ends a search early if it cannot find an improvement."""
+"""The check that ends a search early if the search cannot find an improvement."""
 
 import itertools
 import logging
@@ -12,13 +12,13 @@ from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
 
 logger = logging.getLogger(__name__)
 
-ENOUGH_ANSWERS = 20  # minimum answers before a warning about unparsable ones
-FIRST_ANSWERS = 10  # minimum answers before unparsable ones stop the search; these calls run first
+ENOUGH_ANSWERS = 20  # minimum number of answers before a warning about unparsable answers
+FIRST_ANSWERS = 10  # calls made first, to stop the search at once if almost no answer can be parsed
 UNPARSED = 0.9  # stop if this share of the answers cannot be parsed
 MOSTLY_UNPARSED = 0.5  # warn if this share of the answers cannot be parsed
-MANY_FAILURES = 5  # name the failed calls from this number on
+MANY_FAILURES = 5  # mention failed calls in the reason to stop if there are at least this many
 ENOUGH_SCORES = 60  # stop after this many scores if all are equal
-ENOUGH_PAIRS = 250  # stop after this many comparisons on the same example if no score differs
+ENOUGH_PAIRS = 250  # stop after comparing this many pairs of calls on the same example if no score differs
 
 
 @dataclass
@@ -30,11 +30,11 @@ class FutilityCheck:
     sample: Callable[[], str] = str  # returns one of the program's answers
     compares: bool = True  # whether to stop if all scores and answers are equal
     advice: str = "try another adapter"  # advice if replies cannot be parsed
-    by_program: bool = False  # whether each prompt is a program; one whose replies can be parsed is enough
+    by_program: bool = False  # whether prompts are whole programs; if one has parsable replies, continue
     has_warned: bool = False
 
     def check(self) -> str:
-        """Return the reason to stop, if any; raise RuntimeError if almost no answer can be parsed."""
+        """Return the reason to stop, or an empty string. Raise RuntimeError if almost no answer can be parsed."""
         by_prompt: dict[str, list[CallRecord]] = defaultdict(list)
         by_example: dict[int, list[CallRecord]] = defaultdict(list)
         failures = []
@@ -60,7 +60,7 @@ class FutilityCheck:
         return reason
 
     def _check_parsed(self, prompts: Sequence[Sequence[CallRecord]]) -> None:
-        """Warn if many answers to the prompts cannot be parsed; raise if almost none can."""
+        """Warn if many answers cannot be parsed. Raise RuntimeError if almost none can be parsed."""
         unparsable = list(itertools.chain.from_iterable(map(_unparsable, prompts)))
         num_calls = sum(map(len, prompts))
         if num_calls < FIRST_ANSWERS or len(unparsable) < MOSTLY_UNPARSED * num_calls:
@@ -80,13 +80,13 @@ class FutilityCheck:
             self.has_warned = True
 
     def _is_readable(self, records: Sequence[CallRecord]) -> bool:
-        """Return whether a prompt's replies show that its format can be parsed."""
+        """Return whether the replies to a prompt show that the model follows the output format."""
         if self.by_program:
             return len(_unparsable(records)) < UNPARSED * len(records)
         return len(records) > 1 and not any(record.outcome for record in records)
 
     def _find_no_difference(self, examples: Sequence[Sequence[CallRecord]]) -> str:
-        """Return the reason to stop if no score differs on any example, or an empty string."""
+        """Return the reason to stop if no score differs on any example, else an empty string."""
         scores: list[float] = []
         num_differing = 0
         for records in examples:

@@ -39,12 +39,12 @@ NOTHING_TO_DO = PaperPlan(max_metric_calls=0)  # plan of a compile that needs no
 
 
 def paper_plan(size: ProblemSize, max_metric_calls: int | None = None, **shape: float | None) -> PaperPlan:
-    """Return the plan with the values of the paper.
+    """Return the plan with the paper's settings.
 
     Args:
         max_metric_calls: Budget in program calls; None for no limit.
-        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`; None
-            keeps the paper's value.
+        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`. Each
+            that is missing or None keeps the paper's value.
 
     Raises:
         ValueError: If the budget is too small.
@@ -68,7 +68,7 @@ def paper_plan(size: ProblemSize, max_metric_calls: int | None = None, **shape: 
     if max_metric_calls is not None and max_metric_calls < least:
         raise UserError(
             f"max_metric_calls must be at least {least} with auto='paper', for one iteration and the final comparison "
-            f"on these splits; got {max_metric_calls}: raise it, or use auto='light'"
+            f"on these splits; got {max_metric_calls}: increase max_metric_calls, or use auto='light'"
         )
     return plan
 
@@ -109,9 +109,9 @@ def random_plan(
 class PaperRun(CompileRun):
     """A compile by PLR Algorithm 1, or by random search, which does not learn from scores.
 
-    Deviation: The paper compares only draws from the final distribution, which may all be worse
-    than the original order or another scored one. Here, the original, the best orders so far
-    and the mode join the comparison.
+    Deviation: The paper compares only draws from the final distribution. All of them may be
+    worse than the original order or another order scored before. So this compile also compares
+    the original, the best orders so far and the mode.
     """
 
     def __post_init__(self) -> None:

@@ -8,64 +8,65 @@ from typing import Any, ClassVar
 from plr_dspy.errors import UserError
 
 BUDGETS = {"light": 1_000, "medium": 3_000, "heavy": 10_000}  # program calls of each `auto` setting
-MIN_EXAMPLES = 2  # minimum examples to compare a finalist on
-MIN_ORDERS = 4  # minimum orders in the first round
-MIN_FIRST = {"score": 4, "logprobs": 2}  # minimum examples when an order is first scored, by signal
+MIN_EXAMPLES = 2  # minimum number of examples in the final comparison
+MIN_ORDERS = 4  # minimum number of orders in the first round
+# Minimum number of examples that an order is first scored on, by signal.
+MIN_FIRST = {"score": 4, "logprobs": 2}
 SIGNALS = ("auto", *MIN_FIRST)  # values of the `signal` argument
 
-# Maximum number of orders that a search can afford, each on its first examples. A larger
-# budget adds examples instead.
+# Maximum number of orders that a search can afford to score on their first examples. A larger
+# budget adds first examples instead.
 NUM_LOOKS = 360
 ROUNDS = 30  # target number of rounds in a search
-# Maximum size of the random first round, relative to later rounds.
+# Maximum size of the random first round, relative to later rounds, by what the search varies.
 FIRST_ROUND = {"orders": 2.5, "demos": 8.0}
-MORE_THAN_FIRST = 2  # examples to add each time an order is scored again, relative to the first time
+MORE_THAN_FIRST = 2  # examples added each time an order is scored again, relative to its first examples
 FINAL_SHARE = 0.15  # maximum share of the budget for the final comparison
-RACE_SHARE = 0.15  # share for the race, of the calls that remain after the final comparison
+RACE_SHARE = 0.15  # share of the race in the calls that are not reserved for the final comparison
 
-# In a search over orders, the original may score unlike all other orders. A longer race that
-# scores it first avoids replacing it by mistake (see "lone original" in
+# In a search over orders, the original's score may differ greatly from all others. A longer race,
+# which scores the original first, avoids a replacement by mistake (see "lone original" in
 # `benchmarks/landscapes.py`).
-RACED = 3  # number of orders that this race can score on all train examples
-LARGEST_RACE = 0.25  # maximum share of this race, of the calls that remain after the final comparison
-ORIGINAL_SHARE = 0.5  # share of the race's calls that score the original first
+RACED = 3  # number of orders that the longer race can score on all train examples
+LARGEST_RACE = 0.25  # maximum share of the longer race in the calls not reserved for the final comparison
+ORIGINAL_SHARE = 0.5  # share of the longer race's calls that is used first, to score the original
 
 CALLS_PER_SQUARE = 2.5  # maximum number of useful calls, relative to the squared number of examples
-LEAST_CALLS = 20  # minimum of `most_calls`
+LEAST_CALLS = 20  # smallest result of `most_calls`
 MAX_ROUNDS = 1_000  # effectively unlimited: the calls run out first
 
 
 @dataclass(frozen=True)
 class ProblemSize:
-    """The size of a problem, on which its plan depends."""
+    """The size of an optimization problem, from which the plan is made."""
 
     num_train: int  # examples in the train split
     num_selection: int  # examples in the selection split
     num_distinct: int  # distinct prompts in the search space
-    num_attempts: int = 0  # maximum calls to bootstrap demos before the search
+    num_attempts: int = 0  # maximum number of calls that bootstrap demos before the search
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a compile: a search on few examples, a race of the best orderings on more, and a final comparison."""
+    """The plan of a compile: a search, a race of the best orderings, and a final comparison."""
 
-    racing: ClassVar[bool] = True  # whether there is a race; without one, the search uses all train examples
+    racing: ClassVar[bool] = True  # whether there is a race; if not, the search uses all train examples
 
-    num_iterations: int = 0  # maximum rounds
+    num_iterations: int = 0  # maximum number of rounds
     num_samples: int = 1  # orderings in each round
     num_best_seen: int = 0  # race winners that join the final comparison
-    num_train_examples: int = 0  # maximum examples to score an ordering on
+    num_train_examples: int = 0  # maximum number of train examples to score an ordering on
     num_selection_examples: int = 0  # examples in the final comparison
-    max_metric_calls: int | None = None  # budget, reduced if examples are few; None if unlimited
+    max_metric_calls: int | None = None  # budget, reduced if there are few examples; None if unlimited
     most_searched: int | None = None  # calls of an exhaustive search on all train examples, if affordable
     elite_fraction: float = 0.125  # share of the orderings that the distribution is refitted to
-    num_final_draws: int = 0  # draws of the final distribution that enter the race
+    num_final_draws: int = 0  # number of draws from the final distribution to enter in the race
     num_initial: int = 0  # orderings in the first round
-    num_first_examples: int = 1  # examples when an ordering is first scored
-    num_more_examples: int = 0  # examples to add each time an ordering is scored again
-    num_entrants: int = 0  # orderings that enter the race
-    race_calls: int = 0  # maximum program calls of the race
-    original_share: float = 0.0  # share of `race_calls` for scoring the original first
+    num_first_examples: int = 1  # examples that an ordering is first scored on
+    num_more_examples: int = 0  # examples added each time an ordering is scored again
+    num_entrants: int = 0  # number of the best orderings to enter in the race
+    race_calls: int = 0  # maximum number of program calls in the race
+    original_share: float = 0.0  # share of `race_calls` that is used first, to score the original
 
     @property
     def num_finalists(self) -> int:
@@ -86,7 +87,7 @@ class Plan:
 
     @property
     def num_looks(self) -> int:
-        """Approximate number of times that a candidate is scored on some examples in a row."""
+        """Approximate number of looks, each of which calls one candidate on several examples in a row."""
         looks_of_search = math.ceil((self.search_calls + self.race_calls) / self.num_first_examples)
         return looks_of_search + self.num_finalists
 
@@ -100,8 +101,8 @@ class Plan:
 def most_calls(num_usable: int) -> int:
     """Return the maximum number of useful program calls for this number of examples.
 
-    On n examples, a mean score has a standard error of up to 1 / sqrt(4 n). So beyond some
-    number of orders, a search finds the luckiest rather than the best.
+    On n examples, a mean score has a standard error of up to 1 / sqrt(4 n). So if a search
+    scores too many orders, the highest score is due to chance rather than to a better order.
     """
     return max(LEAST_CALLS, round(CALLS_PER_SQUARE * num_usable**2))
 
@@ -122,8 +123,8 @@ def make_plan(
         max_metric_calls: Budget in program calls, which overrides `auto`.
         signal: "score", or "logprobs" if calls also return log-probabilities of labels.
         searched: What the search varies: "orders", or "demos" if it also chooses the demos.
-        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`; None
-            lets the plan choose.
+        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`. The
+            plan chooses each that is missing or None.
 
     Raises:
         ValueError: If the budget is too small.
@@ -144,16 +145,16 @@ def make_plan(
     purpose = "a search and a final comparison"
     lower = ""
     if "num_samples" in fixed:
-        purpose = f"num_samples={fixed['num_samples']}"
+        purpose = f"a search with num_samples={fixed['num_samples']} and a final comparison"
         if _racing_plan(budget, size, searched, min_first, {**fixed, "num_samples": 1}) is not None:
-            lower = ", or lower num_samples"
+            lower = ", or reduce num_samples"
     if size.num_attempts:
-        purpose = f"{size.num_attempts} calls that bootstrap demos, then {purpose}"
-        lower = ", or pass candidates='labeled', which needs no calls for demos"
+        purpose = f"{size.num_attempts} calls that bootstrap demos, {purpose}"
+        lower = ", or pass candidates='labeled', which makes no calls to get demos"
     fix = (
-        f"got {total}: raise it"
+        f"got {total}: increase max_metric_calls"
         if max_metric_calls is not None
-        else f"{auto=} gives {total}: set a larger number"
+        else f"{auto=} allows {total}: pass a larger max_metric_calls"
     )
     raise UserError(
         f"max_metric_calls must be at least {enough + size.num_attempts} for {purpose}; {fix}{lower}"
@@ -163,7 +164,7 @@ def make_plan(
 def _racing_plan(
     budget: int, size: ProblemSize, searched: str, min_first: int, fixed: dict[str, Any]
 ) -> Plan | None:
-    """Return the plan for a budget; None if the budget is too small."""
+    """Return the plan if the budget is large enough, else None."""
     num_train = size.num_train
     num_best_seen = min(2, size.num_distinct - 1)
     num_affordable = int(FINAL_SHARE * budget) // (1 + num_best_seen)

@@ -24,24 +24,26 @@ def run_race(
 ) -> list[Candidate]:
     """Race the entrants by successive halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
 
-    Each heat scores the remaining entrants on more examples, and drops the worse ones. The
-    original gets its share of the calls first; the last heat scores it on as many examples as
-    the entrants. Neither the original nor an entrant without an estimate can win.
+    Each heat scores the remaining entrants on more examples, and drops the worst. Before the
+    heats, the original gets its share of the calls. The last heat scores the original on
+    as many examples as the entrants. Neither the original nor an entrant without an estimate
+    can win.
 
     Args:
         entrants: The candidates to race, best first.
-        schedule: Selects the next examples.
-        score: Adds calls to the observations, and returns the candidates whose calls fit the
-            time and cost limits.
+        schedule: Selects the next examples for each candidate.
+        score: Makes calls, adds them to the observations, and returns the candidates whose
+            calls fit the time and cost limits.
         estimate: Returns the estimated scores of candidates, given all calls so far.
-        plan: Gives the number of winners and the maximum number of examples.
-        num_calls: Maximum program calls of the race, shared equally by the heats.
+        plan: The plan, which has the number of winners and the maximum number of examples.
+        num_calls: Maximum number of program calls in the race, shared equally by the heats.
 
     Returns:
-        The winners, best first; they include the best whole program and the best ordering.
+        The winners, best first. If there are several, they include the best whole program and
+        the best ordering.
     """
-    # Use up to half the calls for unscored entrants to catch up with the scored entrant that
-    # has the fewest examples.
+    # Use up to half the calls to score new entrants on as many examples as the scored entrant
+    # with the fewest examples.
     level = min(filter(None, map(observations.count, entrants)), default=schedule.num_first)
     new = [entrant for entrant in entrants if not observations.count(entrant)]
     wanted = schedule.examples_for(new, observations, level)
@@ -83,6 +85,6 @@ def _calls_up_to(level: int, counts: Sequence[int]) -> int:
 
 
 def first_of_each_kind(ranked: Sequence[Candidate], number: int) -> list[Candidate]:
-    """Return the first `number`, after moving the best whole program and ordering to the front."""
+    """Return the first `number` candidates, after moving the best whole program and ordering to the front."""
     best = {isinstance(ordering, WholeProgram): ordering for ordering in reversed(ranked)}.values()
     return sorted(ranked, key=lambda ordering: ordering not in best)[:number]

@@ -1,4 +1,4 @@
-"""The rounds of a search. Each scores the proposed candidates on some train examples and updates the search."""
+"""The rounds of a search. Each round scores the proposed candidates on train examples and updates the search."""
 
 import logging
 import math
@@ -17,16 +17,18 @@ from plr_dspy.search.space import Candidate, Ordering, Scores, WholeProgram
 
 logger = logging.getLogger(__name__)
 
-MIN_SHARE = 0.5  # minimum share of a later round to score before a refit; otherwise, there are too few elites
+# A later round refits the distribution only if at least this share of its candidates was scored.
+# Otherwise, there are too few elites.
+MIN_SHARE = 0.5
 WIDENED_AT = 0.5  # share of the search's calls after which its space may be widened
-MAX_LOW = 8  # maximum number of low scores that lead to new items
-MIN_PER_LOW = 8  # minimum train examples, and calls left to the search, for each of them
-NUM_WIDENED = 4  # number of the best orderings to score with each new item
-MIN_FAILURES = 8  # If at least this many calls of a round all fail, assume an outage.
+MAX_LOW = 8  # maximum number of low-scoring examples from which new items are made
+MIN_PER_LOW = 8  # train examples, and remaining calls of the search, required per low-scoring example
+NUM_WIDENED = 4  # number of best orderings to score with each new item
+MIN_FAILURES = 8  # If all new calls of a round fail, and there are at least this many, assume an outage.
 
 
 def no_minimum(candidates: Sequence[Candidate]) -> Mapping[Candidate, int]:
-    """Return no minimum number of examples for any candidate."""
+    """Return an empty mapping, which sets no minimum number of examples for any candidate."""
     return {}
 
 
@@ -36,18 +38,18 @@ class SearchRounds:
 
     Attributes:
         search: Proposes candidates and learns from their scores.
-        evaluator: Calls candidates on examples. The train split comes first, then the
-            selection split.
+        evaluator: Calls candidates on examples. Its examples are the train split, followed by
+            the selection split.
         plan: The planned rounds and program calls.
         original: The user's program, as an ordering, `WITHOUT_DEMOS` or a whole program.
         min_probability, stop_at_score, patience: As in `PLReorder`.
         sample, advice: As in `FutilityCheck`.
         shifted: As in `ExampleSchedule`.
-        min_examples: Returns how many new examples some candidates need at least, if they are
-            scored in this order, so that few prompt tokens are those of demos that a server
-            reads anew.
-        widen: Returns a search in a wider space, given `low_scores`; None if there is none.
-            Items keep their numbers, and new ones come last.
+        min_examples: Returns the minimum number of new examples for some of the candidates,
+            which are scored in the given order. With more examples in a row, a server with a
+            prefix cache reads the demos again for a smaller share of the calls.
+        widen: Returns a search in a wider space, given the result of `low_scores`, or None if
+            the space cannot be widened. Items keep their indices, and new items come last.
         on_round: Called after each round.
     """
 
@@ -82,15 +84,15 @@ class SearchRounds:
             self.evaluator,
             self.num_train,
             self.sample,
-            compares=self.search.model.keeps_scores,  # Calibrated answers may differ even if the calls score the same.
+            compares=self.search.model.keeps_scores,  # Calibrated answers may differ even if all scores are equal.
             advice=self.advice,
         )
         self._history: list[Iteration] = []
-        self._learnt: set[Candidate] = set()  # candidates whose scores the search knows
-        self._first_round: Sequence[Candidate] = ()  # candidates of the first round, random in every search
+        self._learnt: set[Candidate] = set()  # candidates whose scores the search has received
+        self._first_round: Sequence[Candidate] = ()  # candidates of the first round, most of them random
 
     def play_round(self, candidates: Sequence[Candidate]) -> Stop | None:
-        """Score the candidates, and update the search. Return the reason to stop; None to continue.
+        """Score the candidates, and update the search. Return the reason to stop, or None to continue.
 
         A candidate that was scored before is scored on more examples.
         """
@@ -117,7 +119,11 @@ class SearchRounds:
         return None
 
     def next_candidates(self) -> Sequence[Candidate]:
-        """Return the candidates of the next round, which may be the first in a wider space."""
+        """Return the candidates of the next round.
+
+        Widen the search space first if half the calls are used, or if no other candidates are
+        left.
+        """
         candidates: Sequence[Candidate] = []
         if self.evaluator.num_calls("search") >= WIDENED_AT * self.plan.search_calls:
             candidates = self.widened()
@@ -126,7 +132,7 @@ class SearchRounds:
     def widened(self) -> list[Candidate]:
         """Continue the search in a wider space, and return its first candidates: the best orderings with new items.
 
-        This happens at most once. Without a wider space, there are none.
+        Return an empty list if the space cannot be widened. It can be widened at most once.
         """
         widen = self.widen
         self.widen = None
@@ -139,7 +145,7 @@ class SearchRounds:
         wider_search = widen(low_scores) if low_scores else None
         if wider_search is None:
             return []
-        # The new items were made with these examples in view, so their scores would be too
+        # The new items were made from these examples, so their scores on them would be too
         # high.
         self.schedule.retired.update(low_scores)
         scores = self.scores()
@@ -152,9 +158,11 @@ class SearchRounds:
         return list(first)
 
     def low_scores(self, best_first: Sequence[Ordering]) -> dict[int, Ordering]:
-        """Return train examples on which the first ordering scored there did worse than the best call so far.
+        """Return train examples with low scores, each with the ordering that had the low score.
 
-        Each comes with this ordering. Replies that cannot be parsed have no score.
+        For each example, only the first ordering that was scored on this example counts. A
+        score is low if another call has a higher score. Replies that cannot be parsed are
+        ignored, because they have no score.
         """
         evaluator = self.evaluator
         kept = self.plan.race_calls + self.plan.final_calls
@@ -176,7 +184,7 @@ class SearchRounds:
         return low_scores
 
     def check_stoppers(self) -> Stop | None:
-        """Return the reason to stop the search; None to continue. Add new stopping rules here."""
+        """Return the reason to stop the search, or None to continue. Add new stopping rules here."""
         futility = self._futility.check()
         if futility:
             return Stop(StopReason.NO_DIFFERENCE, futility)
@@ -188,7 +196,8 @@ class SearchRounds:
     def observe(self, wanted: Wanted) -> list[Candidate]:
         """Call the candidates on their examples. Return the candidates whose calls all fit the budget.
 
-        Neighbours share prefixes, so that a server with a prefix cache reads fewer tokens.
+        Candidates whose prompts share a prefix are called one after another, so that a server
+        with a prefix cache reads fewer tokens.
 
         Raises:
             RuntimeError: If all new calls failed, probably because of an outage.
@@ -197,7 +206,7 @@ class SearchRounds:
         new = []
         for candidate, row in records.items():
             new += list(row.values())[self.observations.count(candidate) :]
-        # If only one candidate was called, its order may have caused the failures.
+        # If only one candidate was called, its prompt may have caused the failures.
         is_outage = len(records) > 1 or not self.observations.answered()
         if is_outage and len(new) >= MIN_FAILURES and all(record.outcome == FAILED for record in new):
             raise self.evaluator.nothing_ran(new)
@@ -205,11 +214,11 @@ class SearchRounds:
         return list(records)
 
     def best(self) -> list[Candidate]:
-        """Return the scored candidates, best first by the search's estimates."""
+        """Return the scored candidates, sorted by the search's estimates of their scores, best first."""
         return [estimate.ordering for estimate in self.search.ranked(self.scores())]
 
     def scores(self) -> Scores:
-        """Return the scores on the train split, as the search uses them."""
+        """Return the scores on the train split in the form that the search uses."""
         return self.observations.counted()
 
     def random_orderings(self) -> list[Ordering]:
@@ -224,7 +233,7 @@ class SearchRounds:
         ]
 
     def _first_half(self, wanted: Wanted) -> Wanted:
-        """Return the first candidates, at least `MIN_ORDERS`, whose calls are at most half of those of the search."""
+        """Return the first candidates that fit into half the search's calls, but at least `MIN_ORDERS`."""
         first: Wanted = {}
         num_calls = 0
         for candidate, examples in wanted.items():
@@ -237,7 +246,7 @@ class SearchRounds:
     def _check_first_replies(self, wanted: Wanted) -> None:
         """Make the first calls, and raise RuntimeError if almost no reply can be parsed.
 
-        Calls without demos do not count, because demos may teach the format.
+        Calls without demos do not count, because demos may teach the model the output format.
         """
         first: Wanted = {}
         num_replies = 0

@@ -1,7 +1,7 @@
-"""One compile: search, race, comparison, decision.
+"""One compile: search, race, comparison and decision.
 
-Read next: `rounds.py`, whose `SearchRounds` is the base class here, then `race.py` and
-`choice.py`. `paper.py` has PLR Algorithm 1, a separate loop without a race. To extend a
+Read next: `rounds.py`, whose `SearchRounds` is the base class of `CompileRun`, then `race.py`
+and `choice.py`. `paper.py` has PLR Algorithm 1, a separate loop without a race. To extend a
 compile, see "Where to add" in `CONTRIBUTING.md`.
 """
 
@@ -21,12 +21,13 @@ from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
 
-# Even a shortened comparison uses this many examples, if the selection split has them and the
-# budget allows it.
+# Even a shortened comparison uses this many examples, if the selection split and the budget
+# allow it.
 MIN_COMPARED = 8
 
-# After these stops, race and comparison get all calls that the limits still allow. After other
-# stops, they get only the fraction of their planned calls that the search has used of its own.
+# After a stop for one of these reasons, race and comparison get all calls that the limits still
+# allow. After any other stop, they are shortened like the search: if the search used half of
+# its planned calls, race and comparison get half of theirs.
 STOPS_WITHOUT_CUT = {StopReason.TIME, StopReason.COST, StopReason.BUDGET, StopReason.NOTHING_NEW}
 
 
@@ -34,7 +35,7 @@ STOPS_WITHOUT_CUT = {StopReason.TIME, StopReason.COST, StopReason.BUDGET, StopRe
 class RemainingCalls:
     """The program calls that the race and the final comparison may make."""
 
-    fraction: float  # share of the planned calls
+    fraction: float  # share of the calls planned for both
     race: int
     comparison: int
 
@@ -45,15 +46,15 @@ class FinalComparison:
 
     finalists: list[Candidate]  # at least two; the original program is first
     examples: list[int]
-    num_dropped: int = 0  # candidates that were dropped because of their scores on these examples
+    num_dropped: int = 0  # number of candidates dropped because of their scores on these examples
 
 
 @dataclass(kw_only=True)
 class CompileRun(SearchRounds):
     """A compile in progress, from the first round of the search to the decision.
 
-    Demos are bootstrapped earlier. If `run` raises an error, `unfinished` returns what is
-    known so far.
+    Demos are bootstrapped before. If `run` raises an error, `unfinished` returns the outcome
+    so far.
     """
 
     def run(self) -> Outcome:
@@ -63,7 +64,7 @@ class CompileRun(SearchRounds):
             return self.outcome(stop=stop)
 
         # 1. Search: ask for candidates, score them on some train examples, and update the
-        # search. Half-way, the space may be widened once.
+        # search. Halfway through, the search space may be widened.
         self.begin_phase("search", reserved_calls=self.plan.race_calls + self.plan.final_calls)
         while stop is None:
             candidates = self.next_candidates()
@@ -74,7 +75,7 @@ class CompileRun(SearchRounds):
             return self.outcome_without_difference()
 
         # 2. Race: score the best candidates on more and more train examples, and drop the
-        # worse ones.
+        # worst.
         remaining = self.remaining_calls()
         entrants = self.entrants()
         self.begin_phase("race", reserved_calls=remaining.comparison)
@@ -99,7 +100,7 @@ class CompileRun(SearchRounds):
         return self.decide(comparison)
 
     def reason_not_to_begin(self) -> Stop | None:
-        """Return the reason not to start the search; None to start it."""
+        """Return the reason to end before the search if there is one, else None."""
         if self.search.space.num_distinct < 2:
             logger.warning("%s, so there is nothing to compare", StopReason.ONE_PROMPT.value)
             return Stop(StopReason.ONE_PROMPT)
@@ -108,17 +109,17 @@ class CompileRun(SearchRounds):
         return None
 
     def begin_phase(self, phase: str, *, reserved_calls: int = 0) -> None:
-        """Begin a phase, and reserve money and time for the calls of later phases.
+        """Begin a phase, and reserve cost and time for the calls of later phases.
 
-        If the limits pay for only a share of the plan, the search reserves the same share of
-        the later calls.
+        If the limits allow only a share of the planned calls, the search reserves only this
+        share of the later calls.
         """
         self.evaluator.phase = phase
         planned = self.plan.program_calls if phase == "search" else 0
         self.evaluator.budget.keep(reserved_calls, planned=planned)
 
     def replace_stop_by_limit(self) -> None:
-        """Make the limit that ended the current phase, if any, the reason to stop."""
+        """If a limit ended the current phase, record this limit as the reason to stop."""
         if self.evaluator.budget.refused is not None:
             self.stop = Stop(self.evaluator.budget.refused)
 
@@ -130,8 +131,8 @@ class CompileRun(SearchRounds):
         fraction = min(1.0, budget.calls_left / max(1, plan.race_calls + plan.final_calls))
         if self.stop.reason not in STOPS_WITHOUT_CUT:
             fraction = min(fraction, evaluator.num_calls("search") / max(1, plan.search_calls))
-        # The comparison gets its planned calls. The race gets all others, including calls that
-        # the search did not use.
+        # The comparison gets its planned calls. The race gets all other calls, including those
+        # that the search did not use.
         comparison_calls = plan.final_calls
         # Unlike `program_calls`, `num_calls` includes the calls that bootstrapped demos.
         max_calls = min(budget.max_calls, plan.program_calls + evaluator.num_calls("bootstrap"))
@@ -145,10 +146,10 @@ class CompileRun(SearchRounds):
         return RemainingCalls(fraction, race=max(0, race_calls), comparison=comparison_calls)
 
     def entrants(self) -> list[Candidate]:
-        """Return the best candidates of the search, and the mode and draws of its distribution."""
+        """Return the candidates for the race: the best of the search, the distribution's mode, and draws from it."""
         others = [candidate for candidate in self.best() if candidate != self.original]
         best = first_of_each_kind(others, self.plan.num_entrants)
-        if not best:  # The distribution has learnt nothing, so its mode and draws are random.
+        if not best:  # The distribution has learnt nothing, so its mode would be a random order.
             return []
         entrants = [*best, self.search.mode(), *self.search.draw(self.plan.num_final_draws)]
         return [candidate for candidate in dict.fromkeys(entrants) if candidate != self.original]
@@ -158,40 +159,42 @@ class CompileRun(SearchRounds):
         return dict(self.search.model.fit(self.scores()).estimates())
 
     def compare(self, finalists: list[Candidate], fraction: float = 1.0) -> FinalComparison | None:
-        """Score the finalists on a fraction of the selection split; return None if limits prevent it."""
+        """Score the finalists on a fraction of the selection split. Return None if limits prevent the comparison."""
         min_examples = max(1, min(MIN_EXAMPLES, self.plan.num_selection_examples))
         num_examples = self._num_compared(len(finalists), fraction, min_examples)
         if len(finalists) < 2 or num_examples < min_examples:
             return None
-        # Train examples have lower numbers.
+        # The indices of train examples come before those of the selection split.
         examples = list(range(self.num_train, self.num_train + num_examples))
         self.begin_phase("final")
         compared = list(self.evaluator.evaluate(dict.fromkeys(finalists, examples)))
         if len(compared) < len(finalists):
-            # If a limit leaves fewer than two, compare the first two on the examples that they
-            # share.
+            # If a limit leaves fewer than two finalists, compare the first two on the examples
+            # that both were scored on.
             if len(compared) < 2:
                 compared = finalists[:2]
             logger.warning(
-                "only %d of %d finalists were compared before the limit", len(compared), len(finalists)
+                "only %d of %d finalists were compared before a limit was reached",
+                len(compared),
+                len(finalists),
             )
             self.replace_stop_by_limit()
         common = self._examples_in_common(compared, examples)
         return FinalComparison(compared, common) if len(common) >= min_examples else None
 
     def _num_compared(self, num_finalists: int, fraction: float, min_examples: int) -> int:
-        """Return how many examples of the selection split all finalists can be scored on."""
+        """Return the number of selection examples that all finalists can be scored on."""
         budget = self.evaluator.budget
         num_selection = self.plan.num_selection_examples
         num_examples = min(max(MIN_COMPARED, round(fraction * num_selection)), num_selection)
-        # `calls_left` is an estimate from all limits. If it is too low, try the minimum; the
-        # limits stop the calls.
+        # `calls_left` is an estimate. If it is below the minimum, try the minimum anyway,
+        # because the limits stop calls that are too many.
         num_examples = min(num_examples, max(budget.calls_left // num_finalists, min_examples))
         calls_within_budget = budget.max_calls - self.evaluator.log.num_calls
         return min(num_examples, calls_within_budget // num_finalists)
 
     def _examples_in_common(self, candidates: list[Candidate], examples: list[int]) -> list[int]:
-        """Return the examples on which all candidates have scores; raise if every call failed."""
+        """Return the examples on which all candidates have scores. Raise an error if every call failed."""
         selection = Observations(self.evaluator.effective)
         selection.add(self.evaluator.known(dict.fromkeys(candidates, examples)))
         records = selection.every_record()
@@ -201,7 +204,7 @@ class CompileRun(SearchRounds):
         return common
 
     def decide(self, comparison: FinalComparison | None, *, by_score: bool = False) -> Outcome:
-        """Choose one of the finalists; keep the original if nothing was compared.
+        """Choose one of the finalists, or keep the original if nothing was compared.
 
         Args:
             by_score: Whether to choose by the mean score in the comparison, as in PLR
@@ -213,7 +216,7 @@ class CompileRun(SearchRounds):
         records = self.evaluator.known(dict.fromkeys(finalists, comparison.examples))
         observations = self.observations.with_records(records)
         # With a metric over a set, the score of an answer depends on the other answers,
-        # called the reference. Make the finalists' answers the reference, in all observations
+        # called the reference. Use the finalists' answers as the reference in all observations
         # of the run.
         observations.refer_to([*finalists, *self.best()], self.search.fitted, least=len(finalists))
         if by_score:
@@ -230,7 +233,7 @@ class CompileRun(SearchRounds):
         return self.outcome(decision)
 
     def outcome(self, decision: Decision | None = None, stop: Stop | None = None) -> Outcome:
-        """Return the outcome of a decision. Without a decision, the original is kept."""
+        """Return the outcome with this decision, or with the decision to keep the original if it is None."""
         evaluator = self.evaluator
         counts = {phase: evaluator.num_calls(phase) for phase in ("bootstrap", "search", "race", "final")}
         counts["total"] = evaluator.num_calls()
@@ -247,13 +250,13 @@ class CompileRun(SearchRounds):
 
     def outcome_without_difference(self) -> Outcome:
         """Return the outcome that keeps the original, because all candidates score the same."""
-        # Scores can differ on examples where calls failed, but this is not evidence.
+        # Failed calls can make scores differ, but they are no evidence that orders differ.
         evidence = count_evidence(self.observations.scores())
         evidence = evidence.model_copy(update={"num_differing": 0})
         return self.outcome(self.choose_uncompared(self.original, evidence))
 
     def unfinished(self, error: BaseException) -> Outcome:
-        """Return the outcome after an error or interrupt: the best candidate so far."""
+        """Return the outcome after an error or an interrupt, with the best candidate so far."""
         stop = Stop(StopReason.ERROR, f"ended by {type(error).__name__}")
         if isinstance(error, KeyboardInterrupt):
             stop = Stop(StopReason.INTERRUPTED)

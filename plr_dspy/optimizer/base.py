@@ -1,4 +1,4 @@
-"""The base class of the optimizers, which runs a compile from its arguments to its report."""
+"""The base class of the optimizers, which runs each compile from the arguments to the report."""
 
 from __future__ import annotations
 
@@ -79,16 +79,16 @@ class OpenCompile:
     """A compile that is ready to make calls.
 
     Attributes:
-        setup: What can be chosen, which a compile may extend.
+        setup: The setup, to which the compile may add instructions.
         work: Makes program calls.
-        evaluator: Creates evaluators of other work, with the same log and budget.
+        evaluator: Creates evaluators for other kinds of work, with the same log and budget.
     """
 
     setup: CompileSetup
     work: MetricWork
     scorer: Evaluator
     evaluator: Callable[..., ProgramEvaluator]
-    responses: LabelResponses | None = None  # for a search that learns from log-probabilities
+    responses: LabelResponses | None = None  # log-probabilities of labels, if the search learns from them
 
 
 @arguments
@@ -98,10 +98,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     Subclasses define `plan`, and usually override `search`. Arguments are as in `PLReorder`.
 
     Attributes:
-        chooses_by_score: Whether the metric decides; if so, a student without demos also
-            competes as it is.
+        chooses_by_score: Whether candidates are chosen by the metric. If so, a student without
+            demos is also compared unchanged.
         orders_demos: Whether the student must have predictors whose demos can be ordered.
-        takes_programs: Whether programs of the user can compete.
+        takes_programs: Whether `compile` accepts `programs`.
         balances_splits: Whether the train and selection splits are stratified by class.
     """
 
@@ -115,7 +115,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
     name: ClassVar[str]
     student_name: ClassVar[str] = "student"
-    rival_name: ClassVar[str] = "student"  # among the user's programs
+    rival_name: ClassVar[str] = "student"  # name of the student among the user's programs
     scored_on: ClassVar[str] = "train examples"
     chooses_by_score: ClassVar[bool] = True
     orders_demos: ClassVar[bool] = True
@@ -136,10 +136,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
     @abstractmethod
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
-        """Return the plan for a compile of this size; raise a ValueError if the budget is too small."""
+        """Return the plan for a compile of this size. Raise a ValueError if the budget is too small."""
 
     def search(self, setup: CompileSetup, responses: LabelResponses | None = None) -> Search:
-        """Create the search; by default, it proposes random orders."""
+        """Create the search. By default, create a search that proposes random orders."""
         return RandomSearch(
             setup.slots.space,
             num_orderings=setup.plan.num_initial,
@@ -173,30 +173,32 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         Args:
             student: Program to optimize; it is not modified.
             trainset: Examples to score candidates on: a list of `dspy.Example` or of dicts, or a
-                `datasets.Dataset`. `PLFewShot` uses some as demos instead.
+                `datasets.Dataset`. `PLFewShot` uses some of the examples as demos instead.
             teacher: Program whose correct answers become demos in `PLFewShot`, or a list
                 whose first program is used; None uses the student.
             valset: Examples for the final comparison; if None or empty, 20% of the trainset
                 is used.
             seed: Random seed that overrides the constructor's.
-            programs: Programs that compete unchanged, such as those of other optimizers: a
-                list, or a dict whose keys name them in the report. Examples that are their
-                demos are not scored. `PLFewShot` also chooses among the demos and
-                instructions of predictors with the student's names and fields; if the names
-                differ, of the only predictor with these fields.
+            programs: Programs to compare unchanged, such as results of other optimizers: a
+                list, or a dict whose keys name the programs in the report. Examples that are
+                demos in these programs are not scored. `PLFewShot` also chooses among the
+                demos and instructions of their predictors that have the name and fields of
+                one of the student's predictors. If the names differ, the program must have
+                only one predictor with these fields.
             inputs: Names of the input columns of a data set or of dicts; None infers them from
                 the program.
 
         Returns:
             A compiled copy of the student, with the report as plain data in
             ``reorder_report``, and the candidates of the final comparison in
-            ``detailed_results``. An attribute of the student with this name is kept.
+            ``detailed_results``. If the student has its own attribute ``detailed_results``,
+            this attribute is kept.
 
         Raises:
             TypeError, ValueError: If an argument is invalid, before any program call.
             RuntimeError: If another compile is using `log_dir`, or almost no answers can be
                 parsed.
-            Exception: If the program or the metric raises one; see `max_errors`.
+            Exception: If the program or the metric raises an exception; see `max_errors`.
         """
         self.report = self.best_program = None
         setup = self._prepare(
@@ -275,16 +277,16 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return setup
 
     def _check_takes_programs(self) -> None:
-        """Raise a ValueError if programs of the user cannot compete with these arguments."""
+        """Raise a ValueError if `programs` cannot be combined with the optimizer's arguments."""
         if not self.takes_programs:
             raise UserError(
-                f"{self.name} cannot compare programs: compile without programs, and pass them with the result to "
-                "choose_program"
+                f"{self.name} cannot compare programs: compile without programs, and pass the result and these "
+                "programs to choose_program"
             )
 
     def _options(self) -> CompileOptions:
         """Collect the options that a compile reads."""
-        # Subclasses by users may override `get_params`, so call the base class's.
+        # Users' subclasses may override `get_params`, so call the method of the base class.
         options: dict[str, Any] = {"arguments": plain_arguments(Checked.get_params(self))}
         for option in fields(CompileOptions):
             if hasattr(self, option.name):
@@ -305,16 +307,16 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         slots = ProgramSlots(program, self._rivals)
         if not slots.slots:
             raise UserError(
-                f"{self.student_name} has no demos to order, and none were added (num_demos={self.num_demos}; this "
-                "needs at least 3 examples with fields that its prompts show): compile it first with "
-                "dspy.BootstrapFewShot or PLFewShot"
+                f"{self.student_name} must have demos to order, and num_demos={self.num_demos} added no demos: pass a "
+                "program compiled by dspy.BootstrapFewShot or PLFewShot, or set num_demos and pass at least 3 "
+                "examples with the fields that the prompts show"
             )
         original = WITHOUT_DEMOS if filled_predictors and self.chooses_by_score else slots.space.identity
         return DemoChoices(program=program, slots=slots, original=original)
 
     @contextlib.contextmanager
     def _open(self, setup: CompileSetup) -> Iterator[OpenCompile]:
-        """Bootstrap any demos, then yield the open compile; close its resources on exit."""
+        """Bootstrap demos if needed, then yield the open compile. Close the log and other resources on exit."""
         folder = None if self.log_dir is None else Path(self.log_dir)
         with (
             _new_tensors_on_cpu(),
@@ -352,7 +354,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             yield OpenCompile(setup, work, scorer, evaluator)
 
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
-        """Bootstrap demos and propose instructions before the search, and return the setup with them."""
+        """Bootstrap demos and propose instructions if the setup plans this. Return the extended setup."""
         return setup
 
     def _identity(self, setup: CompileSetup) -> dict[str, Any]:
@@ -363,7 +365,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             "models": settings["models"],
             "adapter": settings["adapter"],
             "calibrate": self.calibrate is not False,
-            "signal": "score" if self.signal == "score" else "auto",  # "logprobs" makes the same calls
+            # "logprobs" and "auto" make the same calls.
+            "signal": "score" if self.signal == "score" else "auto",
             **describe(setup.program, self.metric, setup.models, adapter),
             "the examples": digest(sorted(map(digest, setup.examples))),
         }
@@ -373,7 +376,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return setup.splits.names, [digest(example) for example in setup.scored_examples]
 
     def _run(self, opened: OpenCompile) -> dspy.Module:
-        """Search and conclude; after an error, conclude with the results so far and re-raise it."""
+        """Search and conclude. After an error, conclude with the results so far, and raise the error again."""
         run: CompileRun | None = None
         outcome: Outcome | None = None
         try:
@@ -391,7 +394,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             raise
 
     def _probe(self, opened: OpenCompile) -> LabelResponses | None:
-        """Return the label responses for the search, or None; this may make the first calls."""
+        """Return the label probabilities that the search learns from, or None. This may make the first calls."""
         return None
 
     def _make_run(self, opened: OpenCompile) -> CompileRun:
@@ -415,11 +418,11 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         )
 
     def _min_examples(self, opened: OpenCompile) -> Callable[[Sequence[Candidate]], Mapping[Candidate, int]]:
-        """Return the function of the minimum numbers of new examples, as in `SearchRounds`."""
+        """Return the argument `min_examples` of `SearchRounds`."""
         return no_minimum
 
     def _widening(self, opened: OpenCompile) -> Callable[..., Search | None] | None:
-        """Return a function that widens the search, as in `SearchRounds`; None if the space stays as it is."""
+        """Return the argument `widen` of `SearchRounds` if the search space can be widened, else None."""
         return None
 
     def _run_kind(self, plan: Plan) -> type[CompileRun]:
@@ -435,7 +438,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         names, _ = self._examples(setup, work)
         self.report = report = build_report(setup, run, outcome, finished, names=names, signal=work.signal)
         program.reorder_report = report.to_dict()
-        if not hasattr(program, "detailed_results"):  # Otherwise, the name is the user's own.
+        if not hasattr(program, "detailed_results"):  # Otherwise, the attribute is the user's.
             program.detailed_results = detailed_results(report, outcome.decision)
         self.best_program = program
         if self.log_dir is not None:
@@ -452,7 +455,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         outcome: Outcome,
         build_program: Callable[..., dspy.Module],
     ) -> FinishedProgram:
-        """Build the compile's result; `build_program` builds a program as scored."""
+        """Build the compile's result. `build_program` builds a candidate's program as it was scored."""
         program = build_program(outcome.decision.ordering, outcome.decision.revision)
         return FinishedProgram(program, programs=self._program_scores(setup, run, outcome))
 
@@ -468,7 +471,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 def _build_as_scored(
     setup: CompileSetup, work: MetricWork, candidate: Candidate, revision: Revision | None
 ) -> dspy.Module:
-    """Build a candidate's program, with its answers revised as they were when it was scored."""
+    """Build a candidate's program, whose answers are revised in the same way as for scoring."""
     program = setup.slots.build(candidate)
     record_settings(program)
     program = work.answering(program, revision)
@@ -479,5 +482,5 @@ def _build_as_scored(
 def _new_tensors_on_cpu() -> contextlib.AbstractContextManager[object]:
     """Return a context in which new tensors are on the CPU, whatever the caller's default device."""
     cpu = torch.device("cpu")
-    # A device as a context slows down every operation of torch.
+    # Entering a device as a context would slow down every operation of torch.
     return contextlib.nullcontext() if torch.empty(0).device == cpu else cpu

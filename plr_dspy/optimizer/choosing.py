@@ -69,7 +69,7 @@ class ProgramRace(DemoOptimizer):
         if self.max_metric_calls is not None and self.max_metric_calls < min_calls:
             raise UserError(
                 f"max_metric_calls must be at least {min_calls} for {num_programs} programs; got "
-                f"{self.max_metric_calls}: raise it, or pass fewer programs"
+                f"{self.max_metric_calls}: increase max_metric_calls, or pass fewer programs"
             )
         budget = min(self.max_metric_calls or max_calls, max_calls)
         return Plan(
@@ -106,7 +106,7 @@ class ProgramRace(DemoOptimizer):
         valset: Rows | None,
         inputs: Sequence[str] | None,
     ) -> Estimate:
-        """Estimate the cost of `choose`, if all programs are scored equally often."""
+        """Estimate the cost of `choose`, assuming that all programs are scored on the same number of examples."""
         first, others = self._first_and_others(programs)
         setup = self._prepare(first, trainset, valset, programs=others, inputs=inputs)
         make_budget(setup)
@@ -115,7 +115,7 @@ class ProgramRace(DemoOptimizer):
     def _first_and_others(
         self, programs: Mapping[str, dspy.Module]
     ) -> tuple[dspy.Module, dict[str, dspy.Module]]:
-        """Return the first program, whose name messages then use, and the others."""
+        """Return the first program and the other programs. Use the name of the first program in messages."""
         (name, first), *others = programs.items()
         self.rival_name = name  # type: ignore[misc]
         self.student_name = f"programs[{name!r}]"  # type: ignore[misc]
@@ -128,10 +128,10 @@ class ProgramRace(DemoOptimizer):
         return DemoChoices(program=program, slots=slots, original=slots.original)
 
     def _with_plan(self, setup: CompileSetup, signal: str = "score") -> CompileSetup:
-        """Return the setup with a plan, and with all examples in one split: a race needs no held-out examples."""
+        """Return the setup with a plan. Put all examples into one split, because a race holds out no examples."""
         splits = setup.splits
-        # A hash orders them, so that a later race, which may leave out some, scores the
-        # others in the same order.
+        # Order the examples by hash, so that a later race that omits some of them scores the
+        # rest in the same order.
         order = sorted(
             zip(setup.scored_examples, splits.names, strict=True), key=partial(_hash_of, setup.seed)
         )
@@ -140,7 +140,7 @@ class ProgramRace(DemoOptimizer):
         return super()._with_plan(replace(setup, splits=single_split), signal)
 
     def _identity(self, setup: CompileSetup) -> dict[str, Any]:
-        """Describe what determines the scores, except the programs, which the keys of logged calls identify."""
+        """Describe what determines the scores, except the programs, which are in the keys of logged calls."""
         identity = super()._identity(setup)
         names = ("adapter", "calibrate", "signal", "the metric", "the adapter", "the examples")
         return {**{name: identity[name] for name in names}, "the model": digest(dspy.settings.lm)}
@@ -185,21 +185,22 @@ def choose_program(
 ) -> ProgramChoice:
     """Choose the best of several programs in a race, with about half the calls of a full comparison.
 
-    The first program is the baseline. Another replaces it only if it is three times as likely
-    to be better as to be worse. A program drops out once further examples are unlikely to
-    make it the winner. Identical programs compete once. Programs may differ in modules,
-    signatures and models.
+    The first program is the baseline. Another program replaces the baseline only if it is at
+    least three times as likely to be better as to be worse. A program drops out once further
+    examples are unlikely to make it the winner. Identical programs are scored only once.
+    Programs may differ in modules, signatures and models.
 
     Args:
         programs: At least two programs: a dict from names to programs, or a list, whose
             programs are named "program 1", "program 2" and so on. They are not modified.
-        metric: As in `PLReorder`, or over a set, such as ``F1("positive")``.
-        trainset: Examples to score the programs on, except those that are a program's demos.
-            Examples that an optimizer has used would favour its programs: pass others.
+        metric: As in `PLReorder`, or a metric over a set, such as ``F1("positive")``.
+        trainset: Examples to score the programs on. Examples that a program shows as demos are
+            ignored. Do not pass examples that an optimizer has used, because they favour the
+            programs of this optimizer.
         valset: More examples, treated like those of the trainset.
-        inputs: As in `PLReorder.compile`; None infers them from the first program.
-        max_metric_calls: Maximum number of program calls; None allows all programs on all
-            examples.
+        inputs: As in `PLReorder.compile`; None infers the inputs from the first program.
+        max_metric_calls: Maximum number of program calls; None sets no limit, so that all
+            programs can be scored on all examples.
         max_cost, max_seconds, min_probability, num_threads, max_errors, seed, accept_changes,
             display_progress: As in `PLReorder`.
         log_dir: As in `PLReorder`. A later race with more programs can reuse it.
@@ -211,7 +212,7 @@ def choose_program(
         TypeError, ValueError: If an argument is invalid, before any program call.
         RuntimeError: If another compile is using `log_dir`, or almost no answers can be
             parsed.
-        Exception: If a program or the metric raises one, as in `PLReorder.compile`.
+        Exception: If a program or the metric raises an exception, as in `PLReorder.compile`.
     """
     options = {
         name: value

@@ -1,4 +1,4 @@
-"""The demos that PLFewShot chooses from, including those bootstrapped from a teacher's correct answers."""
+"""The demos that PLFewShot chooses from, including demos bootstrapped from a teacher's correct answers."""
 
 import logging
 import random
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 POOL_SHARE = 0.25  # share of the trainset that becomes demos; the rest is for scoring
 LARGEST_POOL = 50  # maximum number of examples that become demos
-MAX_ATTEMPTS = 2  # maximum teacher calls per requested demo
+MAX_ATTEMPTS = 2  # maximum number of teacher calls per requested demo
 PLACEHOLDER = "..."  # stands for a teacher's answer before it is known
 
 
@@ -40,9 +40,9 @@ def demo_examples(
 ) -> dict[int, dspy.Example]:
     """Choose the trainset examples to use as demos, and return them by index.
 
-    Their inputs are distinct and not in the valset. The choice is stratified by class and
-    does not depend on the trainset's order. The minimum of each of the `classes` comes first,
-    and may enlarge the pool.
+    The inputs of the chosen examples are distinct and not in the valset. The choice is
+    stratified by class, and does not depend on the trainset's order. The minimum number of
+    examples of each of the `classes` comes first, and may enlarge the pool.
     """
     sources = [source_of(example.inputs()) for example in trainset]
     used_sources = {source_of(example.inputs()) for example in valset}
@@ -74,8 +74,8 @@ def pools_of(
 ) -> dict[str, list[PooledDemo]]:
     """Return each predictor's pool: the distinct demos that its prompt can show.
 
-    The student's own demos come first. Then follow those of rivals, bootstrapped ones,
-    labelled examples, and the user's list.
+    The student's own demos come first, followed by the demos of rivals, bootstrapped demos,
+    labelled examples, and the demos that the user passed.
     """
     count = token_counter()
     others: list[tuple[Any, str]] = [(example, f"trainset[{number}]") for number, example in labelled.items()]
@@ -108,8 +108,8 @@ def plan_attempts(
 ) -> list[Attempt]:
     """Plan the attempts to bootstrap this many demos, with placeholders for the teacher's answers.
 
-    Plan none if labelled examples are candidates, too, and all outputs are labels: correct
-    answers would only repeat these labels.
+    Return an empty list if labelled examples are also candidates and all outputs are labels,
+    because correct answers would only repeat these labels.
     """
     predictors = program.named_predictors()
     outputs: set[str] = set()
@@ -133,10 +133,10 @@ def plan_attempts(
 
 
 class TeacherWork(MetricWork):
-    """Runs the teacher on examples as DSPy's `BootstrapFewShot` does, and records its correct answers as demos.
+    """Calls of the teacher on examples, whose correct answers become demos, as in DSPy's `BootstrapFewShot`.
 
-    The student, or an uncompiled teacher, gets labelled examples if it has no demos. A metric
-    with a third parameter gets DSPy's trace.
+    A teacher without demos shows labelled examples as demos if it is the student or is not
+    compiled. A metric with a third parameter gets DSPy's trace.
     """
 
     failure_advice = " of the teacher: pass another teacher, candidates='labeled', or a larger max_errors"
@@ -155,7 +155,7 @@ class TeacherWork(MetricWork):
         labelled: dict[str, list[Any]] = {}
         has_demos = any(predictor.demos for predictor in teacher.predictors())
         if not has_demos and (setup.teacher is None or not is_compiled(teacher)):
-            # LabeledFewShot draws the same demos, but would drop the program's model.
+            # `LabeledFewShot` would draw the same demos, but drop the program's model.
             rng = random.Random(0)
             number = min(options.max_demos, len(examples))
             labelled = {name: rng.sample(examples, number) for name, _ in teacher.named_predictors()}
@@ -183,7 +183,7 @@ class TeacherWork(MetricWork):
             if not demos:
                 continue
             *earlier, demo = demos
-            if earlier:  # Like DSPy, draw either the last call or an earlier one.
+            if earlier:  # Like DSPy, draw either the last call or one of the earlier calls.
                 rng = random.Random(Hasher.hash(tuple(demos)))
                 demo = rng.choice(earlier) if rng.random() < 0.5 else demo
             # Copy the answers, because the program may modify them.
@@ -198,15 +198,15 @@ def _check_structure(student: dspy.Module, teacher: dspy.Module) -> None:
     has_names = list(signatures) == list(teacher_signatures)
     if not has_names or not all(signatures[name].equals(teacher_signatures[name]) for name in signatures):
         raise UserError(
-            f"teacher must have the student's predictors {list(signatures)}, with the same instructions and fields; it "
-            f"has {list(teacher_signatures)}: create it from the student's modules and signatures"
+            f"teacher must have the student's predictors {list(signatures)}, with the same instructions and fields; "
+            f"got {list(teacher_signatures)}: build the teacher from the student's modules and signatures"
         )
 
 
 def make_attempts(setup: CompileSetup, evaluator: ProgramEvaluator) -> list[Attempt]:
     """Run the teacher on one example at a time until enough of its answers are correct.
 
-    Its calls may use up to `BOOTSTRAP_SHARE` of `max_seconds` and `max_cost`.
+    The teacher's calls may use up to `BOOTSTRAP_SHARE` of `max_seconds` and `max_cost`.
     """
     options = setup.options
     log = evaluator.log
@@ -230,7 +230,8 @@ def make_attempts(setup: CompileSetup, evaluator: ProgramEvaluator) -> list[Atte
             evaluator.pay({key: None})
         if key not in log.records:
             logger.warning(
-                "bootstrapping stopped after %d examples, because its quarter of max_seconds or max_cost is used up",
+                "bootstrapping stopped after %d examples, because it may use only a quarter of max_seconds and "
+                "max_cost",
                 index,
             )
             break
@@ -250,11 +251,14 @@ def why_none(attempts: Sequence[Attempt]) -> str:
     """Return the reason why no demo was bootstrapped, with advice, as the end of a sentence."""
     errors = Counter(attempt.record.error for attempt in attempts if attempt.record.error)
     if not attempts:
-        return ": a quarter of max_seconds or max_cost is too little for one call; raise it"
+        return (
+            ", because a quarter of max_seconds or max_cost does not allow a single call: increase max_seconds or "
+            "max_cost"
+        )
     if errors.total() <= len(attempts) / 2:
         return (
-            f": none of the teacher's {len(attempts)} answers scored high enough and appeared in DSPy's trace; check "
-            "that the metric compares the right fields, and start threads with dspy.Parallel"
+            f": none of the teacher's {len(attempts)} answers both scored high enough and appeared in DSPy's trace; "
+            "check that the metric compares the right fields, and start threads with dspy.Parallel"
         )
     ((error, number),) = errors.most_common(1)
     fix = "fix the program or the metric, or pass another teacher"

@@ -1,4 +1,4 @@
-"""The results that a returned program carries, with the names of DSPy's `DspyGEPAResult`."""
+"""The results that are attached to a returned program, under the names of DSPy's `DspyGEPAResult`."""
 
 from typing import Any
 
@@ -11,13 +11,15 @@ from plr_dspy.search.space import WholeProgram
 def detailed_results(report: Report, decision: Decision) -> dict[str, Any]:
     """Return the candidates of the final comparison as plain data.
 
-    Each candidate is a dict of its texts. DSPy's optimizers attach the programs instead, but
-    DSPy treats attached programs as parts of the program, and saves them with it.
+    Each candidate is a dict with its demos and instructions as text. DSPy's optimizers attach
+    whole programs instead, but DSPy treats attached programs as parts of the returned program
+    and saves all of them.
     """
     candidates = []
     for candidate, result in zip(report.candidates, decision.candidates, strict=True):
         texts: dict[str, Any] = {"name": "", **_texts(report, candidate)}
-        if isinstance(result.ordering, WholeProgram):  # Its demos are not among those of the report.
+        if isinstance(result.ordering, WholeProgram):
+            # The report does not contain the demos of whole programs.
             texts = {"name": result.ordering.name, "demos": {}, "instructions": {}}
         gain = {"expected_gain": candidate.expected_gain, "probability": candidate.probability}
         candidates.append({**texts, **gain})

@@ -29,8 +29,8 @@ from plr_dspy.search.space import Candidate
 
 SAMPLED_PROMPTS = 20  # examples over which prompt tokens are averaged
 BOOTSTRAP_SHARE = 0.25  # maximum share of max_seconds and max_cost for bootstrapping
-# Approximate calls of the prompt model for each task, and their tokens without those of
-# examples.
+# The approximate size of a proposal: prompt-model calls, examples in each prompt, tokens in each
+# prompt besides these examples, and tokens in each reply.
 CALLS_PER_PROPOSAL = 3
 EXAMPLES_PER_PROPOSAL = 5
 PROPOSAL_PROMPT = 500
@@ -39,27 +39,27 @@ PROPOSAL_REPLY = 200
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated cost of a compile; `print` shows it in two lines, or three with a warning.
+    """The estimated cost of a compile. It prints as two lines, or as three with a warning.
 
     Attributes:
-        program_calls: Maximum program calls in all phases.
-        bootstrap_calls: Program calls that bootstrap demos before the search.
-        proposal_calls: Approximate calls of the prompt model that propose instructions, in
-            addition to the program's.
+        program_calls: Maximum number of program calls in all phases.
+        bootstrap_calls: Number of program calls that bootstrap demos before the search.
+        proposal_calls: Approximate number of prompt-model calls that propose instructions.
+            `program_calls` does not include them.
         plan: Numbers of examples and program calls in the later phases.
-        prompt_tokens: Approximate tokens of all prompts by GPT-4o's tokenizer, on average
-            over the instructions to choose from; None if prompts cannot be built.
+        prompt_tokens: Approximate number of tokens in all prompts, by GPT-4o's tokenizer,
+            averaged over the instructions to choose from; None if prompts cannot be built.
         cost: Approximate cost in US dollars at litellm's list prices, if answers are as long
-            as the demos'. It ignores hidden reasoning tokens and `max_cost`. None if a price
+            as in the demos. It ignores hidden reasoning tokens and `max_cost`. None if a price
             is unknown, or the metric calls a language model.
         affordable_calls: Approximate number of calls that `max_cost` pays for; None if `cost`
             is None.
-        new_prompt_tokens: Approximate prompt tokens that a server reads anew if it keeps the
-            prefix of the last prompt; None if prompts cannot be built.
-        cost_with_cache: Approximate cost if all others are billed as cached tokens; None if
-            the price list has no price for these.
-        warning: Says that prompts may exceed the model's context window; empty if none does,
-            or if litellm does not know the window.
+        new_prompt_tokens: Approximate number of prompt tokens that are not in a server's prefix
+            cache, if it holds only the previous prompt; None if prompts cannot be built.
+        cost_with_cache: Approximate cost if all other prompt tokens are billed as cached
+            tokens; None if cached tokens have no listed price.
+        warning: A warning that prompts may exceed the model's context window. Empty if no
+            prompt does, or if litellm does not know the window.
     """
 
     program_calls: int
@@ -80,9 +80,9 @@ class Estimate:
         if self.prompt_tokens is not None:
             text += f", about {self.prompt_tokens:,} prompt tokens"
         if self.new_prompt_tokens is not None:
-            text += f" ({self.new_prompt_tokens:,} read anew with a prefix cache)"
+            text += f" ({self.new_prompt_tokens:,} not cached with a prefix cache)"
         if self.cost is not None:
-            text += f", about {dollars(self.cost)} (answers as long as the demos')"
+            text += f", about {dollars(self.cost)} (if answers are as long as in the demos)"
         if self.cost_with_cache is not None:
             text += f", or {dollars(self.cost_with_cache)} with a prefix cache"
         if self.affordable_calls is not None and self.affordable_calls < self.program_calls:
@@ -102,7 +102,7 @@ class Estimate:
 def estimate_cost(setup: CompileSetup, candidates: Sequence[Candidate] = ()) -> Estimate:
     """Estimate the cost of a compile, including the calls that make its demos.
 
-    If the candidates are known, a call is as large as theirs on average.
+    If candidates are passed, use the mean size of their calls.
     """
     plan = setup.plan
     num_attempts = len(setup.attempts)
@@ -152,7 +152,7 @@ def num_revisions(setup: CompileSetup) -> int:
 
 
 def cost_of_proposals(setup: CompileSetup) -> float | None:
-    """Return the approximate dollars of all proposed instructions; None if the prompt model has no price."""
+    """Return the approximate cost of all proposals in US dollars if the prompt model has a price, else None."""
     if not setup.proposals:
         return 0.0
     early = cost_of_prompt(setup, EXAMPLES_PER_PROPOSAL)
@@ -163,7 +163,7 @@ def cost_of_proposals(setup: CompileSetup) -> float | None:
 
 
 def cost_of_prompt(setup: CompileSetup, num_examples: int) -> float | None:
-    """Return the approximate dollars of a prompt with some examples; None if the prompt model has no price."""
+    """Return the approximate cost of a proposal prompt in US dollars if the prompt model has a price, else None."""
     model = setup.prompt_model or dspy.settings.lm
     num_tokens = token_counter()
     examples = [
@@ -177,17 +177,17 @@ def cost_of_prompt(setup: CompileSetup, num_examples: int) -> float | None:
 
 
 class CallSize(NamedTuple):
-    """The mean prompt tokens and cost of a program call."""
+    """The mean number of prompt tokens and the mean cost of a program call."""
 
-    tokens: float | None  # in all its prompts; None if they cannot be built
-    # Dollars; None if a price or an answer's length is unknown, or the metric calls a model.
+    tokens: float | None  # tokens in all prompts of the call; None if prompts cannot be built
+    # US dollars; None if a price or an answer's length is unknown, or the metric calls a model.
     cost: float | None
-    new_tokens: float | None = None  # those of `tokens` that a server with a prefix cache reads anew
-    saved_by_cache: float = 0.0  # dollars of `cost`, if all other tokens are billed as cached ones
+    new_tokens: float | None = None  # part of `tokens` that is not in a server's prefix cache
+    saved_by_cache: float = 0.0  # part of `cost` that is saved if all other tokens are cached
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean; None if any value is unknown."""
+    """Return the mean if all values are known, else None."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if len(known) == len(values) else None
 
@@ -199,17 +199,18 @@ def size_of_call(
     rival: Rival | None = None,
     candidate: Candidate | None = None,
 ) -> CallSize:
-    """Estimate the size of a call, if answers are as long as the demos'.
+    """Estimate the size of a program call, if answers are as long as in the demos.
 
-    It is a call to the program with about half of the demos, its teacher, a rival or a
-    candidate.
+    The program is the teacher, rival or candidate that is passed. By default, the program is
+    the student with about half of the demos.
     """
     examples = setup.scored_examples[:SAMPLED_PROMPTS]
     num_tokens = token_counter()
     tokens: dict[str, Any] = defaultdict(Counter)
     new_tokens: dict[str, float] = defaultdict(float)  # by model
     calls_per_look = setup.plan.program_calls / max(1, setup.plan.num_looks)
-    # `LookSizes` limits the tokens of demos, unless the search learns from log-probabilities.
+    # `LookSizes` limits the uncached tokens of demos, unless the search learns from
+    # log-probabilities.
     limits_looks = isinstance(setup.slots, PoolSlots) and isinstance(label_output(setup.program), str)
     try:
         if rival is not None:
@@ -225,7 +226,7 @@ def size_of_call(
                 messages = _prompt_of(predictor, example)
                 answers = _answers(messages)
                 if not answers and candidate is not None:
-                    # A candidate without demos is assumed to answer as briefly as the example.
+                    # Assume that a candidate without demos answers as briefly as the example.
                     answers = _answers(messages_of(predictor, [example]))
                 prompt_tokens = num_tokens(messages) + extra_tokens.get(name, 0.0)
                 sizes = {"prompt_tokens": prompt_tokens, "completion_tokens": math.nan}
@@ -271,9 +272,9 @@ def _prompt_of(predictor: dspy.Predict, example: dspy.Example) -> Messages:
 
 
 def extra_instruction_tokens(setup: CompileSetup) -> dict[str, list[int]]:
-    """Return, for each predictor with alternatives, the tokens of each instruction less those of its own.
+    """Return how many more tokens each instruction has than the predictor's own instruction, by predictor.
 
-    Proposals that are not known yet are left out.
+    Instructions that have not been proposed yet are ignored.
     """
     num_tokens = token_counter()
     extra_tokens = {}
@@ -285,7 +286,7 @@ def extra_instruction_tokens(setup: CompileSetup) -> dict[str, list[int]]:
 
 
 def inputs_of(predictor: dspy.Predict, example: dspy.Example) -> dict[str, Any]:
-    """Return a predictor's inputs for an example; missing ones are taken from the first demo."""
+    """Return a predictor's inputs for an example. Take missing inputs from the first demo."""
     sources: list[Any] = [example.inputs(), *predictor.demos[:1]]
     inputs = {}
     for name in predictor.signature.input_fields:

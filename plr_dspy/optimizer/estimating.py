@@ -1,4 +1,4 @@
-"""`estimate`, for the functions that make program calls; optimizers have a method of this name."""
+"""The function `estimate`, for functions that make program calls. Optimizers have a method of this name."""
 
 import inspect
 from collections.abc import Callable
@@ -24,16 +24,16 @@ def estimate(
 
     Args:
         function: `headroom` or `choose_program`. Optimizers have a method `estimate` instead.
-        args, kwargs: Its arguments.
+        args, kwargs: The function's arguments.
 
     Raises:
-        TypeError, ValueError: If `function` is another one, or an argument is invalid, as in
-            the call.
+        TypeError, ValueError: If `function` is another function, or if calling `function`
+            would raise an error because of an invalid argument.
     """
     if function not in (headroom, choose_program):
         name = getattr(function, "__name__", type(function).__name__)
         raise UserTypeError(
-            f"function must be headroom or choose_program; got {name}: of an optimizer, call the method estimate"
+            f"function must be headroom or choose_program; got {name}: for an optimizer, call its method estimate"
         )
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()

@@ -24,8 +24,8 @@ class ExpectedScore:
     """A candidate's expected score on new examples.
 
     Attributes:
-        revision: Revision of its answers; None if they are unchanged.
-        entry: The report's entry.
+        revision: Revision of the candidate's answers; None if the answers are unchanged.
+        entry: The candidate's entry in the report.
     """
 
     candidate: Candidate
@@ -35,7 +35,7 @@ class ExpectedScore:
 
 
 def fitted_model(run: CompileRun, outcome: Outcome) -> FittedModel | None:
-    """Return the model fitted to all scores; None if there are none."""
+    """Return the model fitted to all scores, or None if there are no scores."""
     scores = run.scores()
     if not scores:
         return None
@@ -48,8 +48,8 @@ def expected_scores(
 ) -> list[ExpectedScore]:
     """Return the expected scores of all scored candidates, best first.
 
-    A score is the unchanged original's score plus the expected gain, so its interval covers
-    the errors of both.
+    Each score is the sum of the unchanged original's score and the expected gain, so its
+    interval covers the errors of both.
     """
     original = run.original
     decision = outcome.decision
@@ -103,7 +103,7 @@ def _compared(outcome: Outcome, original: Candidate) -> dict[Candidate, ScoreRan
 
 
 def _kind_of(slots: PromptSlots, original: Candidate, candidate: Candidate) -> PromptKind:
-    """Return what a candidate is."""
+    """Return the kind of a candidate."""
     if candidate in slots.rivals:  # In a race of programs, this includes the original.
         return "program"
     if candidate == original:
@@ -135,7 +135,7 @@ def program_scores(slots: PromptSlots, expected: Sequence[ExpectedScore]) -> lis
 def compare_instructions(
     setup: CompileSetup, slots: PoolSlots, expected: Sequence[ExpectedScore], outcome: Outcome
 ) -> list[InstructionReport]:
-    """Compare each predictor's instructions by the best arrangement with each; the chosen one takes precedence."""
+    """Compare each predictor's instructions by the chosen or else the best arrangement with each instruction."""
     chosen = slots.instructions(outcome.decision.ordering)
     best: dict[tuple[str, int], Alternative] = {}
     for score in sorted(expected, key=lambda score: score.candidate != outcome.decision.ordering):
@@ -161,7 +161,7 @@ def compare_instructions(
 
 
 def _scored(instruction: Instruction, best: Alternative | None) -> InstructionScore:
-    """Return the entry of an instruction, with the score of the best arrangement with it."""
+    """Return the entry of an instruction, with the score of its best arrangement."""
     scores: dict[str, Any] = {}
     if best is not None:
         scores = {"score": best.score, "interval": best.interval, "num_examples": best.num_examples}

@@ -90,16 +90,16 @@ class PLFewShot(LearningOptimizer):
     """Choose which demos a program shows, how many, and in what order, within a budget of program calls.
 
     A quarter of the trainset (at most 50 examples) becomes demos; the rest is for scoring.
-    The unchanged student competes too, and is replaced only by a candidate that is at least
-    three times as likely to be better as to be worse.
+    The unchanged student is also a candidate. It is replaced only by a candidate that is at
+    least three times as likely to be better as to be worse.
 
     Args:
         metric: As in `PLReorder`. When demos are bootstrapped, a metric with a third
             parameter gets DSPy's ``trace``.
         demos: "fixed" shows the same demos for every input. "retrieved" shows the examples of
             the whole trainset that are most similar to each input, in the best of five
-            variations; the result and its file contain the trainset. With "auto", both
-            compete. "retrieved" with ``max_metric_calls=0`` makes no calls.
+            variations. The returned program then contains the trainset, and so does its file.
+            "auto" compares both. "retrieved" with ``max_metric_calls=0`` makes no calls.
         embedder: A ``dspy.Embedder`` to find similar inputs; None compares their words
             (TF-IDF).
         max_demos, min_demos: Maximum and minimum number of demos per predictor. If fewer than
@@ -109,24 +109,25 @@ class PLFewShot(LearningOptimizer):
             output that is a Literal, an enum or a bool, or else of its single output. The
             student and `programs` compete as they are. None sets no minimum.
         candidates: Source of the demos. "labeled" uses examples of the trainset, and
-            "bootstrapped" a teacher's correct answers to them. "both" uses both, but calls no
-            teacher if all outputs are labels that the examples contain. A list of demos is
-            used instead of the trainset. The student's own demos always compete.
-        max_demo_tokens: Maximum total tokens of all demos by GPT-4o's tokenizer. Only the
-            unchanged student may exceed it.
-        max_bootstrapped: Maximum examples to bootstrap demos from. The teacher runs on at
-            most twice as many.
-        metric_threshold: Minimum score for an answer to become a demo; None accepts any above
-            0.
-        instructions: Instructions to choose from, besides the student's own: a list of texts,
-            or for several predictors a dict with a list for each name. With "propose", a
-            prompt model writes some with DSPy's `GroundedProposer`, from examples that become
-            demos. Half-way through the search, it writes one more for each predictor with
-            GEPA's `InstructionProposer`, from failures and the metric's feedback. Those of
-            `programs` always take part. Retrieved demos come with the student's own
-            instruction.
+            "bootstrapped" uses a teacher's correct answers to examples of the trainset. "both"
+            uses both, but calls no teacher if all outputs are labels that the examples
+            contain. A list of demos replaces the trainset as the source. The student's own
+            demos are always included.
+        max_demo_tokens: Maximum total number of tokens in all demos, by GPT-4o's tokenizer.
+            Only the unchanged student may exceed this maximum.
+        max_bootstrapped: Maximum number of examples to bootstrap demos from. The teacher runs
+            on at most twice as many.
+        metric_threshold: Minimum score for an answer to become a demo; None accepts any score
+            above 0.
+        instructions: Instructions to choose from, besides the student's own: a list of
+            strings or, for several predictors, a dict with a list for each name. With
+            "propose", a prompt model writes instructions with DSPy's `GroundedProposer`, from
+            examples that become demos. Halfway through the search, the prompt model writes one
+            more instruction for each predictor with GEPA's `InstructionProposer`, from
+            failures and the metric's feedback. Instructions of `programs` are always included.
+            Retrieved demos are only combined with the student's own instruction.
         prompt_model: ``dspy.LM`` that proposes instructions; None uses ``dspy.settings.lm``,
-            or else the student's.
+            or else the student's model.
         num_instructions: Number of instructions to propose for each predictor before the
             search.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000).
@@ -135,10 +136,10 @@ class PLFewShot(LearningOptimizer):
             `max_seconds`.
 
     Attributes:
-        report: As in `PLReorder`. Demo numbers are indices into the pools, which
-            ``report.slots`` lists with the demos' origins. ``report.front`` has the scores,
-            tokens and costs of the best candidates, and ``report.instructions`` the
-            instructions, with the expected score of each.
+        report: As in `PLReorder`. Indices of demos refer to the pools, which ``report.slots``
+            lists with the demos' origins. ``report.front`` has the scores, tokens and costs of
+            the best candidates. ``report.instructions`` has the instructions and their
+            expected scores.
         best_program: As in `PLReorder`.
 
     Raises:
@@ -172,7 +173,10 @@ class PLFewShot(LearningOptimizer):
         """Raise a ValueError if arguments conflict, or a TypeError if the update rule cannot choose demos."""
         super().check_together()
         if self.min_demos > self.max_demos:
-            raise UserError(f"min_demos must be at most max_demos={self.max_demos}; got {self.min_demos}")
+            raise UserError(
+                f"min_demos must be at most max_demos={self.max_demos}; got {self.min_demos}: reduce min_demos, or "
+                "increase max_demos"
+            )
         smoothing_of(self.update)
         if self.max_metric_calls == 0:
             self._check_without_calls()
@@ -181,7 +185,7 @@ class PLFewShot(LearningOptimizer):
                 if getattr(self, name) != default:
                     raise UserError(
                         f"{name} needs instructions='propose'; got instructions={self.instructions!r}: pass "
-                        f"instructions='propose', or leave {name} out"
+                        f"instructions='propose', or omit {name}"
                     )
         if self.demos != "fixed" and self.min_per_class is not None:
             raise UserError(
@@ -190,22 +194,22 @@ class PLFewShot(LearningOptimizer):
             )
         if self.demos == "fixed" and self.embedder is not None:
             raise UserError(
-                "embedder needs retrieved demos; got demos='fixed': pass demos='auto' or 'retrieved'"
+                "embedder needs retrieved demos; got demos='fixed': pass demos='auto' or demos='retrieved'"
             )
 
     def _check_without_calls(self) -> None:
         """Raise a ValueError if an argument needs program calls."""
         needing_calls = {
-            "demos": (self.demos != "retrieved", "pass 'retrieved'"),
-            "instructions": (self.instructions is not None, "leave it out"),
-            "candidates": (self.candidates == "bootstrapped", "pass other candidates"),
-            "calibrate": (self.calibrate is not False, "leave it out"),
+            "demos": (self.demos != "retrieved", "pass demos='retrieved'"),
+            "instructions": (self.instructions is not None, "omit instructions"),
+            "candidates": (self.candidates == "bootstrapped", "pass candidates='labeled'"),
+            "calibrate": (self.calibrate is not False, "omit calibrate"),
         }
         for name, (needs_calls, fix) in needing_calls.items():
             if needs_calls:
                 raise UserError(
-                    f"{name}={getattr(self, name)!r} needs program calls, and max_metric_calls=0 allows none: {fix}, "
-                    "or raise max_metric_calls"
+                    f"{name}={getattr(self, name)!r} needs program calls, but max_metric_calls=0 allows none: {fix}, "
+                    "or increase max_metric_calls"
                 )
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
@@ -215,8 +219,8 @@ class PLFewShot(LearningOptimizer):
 
     def _min_examples(self, opened: OpenCompile) -> Callable[[Sequence[Candidate]], Mapping[Candidate, int]]:
         plan = opened.setup.plan
-        # With log-probabilities, more arrangements on fewer examples each are better. If
-        # `most_searched` is set, every arrangement is scored on all examples.
+        # With log-probabilities, it is better to score more arrangements on fewer examples
+        # each. If `most_searched` is set, every arrangement is scored on all examples.
         if opened.responses is not None or plan.most_searched is not None:
             return no_minimum
         payer = opened.scorer.payer
@@ -227,16 +231,16 @@ class PLFewShot(LearningOptimizer):
             return no_minimum
 
     def program_with(self, num_demos: int | None = None, *, within: float | None = None) -> dspy.Module:
-        """Build another program of the last compile: one with this many demos, or the cheapest that is as good.
+        """Build another program of the last compile: the best with this many demos, or the cheapest within a loss.
 
         Args:
-            num_demos: Total number of demos in all predictors; the best arrangement of them
-                is built.
+            num_demos: Total number of demos in all predictors. The best arrangement with this
+                many demos is built.
             within: Maximum loss of score, in the metric's units. Builds the cheapest program
                 of ``report.front`` whose expected score on new examples is at most this much
-                below the returned program's. By the model of scores, it is worse than that
-                with a probability of at most .25, or ``1 - min_probability``. It never costs
-                more than the returned program.
+                below that of the returned program. By the model of scores, the probability of
+                a larger loss is at most .25, or ``1 - min_probability``. The program never
+                costs more than the returned program.
 
         Raises:
             ValueError: If not exactly one argument is passed, `within` is negative, or no
@@ -244,7 +248,7 @@ class PLFewShot(LearningOptimizer):
         """
         if (num_demos is None) == (within is None):
             raise UserError(
-                f"program_with needs either num_demos or within; got {num_demos=}, {within=}: pass exactly one"
+                f"program_with needs either num_demos or within; got {num_demos=}, {within=}: pass exactly one of them"
             )
         if self.report is None or self._front is None:
             raise UserError(
@@ -253,12 +257,12 @@ class PLFewShot(LearningOptimizer):
         if within is not None:
             if type(within) not in (int, float) or not 0 <= within < math.inf:
                 raise UserError(
-                    f"within must be a finite number of at least 0; got {within!r}: pass one such as 0.01"
+                    f"within must be a finite number of at least 0; got {within!r}: pass a number such as 0.01"
                 )
             return self._front.build(self._front.as_good(within)[0])
         places = {entry.num_demos: self.report.front.index(entry) for entry in self.report.best_by_number}
         if type(num_demos) is not int or num_demos not in places:
-            raise UserError(f"num_demos must be one of {list(places)}, which were scored; got {num_demos!r}")
+            raise UserError(f"num_demos must be one of the scored numbers {list(places)}; got {num_demos!r}")
         return self._front.build(self._front.prompts[places[num_demos]])
 
     def _choices(
@@ -283,7 +287,7 @@ class PLFewShot(LearningOptimizer):
             demos += rival.demos
         if not demos:
             raise UserError(
-                "trainset has too few distinct inputs outside valset to use some as demos; it has "
+                "trainset has too few distinct inputs outside valset to use some examples as demos; got "
                 f"{len(trainset)} examples: pass at least 20, if possible 100"
             )
         attempts: list[Attempt] = []
@@ -298,8 +302,8 @@ class PLFewShot(LearningOptimizer):
         slots = self._slots(program, examples, retrievable, attempts, instructions.by_predictor, classes)
         if not (slots.slots or slots.alternatives or attempts):
             raise UserError(
-                f"there are no demos to choose from: the {self.student_name} has none, and its prompts cannot show the "
-                "candidates: pass examples with values for all of the signature's fields"
+                f"there are no demos to choose from, because the {self.student_name} has no demos, and its prompts "
+                "cannot show the candidates: pass examples with values for all of the signature's fields"
             )
         original = slots.original
         if self.max_metric_calls == 0:
@@ -313,7 +317,7 @@ class PLFewShot(LearningOptimizer):
             teacher = teacher[0] if teacher else None
         if teacher is not None and not isinstance(teacher, dspy.Module):
             raise UserTypeError(
-                f"teacher must be a dspy.Module; got {type(teacher).__name__}: pass a program, or leave it out"
+                f"teacher must be a dspy.Module; got {type(teacher).__name__}: pass a program, or omit teacher"
             )
         return DemoChoices(
             program=program,
@@ -333,10 +337,10 @@ class PLFewShot(LearningOptimizer):
         )
 
     def _instructions(self, program: dspy.Module) -> InstructionChoices:
-        """Return the program's own instructions, those that the user passed, and those of the user's programs."""
+        """Return the student's own instructions, the user's `instructions`, and those of the user's programs."""
         if self.instructions is not None and self.demos == "retrieved":
             logger.warning(
-                "retrieved demos come with the student's own instruction, so other instructions are tried only without "
+                "retrieved demos are shown with the student's own instruction, so other instructions are tried without "
                 "demos: pass demos='fixed' or demos='auto' to try them with demos"
             )
         if self.instructions == "propose":
@@ -349,7 +353,7 @@ class PLFewShot(LearningOptimizer):
         return choices
 
     def _prompt_model(self, program: dspy.Module) -> dspy.BaseLM | None:
-        """Return the model that proposes instructions; None if there are none to propose."""
+        """Return the model that proposes instructions, or None if no instructions are proposed."""
         if self.instructions != "propose":
             return None
         return self.prompt_model or dspy.settings.lm or language_models(program)[0]
@@ -416,7 +420,8 @@ class PLFewShot(LearningOptimizer):
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
         """Bootstrap demos, propose instructions, and plan the search among all of them."""
         if self._needing_logprobs:
-            self.work(setup)  # raises before any call if the program or the metric rules them out
+            # Raise before any call if the program or the metric rules out log-probabilities.
+            self.work(setup)
         if setup.attempts:
             names = [f"trainset[{number}]" for number in setup.demo_examples]
             teacher = evaluator(setup.slots, TeacherWork(setup), names=names, num_threads=1)
@@ -442,7 +447,7 @@ class PLFewShot(LearningOptimizer):
         instructions: Mapping[str, Sequence[Instruction]],
         evaluator: ProgramEvaluator,
     ) -> CompileSetup:
-        """Return the setup with the search space of its attempts and these instructions, and with a plan and budget."""
+        """Return the setup with a new plan, for a search space with these instructions and the setup's attempts."""
         slots = self._slots(
             setup.program,
             setup.demo_examples,
@@ -465,7 +470,7 @@ class PLFewShot(LearningOptimizer):
         return None
 
     def _widened(self, opened: OpenCompile, failures: Mapping[int, Ordering]) -> Search | None:
-        """Add instructions that are proposed from failures; return the search among all, or None without new ones."""
+        """Add instructions proposed from failures. Return the wider search, or None if no instruction is new."""
         known = opened.setup.slots
         opened.setup = with_revisions(opened, failures)
         slots = opened.setup.slots

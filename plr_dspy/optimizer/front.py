@@ -1,4 +1,4 @@
-"""The cheapest prompts that score as high as the returned program's."""
+"""The front of prompts: their scores and costs, and the cheapest that is as good as the returned prompt."""
 
 import math
 from collections import Counter, defaultdict
@@ -23,27 +23,28 @@ from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.ordering_model import FittedModel
 from plr_dspy.search.space import Candidate
 
-PREDICTIONS = 1_000  # predictions that a reported cost is for
+PREDICTIONS = 1_000  # number of predictions that a reported cost pays for
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A candidate with the tokens and the price of its prompts."""
+    """A candidate, with the number of tokens and the cost of its prompts."""
 
     expected: ExpectedScore
-    tokens: int  # without inputs
+    tokens: int  # tokens of instructions and demos, but not of inputs
     cost: float | None  # dollars for 1,000 predictions; None if unknown
 
 
 class PromptPrices:
-    """Counts the tokens of programs' prompts, and prices a prediction at litellm's list prices.
+    """The token counts of programs' prompts, and the costs of predictions at litellm's list prices.
 
     A server's prefix cache is assumed to hold instructions and fixed demos, but neither
     retrieved demos nor inputs.
 
     Args:
-        examples: Scored examples, whose inputs are averaged.
-        logged: Tokens of the compile's calls, whose answers are averaged.
+        examples: Scored examples. Inputs are assumed to be as long as the mean of theirs.
+        logged: Token counts of the compile's calls. Answers are assumed to be as long as the
+            mean of theirs.
     """
 
     def __init__(self, examples: Examples, logged: Sequence[Tokens]) -> None:
@@ -58,7 +59,10 @@ class PromptPrices:
         self._answers = {model: fmean(numbers) for model, numbers in answers.items()}
 
     def priced(self, score: ExpectedScore, program: dspy.Module) -> Prompt:
-        """Count and price a candidate's prompts; count only its demos if they cannot be built."""
+        """Count and price the tokens of a candidate's prompts.
+
+        If the prompts cannot be built, count only the tokens of the demos.
+        """
         usage: dict[str, Any] = defaultdict(Counter)
         num_tokens = 0
         try:
@@ -78,11 +82,11 @@ class PromptPrices:
         return Prompt(score, num_tokens, known_cost)
 
     def _size(self, predictor: dspy.Predict, demos: Sequence[Any]) -> int:
-        """Return the tokens of a prompt with these demos and empty inputs."""
+        """Return the number of tokens in a prompt with these demos and empty inputs."""
         return self._count(messages_of(predictor, demos, dict.fromkeys(predictor.signature.input_fields, "")))
 
     def _mean_inputs(self, predictor: dspy.Predict) -> float:
-        """Return the mean tokens of a predictor's inputs."""
+        """Return the mean number of tokens in a predictor's inputs."""
         fields = tuple(predictor.signature.input_fields)
         if fields not in self._inputs:
             prompts = [
@@ -93,21 +97,22 @@ class PromptPrices:
 
 
 class Front:
-    """The best candidate for each number of demos, instruction and kind.
+    """The best candidate for each combination of kind, number of demos and instruction.
 
     Args:
         slots: The search space.
         expected: The expected scores of all candidates, best first.
         returned: The returned candidate.
-        prices: Prices the candidates.
+        prices: Computes the costs of candidates.
         fitted: The model of scores.
         min_probability: As in `PLFewShot`.
         build_program: Builds a candidate's program with revised answers.
 
     Attributes:
-        prompts: The candidates from the cheapest to the most expensive; by tokens if a price is
-            unknown.
-        reference: The returned program; the best candidate if that one was not scored.
+        prompts: The candidates, cheapest first. If a price is unknown, the candidate with the
+            fewest tokens is first.
+        reference: The returned candidate, or the best candidate if the returned candidate was
+            not scored.
     """
 
     def __init__(
@@ -148,8 +153,8 @@ class Front:
     def as_good(self, within: float) -> list[Prompt]:
         """Return the candidates that score at most `within` less than the reference, cheapest first.
 
-        A high estimate from few calls is not enough, because the model then gives a larger
-        loss a high probability.
+        A high estimate from few calls is not enough, because a larger loss is then still too
+        probable.
         """
         max_worse = 1.0 / (1.0 + MIN_ODDS) if self._min_probability is None else 1.0 - self._min_probability
         reference = self.reference
@@ -157,8 +162,8 @@ class Front:
         accepted = []
         for prompt in self.prompts:
             candidate = prompt.expected.candidate
-            # If the reference's answers are revised, compare candidates that are revised
-            # alike.
+            # If the reference's answers are revised, compare both candidates with revised
+            # answers.
             worse = gains[candidate].worse if reference.revision is None else gains[candidate].worse_alike
             is_close = prompt.expected.entry.score >= reference.entry.score - within - 1e-9
             if candidate == reference.candidate or (is_close and worse <= max_worse):

@@ -1,4 +1,4 @@
-"""Measures what few-shot prompting can gain for a program, and by which change, before a search spends its budget."""
+"""The headroom of a program: how much few-shot prompting can gain, and by which change."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from plr_dspy.statistics.calibration import cross_validated, likely_shares, righ
 from plr_dspy.statistics.comparisons import TAIL
 from plr_dspy.statistics.levers import Gain, PairedExperiment
 
-NUM_SETS = 4  # random sets of demos, unless the budget pays for more
-NUM_ORDERS = 3  # random orders of one set, unless the budget pays for more
-MIN_EXAMPLES = 10  # minimum examples; with fewer, differences are mostly chance
-MIN_SAMPLE = 3  # minimum sets or orders to estimate their spread
+NUM_SETS = 4  # number of random sets of demos, unless the budget pays for more
+NUM_ORDERS = 3  # number of random orders of one set, unless the budget pays for more
+MIN_EXAMPLES = 10  # minimum number of examples; with fewer, differences are mostly due to chance
+MIN_SAMPLE = 3  # minimum number of sets or orders to estimate the spread of their scores
 NUM_SEARCHED = 20  # A search is assumed to find the best of this many random sets or orders.
-MAX_DRAWS = 50  # draws per set or order, until its prompt is a new one
+MAX_DRAWS = 50  # maximum number of draws to find a set or an order with a new prompt
 WORTHWHILE = 0.02  # smallest gain that justifies a change
-MOST_LEVERS = 7  # without instructions
-NOTHING_TO_GAIN = "No gain beyond noise"  # how the advice to keep the program begins
+MOST_LEVERS = 7  # maximum number of levers, not counting instructions
+NOTHING_TO_GAIN = "No gain beyond noise"  # start of the advice to keep the program
 
 PROGRAM = "your program"
 NO_DEMOS = "no demos"
@@ -71,15 +71,16 @@ Groups: TypeAlias = dict[str, list[Candidate]]  # the programs to score, by leve
 
 @dataclass(frozen=True)
 class Change:
-    """A change to a program, and the programs that show it.
+    """A change to a program, and the scored programs with this change.
 
     Attributes:
         name: Name of the lever.
-        rows: Rows of its programs in the table of scores.
-        how: How to apply it.
-        base: Name of the lever that it changes further; empty if it changes the program
-            itself.
-        num_searched: Number of programs of which a search finds the best; 1 without a search.
+        rows: Rows of these programs in the table of scores.
+        how: How to apply the change.
+        base: Name of the lever that the change is made on top of; empty if the change is made
+            to the program itself.
+        num_searched: Number of programs among which a search finds the best; 1 if the change
+            needs no search.
     """
 
     name: str
@@ -94,13 +95,13 @@ class Lever:
     """A change to a program's prompts.
 
     Attributes:
-        name: Its name.
-        score: Its expected score.
-        gain, interval: Its expected gain over the program on new examples, and the 95%
-            interval. The gain is shrunk towards 0, because the largest of several observed
-            gains is too large.
-        num_calls: Number of program calls that it was estimated from.
-        note: How to apply it.
+        name: Name of the lever.
+        score: Expected score with this change.
+        gain, interval: Expected gain over the program on new examples, and its 95% interval.
+            The gain is shrunk towards 0, because the largest of several observed gains is too
+            large.
+        num_calls: Number of program calls from which the gain was estimated.
+        note: How to apply the lever.
     """
 
     name: str
@@ -113,17 +114,17 @@ class Lever:
 
 @dataclass(frozen=True)
 class Headroom:
-    """What can be gained over a program, and by what; `print` shows a table and a sentence of advice.
+    """How much each change to a program can gain. It prints as a table and a sentence of advice.
 
     Attributes:
         score: Mean score of the program.
         levers: The possible changes, simplest first.
         noise_shares: Share of the variance between scores that is noise, for "other orders"
             and "other sets".
-        num_examples, program_calls: Number of examples that each change was scored on, and of
-            all program calls.
-        advice: The simplest change that gains as much as the largest one; the program if none
-            does.
+        num_examples, program_calls: Number of examples that each change was scored on, and
+            total number of program calls.
+        advice: A sentence that names the simplest change that gains as much as the best
+            change, or advises to keep the program.
     """
 
     score: float
@@ -149,7 +150,7 @@ class Headroom:
 
 @arguments
 class LeverSample(PLFewShot):
-    """Scores programs for each lever on the same examples; for `headroom` only."""
+    """The optimizer behind `headroom`, which scores programs for each lever on the same examples."""
 
     name = "headroom"
     student_name = "program"
@@ -162,7 +163,8 @@ class LeverSample(PLFewShot):
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         if self.instructions and len(program.predictors()) != 1:
             raise UserError(
-                f"instructions needs a program with one predictor; it has {len(program.predictors())}: leave it out"
+                f"instructions needs a program with one predictor; got {len(program.predictors())} predictors: omit "
+                "instructions"
             )
 
     def work(self, setup: CompileSetup) -> MetricWork:
@@ -177,8 +179,8 @@ class LeverSample(PLFewShot):
         num_usable = len(setup.scored_examples)
         if num_usable < MIN_EXAMPLES:
             raise UserError(
-                f"trainset must contain at least {MIN_EXAMPLES} examples besides demos and those that become demos; "
-                f"of its {len(setup.examples)}, {num_usable} are left: pass at least 20, if possible 100"
+                f"trainset must contain at least {MIN_EXAMPLES} examples that are not used as demos; got "
+                f"{len(setup.examples)} examples, of which {num_usable} are left: pass at least 20, if possible 100"
             )
         groups = self._groups(setup, NUM_SETS, NUM_ORDERS)
         num_candidates = len(_candidates(groups))
@@ -186,7 +188,7 @@ class LeverSample(PLFewShot):
         if max_calls < num_candidates * MIN_EXAMPLES:
             raise UserError(
                 f"max_metric_calls must be at least {num_candidates * MIN_EXAMPLES} for {num_candidates} programs on "
-                f"{MIN_EXAMPLES} examples; got {max_calls}: raise it"
+                f"{MIN_EXAMPLES} examples; got {max_calls}: increase max_metric_calls"
             )
         num_examples = min(max_calls // num_candidates, num_usable)
         num_more = max_calls // num_examples - num_candidates
@@ -198,19 +200,19 @@ class LeverSample(PLFewShot):
         return setup.with_plan(plan), groups
 
     def _groups(self, setup: CompileSetup, num_sets: int, num_orders: int) -> Groups:
-        """Draw the programs to score."""
+        """Draw the programs to score, by lever."""
         slots = setup.slots
         assert isinstance(slots, PoolSlots)
         own = slots.original
         assert not isinstance(own, WholeProgram)
-        # The last block of the arrangement, if there is another one, is the instruction.
+        # If the arrangement has a block after the blocks of demos, this block is the instruction.
         num_blocks = len(slots.slots)
         own_instruction = own[num_blocks:]
         empty: Ordering = (*(() for _ in slots.slots), *own_instruction)
         pools = []
         for slot in slots.slots:
             pools.append([item for item, pooled in enumerate(slot.pool) if pooled.origin != OWN])
-        # Larger sets of a small pool would hardly differ.
+        # Larger sets from a small pool would hardly differ from each other.
         sizes = [min(self.max_demos, math.ceil(len(pool) / 2)) for pool in pools]
         sets = _draw_distinct(slots, pools, sizes, num_sets, besides=own, seed=setup.seed)
         if len(sets) < MIN_SAMPLE:
@@ -233,7 +235,7 @@ class LeverSample(PLFewShot):
         }
         shown = sets[0] if sets else own
         for instructions in slots.alternatives.values():
-            for number in range(1, len(instructions)):  # Number 0 is the program's own.
+            for number in range(1, len(instructions)):  # Instruction 0 is the program's own.
                 groups[f"{INSTRUCTION} {number}"] = [(*shown[:num_blocks], (number,))]
         return {name: candidates for name, candidates in groups.items() if candidates}
 
@@ -280,7 +282,7 @@ class LeverSample(PLFewShot):
 
 
 def _candidates(groups: Groups) -> list[Candidate]:
-    """Return the distinct programs of all groups, the user's first."""
+    """Return the distinct programs of all groups, starting with the user's program."""
     return list(dict.fromkeys(itertools.chain.from_iterable(groups.values())))
 
 
@@ -293,10 +295,10 @@ def _draw_distinct(
     besides: Ordering,
     seed: int,
 ) -> list[Ordering]:
-    """Draw orderings of items of each block that give different prompts.
+    """Draw orderings of items from each block, with prompts that differ from each other and from that of `besides`.
 
-    The first ones do not depend on `num_orderings`. Further blocks, such as the instruction,
-    are those of `besides`.
+    The first orderings do not depend on `num_orderings`. Further blocks, such as the
+    instruction, are copied from `besides`.
     """
     rng = np.random.default_rng([seed, 2])
     drawn = {slots.fingerprint(besides): besides}
@@ -310,14 +312,15 @@ def _draw_distinct(
 
 
 def _num_orders(groups: Groups) -> int:
-    """Return the number of orders of the demos that `ORDERS` reorders."""
+    """Return the number of possible orders of the demos that `ORDERS` reorders."""
     ordering = groups.get(ORDERS, [()])[0]
     assert not isinstance(ordering, WholeProgram)
-    return math.prod(math.factorial(len(items)) for items in ordering)  # 1 for a block with an instruction
+    # A block with an instruction has a single item, so its factor is 1.
+    return math.prod(math.factorial(len(items)) for items in ordering)
 
 
 def _score_table(opened: OpenCompile, candidates: Sequence[Candidate]) -> tuple[list[int], Array]:
-    """Score candidates, and return the examples and the scores ``[c, e]``.
+    """Score candidates. Return the examples, and the scores by candidate and example, ``[c, e]``.
 
     A failed call gets the mean score of the other candidates on its example. A metric over a
     set is linearized at each candidate's own answers.
@@ -346,7 +349,10 @@ def _score_table(opened: OpenCompile, candidates: Sequence[Candidate]) -> tuple[
 
 
 def _linearized(metric: ConfusionScores, answers: Answers, examples: Sequence[int], failed: Array) -> Array:
-    """Return the scores ``[e]`` of a candidate's answers, whose mean is the metric over the set; NaN if it failed."""
+    """Return the scores of a candidate's answers, ``[e]``, such that their mean is the value of the metric over a set.
+
+    The score of a failed call is NaN.
+    """
     metric.linearize_at((example, answers[example]) for example in examples if example in answers)
     scores = np.array([metric.score(example, answers.get(example)) for example in examples])
     scores = np.where(failed, np.nan, scores)
@@ -361,7 +367,7 @@ def _with_calibrated(
     examples: Sequence[int],
     scores: Array,
 ) -> tuple[Array, dict[str, list[int]]]:
-    """Return the scores with those of calibrated answers below, and the rows of these by lever."""
+    """Append the scores of calibrated answers. Return all scores, and the new rows by lever."""
     tables = [scores]
     num_rows = len(scores)
     calibrated_rows = {}
@@ -377,10 +383,10 @@ def _with_calibrated(
 
 
 def _calibrated(opened: OpenCompile, candidate: Candidate, examples: Sequence[int], scores: Array) -> Array:
-    """Return the scores ``[E]`` of a program's answers after batch calibration; empty without log-probabilities.
+    """Return the scores of a program's answers after batch calibration, ``[e]``.
 
-    A failed call keeps its place in `scores`, which is filled with the mean of other
-    programs.
+    Return an empty array if most calls have no log-probabilities. A failed call keeps its
+    score in `scores`, the mean score of other programs.
     """
     work = opened.work
     records = opened.scorer.records_of(candidate)
@@ -395,7 +401,7 @@ def _calibrated(opened: OpenCompile, candidate: Candidate, examples: Sequence[in
     for row, reading in enumerate(readings):
         unseen[row, list(reading.unseen_labels)] = True
     shares = likely_shares(right_counts(work.scores))[0]
-    # Each answer is calibrated on the other inputs.
+    # Calibrate each answer on the log-probabilities for other inputs.
     labels = cross_validated(logs, shares, unseen=unseen).tolist()
     numbers = [examples[place] for place in places_with_logprobs]
     if work.influence is not None:
@@ -411,8 +417,8 @@ def changes_of(rows: Mapping[str, list[int]], num_orders: int) -> list[Change]:
     """Return the changes, simplest first.
 
     Args:
-        rows: Rows of the programs in the table of scores, by lever, and of `PROGRAM`.
-        num_orders: Number of orders of the demos that `ORDERS` reorders.
+        rows: Rows in the table of scores, by lever and for `PROGRAM`.
+        num_orders: Number of possible orders of the demos that `ORDERS` reorders.
     """
     base = RANDOM if RANDOM in rows else ""
     changes = []
@@ -421,7 +427,7 @@ def changes_of(rows: Mapping[str, list[int]], num_orders: int) -> list[Change]:
             if lever == INSTRUCTION and name.startswith(INSTRUCTION):
                 changes.append(Change(name, numbers, how if base else HOW_WITHOUT_SETS, base))
             elif lever == ORDERS and name == ORDERS:
-                # The orders are those of the program's own demos, or else of the first random
+                # The program's own demos are reordered or, if there are none, the first random
                 # set.
                 base_of_orders = "" if NO_DEMOS in rows else base
                 changes.append(Change(name, numbers, how, base_of_orders, min(num_orders, NUM_SEARCHED)))
@@ -433,7 +439,7 @@ def changes_of(rows: Mapping[str, list[int]], num_orders: int) -> list[Change]:
 
 
 def lever_gains(experiment: PairedExperiment, changes: Sequence[Change]) -> dict[str, Gain]:
-    """Return the gain of each change over the program, by name; a change's base must come before it."""
+    """Return the gain of each change over the program, by name. The base of a change must come before the change."""
     first_rows = {change.name: change.rows[0] for change in changes}
     gains: dict[str, Gain] = {}
     for change in changes:
@@ -441,7 +447,7 @@ def lever_gains(experiment: PairedExperiment, changes: Sequence[Change]) -> dict
             average = gains[change.base] if change.base else experiment.gain(change.rows)
             gains[change.name] = experiment.gain_of_best(change.rows, average, change.num_searched)
         elif change.base:
-            # An instruction is scored with one set, so it is compared with the same set.
+            # An instruction is scored with one set of demos, so compare it with the same set.
             (row,) = change.rows
             gains[change.name] = experiment.gain_on_top(gains[change.base], row, first_rows[change.base])
         else:
@@ -453,12 +459,13 @@ def best_advice(changes: Sequence[Change], gains: Mapping[str, Gain]) -> str:
     """Return one sentence of advice, given the changes, simplest first, and their gains by name."""
     if not changes:
         return "No lever could be tried, because there are too few different demos: pass more examples."
-    # With more levers, the best of them may be luck more often.
+    # The more levers are tried, the likelier it is that one looks good by chance, so require
+    # stronger evidence.
     doubt = TAIL * min(1.0, MOST_LEVERS / len(changes))
     certain = []
     for change in changes:
         gain = gains[change.name]
-        # An instruction that adds nothing to random demos is no lever, whatever these gain.
+        # Do not advise an instruction that adds nothing to the gain of random demos.
         adds_to_base = not change.base or change.num_searched > 1 or gain.exceeds(gains[change.base], doubt)
         if adds_to_base and gain.exceeds(0.0, doubt):
             certain.append(change)
@@ -477,7 +484,7 @@ def best_advice(changes: Sequence[Change], gains: Mapping[str, Gain]) -> str:
         return f"The largest lever is {largest.name!r} {text}."
     more = float(np.quantile(largest_gain.draws - gain.least, 1 - TAIL))
     return (
-        f"The simplest lever that gains as much as any is {simplest.name!r} {text}; {largest.name!r} may add "
+        f"The simplest lever that helps as much as any is {simplest.name!r} {text}; {largest.name!r} may add "
         f"{more:+.2f}."
     )
 
@@ -501,7 +508,7 @@ def headroom(
     """Measure what a program can gain by few-shot prompting, and by which change.
 
     A quarter of the trainset (at most 50 examples) becomes demos. All programs are scored on
-    the same other examples.
+    the same examples, which are drawn from the rest.
 
     Args:
         program: Program to improve; it is not modified.
@@ -517,7 +524,7 @@ def headroom(
     Raises:
         TypeError, ValueError: If an argument is invalid, before any program call.
         RuntimeError: If hardly any of the first answers can be parsed.
-        Exception: If the program or the metric raises one, as in `PLReorder.compile`.
+        Exception: If the program or the metric raises an exception, as in `PLReorder.compile`.
     """
     options = {
         name: value for name, value in locals().items() if name not in ("program", "trainset", "inputs")

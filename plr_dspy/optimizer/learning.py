@@ -24,9 +24,9 @@ from plr_dspy.search.search import CrossEntropySearch, Search, ThompsonSearch
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.calibration import shares_to_try
 
-# Number of calls that test whether replies have log-probabilities. A single reply may have no
-# label, or come without an LM call. Further calls follow only if log-probabilities are
-# required, replies cannot be parsed, or no LM was called.
+# Usual and maximum number of calls that test whether replies have log-probabilities. A single
+# reply may have no label, or the program may answer without an LM call. Further calls are made
+# only if log-probabilities are required, replies cannot be parsed, or no LM was called.
 FIRST_CALLS = 2
 MOST_CALLS = 8
 
@@ -50,25 +50,29 @@ class LearningOptimizer(DemoOptimizer):
 
     def check_together(self) -> None:
         if self.auto is None and self.max_metric_calls is None:
-            raise UserError("auto=None needs a number of program calls: pass max_metric_calls.")
+            raise UserError("auto=None needs a number of program calls: pass max_metric_calls")
         if self.calibrate is not False and self.signal == "score":
             raise UserError(
-                "calibrate needs log-probabilities, and signal='score' reads none: pass signal='auto', or leave it out."
+                "calibrate needs log-probabilities, but signal='score' reads none: omit calibrate, or pass "
+                "signal='auto'"
             )
 
     def _check_takes_programs(self) -> None:
         super()._check_takes_programs()
         if self.auto == "paper":
             raise UserError(
-                "auto='paper' cannot compare programs: compile without programs, and pass them with the result to "
-                "choose_program"
+                "auto='paper' cannot compare programs: compile without programs, and pass the result and these "
+                "programs to choose_program"
             )
         if self.calibrate is not False:
-            raise UserError("programs compete as they are: leave calibrate out, and calibrate the result")
+            raise UserError(
+                f"calibrate={self.calibrate!r} cannot be combined with programs, which are compared unchanged: omit "
+                "calibrate, and calibrate the result instead"
+            )
 
     @property
     def _needing_logprobs(self) -> str:
-        """The argument that needs the log-probabilities of labels; empty if none does."""
+        """The argument that needs the log-probabilities of labels, or an empty string."""
         if self.calibrate is not False:
             return "calibrate"
         if self.signal == "logprobs":
@@ -76,19 +80,20 @@ class LearningOptimizer(DemoOptimizer):
         return ""
 
     def _no_logprobs(self, reason: str) -> str:
-        """Return the message that there are no log-probabilities, with the reason and the fix."""
+        """Return the message that log-probabilities are missing, with the reason and the fix."""
+        argument = self._needing_logprobs
         return (
-            f"{self._needing_logprobs} needs the log-probabilities of labels, and there are none: {reason}. Leave it "
-            "out to search by scores. To calibrate one predictor of several, use BatchCalibration(predictor=...)."
+            f"{argument} needs the log-probabilities of labels, which are not available: {reason}. Omit {argument} to "
+            "search by scores. To calibrate one of several predictors, use BatchCalibration(predictor=...)."
         )
 
     def work(self, setup: CompileSetup) -> MetricWork:
-        """Create the object that makes calls; it reads log-probabilities if the program and the metric allow it."""
+        """Create the object that makes calls, and reads log-probabilities if the program and the metric allow it."""
         one_prompt = setup.slots.space.num_distinct < 2
         if self.calibrate is not False and one_prompt:
             raise UserError(
-                "calibrate=True chooses among orders, and all orders of the demos give the same prompt: pass the "
-                "program to BatchCalibration."
+                "calibrate needs several orders to choose from, but all orders of the demos give the same prompt: pass "
+                "the program to BatchCalibration instead"
             )
         reason = ""
         if self.signal != "score" and not one_prompt:
@@ -108,7 +113,7 @@ class LearningOptimizer(DemoOptimizer):
         return work
 
     def search(self, setup: CompileSetup, responses: LabelResponses | None = None) -> Search:
-        """Create the search: PLR Algorithm 1 if the plan has no race, or else Thompson sampling."""
+        """Create the search: PLR Algorithm 1 if the plan has no race, else Thompson sampling."""
         plan = setup.plan
         if not plan.racing:
             return CrossEntropySearch(
@@ -135,10 +140,10 @@ class LearningOptimizer(DemoOptimizer):
         """Make the first calls to find out whether replies have log-probabilities, and set `work.signal` to the result.
 
         Returns:
-            The log-probabilities of labels for the search; None if replies have none.
+            The log-probabilities of labels for the search, or None if replies have none.
 
         Raises:
-            NoProbabilities: If replies have none and an argument needs them.
+            NoProbabilities: If replies have no log-probabilities, but an argument needs them.
         """
         setup = opened.setup
         work = opened.work
@@ -146,7 +151,7 @@ class LearningOptimizer(DemoOptimizer):
         if not isinstance(work, LabelWork):
             return None
         required = bool(self._needing_logprobs)
-        # The first conclusive record, or the last one; None if the budget allowed no call.
+        # The first conclusive record, or else the last record. None if the budget allowed no call.
         record: CallRecord | None = None
         ordering: Candidate = setup.slots.space.identity
         for example in range(min(MOST_CALLS, len(setup.splits.train))):
@@ -163,20 +168,20 @@ class LearningOptimizer(DemoOptimizer):
                 break
         if record is None or record.label_logprobs is not None:
             return work.responses(scorer)
-        reason = record.refused or record.lacking or "the first answers came without any"
+        reason = record.refused or record.lacking or "the first replies had no log-probabilities"
         if record.outcome == FAILED:
             reason = "the first calls failed"
             if required:
                 raise scorer.nothing_ran(list(scorer.records_asked().values()))
         if required:
             raise NoProbabilities(self._no_logprobs(reason))
-        work.requests.reason = reason  # Later calls request none.
+        work.requests.reason = reason  # Later calls request no log-probabilities.
         work.signal = Signal(used="score", reason=reason, labels=[])
         return None
 
 
 def label_work(setup: CompileSetup, calibrate: bool | Mapping[Any, float]) -> LabelWork | str:
-    """Return work that reads log-probabilities, or the reason why the program or the metric rules it out."""
+    """Return work that reads log-probabilities, or the reason why the program or the metric rules them out."""
     output = label_output(setup.program)
     metric = setup.options.metric
     examples = setup.scored_examples

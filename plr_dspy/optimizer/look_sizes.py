@@ -1,4 +1,4 @@
-"""The number of examples that a candidate is scored on in a row, given the demos that a server reads anew."""
+"""The minimum number of examples to score a candidate on in a row, given the uncached tokens of its demos."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,17 +13,18 @@ from plr_dspy.programs.slots import messages_of
 from plr_dspy.programs.tokens import token_counter
 from plr_dspy.search.space import Candidate
 
-# More examples at a time than this would leave too few candidates for small budgets.
+# With more examples at a time, a small budget would pay for too few candidates.
 MOST_EXAMPLES = 8
 
 
 class LookSizes:
-    """Returns the minimum number of examples of each candidate, so that reading its demos pays.
+    """A function that returns the minimum number of examples for each candidate.
 
-    It remembers the last candidate of the last call.
+    The more tokens of a candidate's demos are not cached, the more examples it is scored on.
+    The last candidate is remembered, because the server still has its prompt in the cache.
 
     Args:
-        build: Returns the program of a candidate, also of one in a space that grew.
+        build: Returns the program of a candidate, even if the search space was widened later.
     """
 
     def __init__(self, setup: CompileSetup, build: Callable[[Candidate], dspy.Module]) -> None:
@@ -33,7 +34,7 @@ class LookSizes:
         self._prefixes.size(self._last)  # Raise now if the adapter cannot build prompts without real inputs.
 
     def __call__(self, candidates: Sequence[Candidate]) -> Mapping[Candidate, int]:
-        """Return the minimum numbers if the candidates are scored in this order."""
+        """Return the minimum number of examples for each candidate, if they are scored in this order."""
         sizes = {}
         for candidate in candidates:
             num_new = self._prefixes.size(candidate) - self._prefixes.num_shared(self._last, candidate)
@@ -44,7 +45,7 @@ class LookSizes:
 
 
 def example_tokens(setup: CompileSetup) -> float:
-    """Return the mean tokens of the prompts' parts after the demos, by GPT-4o's tokenizer."""
+    """Return the mean number of prompt tokens after the demos, by GPT-4o's tokenizer."""
     num_tokens = token_counter()
     sizes = []
     for example in setup.scored_examples[:SAMPLED_PROMPTS]:

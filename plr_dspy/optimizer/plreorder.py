@@ -15,7 +15,7 @@ from plr_dspy.programs.checks import Count, Fraction, WholeNumber, arguments
 class PLReorder(LearningOptimizer):
     """Find the best order of a program's demos by sampling from a learnt Plackett-Luce distribution.
 
-    Demos, instructions and weights do not change, so run it after an optimizer that chooses
+    Demos, instructions and weights do not change, so run this optimizer after one that chooses
     demos. Source: "PLR: Plackett-Luce for Reordering In-Context Learning Examples",
     arXiv:2603.21373.
 
@@ -23,41 +23,41 @@ class PLReorder(LearningOptimizer):
         metric: ``metric(example, prediction)`` returns a bool, a number or a
             ``Prediction(score=...)``; larger is better. Its other parameters, such as
             ``trace``, get their defaults, or None.
-        signal: What the search learns from: "score" is the metric's score; "logprobs" adds
+        signal: What the search learns from. "score" is the metric's score. "logprobs" adds
             the log-probabilities of labels, which saves most of the calls. They are available
             if exactly one output is a Literal, an enum or a bool, the metric depends only on
-            this output, and the endpoint returns them. "auto" uses them if available; if not,
-            the report gives the reason.
+            this output, and the endpoint returns them. "auto" uses log-probabilities if they
+            are available; if not, the report gives the reason.
         calibrate: Whether to choose the order by calibrated answers and return a
             `CalibratedProgram` (docs/calibration.md). This needs log-probabilities, but no
-            extra calls. True uses the label shares that score best; a dict gives the share of
-            each label. Gains are over the unchanged student.
+            extra calls. True uses the label shares that score best; a dict specifies the share
+            of each label. Gains are relative to the unchanged student.
         update: "mle", "ema", "mixture", or an update object such as
             ``MixtureEM(num_components=2)``.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000).
-            "paper" runs PLR Algorithm 1 with the paper's values. None requires
+            "paper" runs PLR Algorithm 1 with the paper's settings. None requires
             `max_metric_calls`.
         max_metric_calls: Maximum number of program calls; overrides `auto`.
         max_seconds: Time limit in seconds, after which no program call starts. Part of it is
             reserved for the final comparison.
         max_cost: Maximum cost in US dollars, including calls in `log_dir`. No call starts if,
-            judging by earlier calls, it might exceed this. The price of each model must be
-            known.
+            judging by earlier calls, it might exceed this limit. The price of each model must
+            be known.
         stop_at_score: The search ends once an order's estimated score on the train split
             reaches this value.
         patience: The search ends after this many consecutive rounds without a better order.
-        min_probability: An order replaces the original only if the probability that it is
-            better on new examples is at least this. None requires it to be three times as
-            likely to be better as to be worse; with auto="paper", None means 0.
+        min_probability: Minimum probability of a gain on new examples, for an order to replace
+            the original. None requires a gain to be at least three times as likely as a loss;
+            with auto="paper", None means 0.
         num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR
             Algorithm 1; None leaves them to `auto`.
         num_demos: Number of labelled demos to add to a student without demos; None raises an
             error instead.
         num_threads: Maximum concurrent program calls; None uses DSPy's setting.
-        max_errors: Number of failed program calls after which the compile raises the last
-            one's exception. None uses DSPy's setting or 5% of the calls made, whichever is
+        max_errors: Number of failed program calls after which the compile raises the exception
+            of the last failure. None uses DSPy's setting or 5% of the calls made, whichever is
             larger. Failures on the same example count once. Unparsable answers count as
-            wrong, not as failures.
+            incorrect answers, not as failures.
         seed: Random seed.
         log_dir: Folder for finished calls (``calls.jsonl``) and the report (``report.json``).
             A compile with the same program, metric, models and examples does not repeat these
@@ -90,7 +90,7 @@ class PLReorder(LearningOptimizer):
         if self.auto == "paper" and self._needing_logprobs:
             argument = self._needing_logprobs
             raise UserError(
-                f"auto='paper' learns only from scores, as in the paper; got {argument}: leave it out"
+                f"auto='paper' learns only from scores, as in the paper; got {argument}: omit {argument}"
             )
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:

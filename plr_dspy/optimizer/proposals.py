@@ -1,8 +1,8 @@
 """Instructions that a prompt model proposes before the search, with DSPy's `GroundedProposer` as in MIPROv2.
 
-A task of the prompt model describes the data, or makes one instruction of one predictor,
-usually by three calls. The run log keeps tasks as call records, so a resumed run gets the
-same texts without paying again.
+A task of the prompt model describes the data, or writes one instruction for one predictor,
+usually in three calls. The run log keeps the results of tasks as call records, so a resumed
+run gets the same texts without paying again.
 """
 
 import contextlib
@@ -36,13 +36,13 @@ from plr_dspy.scoring.run_log import CallRecord
 logger = logging.getLogger(__name__)
 
 PROPOSED = "proposed"  # origin of proposed instructions
-NUM_DESCRIBED = 20  # maximum examples to describe the data from
-NUM_SHOWN = 3  # demos of a predictor that the prompt model sees
-SHARE = 0.4  # maximum share of time and money before the search, bootstrapping included
+NUM_DESCRIBED = 20  # maximum number of examples from which the prompt model describes the data
+NUM_SHOWN = 3  # number of a predictor's demos that the prompt model sees
+SHARE = 0.4  # maximum share of max_seconds and max_cost to use before the search, including bootstrapping
 
 
 def planned_proposals(program: dspy.Module, number: int) -> list[Proposal]:
-    """Return the tasks that make this many instructions of each predictor."""
+    """Return the tasks that describe the data and write this many instructions for each predictor."""
     proposals = [Proposal("", 0)]
     for name, _ in program.named_predictors():
         proposals += [Proposal(name, i) for i in range(1, number + 1)]
@@ -50,7 +50,7 @@ def planned_proposals(program: dspy.Module, number: int) -> list[Proposal]:
 
 
 class PromptModelWork(MetricWork):
-    """Calls the prompt model; records hold texts instead of scores."""
+    """Calls of the prompt model, whose records hold texts instead of scores."""
 
     def __init__(self, setup: CompileSetup) -> None:
         self.sample = ""
@@ -60,11 +60,11 @@ class PromptModelWork(MetricWork):
 
 
 class ProposalWork(PromptModelWork):
-    """Runs the tasks of the prompt model.
+    """The tasks of the prompt model before the search.
 
     Attributes:
-        examples: Examples that the prompt model may see, which are never scored.
-        demos: Demos that it may see, by predictor.
+        examples: Examples that the prompt model may see. They are never scored.
+        demos: Demos that the prompt model may see, by predictor.
     """
 
     def __init__(self, setup: CompileSetup) -> None:
@@ -83,18 +83,18 @@ class ProposalWork(PromptModelWork):
                 prompt_model=self.model,
                 program=setup.program,
                 trainset=self.examples,
-                use_dataset_summary=False,  # It would hide the exceptions of the prompt model.
+                use_dataset_summary=False,  # A summary would hide exceptions of the prompt model.
                 use_instruct_history=False,
                 set_history_randomly=False,
             )
 
     def describe_data(self, text: str) -> None:
-        """Let later proposals know what the data is like."""
+        """Pass this description of the data to later proposals."""
         self._proposer.use_dataset_summary = bool(text)
         self._proposer.data_summary = text or None
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Run a task, given by its number."""
+        """Run the task with this index."""
         task = self._setup.proposals[example]
         with dspy.context(lm=self.model, adapter=dspy.ChatAdapter()):
             text = self._propose(task) if task.predictor else self._description()
@@ -113,7 +113,7 @@ class ProposalWork(PromptModelWork):
             for demo in rng.sample(demos, min(NUM_SHOWN, len(demos)))
         ]
         place = self._places[task.predictor]
-        # The proposer shows no demos of the first set.
+        # `GroundedProposer` shows no demos from the first set, so leave this set empty.
         demo_sets: dict[int, list[list[dspy.Example]]] = {place: [[], shown]}
         proposer = self._proposer
         proposer.rng = rng
@@ -130,10 +130,10 @@ class ProposalWork(PromptModelWork):
 
 
 def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEvaluator) -> list[Proposal]:
-    """Return the proposals, from the log or by calling the prompt model, within their budget share.
+    """Return the proposals from the log, or make them with the prompt model within their share of the budget.
 
     Raises:
-        RuntimeError: If no instruction could be made because calls failed.
+        RuntimeError: If no instruction was proposed because calls failed.
         Exception: The error that stopped the calls, such as a missing price, if no individual
             call failed.
     """
@@ -165,7 +165,7 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
             work.describe_data(record.value["text"])
         if failure is not None:
             break
-    log.num_recalled = num_recalled  # Proposals are not program calls.
+    log.num_recalled = num_recalled  # Proposals do not count as program calls.
     budget.share = 1.0
     budget.expect(cost_of_student)
     _check(setup, proposals, failure)
@@ -173,7 +173,7 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
 
 
 def _check(setup: CompileSetup, proposals: Sequence[Proposal], failure: Exception | None) -> None:
-    """Warn of missing proposals; raise the failure if none was made, or if no call explains it."""
+    """Warn about missing proposals. Raise an error if no proposal was made, or if the failure is not of a call."""
     num_made = sum(bool(proposal.predictor and proposal.text) for proposal in proposals)
     errors = [proposal.record for proposal in proposals if proposal.record.error]
     if failure is not None and not errors:
@@ -182,11 +182,11 @@ def _check(setup: CompileSetup, proposals: Sequence[Proposal], failure: Exceptio
     if errors:
         reason = f"{errors[0].error}: {errors[0].message}"
     elif len(proposals) < len(setup.proposals):
-        reason = f"proposals may use {SHARE:.0%} of max_cost and max_seconds"
+        reason = f"proposals may use only {SHARE:.0%} of max_cost and max_seconds"
     if errors and not num_made:
         fix = fix_for((record.error for record in errors), otherwise="check the prompt model")
         raise RuntimeError(
-            f"prompt_model made no instruction ({reason}): {fix}, or pass instructions as a list"
+            f"prompt_model proposed no instruction ({reason}): {fix}, or pass instructions as a list"
         ) from failure
     if reason:
         num_planned = sum(bool(task.predictor) for task in setup.proposals)
@@ -194,7 +194,7 @@ def _check(setup: CompileSetup, proposals: Sequence[Proposal], failure: Exceptio
 
 
 def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) -> InstructionChoices:
-    """Return the usable instructions, proposed or from rivals, and the dropped ones."""
+    """Return the usable instructions, from proposals and rivals, and the instructions that were dropped."""
     by_predictor: dict[str, list[Instruction]] = defaultdict(list)
     for proposal in proposals:
         if proposal.predictor and not proposal.record.error:
@@ -207,14 +207,14 @@ def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) ->
 
 
 def most_tokens(setup: CompileSetup) -> float:
-    """Return the maximum tokens of an instruction, by the models' context windows."""
+    """Return the maximum number of tokens in an instruction that fits into the models' context windows."""
     windows = [window_of(str(lm.model)) for lm in setup.models]
     smallest = min((window for window in windows if window is not None), default=math.inf)
     return smallest - (size_of_call(setup).tokens or 0.0)
 
 
 def proposal_report(setup: CompileSetup) -> ProposalReport | None:
-    """Return the report's entry on the calls of the prompt model; None if it made none."""
+    """Return the report's entry on the calls that proposed instructions, or None if there were none."""
     if not setup.proposals:
         return None
     model = setup.prompt_model or dspy.settings.lm

@@ -1,4 +1,4 @@
-"""Builds the report of a finished compile."""
+"""The function `build_report`, which builds the report of a finished compile."""
 
 import time
 from collections import Counter, defaultdict
@@ -39,12 +39,12 @@ from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import WRONG, error_counts
 from plr_dspy.search.space import Ordering, WholeProgram
 
-MAX_CHARACTERS = 500  # maximum characters of a demo's field in a report
+MAX_CHARACTERS = 500  # maximum number of characters to show of a demo's field
 
 
 @dataclass(frozen=True)
 class FinishedProgram:
-    """The program that a compile returns, and the report's entries on its demos."""
+    """The program that a compile returns, and the report's entries on candidates, instructions and retrieval."""
 
     program: dspy.Module
     programs: list[Alternative] = field(default_factory=list)
@@ -63,15 +63,15 @@ def build_report(
     names: Sequence[str],
     signal: Signal | None,
 ) -> Report:
-    """Build the report of a finished compile; `names` are those of the scored examples."""
+    """Build the report of a finished compile. `names` are the names of the scored examples."""
     scorer = run.evaluator
     decision = outcome.decision
     tokens: dict[str, Any] = defaultdict(Counter)
     for tokens_of_call in scorer.log.tokens:
         for model, counts in tokens_of_call.items():
             tokens[model].update(counts)
-    # Attempts to bootstrap demos, and proposals, are reported separately from calls that
-    # scored candidates.
+    # Report attempts to bootstrap demos, and proposals, separately from calls that scored
+    # candidates.
     others = {attempt.key[0] for attempt in setup.attempts} | {
         proposal.prompt for proposal in setup.proposals
     }
@@ -114,7 +114,7 @@ def build_report(
 
 
 def _errors_before_search(setup: CompileSetup) -> list[ErrorCount]:
-    """Count the attempts to bootstrap demos, and the proposals, that raised an exception, by type."""
+    """Count the bootstrapping attempts and the proposals that raised an exception, by the type of exception."""
     calls = [(f"trainset[{attempt.example}]", "gave no demo", attempt.record) for attempt in setup.attempts]
     calls += [(proposal.name, "gave no instruction", proposal.record) for proposal in setup.proposals]
     names = [name for name, _, _ in calls]
@@ -125,7 +125,7 @@ def _errors_before_search(setup: CompileSetup) -> list[ErrorCount]:
 
 
 def _new_prompt_tokens(setup: CompileSetup, scorer: Evaluator) -> int | None:
-    """Count the prompt tokens that a server with a prefix cache reads anew; None if unknown."""
+    """Return the number of prompt tokens that are not in a server's prefix cache, or None if it is unknown."""
     try:
         return PromptPrefixes(setup.slots.build).num_new(scorer.tokens_in_order())
     except Exception:  # The adapter or litellm may fail; the rest of the report is still useful.
@@ -149,7 +149,7 @@ def _candidates(setup: CompileSetup, decision: Decision) -> list[Candidate]:
 
 
 def _program_state(setup: CompileSetup, ordering: Ordering | WholeProgram, scorer: Evaluator) -> ProgramState:
-    """Count the demos that an ordering shows, and its calls by outcome."""
+    """Count the demos that an ordering shows, and the ordering's calls by outcome."""
     slots = setup.slots
     records = scorer.records_of(ordering).values()
     return ProgramState(
@@ -164,7 +164,7 @@ def _program_state(setup: CompileSetup, ordering: Ordering | WholeProgram, score
 
 
 def _name(setup: CompileSetup, candidate: Ordering | WholeProgram) -> str:
-    """Return the name of a user's program; empty for other candidates."""
+    """Return the candidate's name if it is one of the user's programs, else an empty string."""
     rival = setup.slots.rivals.get(candidate)
     return "" if rival is None else rival.name
 

@@ -1,9 +1,9 @@
 """Instructions that the prompt model proposes during the search, from failures, with GEPA's proposer.
 
 The best arrangements run again on examples where they scored low, to record the inputs and outputs
-of each predictor and the metric's feedback. From these, the prompt model writes one instruction
-for each predictor. The run log keeps both, so a resumed run gets the same texts without paying
-again.
+of each predictor and the metric's feedback. From these records, the prompt model writes one
+instruction for each predictor. The run log keeps the records and the instructions, so a resumed
+run gets the same texts without paying again.
 """
 
 import logging
@@ -31,12 +31,12 @@ from plr_dspy.search.space import Candidate, Ordering
 
 logger = logging.getLogger(__name__)
 
-FROM_FAILURES = "from failures"  # origin of these instructions
-SHARE = 0.1  # maximum further share of money and time for them
+FROM_FAILURES = "from failures"  # origin of instructions that are proposed from failures
+SHARE = 0.1  # maximum additional share of max_cost and max_seconds for these proposals
 
 
 class TracingWork(MetricWork):
-    """Runs a program on examples; records hold the inputs and outputs of its predictors, and the metric's feedback."""
+    """Program calls whose records hold the inputs and outputs of predictors, and the metric's feedback."""
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         prediction = self._answered(program, example)
@@ -44,13 +44,13 @@ class TracingWork(MetricWork):
         calls = {}
         for name, predictor in program.named_predictors():
             for caller, inputs, outputs in trace:
-                if caller is predictor:  # Keep the last call, whose outputs the answer depends on most.
+                if caller is predictor:  # Keep the last call, because the answer depends most on its outputs.
                     calls[name] = {"inputs": _copied(inputs), "outputs": _copied(outputs)}
         result = self._judged(example, prediction)
         return CallRecord(None, value={"calls": calls, "feedback": self._feedback(example, result)})
 
     def _feedback(self, example: int, result: object) -> str:
-        """Return the metric's feedback; without any, the score and the example's labels."""
+        """Return the metric's feedback if there is any, else the score and the example's labels."""
         feedback = result.get("feedback") if isinstance(result, dspy.Prediction) else None
         if feedback:
             return str(feedback)
@@ -64,7 +64,7 @@ def _copied(fields: Any) -> dict[str, Any]:
 
 
 class RevisionWork(PromptModelWork):
-    """Lets the prompt model revise a predictor's instruction, given its failures."""
+    """A call of the prompt model that revises a predictor's instruction, given the predictor's failures."""
 
     def __init__(self, setup: CompileSetup, instruction: str, failures: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(setup)
@@ -73,7 +73,7 @@ class RevisionWork(PromptModelWork):
         self._proposer = InstructionProposer(truncate_history_outputs=True, adapter=dspy.ChatAdapter())
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Return the text; the example's number is only part of the record's key."""
+        """Return the revised instruction. `example` is only part of the record's key."""
         name = "instruction"
         with dspy.context(lm=self.model):
             texts = self._proposer({name: self._instruction}, {name: self._failures}, [name])
@@ -85,8 +85,8 @@ def with_revisions(opened: OpenCompile, failures: Mapping[int, Ordering]) -> Com
 
     Args:
         opened: The compile.
-        failures: Examples, each with an arrangement that scored low on it. All have the same
-            instructions, which the new ones revise.
+        failures: Examples, each with an arrangement that scored low on the example. All
+            arrangements have the same instructions, which the proposals revise.
     """
     setup = opened.setup
     slots = setup.slots
@@ -129,32 +129,32 @@ def _reflective_examples(predictor: str, records: Sequence[CallRecord]) -> list[
 
 
 def _propose(opened: OpenCompile, work: RevisionWork, task: Proposal, example: int) -> list[Proposal]:
-    """Make the proposal, or recall it from the log; return none if money or time is short.
+    """Make the proposal, or recall it from the log. Return an empty list if the cost or time limit prevents it.
 
-    The prompt model's errors do not end the compile. The search goes on without the proposal.
+    The prompt model's errors do not end the compile. The search continues without the proposal.
     """
     log = opened.scorer.log
     budget = opened.scorer.budget
     key = (task.prompt, example)
     num_recalled = log.num_recalled
-    budget.max_calls += 1  # Proposals are not program calls.
+    budget.max_calls += 1  # Proposals do not count as program calls.
     if not budget.recall(key):
         try:
             proposer = opened.evaluator(opened.setup.slots, work, names={example: task.name}, num_threads=1)
             proposer.pay({key: None})
         except Exception:
-            logger.warning("the search goes on without an %s, because the prompt model failed", task.name)
+            logger.warning("the search continues without an %s, because the prompt model failed", task.name)
     log.num_recalled = num_recalled
     if key not in log.records:
         budget.max_calls -= 1
         if budget.refused is not None:
-            logger.warning("the search goes on without an %s: %s", task.name, budget.refused.value)
+            logger.warning("the search continues without an %s: %s", task.name, budget.refused.value)
         return []
     return [replace(task, record=log.records[key])]
 
 
 def _with_instructions(setup: CompileSetup, slots: PoolSlots, proposals: Sequence[Proposal]) -> CompileSetup:
-    """Return the setup with the usable ones of these instructions, after the known ones."""
+    """Return the setup with the usable proposals appended to the known instructions."""
     new = {}
     for proposal in proposals:
         if not proposal.record.error:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 Teacher: TypeAlias = dspy.Module | Sequence[dspy.Module] | None  # as in DSPy's optimizers
 
-SCORES_OF_RESULTS = "val_aggregate_scores"  # in the `detailed_results` of this package and of `dspy.GEPA`
+SCORES_OF_RESULTS = "val_aggregate_scores"  # key in the `detailed_results` of this package and of `dspy.GEPA`
 
 # Arguments that do not affect the result, or that `CompileSetup.settings` adds itself.
 OMITTED_ARGUMENTS = {"metric", "seed", "log_dir", "accept_changes", "display_progress"}
@@ -41,7 +41,7 @@ class Attempt(NamedTuple):
 
     example: int  # index in the trainset
     key: tuple[str, str]  # key of its record in the log
-    demos: dict[str, Any]  # by predictor; empty if the answer was wrong
+    demos: dict[str, Any]  # by predictor; empty if the answer was incorrect
     record: CallRecord
 
 
@@ -53,11 +53,11 @@ class Proposal:
     number: int
     prompt: str = ""  # first part of the key of its record in the log
     record: CallRecord = field(default_factory=lambda: CallRecord(None))
-    from_failures: bool = False  # whether it is made during the search
+    from_failures: bool = False  # whether the instruction is proposed from failures during the search
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
+        """The task's name in messages."""
         if not self.predictor:
             return "the data"
         if self.from_failures:
@@ -66,7 +66,7 @@ class Proposal:
 
     @property
     def text(self) -> str:
-        """The text that the task made; empty if none."""
+        """The text that the task produced, or an empty string."""
         return str((self.record.value or {}).get("text", ""))
 
 
@@ -97,23 +97,23 @@ class DemoChoices:
 
     program: dspy.Module  # a copy of the student
     slots: PromptSlots
-    original: Candidate  # returned unless another is better
-    others: Sequence[Any] = ()  # demos not in the program; never used for scoring
-    # Sources of demos, by trainset index.
+    original: Candidate  # returned unless another candidate is better
+    others: Sequence[Any] = ()  # demos besides the program's own; never used for scoring
+    # Examples that become demos, and examples that may be retrieved, by trainset index.
     demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)
-    retrievable: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of retrieved demos
-    demo_classes: Mapping[str, DemoClasses] = field(
-        default_factory=dict
-    )  # with a minimum of each, by predictor
+    retrievable: Mapping[int, dspy.Example] = field(default_factory=dict)
+    # The classes of which each prompt shows a minimum number of demos, by predictor.
+    demo_classes: Mapping[str, DemoClasses] = field(default_factory=dict)
     teacher: dspy.Module | None = None  # program whose answers become demos; None means the student
     dropped_instructions: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)  # by predictor
-    prompt_model: dspy.BaseLM | None = None  # proposes instructions; None if there are none to propose
-    proposals: Sequence[Proposal] = ()  # planned, then actual ones; the plan excludes their calls
-    attempts: Sequence[Attempt] = ()  # planned, then actual ones; the plan excludes their calls
+    prompt_model: dspy.BaseLM | None = None  # model that proposes instructions, if any are proposed
+    # Planned proposals and attempts, until the actual ones are made. The plan excludes their calls.
+    proposals: Sequence[Proposal] = ()
+    attempts: Sequence[Attempt] = ()
 
     @property
     def rivals(self) -> list[Rival]:
-        """The programs of the user that compete as they are."""
+        """The user's programs, which are compared unchanged."""
         return list(self.slots.rivals.values())
 
 
@@ -131,7 +131,7 @@ class CompileSetup(DemoChoices):
 
     @property
     def scored_examples(self) -> Examples:
-        """The train split, then the selection split, as call records number them."""
+        """The train split, followed by the selection split. Call records use the indices in this list."""
         return [*self.splits.train, *self.splits.selection]
 
     @property
@@ -141,7 +141,7 @@ class CompileSetup(DemoChoices):
 
     @property
     def num_distinct(self) -> int:
-        """The number of distinct prompts, including those with an instruction from failures for each predictor."""
+        """The number of distinct prompts, including prompts with instructions that will be proposed from failures."""
         space = self.slots.space
         if not self.proposals:
             return space.num_distinct
@@ -160,8 +160,8 @@ class CompileSetup(DemoChoices):
     def with_plan(self, plan: Plan) -> "CompileSetup":
         """Return this setup with the plan, adapted to the size of the search space.
 
-        A search that can score every candidate needs no race, except for an original outside
-        its space.
+        A search that can score every candidate needs no race, except to score an original
+        outside the search space.
         """
         space = self.slots.space
         exhaustive_calls = self.num_distinct * plan.num_train_examples
@@ -251,7 +251,7 @@ def make_setup(
     if setup.needs_calls and options.chooses_by_score and len(setup.scored_examples) < FEW_EXAMPLES:
         logger.warning(
             "only %d of %d examples can be used for scoring (demos and duplicates cannot), which is too few to find "
-            "small gains: pass at least 100",
+            "small gains: pass at least 100 examples",
             len(setup.scored_examples),
             len(setup.examples),
         )
@@ -279,7 +279,7 @@ def checked_student(
 def checked_rivals(
     options: CompileOptions, first: Rival, programs: Programs, trainset: Examples, valset: Examples
 ) -> list[Rival]:
-    """Check the user's programs, and return copies of those that differ from the first and from each other."""
+    """Check the user's programs. Return copies of those that differ from the first program and from each other."""
     distinct = {first.digest: first}
     for name, program in named_programs(programs).items():
         argument = f"programs[{name!r}]"
@@ -287,20 +287,25 @@ def checked_rivals(
         _check_outputs(argument, rival.program, first)
         same = distinct.setdefault(rival.digest, rival)
         if same is not rival:
-            logger.warning("%r and %r are the same program, so only %r competes", name, same.name, same.name)
+            logger.warning(
+                "%r and %r are the same program, so only %r is compared", name, same.name, same.name
+            )
     return list(distinct.values())[1:]
 
 
 def _check_outputs(argument: str, program: dspy.Module, first: Rival) -> None:
-    """Raise a ValueError if a program lacks an output of the first one; only single steps name their outputs."""
+    """Raise a ValueError if a program lacks an output of the first program.
+
+    Check only programs with a single step, because others do not declare their outputs.
+    """
     if not (is_single_step(program) and is_single_step(first.program)):
         return
     outputs = program.predictors()[0].signature.output_fields
     missing = first.program.predictors()[0].signature.output_fields.keys() - outputs.keys()
     if missing:
         raise UserError(
-            f"{argument} must have the outputs of {first.name!r}, which the metric reads; it has {sorted(outputs)}, "
-            f"without {sorted(missing)}: rename its fields, or leave it out"
+            f"{argument} must have the outputs of {first.name!r}, which the metric reads; got {sorted(outputs)}, "
+            f"without {sorted(missing)}: rename the program's outputs, or remove it from programs"
         )
 
 
@@ -322,7 +327,7 @@ def _checked_copy(
 
 
 def _remove_earlier_results(program: dspy.Module) -> None:
-    """Remove the results of earlier compiles, including DSPy's, so that copies do not hold them."""
+    """Remove the results of earlier compiles, including DSPy's, so that copies do not contain these results."""
     attributes = vars(program)
     attributes.pop("reorder_report", None)
     results = attributes.get("detailed_results")

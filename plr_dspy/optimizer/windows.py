@@ -18,7 +18,7 @@ from plr_dspy.scoring.budget import window_of
 from plr_dspy.search.quotas import Quotas
 from plr_dspy.search.space import WITHOUT_DEMOS
 
-NUM_LONGEST = 5  # Tokens are counted for this many examples, which have the longest inputs in characters.
+NUM_LONGEST = 5  # number of examples whose tokens are counted: those with the most characters in their inputs
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class LongPrompt:
 
     Attributes:
         model, window: The predictor's model, and its maximum number of prompt tokens.
-        tokens: Approximate tokens by GPT-4o's tokenizer, without those of proposed
-            instructions and of demos that are bootstrapped later.
-        fix: What keeps such prompts within the window.
+        tokens: Approximate number of tokens, by GPT-4o's tokenizer. Instructions and demos that
+            are proposed or bootstrapped later are not counted.
+        fix: Advice on how to keep such prompts within the window.
     """
 
     model: str
@@ -39,15 +39,15 @@ class LongPrompt:
 
     def __str__(self) -> str:
         return (
-            f"prompts may have up to about {self.tokens:,} tokens, but the context window of {self.model} has "
+            f"prompts may have up to about {self.tokens:,} tokens, but the context window of {self.model} has only "
             f"{self.window:,}, and longer prompts count as wrong answers: {self.fix}"
         )
 
 
 def window_warning(setup: CompileSetup) -> str:
-    """Return the warning that the longest prompt exceeds its model's context window; empty if none does."""
+    """Return a warning if the longest prompt exceeds its model's context window, else an empty string."""
     prompts: list[LongPrompt] = []
-    with suppress(Exception):  # The adapter or litellm may fail; the compile's own errors say more.
+    with suppress(Exception):  # If the adapter or litellm fails, the compile itself raises a better error.
         if not isinstance(setup.slots, WholeProgramSlots):
             prompts += _of_student(setup)
         prompts += _of_rivals(setup)
@@ -58,7 +58,7 @@ def window_warning(setup: CompileSetup) -> str:
 
 
 def _of_student(setup: CompileSetup) -> Iterator[LongPrompt]:
-    """Yield the longest prompts of the student's predictors, with each kind of demos."""
+    """Yield the longest prompts of the student's predictors for each kind of demos."""
     for name, predictor in setup.program.named_predictors():
         model, window = _model_of(predictor)
         if window is None:
@@ -80,7 +80,7 @@ def _of_student(setup: CompileSetup) -> Iterator[LongPrompt]:
 
 
 def _with_pooled_demos(setup: CompileSetup, name: str, without_demos: LongPrompt) -> Iterator[LongPrompt]:
-    """Yield the longest prompt with fixed demos of a predictor's pool, if it has one."""
+    """Yield the longest prompt with fixed demos from a predictor's pool, if the predictor has a pool."""
     slots = setup.slots
     if not isinstance(slots, PoolSlots):
         return
@@ -92,7 +92,7 @@ def _with_pooled_demos(setup: CompileSetup, name: str, without_demos: LongPrompt
 
 
 def _with_retrieved_demos(setup: CompileSetup, name: str, without_demos: LongPrompt) -> Iterator[LongPrompt]:
-    """Yield the longest prompt with demos that a predictor retrieves, if it does."""
+    """Yield the longest prompt with retrieved demos, if the predictor may retrieve demos."""
     slots = setup.slots
     if isinstance(slots, RetrievalSlots) and name in slots.found:
         tokens = slots.found[name].tokens
@@ -109,7 +109,7 @@ def _with_demos(
     max_demos: int,
     quotas: Quotas,
 ) -> LongPrompt:
-    """Return the prompt with the longest of the demos, and advice that leaves some demos to choose from."""
+    """Return the prompt with the longest demos. Its fix leaves at least one demo to choose from."""
     longest_first = sorted(tokens, reverse=True)
     most = sum(longest_first[:max_demos])
     limit = setup.options.max_demo_tokens
@@ -140,7 +140,7 @@ def _of_rivals(setup: CompileSetup) -> Iterator[LongPrompt]:
             if isinstance(predictor, RetrievingPredict):
                 tokens += predictor.retrieval.num_tokens
             yield LongPrompt(
-                model, window, tokens, f"leave out the program {rival.name!r}, or give it fewer demos"
+                model, window, tokens, f"remove {rival.name!r} from programs, or pass it with fewer demos"
             )
 
 
@@ -152,7 +152,7 @@ def _model_of(predictor: dspy.Predict) -> tuple[str, int | None]:
 
 
 def _longest_without_demos(setup: CompileSetup, predictor: dspy.Predict) -> tuple[int, str]:
-    """Return the most tokens of a prompt without demos, and the name of the example with that prompt."""
+    """Return the number of tokens in the longest prompt without demos, and the name of the example in this prompt."""
     count = token_counter()
     names = setup.splits.names
     named = zip(setup.scored_examples, names, strict=True)

@@ -1,7 +1,7 @@
 """Scores of simpler methods: random demos, a constant answer, and a nearest-neighbour vote.
 
 Reports show them next to the gain, because a large gain over a weak program does not make a
-good program. They need no extra program calls.
+good program. These scores need no extra program calls.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ from plr_dspy.retrieval.nearest import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.search.search import mean_score
 
-MAX_EXAMPLES = 500  # maximum examples to call the metric on
-MAX_SECONDS = 2.0  # maximum seconds for these metric calls
-MAX_ANSWERS = 5  # most frequent answers to try as the constant
-NUM_RANDOM = 200  # random orderings to average over
+MAX_EXAMPLES = 500  # maximum number of examples to call the metric on
+MAX_SECONDS = 2.0  # maximum number of seconds for these metric calls
+MAX_ANSWERS = 5  # number of the most frequent answers to try as a constant answer
+NUM_RANDOM = 200  # number of random orderings to average over
 
 
 def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> dict[str, Any]:
-    """Score random demos, a constant answer and a vote, where they apply to this compile."""
+    """Score random demos, a constant answer and a vote, if they apply to this compile."""
     scores = {"vote": _vote(setup)}
     if decision.comparison is not None:
         scores["random"] = _random_demos(setup, run, decision)
@@ -92,7 +92,7 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
 def _interval_half_width(rows: Sequence[Mapping[int, float]]) -> float:
     """Return half the width of the 95% interval for the mean score of random orderings.
 
-    It adds the variance between orderings to that between examples, because orderings may
+    Add the variance between orderings to the variance between examples, because orderings may
     share examples.
     """
     if len(rows) < 2:
@@ -105,7 +105,7 @@ def _interval_half_width(rows: Sequence[Mapping[int, float]]) -> float:
 
 
 def _constant_answer(setup: CompileSetup) -> Alternative | None:
-    """Score a constant answer: the most frequent one, or for a set metric the best of several frequent ones."""
+    """Score a constant answer: the most frequent answer or, for a metric over a set, the best frequent answer."""
     if setup.splits.classes is None or not setup.program.predictors():
         return None
     examples = setup.scored_examples[:MAX_EXAMPLES]
@@ -122,7 +122,7 @@ def _constant_answer(setup: CompileSetup) -> Alternative | None:
 
 
 def _frequent_answers(setup: CompileSetup, number: int) -> list[dict[str, Any]]:
-    """Return the most frequent answers, without fields whose values vary within an answer's class."""
+    """Return the most frequent answers, without fields whose values vary within the class of an answer."""
     rows = [dict(example.labels().items()) for example in setup.examples]
     names = sorted({name for row in rows for name in row})
     classes = answer_classes(rows, names)
@@ -136,9 +136,8 @@ def _frequent_answers(setup: CompileSetup, number: int) -> list[dict[str, Any]]:
         for name, value in same_class[0].items():
             if len({value_key(row.get(name)) for row in same_class}) == 1:
                 answer[name] = value
-        if (
-            len(outputs) == 1 and len(answer) == 1
-        ):  # The metric may map the label to an output with another name.
+        if len(outputs) == 1 and len(answer) == 1:
+            # The metric may map the label to an output with another name.
             answer = dict(zip(outputs, answer.values(), strict=True))
         answers.append(answer)
     return answers
@@ -173,7 +172,7 @@ def _vote(setup: CompileSetup) -> Alternative | None:
 
 
 def _score(setup: CompileSetup, examples: Examples, answers: Iterable[Mapping[str, Any]]) -> float | None:
-    """Score answers with the metric; return None if it is slow, calls a model, or needs missing fields."""
+    """Score answers with the metric. Return None if the metric is slow, calls a model or needs missing fields."""
     metric = setup.options.metric
     if language_models(metric) or not examples:
         return None

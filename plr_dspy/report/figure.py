@@ -11,7 +11,7 @@ try:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 except ImportError as error:
-    raise MissingPackageError("plots need matplotlib: pip install 'plr-dspy[plots]'") from error
+    raise MissingPackageError("plots need matplotlib: run pip install 'plr-dspy[plots]'") from error
 
 
 class Picture(Figure):
@@ -24,9 +24,10 @@ class Picture(Figure):
 
 
 def figure(report: ReportData) -> Picture:
-    """Plot the scores of rounds and of both programs against program calls.
+    """Plot the scores of the rounds, the original and the returned program against program calls.
 
-    If there is a front of prompts, a second plot shows their scores against their tokens.
+    If the report has a front of prompts, a second plot shows the score of each prompt against
+    its number of tokens.
     """
     num_plots = 1 + bool(report.undominated)
     picture = Picture(figsize=(7.0 * num_plots, 3.5), layout="constrained")

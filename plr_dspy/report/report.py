@@ -44,12 +44,12 @@ class Report(ReportData):
             return cls.model_validate_json(Path(path).read_bytes())
         except ValidationError as error:
             raise UserError(
-                f"{os.fspath(path)} is not a plr_dspy report of schema version {SCHEMA_VERSION}: pass a file that "
-                "report.save wrote, and read it with the plr_dspy version that wrote it"
+                f"{os.fspath(path)} is not a plr_dspy report of schema version {SCHEMA_VERSION}: pass a file written "
+                "by report.save, and load it with the plr_dspy version that wrote it"
             ) from error
 
     def details(self) -> str:
-        """Return all lines of the report; the first are those of `print(report)`."""
+        """Return all lines of the report, starting with those of `print(report)`."""
         return "\n".join(text.details(self))
 
     def plot(self) -> Picture:

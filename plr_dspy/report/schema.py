@@ -10,7 +10,7 @@ from plr_dspy.report.stop import StopReason
 
 SCHEMA_VERSION: Literal[22] = 22  # version of the JSON format
 
-AS_GOOD = 0.01  # maximum loss of expected score at which a prompt is still as good as the returned one
+AS_GOOD = 0.01  # maximum loss of expected score for a prompt to count as good as the returned prompt
 
 PromptKind = Literal["original", "fixed", "retrieved", "program"]
 ScoreRange = tuple[float, float, float]  # a score, and the ends of its 95% interval
@@ -26,12 +26,13 @@ class Iteration(Part):
     """One round of a search.
 
     Attributes:
-        index: Number of the round, from 0.
+        index: Index of the round, from 0.
         num_samples, num_new: Number of orderings scored, and of orderings scored for the first
             time.
         mean_score, best_score: Mean and maximum of the mean scores of these orderings.
-        best_score_so_far, best_ordering: The estimated best score after this round, and its
-            ordering: a permutation for each block, or the name of a whole program.
+        best_score_so_far, best_ordering: The best estimated score after this round, and the
+            ordering with this score: a permutation for each block, or the name of a whole
+            program.
         program_calls: Program calls so far.
     """
 
@@ -53,7 +54,7 @@ class Iteration(Part):
 
 
 class Candidate(Part):
-    """An ordering in the final comparison, or a program that was not dropped from a race.
+    """An ordering in the final comparison, or a program that finished a race.
 
     Attributes:
         ordering: Indices of the demos in prompt order, by predictor.
@@ -61,8 +62,8 @@ class Candidate(Part):
             `ReportData.instructions`.
         score: Mean score on the selection split, or on the examples of the race.
         expected_gain, probability, probability_worse: Expected gain over the original on new
-            examples, and the probabilities of a higher and a lower score there.
-        name: The name of a program that the user passed; empty for others.
+            examples, and the probabilities that the candidate is better or worse.
+        name: The name of a program that the user passed; empty for an ordering.
     """
 
     ordering: dict[str, list[int]]
@@ -80,11 +81,11 @@ class SlotReport(Part):
     Attributes:
         ordering, original: Indices of the demos in prompt order, in the returned program and
             in the student.
-        blocks: Indices of the demos that can change places; one block unless the adapter
-            regroups demos.
+        blocks: Groups of demos, by index, whose members can change places. There is one
+            block, unless the adapter regroups demos.
         distributions: Each block's final distribution, for `PlackettLuce.from_state`. With a
             pool of demos, the first demo drawn is shown last.
-        demos, origins: All demos as text; the sources of those from a pool, such as
+        demos, origins: All demos as text, and the sources of demos from a pool, such as
             "trainset[3]".
     """
 
@@ -98,12 +99,12 @@ class SlotReport(Part):
 
 
 class Alternative(Part):
-    """A program to compare with, such as random demos or a candidate of `front`, and its score.
+    """A program to compare the result with, such as random demos or a candidate in `front`, and its score.
 
     Attributes:
         score, interval: Expected score on new examples, and its 95% interval, if known.
         num_examples: Number of examples that the score is estimated from.
-        tokens: Total tokens of the demos, by GPT-4o's tokenizer; 0 in `programs`.
+        tokens: Total number of tokens of the demos, by GPT-4o's tokenizer; 0 in `programs`.
         num_demos, ordering, instructions: Number of demos; in `front`, also the indices of
             demos and instructions, as in `Candidate`.
     """
@@ -119,17 +120,18 @@ class Alternative(Part):
 
 
 class FrontEntry(Alternative):
-    """The best or the returned candidate of one kind, number of demos and instruction.
+    """The best or the returned candidate with a certain kind, number of demos and instruction.
 
     Attributes:
-        kind: "original" (your program), "fixed" or "retrieved" demos, or "program" (one that
-            you passed).
-        prompt_tokens: Number of tokens in its instructions and demos, by GPT-4o's tokenizer.
+        kind: "original" (your program), "fixed" or "retrieved" demos, or "program" (a program
+            that you passed).
+        prompt_tokens: Number of tokens in the candidate's instructions and demos, by GPT-4o's
+            tokenizer.
         cost: US dollars for 1,000 predictions at litellm's list prices, if known. Answers are
-            as long as in the compile. Instructions and fixed demos are cached if that is
-            cheaper.
-        is_as_good: Whether `program_with(within=.01)` accepts it.
-        is_returned: Whether it is the returned program.
+            assumed to be as long as in the compile. Instructions and fixed demos are assumed
+            to be cached if that is cheaper.
+        is_as_good: Whether `program_with(within=.01)` accepts the candidate.
+        is_returned: Whether the candidate is the returned program.
     """
 
     kind: PromptKind
@@ -140,15 +142,16 @@ class FrontEntry(Alternative):
 
 
 class InstructionScore(Part):
-    """An instruction, and the best arrangement with it.
+    """An instruction, and the score of the best arrangement that uses it.
 
     Attributes:
         origin: "student", "instructions[2]" or ``instructions['name'][2]`` (passed by the
             user), "proposed[0]" (by the prompt model before the search), "from failures[0]"
-            (by the prompt model during the search), or the name of its program.
-        reason: Why the instruction did not take part; empty if it did.
-        score, interval, num_examples: As in `Alternative`, for this arrangement; None if there is
-            none.
+            (by the prompt model during the search), or the name of the program that has the
+            instruction.
+        reason: Why the instruction was excluded from the search; empty if it was not excluded.
+        score, interval, num_examples: As in `Alternative`, for the best arrangement; None, None
+            and 0 if no arrangement was scored.
     """
 
     text: str
@@ -163,10 +166,11 @@ class InstructionReport(Part):
     """A predictor's instructions.
 
     Attributes:
-        chosen: Index of the returned program's instruction; 0 is the student's own.
+        chosen: Index of the returned program's instruction; 0 is the student's own
+            instruction.
         dropped: Instructions excluded from the search.
-        distribution: The final distribution, for `PlackettLuce.from_state`; the first
-            instruction of a draw is shown.
+        distribution: The final distribution, for `PlackettLuce.from_state`. Prompts show the
+            first instruction of a draw.
     """
 
     predictor: str
@@ -177,10 +181,10 @@ class InstructionReport(Part):
 
 
 class ProposalReport(Part):
-    """The calls that proposed instructions, which `tokens` and `cost` of the report include.
+    """The calls that proposed instructions. The report's `tokens` and `cost` include them.
 
     Attributes:
-        num_texts: Instructions proposed, unusable ones included.
+        num_texts: Number of instructions proposed, including unusable ones.
     """
 
     model: str
@@ -191,9 +195,9 @@ class RetrievalReport(Part):
     """The choice between fixed demos and demos retrieved for each input.
 
     Attributes:
-        variation, text: The chosen variation of retrieval, and its description; None and
-            empty if demos are fixed.
-        num_pooled: Number of demos to retrieve from, which are saved with the program.
+        variation, text: The chosen variation of retrieval, and its description; None and an
+            empty string if demos are fixed.
+        num_pooled: Number of demos to retrieve from. They are saved with the program.
     """
 
     variation: str | None
@@ -202,10 +206,10 @@ class RetrievalReport(Part):
 
 
 class Comparison(Part):
-    """A comparison of the chosen with the original order, on the selection split or in a race.
+    """A comparison of the chosen order with the original order, on the selection split or in a race.
 
     Attributes:
-        original, chosen, gain: Mean scores on these examples, and their difference.
+        original, chosen, gain: Mean scores on the compared examples, and their difference.
         interval: 95% interval of this gain, Bonferroni-corrected for the number of orders or
             raced programs.
         expected_gain, gain_interval: Expected gain on new examples and its 95% interval. The
@@ -231,15 +235,15 @@ class Comparison(Part):
 
 
 class Evidence(Part):
-    """How many examples show whether orders differ."""
+    """The numbers of examples that show whether orders differ."""
 
     num_met: int  # examples on which at least two orders were scored
     num_differing: int  # examples on which scores differed
-    num_compared: int  # examples that the original and the most promising order share
+    num_compared: int  # examples on which the original and the most promising order were both scored
 
 
 class ErrorCount(Part):
-    """Calls that raised one type of exception.
+    """The calls that raised one type of exception.
 
     Attributes:
         type, message: The exception's class, and the first line of the first message.
@@ -256,10 +260,10 @@ class ErrorCount(Part):
 
 
 class Signal(Part):
-    """Whether the search learnt from log-probabilities, too."""
+    """The signal that the search learnt from."""
 
-    used: str  # "score" or, if log-probabilities of these labels were also used, "logprobs"
-    reason: str  # why only scores were used; empty if the user requested that
+    used: str  # "score", or "logprobs" if the search also learnt from log-probabilities of labels
+    reason: str  # why only scores were used; empty if the user requested only scores
     labels: list[str]
 
 
@@ -267,13 +271,13 @@ class CalibrationEffect(Part):
     """The effect of calibration, estimated from the search's calls.
 
     Attributes:
-        original, original_calibrated: Expected score of the original, and its score if it
-            were calibrated without a search.
-        offsets: Offsets of the labels' log-probabilities that calibrate the chosen order,
-            ``[L]``.
+        original, original_calibrated: Expected score of the original, and its expected score
+            after calibration alone, without a search.
+        offsets: For each label, the offset of its log-probability that calibrates the chosen
+            order.
         applied: Whether the returned program is calibrated.
-        shares: Label shares that answers are calibrated to, ``[L]``; empty if no calibration
-            scores better.
+        shares: For each label, the share of answers that calibration aims at; empty if
+            calibration does not improve the score.
     """
 
     original: float
@@ -287,12 +291,13 @@ class ProgramState(Part):
     """The demos in a program's prompts, and the outcomes of the calls that scored it.
 
     Attributes:
-        num_demos, demo_tokens: Number of demos in all predictors, and of their tokens if
-            demos were chosen.
+        num_demos, demo_tokens: Total number of demos in all predictors and, if demos were
+            chosen, of tokens in these demos.
         num_calls: Number of calls that scored the program.
         num_failed, num_unread, num_truncated: Number of calls without a score, of calls with an
             unparsable reply, and of calls with a reply that `max_tokens` cut off.
-        name: The name of a program that the user passed in `programs`; empty for others.
+        name: The name of a program that the user passed in `programs`; empty for other
+            programs.
     """
 
     num_demos: int
@@ -309,33 +314,34 @@ class ReportData(Part):
 
     Attributes:
         original, returned: The student, and the returned program.
-        comparison: The final comparison, or that of a race of programs; None if nothing was
-            compared.
+        comparison: The final comparison, or the comparison in a race of programs; None if
+            nothing was compared.
         candidates: The orderings that reached the final comparison, or the programs that
-            were not dropped from a race. The original is first. If answers are calibrated, all
-            others are, and the calibrated original is second.
+            finished a race. The original is first. If answers are calibrated, the calibrated
+            original is second, and all later candidates are also calibrated.
         evidence, signal: None if the metric did not score orders.
         calibration: None if the calls returned no log-probabilities.
         program_calls: Calls by phase: "bootstrap" (for demos), "search", "race" (of the best
             orders), "final" (the comparison), "total", and "resumed" (from `log_dir`).
         tokens, cost: Billed tokens by model, and their cost in US dollars at litellm's list
             prices, if known. Cached tokens have their own price if there is one.
-        new_prompt_tokens: Approximate prompt tokens of the scoring calls that a server reads
-            anew, in the order of the calls, if it keeps the prefix of the last prompt; None if
-            unknown.
+        new_prompt_tokens: Approximate number of prompt tokens in the scoring calls that are not
+            in a server's prefix cache, if it holds only the previous prompt; None if unknown.
         seconds: Wall-clock time of the compile; if it was resumed, of its last run.
         stopped, stop_reason: Why the search ended, or the exception that ended the compile.
         settings: Everything that determines the run, including the seed.
-        front: If demos were chosen, the best candidate for each number of demos, instruction
-            and kind; the cheapest first.
+        front: If demos were chosen, the best candidate for each combination of kind, number of
+            demos and instruction, cheapest first.
         programs: The programs that the user passed, best first.
-        instructions, proposals, retrieval: None or empty if the compile did not choose them.
-        scarce_classes: With `min_per_class`, the classes with fewer candidate demos, and their
-            numbers, by predictor.
+        instructions, proposals, retrieval: Empty or None if the compile did not choose among
+            instructions, propose any, or retrieve demos.
+        scarce_classes: With `min_per_class`, the classes with too few demos in the pool, and
+            their numbers of demos, by predictor.
         random: Expected score of random demos, or of the same demos in a random order.
-        constant: Score of always giving the most frequent answer; for a metric over a
-            set, the best of the frequent answers.
-        vote: Score of the most frequent label among the `max_demos` nearest examples.
+        constant: Score of always answering with the most frequent label; for a metric over a
+            set, with the frequent label that scores best.
+        vote: Score of answering with the most frequent label among the `max_demos` nearest
+            examples.
     """
 
     original: ProgramState
@@ -381,7 +387,7 @@ class ReportData(Part):
 
     @property
     def other_instructions(self) -> list[InstructionReport]:
-        """The predictors whose instruction is not the student's own."""
+        """The entries of predictors whose instruction is not the student's own."""
         return [instruction for instruction in self.instructions if instruction.chosen]
 
     @property
@@ -395,7 +401,7 @@ class ReportData(Part):
 
     @property
     def best_by_number(self) -> list[FrontEntry]:
-        """The best, or the returned, arrangement of fixed demos for each number of demos."""
+        """For each number of fixed demos, the returned arrangement if it has this number, else the best."""
         best: dict[int, FrontEntry] = {}
         for entry in sorted(self.front, key=lambda entry: (not entry.is_returned, -entry.score)):
             if entry.kind in ("original", "fixed"):
@@ -404,7 +410,7 @@ class ReportData(Part):
 
     @property
     def undominated(self) -> list[FrontEntry]:
-        """The entries of `front` that score higher than all cheaper ones."""
+        """The entries of `front` that score higher than all cheaper entries."""
         undominated: list[FrontEntry] = []
         for entry in self.front:
             if not undominated or entry.score > undominated[-1].score:

@@ -5,7 +5,7 @@ from enum import Enum
 
 
 class StopReason(str, Enum):
-    """The reason why a search or a compile ended. The values are the messages."""
+    """The reason why a search or a compile ended. Each value is a message for the user."""
 
     BUDGET = "budget used up"
     TIME = "time limit"

@@ -19,14 +19,12 @@ from plr_dspy.report.schema import (
 )
 from plr_dspy.report.stop import StopReason
 
-MIN_WIN_PROBABILITY = 0.9  # below this probability of a gain, it "may be chance"
-ENOUGH_COMPARED = 0.8  # If two programs share this fraction of the examples, more calls would not help.
+MIN_WIN_PROBABILITY = 0.9  # A gain with a lower probability "may be chance".
+ENOUGH_COMPARED = 0.8  # If two programs were scored on this share of the examples, more calls would not help.
 TOO_LONG = "ContextWindowExceededError"  # exception type if a prompt exceeds the context length
-MIN_SCORED = 20  # minimum examples that a cheaper prompt is scored on to be worth a line
-MUCH_CHEAPER = (
-    0.95  # share of the returned program's tokens from which on a cheaper prompt is not worth a line
-)
-# Arguments to raise, by what ended the search.
+MIN_SCORED = 20  # A cheaper prompt is reported only if it was scored on at least this many examples.
+MUCH_CHEAPER = 0.95  # A cheaper prompt is reported only if it has at most this share of the returned tokens.
+# Arguments to increase, by the reason why the search ended.
 LIMITS = {StopReason.COST: "max_cost", StopReason.TIME: "max_seconds"}
 MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
 FEW_EXAMPLES = 30  # With fewer examples, chance decides which order looks best.
@@ -48,7 +46,7 @@ def count(number: int, noun: str) -> str:
 
 
 def dollars(cost: float) -> str:
-    """Format US dollars to the cent; below ten cents, to two significant digits."""
+    """Format an amount in US dollars to the cent or, below ten cents, to two significant digits."""
     decimals = 2
     if 0 < cost < 0.1:
         decimals = 1 - math.floor(math.log10(cost))
@@ -56,7 +54,7 @@ def dollars(cost: float) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """Shorten a text to at most `width` characters."""
+    """Shorten `text` to at most `width` characters."""
     if len(text) <= width:
         return text
     return text[: width - 1].rstrip() + "…"
@@ -69,7 +67,7 @@ def shares_by_label(labels: Sequence[str], shares: Iterable[float]) -> str:
 
 def score_text(score: float, *interval: float, sign: str = "") -> str:
     """Format a score and its interval, if any; pass `sign="+"` for a difference."""
-    # The sum with 0.0 is never -0.0.
+    # Adding 0.0 turns -0.0 into 0.0.
     text, *ends = (f"{round(number, 3) + 0.0:{sign}.3f}" for number in (score, *interval))
     return f"{text} [{', '.join(ends)}]" if ends else text
 
@@ -110,7 +108,7 @@ def summary(report: ReportData) -> Iterator[str]:
     if not report.original_stays and (report.comparison is not None or report.retrieves):
         text = "save it with program.save, and load it with plr_dspy.load_program"
         if report.returned.name:
-            text += f", whose student must be built like {report.returned.name!r}"
+            text += f"; pass load_program a student built like {report.returned.name!r}"
         yield text
 
 
@@ -129,7 +127,7 @@ def _unread_replies(report: ReportData) -> Iterator[str]:
             percent = 100 * state.num_unread / state.num_calls
             yield (
                 f"{state.num_unread} of {state.num_calls} replies of {name} could not be parsed ({percent:.0f}%) and "
-                "count as wrong: try another adapter, or demos"
+                "count as wrong: try another adapter, or add demos"
             )
 
 
@@ -156,14 +154,14 @@ def _long_prompts(report: ReportData) -> Iterator[str]:
 
 
 def _unusable_proposals(report: ReportData) -> Iterator[str]:
-    """Warn if no proposed instruction took part."""
+    """Warn if no proposed instruction could be used."""
     if report.proposals is None:
         return
     texts = [text for part in report.instructions for text in (*part.alternatives, *part.dropped)]
     reasons = dict.fromkeys(text.reason for text in texts if text.origin.startswith(PROPOSED))
     if "" not in reasons:
         yield (
-            f"no proposed instruction could be used ({'; '.join(reasons) or 'none was made'}): try another "
+            f"no proposed instruction could be used ({'; '.join(reasons) or 'no text was proposed'}): try another "
             "prompt_model, or pass instructions as a list"
         )
 
@@ -211,7 +209,7 @@ def _scores(report: ReportData) -> Iterator[str]:
 
 
 def _described(text: str, state: ProgramState) -> str:
-    """Append to a text the name of a program, if it has one, and its number of demos."""
+    """Append a program's name, if it has one, and its number of demos to a description."""
     name = f" {state.name!r}" if state.name else ""
     tokens = f" ({state.demo_tokens:,} tokens)" if state.demo_tokens else ""
     return f"{text}{name}, {count(state.num_demos, 'demo')}{tokens}"
@@ -255,7 +253,7 @@ def _simpler_methods(report: ReportData) -> list[Alternative]:
 
 
 def _verdict(report: ReportData) -> Iterator[str]:
-    """Explain why the original stays, and how to reduce the uncertainty."""
+    """Explain why the original stays or why the gain is not known, and how to reduce the uncertainty."""
     comparison = report.comparison
     if report.settings.get("scored_on", "train examples") != "train examples":
         yield "the order was chosen by label probabilities, so its score is not known"
@@ -277,7 +275,7 @@ def _why_original_stays(report: ReportData) -> str:
     best = _best_other(report)
     if best is None or not report.settings.get("racing", True):
         return "no other program is expected to do better"
-    # Rounded up, it might seem to reach `min_probability`.
+    # Round down, so that the probability does not seem to reach `min_probability`.
     probability = math.floor(100 * best.probability) / 100
     return (
         f"the best other program is expected to gain {best.expected_gain:+.3f}, but that is too uncertain (better "
@@ -295,12 +293,12 @@ def _advice(report: ReportData) -> Iterator[str]:
     """Advise how to reduce the uncertainty."""
     evidence = report.evidence
     settings = report.settings
-    # Without `num_met`, no two orders were scored on the same example.
+    # If `num_met` is 0, no two orders were scored on the same example.
     if evidence is None or not evidence.num_met:
         return
     if report.stop_reason is StopReason.DECIDED:
-        # A race of programs ended, although its budget allowed more calls. With more examples,
-        # it would last longer.
+        # The race ended before its budget was used up, so only more examples can reduce the
+        # uncertainty.
         if _best_other(report) is not None:
             yield MORE_EXAMPLES
         return
@@ -326,7 +324,7 @@ def _advice(report: ReportData) -> Iterator[str]:
 
 
 def _rivals(report: ReportData) -> Iterator[str]:
-    """Name the simpler methods that are expected to score as high as the program, within 1%."""
+    """Name the simpler methods whose expected scores reach that of the returned program, within 1%."""
     if report.comparison is None:
         return
     own_score = report.comparison.expected_chosen[0]
@@ -411,12 +409,12 @@ def details(report: ReportData) -> Iterator[str]:
             f"{title}: {comparison.original:.3f} -> {comparison.chosen:.3f} on "
             f"{count(comparison.num_examples, 'example')}, gain {gain} for the best of {comparison.num_candidates}"
         )
-    # A program of the user shows demos and instructions of its own.
+    # A program that the user passed has its own demos and instructions, which the report does not contain.
     if not report.returned.name:
         for slot in report.slots:
             yield from _demos(slot)
     if len(report.front) > 1:
-        yield "the best prompt of each kind, number of demos and instruction, from the cheapest:"
+        yield "the best prompt of each kind, number of demos and instruction, cheapest first:"
         rows = {entry.name: f"{_score_of(entry)}, {_price(entry)}" for entry in report.front}
         yield from _table(rows)
     for instruction in report.instructions:
@@ -428,7 +426,7 @@ def details(report: ReportData) -> Iterator[str]:
         counts = [f"{number:,} {kind}" for kind, number in tokens.items()]
         yield f"tokens of {model}: {', '.join(counts)}"
     if report.new_prompt_tokens:
-        yield f"prompt tokens that a server with a prefix cache reads anew: about {report.new_prompt_tokens:,}"
+        yield f"prompt tokens not in a server's prefix cache: about {report.new_prompt_tokens:,}"
     for error in report.errors:
         calls = count(error.count, "call")
         yield f"{calls} {error.outcome}: {error.type}: {error.message} ({', '.join(error.examples)})"
@@ -444,7 +442,7 @@ def _settings(report: ReportData) -> Iterator[str]:
     if settings.get("num_selection"):
         examples += f" to search, {settings['num_selection']} for the final comparison"
     if settings.get("num_repeated"):
-        examples += f"; {settings['num_repeated']} duplicates left out"
+        examples += f"; {settings['num_repeated']} duplicates ignored"
     yield examples
     calls = [f"{phase} {number:,}" for phase, number in report.program_calls.items() if number]
     if calls:
@@ -470,10 +468,10 @@ def _demos(slot: SlotReport) -> Iterator[str]:
 
 
 def _instructions(report: InstructionReport, *, is_chosen: bool) -> Iterator[str]:
-    """List a predictor's instructions, with the score of the best prompt with each."""
+    """List a predictor's instructions, each with the score of the best prompt that uses it."""
     if report.alternatives:
         chosen = f"instruction {report.chosen} was chosen" if is_chosen else "no instruction was chosen"
-        yield f"{report.predictor}: {chosen}; the best prompt with each:"
+        yield f"{report.predictor}: {chosen}; scores of the best prompt with each:"
     for number, instruction in enumerate(report.alternatives):
         score = "not scored"
         if instruction.score is not None:

@@ -1,4 +1,4 @@
-"""What ends a compile before its plan does: calls, time, scores, patience, convergence."""
+"""The limits of a compile: calls, time and rounds."""
 
 import dspy
 import pytest
@@ -20,7 +20,7 @@ def clock(monkeypatch):
 
 
 @pytest.mark.parametrize("num_samples", [6, 50])
-def test_all_orders_are_scored_where_the_budget_pays_for_them_however_many_make_a_round(engine, num_samples):
+def test_all_orders_are_scored_if_the_budget_allows_it_with_rounds_of_any_size(engine, num_samples):
     reorder = PLReorder(exact_match, num_samples=num_samples)
     reorder.compile(student(4), trainset=EXAMPLES[:34])
     report = reorder.report
@@ -55,9 +55,7 @@ class TestTime:
         assert orderings.count(best.ordering["self"]) == 1
 
     @pytest.mark.parametrize(("limit", "slow", "times"), [(800, 700, 2), (700, 660, 3), (450, 420, 4)])
-    def test_calls_that_become_slow_leave_less_to_compare(
-        self, clock, monkeypatch, caplog, limit, slow, times
-    ):
+    def test_slower_calls_shorten_the_final_comparison(self, clock, monkeypatch, caplog, limit, slow, times):
         def now():
             num_slow = max(0, clock.num_calls - slow)
             return float(clock.num_calls + (times - 1) * num_slow)
@@ -72,8 +70,8 @@ class TestTime:
         warned = "2 of 3 finalists were compared" in caplog.text
         assert warned == (compared.num_candidates == 2)
 
-    def test_part_by_part_ends_where_one_go_does(self, tmp_path, clock):
-        """A compile goes on night by night with one log_dir."""
+    def test_several_short_runs_find_as_good_an_order_as_one_long_run(self, tmp_path, clock):
+        """A compile with a time limit is resumed several times from one log_dir."""
         whole = PLReorder(exact_match, max_metric_calls=400)
         whole.compile(student(), trainset=EXAMPLES)
         options = {"max_metric_calls": 400, "max_seconds": 120}
@@ -90,12 +88,12 @@ class TestTime:
         assert last.comparison.num_candidates == len(last.candidates) == 3
         assert last.comparison.chosen >= whole.report.comparison.original
         assert last.program_calls["total"] <= 400
-        # Each part compared, at a cost.
+        # Each part made a final comparison, which left fewer calls for the search.
         assert len(last.history) >= 0.7 * len(whole.report.history)
 
 
 @pytest.mark.parametrize("budget", [60, 1_000])
-def test_rounds_are_not_made_to_compare_the_original_order_with_nothing(engine, budget):
+def test_nothing_is_compared_if_only_the_original_was_scored(engine, budget):
     options = {"num_iterations": 1, "num_samples": 1, "max_metric_calls": budget}
     reorder = PLReorder(exact_match, **options)
     reorder.compile(student(), trainset=EXAMPLES)

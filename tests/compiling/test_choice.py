@@ -55,7 +55,7 @@ def compiled_by_the_paper(scores, **options):
 
 
 @pytest.mark.parametrize("favourite", [ORDERINGS[0], ORDERINGS[-1]])
-def test_finalists_of_the_paper_are_the_original_the_best_seen_the_mode_and_draws_each_once(favourite):
+def test_finalists_of_the_paper_are_original_best_mode_and_draws_without_duplicates(favourite):
     scores = table()
     scores[ORDERINGS.index(favourite)] = 1.0
     search, decision = compiled_by_the_paper(scores, num_iterations=30)
@@ -68,7 +68,7 @@ def test_finalists_of_the_paper_are_the_original_the_best_seen_the_mode_and_draw
 
 
 @pytest.mark.parametrize("seed", [0, 3, 6])
-def test_the_paper_takes_the_best_on_the_selection_split_though_its_gain_may_be_chance(seed):
+def test_the_paper_chooses_the_best_selection_score_even_if_a_gain_is_improbable(seed):
     scores = table()
     scores[:] = np.random.default_rng(seed).random(np.shape(scores)) < 0.6
     _, decision = compiled_by_the_paper(scores, num_iterations=3)
@@ -80,7 +80,7 @@ def test_the_paper_takes_the_best_on_the_selection_split_though_its_gain_may_be_
 
 class TestChoice:
     @given(st.lists(st.sampled_from([-0.1, 0.0, 0.2]), max_size=8))
-    def test_the_best_on_new_examples_is_chosen_and_the_first_of_equals(self, expected):
+    def test_the_largest_expected_gain_is_chosen_and_the_first_wins_ties(self, expected):
         gains = [0.0, *expected]
         assert choose(results(gains)) == gains.index(max(gains))
 
@@ -88,7 +88,7 @@ class TestChoice:
         st.lists(st.tuples(st.floats(-1, 1), st.sampled_from([0.0, 0.4, 0.5, 0.7, 0.9, 1.0])), max_size=8),
         st.sampled_from([0.5, 0.9, 1.0]),
     )
-    def test_what_is_not_sure_enough_is_not_chosen(self, others, least):
+    def test_gains_below_the_minimum_probability_are_not_chosen(self, others, least):
         gains = [0.0, *(g for g, _ in others)]
         probabilities = [0.0, *(p for _, p in others)]
         chosen = choose(results(gains, probabilities), min_probability=least)
@@ -96,14 +96,12 @@ class TestChoice:
         assert all(g <= gains[chosen] for g, p in zip(gains, probabilities, strict=True) if p >= least)
 
     @given(st.floats(0.0, 0.5), st.floats(0.0, 0.5), st.floats(0.0, 0.5), st.floats(0.0, 0.5))
-    def test_without_a_probability_odds_decide_whatever_the_chance_of_no_difference(
-        self, p, worse, calibrated, other
-    ):
+    def test_without_a_minimum_probability_the_odds_of_a_gain_decide(self, p, worse, calibrated, other):
         odds = {"worse": worse, "probability_alike": calibrated, "worse_alike": other}
         likely = min(p, calibrated) > 0 and p >= 3 * worse and calibrated >= 3 * other
         assert choose([result(0.0, 0.0), result(0.1, p, **odds)]) == likely
 
-    def test_the_original_calibrated_must_be_beaten_and_estimates_tell_equals_apart(self):
+    def test_a_choice_must_beat_the_calibrated_original_and_estimates_break_ties(self):
         odds = ((0.1, 0.5, 0.1), (0.2, 0.4, 0.2))
         surer, less = (
             result(gain, 0.9, probability_alike=better, worse_alike=worse) for gain, better, worse in odds
@@ -116,7 +114,7 @@ class TestChoice:
     @given(
         st.lists(st.tuples(st.sampled_from([0.4, 0.6, 0.7]), st.floats(-1, 1), st.floats(0, 1)), max_size=8)
     )
-    def test_by_score_the_best_on_the_selection_split_is_chosen_as_by_the_paper(self, others):
+    def test_by_score_the_best_selection_score_is_chosen(self, others):
         finalists = [result(0.0, 0.0)]
         for score, gain, probability in others:
             finalists.append(result(gain, probability, score=score))
@@ -125,16 +123,14 @@ class TestChoice:
         assert chosen == scores.index(max(scores))
 
     @given(st.floats(0.0, 0.2), st.sampled_from([0.0, 0.5, 0.9, 0.97, 0.98, 1.0]), st.floats(0.0, 0.5))
-    def test_the_interval_of_a_gain_reaches_below_0_only_where_the_probability_allows_it(
-        self, gain, p, deviation
-    ):
+    def test_the_interval_of_a_gain_includes_losses_unless_a_gain_is_very_probable(self, gain, p, deviation):
         expected = Gain(gain, p, deviation=deviation)
         low, high = compared_by([0.0, 1.0], [1.0, 1.0], num_candidates=2, gain=expected).gain_interval
         assert low >= 0.0 if p > 0.975 else low <= 0.0
         assert low - 1e-6 <= gain <= high
 
-    def test_what_few_common_examples_speak_against_is_likelier_worse_than_better(self):
-        """The original leads on common examples, but not on all."""
+    def test_a_finalist_that_trails_on_common_examples_is_probably_worse(self):
+        """The original leads on the common examples, but not on all examples."""
         model = OrderingModel(OrderingSpace.of_sizes(4))
         finalists = ORDERINGS[:6]
         against = 0
@@ -156,8 +152,8 @@ class TestChoice:
                     assert other.gain.probability < 0.5 < other.gain.worse
         assert against > 5
 
-    def test_evidence_and_comparison_by_hand(self):
-        """Example 0 shows no difference; 2 and 3 were met once."""
+    def test_evidence_and_comparison_of_known_scores(self):
+        """The scores on example 0 are equal, and examples 2 and 3 have a single score."""
         scores = {"a": {0: 1.0, 1: 1.0, 2: 0.0}, "b": {0: 1.0, 1: 0.0}, "c": {1: 0.0, 3: 1.0}}
         counts = {"num_met": 2, "num_differing": 1, "num_compared": 2}
         assert count_evidence(scores, "a", "b") == Evidence(**counts)
@@ -172,15 +168,15 @@ class TestChoice:
         assert compared.interval == paired_interval([1.0, 0.0, 0.0, 0.0], num_comparisons=3)
         assert compared.expected_gain == 0.1
         assert compared.probability == 0.98
-        # A shrunk gain may be as large as the seen one.
+        # The interval includes the observed gain, because the expected gain may be shrunk too much.
         assert compared.gain_interval == (0.1, 0.25)
 
-    def test_the_original_calibrated_must_be_beaten_with_the_probability_too(self):
+    def test_the_minimum_probability_also_applies_to_the_calibrated_original(self):
         finalists = [result(0.0, 0.0), result(0.2, 0.95, probability_alike=0.6)]
         assert [choose(finalists, min_probability=least) for least in (0.6, 0.9)] == [1, 0]
 
-    def test_a_gain_is_no_surer_than_the_few_examples_that_tell_both_apart(self):
-        """Only five of 80 examples tell them apart."""
+    def test_few_differing_scores_limit_the_probability_of_a_gain(self):
+        """The scores differ on only five of 80 examples."""
         original = ORDERINGS[0]
         best = ORDERINGS[10]
         model = OrderingModel(OrderingSpace.of_sizes(4))

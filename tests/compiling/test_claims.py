@@ -1,4 +1,4 @@
-"""What a compile claims on landscapes of the benchmarks."""
+"""Claimed gains in simulated worlds of the benchmarks, with and without a real effect."""
 
 from functools import partial
 
@@ -9,7 +9,7 @@ from landscapes import OwnEffectsLandscape
 from replay import Pool, compile_with
 
 BUDGETS = {"light": 400, "logprobs": 150, "paper": None, "top-k": 1_000}
-"""Program calls by mode; with log-probabilities rounds are more, and take longer."""
+"""Program calls by mode. With log-probabilities, there are more rounds, and each takes longer."""
 
 
 class TestNothingToFind:
@@ -23,8 +23,8 @@ class TestNothingToFind:
             (landscapes.NoisyLogitsLandscape, 8, 100, "logprobs"),
         ],
     )
-    def test_a_gain_is_seldom_claimed_and_costs_nothing(self, world, num_demos, num_pool, mode):
-        """With 5 compiles, two claims by luck have a chance of 8%."""
+    def test_a_gain_is_seldom_claimed_and_no_score_is_lost(self, world, num_demos, num_pool, mode):
+        """In 5 compiles, two false claims occur by chance with a probability of 8%."""
         outcomes = []
         changes = []
         for seed in range(5):
@@ -35,8 +35,8 @@ class TestNothingToFind:
         assert sum(outcome.claims for outcome in outcomes) <= 1
         assert abs(np.mean(changes)) < 0.03
 
-    def test_an_original_unlike_all_others_stays(self):
-        """It is right on 70% of the examples, all others on 60%."""
+    def test_an_original_that_differs_from_all_other_orders_is_kept(self):
+        """The original is correct on 70% of the examples, and all other orders on 60%."""
         kept = 0
         for seed in range(5):
             pool = Pool(landscapes.WORLDS["lone original"](8, 500 + seed, 200), 100)
@@ -46,8 +46,8 @@ class TestNothingToFind:
 
 class TestSomethingToFind:
     @pytest.mark.parametrize("mode", ["light", "logprobs"])
-    def test_a_gain_is_claimed_and_is_there(self, mode):
-        """In at least half of the compiles."""
+    def test_a_real_gain_is_found_and_claimed(self, mode):
+        """A gain is claimed in at least half of the compiles."""
         outcomes = []
         gains = []
         for seed in range(6):
@@ -60,7 +60,7 @@ class TestSomethingToFind:
         assert np.mean(expected) == pytest.approx(np.mean(gains), abs=0.06)
 
     @pytest.mark.parametrize("mode", ["light", "logprobs", "top-k"])
-    def test_an_original_that_is_best_by_far_stays(self, mode):
+    def test_an_original_that_is_by_far_the_best_is_kept(self, mode):
         """All six orders of three demos are scored."""
         kept = 0
         for seed in range(6):

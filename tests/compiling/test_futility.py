@@ -1,4 +1,4 @@
-"""Compiles that can find nothing, or are ended early, spend few calls."""
+"""Compiles that cannot find an improvement, or end early, make few calls."""
 
 import itertools
 import re
@@ -34,19 +34,19 @@ def compile_with(engine, metric=exact_match, program=None, **options):
 
 
 def engine(share=0.0):
-    """Return a model that follows no format on a share of questions."""
+    """Return a model whose replies to a share of the questions cannot be parsed."""
     return engine_for(EXAMPLES, mumbles=lambda texts: digest(texts[-1]) < share)
 
 
-def test_answers_that_cannot_be_parsed_are_warned_of_where_they_are_most(caplog):
+def test_a_warning_is_logged_if_most_answers_cannot_be_parsed(caplog):
     _, compiled = compile_with(engine(share=0.7), max_metric_calls=300)
     assert "Well, let me see" in caplog.text
     assert caplog.text.count("answers could not be parsed") == 1
     assert compiled.reorder_report["program_calls"]["total"] > 200
 
 
-class TestEnough:
-    """How much it takes to say so, by cells made by hand."""
+class TestEnoughCalls:
+    """The number of calls that the check needs for a conclusion."""
 
     def said(self, cells, *, num_train=1_000, **options):
         payer = TablePayer(None)
@@ -57,12 +57,12 @@ class TestEnough:
         return FutilityCheck(evaluator, num_train, **options).check()
 
     @pytest.mark.parametrize(("number", "said"), [(59, ""), (60, "every score was 1 in 60 calls")])
-    def test_scores(self, number, said):
-        # A failed call says nothing of scores.
+    def test_enough_equal_scores_stop_the_search(self, number, said):
+        # A failed call has no score, so it does not count.
         failed = {("order", number): CallRecord(None, FAILED)}
         assert self.said({("order", example): 1.0 for example in range(number)} | failed) == said
 
-    def test_several_failed_calls_are_named_beside_equal_scores(self):
+    def test_the_reason_mentions_several_failed_calls(self):
         cells = {("order", example): 1.0 for example in range(60)}
         failed = {
             ("order", 60 + number): CallRecord(None, FAILED, "MetricError", "got None") for number in range(5)
@@ -71,8 +71,8 @@ class TestEnough:
         assert self.said(cells | failed) == expected
 
     @pytest.mark.parametrize(("number", "said"), [(124, ""), (125, "no score differed between two prompts")])
-    def test_pairs(self, number, said):
-        """Examples are easy or hard for three orders alike."""
+    def test_enough_equal_pairs_stop_the_search(self, number, said):
+        """On each example, all three orders have the same score."""
         cells = {}
         for ordering in ("order 0", "order 1", "order 2"):
             cells |= {(ordering, example): example % 2 for example in range(number)}
@@ -82,8 +82,8 @@ class TestEnough:
         cells["order 0", 0] = 1
         assert not self.said(cells)
 
-    def test_answers_that_cannot_be_read(self):
-        """One readable answer of an order may be chance."""
+    def test_unparsable_answers_raise_an_error(self):
+        """A single parsable answer of an order may be chance, but two are enough to continue."""
         orderings = ["order 0", "order 1", "order 2", "order 3"]
         cells = itertools.product(orderings, range(10))
         unread = dict.fromkeys(cells, CallRecord(None, WRONG))
@@ -94,19 +94,19 @@ class TestEnough:
         by_labels = replace(CallRecord(None, WRONG), label_logprobs=(-1.0, -0.5))
         assert self.said(dict.fromkeys(unread, by_labels)) == ""
 
-    def test_those_of_the_selection_split_count_for_nothing(self):
+    def test_calls_on_the_selection_split_are_ignored(self):
         assert self.said({("order", example): 1.0 for example in range(80)}, num_train=59) == ""
 
 
 class TestNothingToFind:
     @pytest.mark.parametrize("seed", range(2))
-    def test_the_original_order_stays_where_no_score_differed(self, seed):
+    def test_the_original_order_is_kept_if_no_score_differs(self, seed):
         by_question = lambda example, prediction: digest(example.question)  # noqa: E731
         optimizer, compiled = compile_with(engine(), by_question, seed=seed, max_metric_calls=200)
         assert compiled.demos == student().demos
         assert "stays" in str(optimizer.report)
 
-    def test_a_program_that_ignores_its_demos_does_too(self, caplog):
+    def test_a_program_that_ignores_its_demos_stops_early(self, caplog):
         def answer(self, question):
             return dspy.Prediction(answer=f"answer {int(question[-1]) % 2}")
 
@@ -130,7 +130,7 @@ def whole():
         ({"num_iterations": 1}, "all iterations done"),
     ],
 )
-def test_the_race_and_the_comparison_shrink_with_a_search_that_is_ended_early(whole, options, stopped):
+def test_race_and_comparison_shrink_if_the_search_ends_early(whole, options, stopped):
     ended, _ = compile_with(engine(), max_metric_calls=500, **options)
     assert ended.report.stopped == stopped
     before = whole.program_calls
@@ -153,7 +153,7 @@ class Opinionated(OrderSensitiveEngine):
 
 
 @pytest.mark.parametrize("without", [True, False])
-def test_student_without_demos_gets_demos_only_where_they_help(without):
+def test_a_student_without_demos_gets_demos_only_if_they_help(without):
     model = Opinionated(engine().answers)
     model.without = without
     program = dspy.Predict("question -> answer")

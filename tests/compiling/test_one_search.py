@@ -1,4 +1,4 @@
-"""Instructions and demos in one search, in worlds of known truth; `benchmarks/instructions.py` has more of them."""
+"""A joint search over instructions and demos, in simulated worlds of `benchmarks/instructions.py`."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,8 @@ from instructions import compiled
 
 
 @pytest.mark.parametrize("world", ["helps", "interacts", "hurts"])
-def test_one_search_finds_what_a_search_for_either_finds(world):
-    """On the mean of four compiles, whose error is about two points."""
+def test_a_joint_search_is_as_good_as_separate_searches(world):
+    """The mean of four compiles has a standard error of about two points."""
     scores = {}
     for way in ("all", "demos", "instructions"):
         scores[way] = np.mean(
@@ -18,7 +18,7 @@ def test_one_search_finds_what_a_search_for_either_finds(world):
         assert scores["all"] > max(scores["demos"], scores["instructions"]) + 0.03
 
 
-def test_claims_are_rare_where_nothing_matters():
+def test_claims_are_rare_if_there_is_no_effect():
     rows = [compiled(seed, world="nothing", way="all", calls=300) for seed in range(8)]
     assert sum(row["claims"] == 1 for row in rows) <= 1
     assert abs(np.mean([row["score"] - row["before"] for row in rows])) < 0.03

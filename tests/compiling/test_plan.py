@@ -1,3 +1,5 @@
+"""Plans of compiles, and the smallest budgets for them."""
+
 import math
 import re
 from functools import partial
@@ -48,7 +50,7 @@ def test_a_plan_keeps_its_budget(auto, num_items, **options):
         assert plan.num_final_draws == num_final_draws
 
 
-def test_paper_values():
+def test_the_paper_plan_has_the_papers_settings():
     plan = paper_plan(ProblemSize(num_train=800, num_selection=200, num_distinct=24))
     shape = (plan.num_iterations, plan.num_samples, plan.elite_fraction, plan.num_final_draws)
     assert shape == (15, 15, 0.2, 10)
@@ -62,19 +64,19 @@ def test_paper_values():
 
 
 @pytest.mark.parametrize(("num_train", "num_selection", "most"), [(1, 1, 20), (8, 2, 250), (16, 4, 1_000)])
-def test_few_examples_cannot_make_use_of_a_large_budget(num_train, num_selection, most):
+def test_few_examples_limit_the_budget(num_train, num_selection, most):
     size = ProblemSize(num_train, num_selection, MANY)
     plans = [make_plan("light", size, max_metric_calls=budget) for budget in (1_000, 10_000)]
     assert plans[0] == plans[1]
     assert plans[0].program_calls <= most
-    # The asked number is kept.
+    # A requested num_samples is kept.
     assert make_plan("light", size, max_metric_calls=1_000, num_samples=40).num_samples == 40
 
 
 @pytest.mark.parametrize("make", [partial(make_plan, "light"), paper_plan], ids=["light", "paper"])
-def test_the_smallest_budget_is_named_and_is_enough(make):
+def test_the_error_names_the_smallest_sufficient_budget(make):
     size = ProblemSize(num_train=80, num_selection=20, num_distinct=MANY)
-    with pytest.raises(ValueError, match="raise it") as caught:
+    with pytest.raises(ValueError, match="increase max_metric_calls") as caught:
         make(size, max_metric_calls=1)
     needed = int(re.search(r"max_metric_calls must be at least (\d+)", str(caught.value))[1])
     with pytest.raises(ValueError, match=f"at least {needed} "):

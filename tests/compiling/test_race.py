@@ -18,12 +18,12 @@ from plr_dspy.scoring.observations import ExampleSchedule, Observations
 
 
 class Raced:
-    """Orderings that race, of which a search has scored some.
+    """A race of orderings, some of which were scored before.
 
     Args:
-        payer: Pays for all calls.
+        payer: Makes all calls.
         searched: Orderings that were scored before.
-        original: The ordering to compare winners with, which always takes part.
+        original: The ordering that the winners are compared with. It is always scored.
     """
 
     def __init__(self, payer, searched, *, num_first=4, original=ORDERINGS[-1], original_share=0.0):
@@ -84,7 +84,9 @@ class TestRace:
 
     @settings(deadline=None, max_examples=40)
     @given(st.integers(0, 500), st.integers(1, 23), st.integers(0, 22), st.integers(1, 5), st.integers(1, 40))
-    def test_never_exceeds_its_calls(self, num_calls, num_known, num_new, num_winners, num_first):
+    def test_never_exceeds_the_maximum_number_of_calls(
+        self, num_calls, num_known, num_new, num_winners, num_first
+    ):
         payer = TablePayer(table())
         entrants = ORDERINGS[:-1][: num_known + num_new]
         raced = Raced(payer, entrants[:num_known], num_first=num_first)
@@ -98,10 +100,10 @@ class TestRace:
 
     @settings(deadline=None, max_examples=20)
     @given(st.integers(0, 500), st.integers(2, 12), st.integers(0, 12), st.integers(0, 200), st.booleans())
-    def test_takes_the_same_course_when_run_again(self, num_calls, num_known, num_new, paid, failing):
+    def test_a_resumed_race_makes_the_same_calls(self, num_calls, num_known, num_new, paid, failing):
         scores = table()
         entrants = ORDERINGS[: num_known + num_new]
-        # Where half of the first examples fail, a compile ends.
+        # Let only calls on later examples fail, because a compile ends if half the first calls fail.
         some = scores[:, 20:]
         some[np.random.default_rng(paid).random(some.shape) < 0.4 * failing] = np.nan
         payer = TablePayer(scores)
@@ -115,7 +117,7 @@ class TestRace:
         assert sorted(payer.paid) == sorted(whole.paid)
 
     @pytest.mark.parametrize(("num_calls", "joining"), [(0, 0), (7, 0), (8, 1), (40, 5), (200, 10)])
-    def test_new_entrants_join_where_half_of_the_calls_pay_for_them(self, num_calls, joining):
+    def test_new_entrants_join_if_half_of_the_calls_suffice_for_them(self, num_calls, joining):
         raced = Raced(TablePayer(table()), ORDERINGS[:5])
         raced.score(ORDERINGS[:2], 12)
         raced.run(ORDERINGS[:15], num_calls=num_calls)
@@ -123,8 +125,8 @@ class TestRace:
         assert all(count >= 4 for count in counts[: 5 + joining])
         assert counts[5 + joining :] == [0] * (10 - joining)
 
-    def test_goes_by_the_estimates(self):
-        """Return the worst ordering that has an estimate."""
+    def test_the_estimates_decide(self):
+        """Here, the estimates contradict the scores, and the first ordering has no estimate."""
         seen = []
 
         def estimate(scores):
@@ -139,7 +141,7 @@ class TestRace:
         assert seen[-1] == raced.observations.scores()
 
     @pytest.mark.parametrize(("num_calls", "most"), [(0, 10_000), (300, 90)])
-    def test_without_calls_or_time_what_is_known_decides(self, num_calls, most):
+    def test_without_calls_or_time_earlier_scores_decide(self, num_calls, most):
         payer = TablePayer(table())
         raced = Raced(payer, ORDERINGS[:20])
         payer.most = most
@@ -149,14 +151,14 @@ class TestRace:
         assert len(payer.paid) == min(most, 84 + num_calls)
         assert raced.run([]) == []
 
-    def test_keeps_calls_of_the_budget_for_what_follows(self):
+    def test_reserves_calls_for_the_final_comparison(self):
         payer = TablePayer(table())
         payer.budget.max_calls = 200
         raced = Raced(payer, ORDERINGS[:20])
         raced.run(ORDERINGS[:20], num_calls=300, kept=50)
         assert 130 < len(payer.paid) <= 150
 
-    def test_the_original_is_scored_first_and_as_often_as_the_winners_and_does_not_win(self):
+    def test_the_original_is_scored_as_often_as_the_winners_but_cannot_win(self):
         payer = TablePayer(table(seed=2))
         best, *entrants = sorted(ORDERINGS[:20], key=lambda o: -payer.table[ORDERINGS.index(o)].mean())
         raced = Raced(payer, entrants, original=best, original_share=0.25)
@@ -169,7 +171,7 @@ class TestRace:
 
 
 class TestCompilation:
-    """On 30 train examples; the other 10 compare."""
+    """Compiles with 30 train examples, and 10 examples for the final comparison."""
 
     def ended(self, scores, *, original=ORDERINGS[0], num_calls=500, most=10_000):
         payer = TablePayer(scores)
@@ -189,7 +191,7 @@ class TestCompilation:
         assert len(payer.paid) == len(set(payer.paid)) == outcome.program_calls["total"] <= num_calls
         return outcome, scored
 
-    def test_all_scores_are_evidence_and_failures_of_the_original_count_for_nothing(self):
+    def test_all_scores_are_evidence_except_failed_calls_of_the_original(self):
         outcome, scored = self.ended(table(seed=1))
         decision = outcome.decision
         assert decision.ordering != ORDERINGS[0]
@@ -202,7 +204,7 @@ class TestCompilation:
         decision = outcome.decision
         assert decision.candidates[0].score == 1.0
 
-    def test_an_original_that_stays_is_a_finalist_once_and_is_held_against_the_most_promising_other(self):
+    def test_an_original_that_is_kept_is_compared_with_the_most_promising_order(self):
         outcome, scored = self.ended(table(seed=1)[::-1], num_calls=260)
         decision = outcome.decision
         assert decision.ordering == ORDERINGS[0]
@@ -217,7 +219,7 @@ class TestCompilation:
         assert decision.evidence.num_compared < len(scored[ORDERINGS[0]])
 
     @pytest.mark.parametrize("most", [0, 60, 300])
-    def test_ends_with_what_is_known_when_the_time_is_up(self, most):
+    def test_a_compile_that_runs_out_of_time_keeps_the_original(self, most):
         outcome, _ = self.ended(table(seed=1), most=most)
         decision = outcome.decision
         assert outcome.program_calls["total"] == most
@@ -225,7 +227,7 @@ class TestCompilation:
         assert decision.ordering == ORDERINGS[0]
 
     def test_a_round_whose_calls_all_fail_ends_the_compile(self):
-        """Something that the program calls is down."""
+        """The cause is probably an outage of a service that the program calls."""
         scores = table(seed=1)
         scores[:, :30] = np.nan
         with pytest.raises(NothingRan, match="calls succeeded"):

@@ -1,4 +1,4 @@
-"""Every mistake gets an error with a fix, before any call is paid."""
+"""Errors for bad input, which are raised before any program call and state a fix."""
 
 import inspect
 import re
@@ -134,14 +134,14 @@ def wrong_values():
 
 
 @pytest.mark.parametrize(("name", "value"), wrong_values())
-def test_constructor(name, value):
+def test_constructor_arguments_are_checked(name, value):
     options = {"max_metric_calls": None} if name == "auto" else {}
     with pytest.raises((TypeError, ValueError), match=name):
         optimizer(**{**options, name: value})
 
 
 def flags_and_numbers():
-    """Yield arguments of each class with a value of the wrong type."""
+    """Yield each flag and number of each class, with a value of the wrong type."""
     baselines = (TopKOrder, StaticOrder, PDO, LocalE, DEmO)
     for kind in (PLReorder, PLFewShot, BatchCalibration, headroom, *baselines):
         for name, parameter in inspect.signature(kind).parameters.items():
@@ -153,7 +153,7 @@ def flags_and_numbers():
 
 
 @pytest.mark.parametrize("value", [[], {}, {"self": []}, {"self": "x"}, "Be good.", ["a", None]])
-def test_instructions_are_described_in_words(value):
+def test_the_error_describes_valid_instructions_in_words(value):
     message = (
         "instructions must be 'propose', a non-empty list of texts, or a dict from predictor names to such lists; "
         f"got {value!r}"
@@ -175,7 +175,7 @@ def test_each_requirement_is_stated_once():
 
 
 @pytest.mark.parametrize(("kind", "name", "wrong"), list(flags_and_numbers()))
-def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
+def test_strings_are_not_bools_and_bools_are_not_numbers(engine, kind, name, wrong):
     arguments = () if kind is BatchCalibration else (exact_match,)
     with pytest.raises((TypeError, ValueError), match=name):
         if kind is headroom:
@@ -191,7 +191,7 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
         (PLFewShot, {}, {"min_demos": 20}, "min_demos must be at most max_demos=8"),
         (PLReorder, {}, {"auto": None}, "auto=None needs a number of program calls"),
         (PLReorder, {"signal": "score"}, {"calibrate": True}, "calibrate needs log-probabilities"),
-        (PLReorder, {"auto": "paper"}, {"calibrate": True}, "got calibrate: leave it out"),
+        (PLReorder, {"auto": "paper"}, {"calibrate": True}, "got calibrate: omit calibrate"),
         (
             PLFewShot,
             {"demos": "retrieved", "calibrate": True},
@@ -205,7 +205,12 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
             {"max_metric_calls": 0, "candidates": "bootstrapped"},
             "candidates='bootstrapped' needs program calls",
         ),
-        (PLReorder, {"auto": "paper"}, {"signal": "logprobs"}, "got signal=.logprobs.: leave it out"),
+        (
+            PLReorder,
+            {"auto": "paper"},
+            {"signal": "logprobs"},
+            "got signal=.logprobs.: omit signal=.logprobs.",
+        ),
         (
             PDO,
             {"setting": "prior", "prior": {"a": 1}},
@@ -220,7 +225,7 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
         (PLReorder, {}, {"calibrate": {"a": "half"}}, "calibrate must be a valid number"),
     ],
 )
-def test_what_is_set_later_is_checked_in_a_line_before_any_call(engine, kind, options, later, said):
+def test_attributes_set_later_are_checked_before_any_call(engine, kind, options, later, said):
     optimizer = kind(exact_match, **options)
     with pytest.raises((TypeError, ValueError), match=said) as caught:
         for name, value in later.items():
@@ -234,8 +239,8 @@ def test_what_is_set_later_is_checked_in_a_line_before_any_call(engine, kind, op
 
 
 @pytest.mark.parametrize(("make", "options", "message"), COMPILE)
-def test_compile(engine, make, options, message):
-    """And the estimate; neither costs a call."""
+def test_compile_and_estimate_check_their_arguments(engine, make, options, message):
+    """Neither method makes a call."""
     settings = {name: value for name, value in options.items() if name in ("lm", "adapter")}
     data = {name: value for name, value in options.items() if name not in settings}
     for method in ("compile", "estimate"):
@@ -244,7 +249,7 @@ def test_compile(engine, make, options, message):
     assert engine.num_calls == 0
 
 
-def test_examples_that_are_given_again_and_demos_that_no_prompt_shows_are_told(engine, caplog):
+def test_duplicates_and_demos_that_no_prompt_shows_are_reported(engine, caplog):
     reorder = optimizer(max_metric_calls=500)
     trainset = EXAMPLES[-6:] * 20
     valset = [EXAMPLES[10]] * 5 + EXAMPLES[11:13]
@@ -263,7 +268,7 @@ def test_examples_that_are_given_again_and_demos_that_no_prompt_shows_are_told(e
 @pytest.mark.parametrize(
     ("value", "field"), [(np.zeros(2), "answer"), ({1: "a"}, "note"), (10**30, "answer")]
 )
-def test_demos_that_json_cannot_hold_are_warned_of(engine, caplog, tmp_path, value, field):
+def test_demos_that_json_cannot_store_cause_a_warning(engine, caplog, tmp_path, value, field):
     demos = [dspy.Example(**{**example, field: value}) for example in EXAMPLES[:3]]
     program = student([*EXAMPLES[3:5], *demos])
     for _ in range(2):
@@ -271,7 +276,7 @@ def test_demos_that_json_cannot_hold_are_warned_of(engine, caplog, tmp_path, val
         result = reorder.compile(program, trainset=EXAMPLES)
     assert reorder.report.program_calls["resumed"] == reorder.report.program_calls["total"] > 0
     warnings = [message for message in caplog.messages if "x.json" in message]
-    assert len(warnings) == 2  # one a compile
+    assert len(warnings) == 2  # one per compile
     said = f"demo 2 of predictor 'self' holds a {type(value).__name__} in field {field!r}"
     assert said in warnings[0]
     with pytest.raises(RuntimeError):
@@ -280,7 +285,7 @@ def test_demos_that_json_cannot_hold_are_warned_of(engine, caplog, tmp_path, val
     reorder.report.save(tmp_path / "report.json")
 
 
-def test_a_log_dir_that_cannot_be_written_to(engine, tmp_path):
+def test_an_unwritable_log_dir_is_rejected(engine, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "calls.jsonl").mkdir()
     for folder in (tmp_path / "file", "a\0b", tmp_path):
@@ -289,7 +294,7 @@ def test_a_log_dir_that_cannot_be_written_to(engine, tmp_path):
     assert engine.num_calls == 0
 
 
-def test_an_lm_on_the_program_is_enough(engine):
+def test_an_lm_set_on_the_program_is_enough(engine):
     reorder = optimizer(max_metric_calls=60)
     program = student()
     program.lm = dspy.settings.lm
@@ -307,10 +312,10 @@ def compiled(reorder=None, program=None, **data):
     return reorder.compile(program or student(5), **{"trainset": EXAMPLES[:60], **data})
 
 
-class TestCures:
-    """Following the advice of an error fixes it."""
+class TestFixes:
+    """The fix that each error advises works."""
 
-    def test_of_sets_that_overlap(self, engine):
+    def test_of_overlapping_sets(self, engine):
         message = r"of the 60 examples of trainset, 0 are left, because the others are .* in valset"
         with pytest.raises(ValueError, match=message):
             compiled(valset=EXAMPLES[:60])
@@ -320,16 +325,16 @@ class TestCures:
             compiled(trainset=EXAMPLES[:6], valset=EXAMPLES[5:6])
         compiled(valset=EXAMPLES[5:6])
 
-    def test_of_too_many_samples(self, engine):
+    def test_of_a_large_num_samples(self, engine):
         options = {"max_metric_calls": 60, "num_samples": 50}
-        message = r"for num_samples=50; .*or lower num_samples$"
+        message = r"with num_samples=50 .*or reduce num_samples$"
         with pytest.raises(ValueError, match=message) as error:
             compiled(optimizer(**options))
         for fix in ({"num_samples": 5}, {"max_metric_calls": least(error)}):
             optimizer(**{**options, **fix}).estimate(student(5), trainset=EXAMPLES[:60])
 
-    def test_of_the_papers_settings(self, engine):
-        message = r"raise it, or use auto='light'$"
+    def test_of_a_small_budget_for_the_paper(self, engine):
+        message = r"increase max_metric_calls, or use auto='light'$"
         with pytest.raises(ValueError, match=message) as error:
             compiled(optimizer(auto="paper", max_metric_calls=100))
         enough = {"auto": "paper", "max_metric_calls": least(error)}
@@ -347,14 +352,14 @@ class TestCures:
         program.answer._compiled = False
         compiled(program=program)
 
-    def test_of_an_ensemble_and_of_no_demos(self, engine):
+    def test_of_ensembles_and_missing_demos(self, engine):
         members = [student(5), student(EXAMPLES[:4])]
         members = [compiled(program=member) for member in members]
         ensemble = dspy.Ensemble(reduce_fn=dspy.majority).compile(members)
         assert ensemble(question="question 50").answer
-        message = r"none were added \(num_demos=None.*compile it first with dspy.Bootstrap"
+        message = r"num_demos=None added no demos: pass a program compiled by dspy.Bootstrap"
         with pytest.raises(ValueError, match=message):
             compiled(optimizer(num_demos=None), student([]))
-        with pytest.raises(ValueError, match="this needs at least 3 examples"):
+        with pytest.raises(ValueError, match="pass at least 3 examples"):
             PLReorder(exact_match).compile(student([]), trainset=EXAMPLES[:2])
         compiled(optimizer(num_demos=4, max_metric_calls=120), student([]))

@@ -59,7 +59,7 @@ class TestTeachers:
     @pytest.mark.parametrize(
         "demo", [dict, lambda example: dspy.Example(example, augmented=True, reasoning="so")]
     )
-    def test_none_is_shown_the_example_that_it_answers(self, whose, demo):
+    def test_no_prompt_shows_the_example_to_answer(self, whose, demo):
         programs = {name: predict(dspy.ChainOfThought) for name in ("student", "teacher")}
         programs[whose].predictors()[0].demos = [demo(example) for example in EXAMPLES[:40]]
         teacher = programs["teacher"] if whose == "teacher" else None
@@ -70,7 +70,7 @@ class TestTeachers:
 
     @pytest.mark.parametrize("whose", ["student", "teacher"])
     @pytest.mark.parametrize(("num_demos", "is_compiled"), [(0, False), (0, True), (4, False)])
-    def test_each_keeps_its_own_model(self, engine, whose, num_demos, is_compiled):
+    def test_student_and_teacher_keep_their_own_models(self, engine, whose, num_demos, is_compiled):
         own = engine_for(EXAMPLES)
         programs = {name: predict() for name in ("student", "teacher")}
         programs[whose].set_lm(fakes.lm_of(own, "fake/own"))
@@ -94,14 +94,14 @@ class TestTeachers:
             assert len(labelled) == (0 if is_compiled else 4)
             assert len(teacher.demos) == num_demos
 
-    def test_failed_calls_are_no_right_answers_that_nobody_saw(self, engine):
+    def test_failed_calls_do_not_count_as_correct_answers(self, engine):
         engine.at = dict.fromkeys(range(4), fakes.failure)
         optimizer = chooser()
         optimizer.compile(predict(), trainset=EXAMPLES)
         assert optimizer.report.program_calls["bootstrap"] > 8
 
     @pytest.mark.parametrize("message", [None, "too long"])
-    def test_one_without_an_answer_makes_no_demo_and_is_no_failure(self, tmp_path, message):
+    def test_calls_without_an_answer_make_no_demo_and_do_not_count_as_failures(self, tmp_path, message):
         def too_long():
             raise lm15.ContextLengthError(message)
 
@@ -114,7 +114,7 @@ class TestTeachers:
         else:
             error = "ContextWindowExceededError"
             model.at = dict.fromkeys(range(5), too_long)
-        # Where prompts were too long, the calls are made again by another compile.
+        # If prompts were too long, another compile would repeat the calls.
         for _ in range(2 if error == "AdapterParseError" else 1):
             optimizer = chooser(max_errors=1, log_dir=tmp_path)
             with using(model):
@@ -132,7 +132,7 @@ class TestTeachers:
         assert errors[0].examples[0].startswith("trainset[")
 
     @pytest.mark.parametrize(("candidates", "num_demos"), [("both", 15), ("bootstrapped", 0)])
-    def test_one_that_makes_no_demo_leaves_the_other_ones(self, caplog, candidates, num_demos):
+    def test_labelled_demos_remain_if_the_teacher_makes_no_demo(self, caplog, candidates, num_demos):
         optimizer = chooser(candidates=candidates)
         model = engine_for(EXAMPLES)
         model.mumbles = lambda texts: model.num_calls <= 15
@@ -148,7 +148,7 @@ class TestTeachers:
     @pytest.mark.parametrize(
         ("error", "fix"), [(lm15.ContextLengthError, "max_demo_tokens"), (lm15.RateLimitError, "num_threads")]
     )
-    def test_a_reason_outside_the_program_is_told_with_its_cure(self, caplog, error, fix):
+    def test_provider_errors_are_reported_with_a_fix(self, caplog, error, fix):
         def fail():
             raise error("no")
 
@@ -158,7 +158,7 @@ class TestTeachers:
         assert fix in warning
         assert "teacher or" not in warning
 
-    def test_a_metric_that_raises_for_the_teacher_is_told_as_such(self, caplog):
+    def test_a_metric_that_raises_for_the_teacher_is_reported(self, caplog):
         def metric(example, prediction, trace=None):
             return exact_match(example, prediction) / (trace is None)
 
@@ -188,20 +188,20 @@ class TestMetrics:
         assert "candidates='labeled'" in note
 
     @pytest.mark.parametrize(("threshold", "wrong"), [(0, False), (-1, True), (None, None)])
-    def test_a_threshold_of_zero_is_one(self, engine, threshold, wrong, caplog):
-        """Without a threshold, any answer above 0 is right."""
+    def test_a_threshold_of_zero_is_not_ignored(self, engine, threshold, wrong, caplog):
+        """Without a threshold, any answer with a score above 0 is correct."""
         optimizer = chooser(lambda e, p: exact_match(e, p) - 1, metric_threshold=threshold)
         optimizer.compile(predict(), trainset=EXAMPLES)
         assert wrong is None or ("wrong" in shown(optimizer)) == wrong
         for warning in (
-            "none of the teacher's 15 answers scored high enough",
+            "none of the teacher's 15 answers both scored high enough",
             "the metric compares the right fields",
         ):
             assert (warning in caplog.text) == (wrong is None)
 
 
 @pytest.mark.parametrize("candidates", ["both", "bootstrapped"])
-def test_answers_make_demos_where_the_examples_cannot(engine, candidates):
+def test_answers_become_demos_if_examples_lack_output_fields(engine, candidates):
     gold = {example.question: example.answer for example in EXAMPLES}
 
     def rename(self, question):
@@ -222,7 +222,7 @@ def test_answers_make_demos_where_the_examples_cannot(engine, candidates):
         (slot,) = optimizer.report.slots
         assert len(slot.demos) > 1
         assert all(demo[field] != "..." for demo in slot.demos)
-    message = r"with fields that its prompts show.* PLFewShot"
+    message = r"PLFewShot, .*with the fields that the prompts show"
     with pytest.raises(ValueError, match=message):
         PLReorder(exact_match).compile(renaming, trainset=EXAMPLES)
 
@@ -241,7 +241,9 @@ def test_a_slow_teacher_leaves_three_quarters_of_the_time(engine, tmp_path, monk
     assert set(engine.requests.values()) == {1}
 
 
-def test_time_that_left_no_choice_leaves_the_student_and_the_next_part_goes_on(engine, tmp_path, monkeypatch):
+def test_a_compile_without_time_for_demos_returns_the_student_and_can_be_resumed(
+    engine, tmp_path, monkeypatch
+):
     monkeypatch.setattr(CLOCK, lambda: float(engine.num_calls))
     engine.mumbles = lambda texts: engine.num_calls <= 11
     gold = {example.question: example.answer for example in EXAMPLES}
@@ -253,8 +255,8 @@ def test_time_that_left_no_choice_leaves_the_student_and_the_next_part_goes_on(e
     assert optimizer.report.program_calls["bootstrap"] == 15
 
 
-def test_what_a_call_tells_is_asked_after_a_slow_teacher_too(engine, monkeypatch):
-    """That has a call of its own."""
+def test_log_probabilities_are_requested_even_after_a_slow_teacher(engine, monkeypatch):
+    """One call remains for this request, although the teacher has used up its time."""
     monkeypatch.setattr(CLOCK, lambda: float(min(10, engine.num_calls)))
     labels = Literal[tuple(example.answer for example in EXAMPLES)]
     program = predict()
@@ -265,7 +267,7 @@ def test_what_a_call_tells_is_asked_after_a_slow_teacher_too(engine, monkeypatch
 
 
 @pytest.mark.parametrize("earlier", [{"candidates": "labeled"}, {"max_bootstrapped": 7}])
-def test_other_demos_reuse_what_is_paid(engine, tmp_path, earlier):
+def test_a_compile_with_other_demos_reuses_logged_calls(engine, tmp_path, earlier):
     chooser(log_dir=tmp_path, **earlier).compile(predict(), trainset=EXAMPLES)
     before = engine.num_calls
     optimizer = chooser(log_dir=tmp_path, max_metric_calls=300)
@@ -281,7 +283,7 @@ def question_of(text):
 
 
 def noted(log_dir, trainset, *, last=10_000, **options):
-    """Return asked and shown questions of a compile killed after `last` calls."""
+    """Return the asked and shown questions of a compile interrupted after `last` calls, and its report."""
     engine = engine_for(EXAMPLES, at={last: fakes.interrupt})
     optimizer = chooser(log_dir=log_dir, num_threads=1, **options)
     with using(engine), contextlib.suppress(KeyboardInterrupt):
@@ -294,7 +296,7 @@ def noted(log_dir, trainset, *, last=10_000, **options):
 
 
 @pytest.mark.parametrize(("changed", "accepted"), [(0, False), (0, True), (20, True)])
-def test_no_demo_is_scored_on_its_own_example_after_a_kill(tmp_path, changed, accepted):
+def test_no_demo_is_scored_on_its_own_example_after_an_interrupt(tmp_path, changed, accepted):
     """Examples are shuffled or replaced before the compile resumes."""
     whole, uninterrupted = noted(None, EXAMPLES)
     attempts = uninterrupted.program_calls["bootstrap"]
@@ -315,7 +317,7 @@ def test_no_demo_is_scored_on_its_own_example_after_a_kill(tmp_path, changed, ac
         assert report.program_calls["total"] == len(first) + len(second)
 
 
-def test_of_a_predictor_that_is_asked_twice_either_answer_makes_the_demo(engine):
+def test_if_a_predictor_is_called_twice_either_call_becomes_the_demo(engine):
     def rethink(self, question):
         self.inner(question=f"At first: {question}")
         return self.inner(question=question)
@@ -327,7 +329,7 @@ def test_of_a_predictor_that_is_asked_twice_either_answer_makes_the_demo(engine)
     assert 0 < sum(demo["question"].startswith("At first") for demo in slot.demos) < 8
 
 
-def test_calls_that_nobody_sees_make_no_demo_and_can_be_resumed(engine, caplog, tmp_path):
+def test_calls_without_a_trace_make_no_demo_and_can_be_resumed(engine, caplog, tmp_path):
     def asked(program, question):
         with dspy.context(trace=[]):
             return program.inner(question=question)

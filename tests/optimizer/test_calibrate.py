@@ -1,4 +1,4 @@
-"""Orders that are chosen for calibrated answers, and what reports say of calibration."""
+"""Orders that are chosen by calibrated answers, and calibration in reports."""
 
 import json
 
@@ -33,7 +33,7 @@ def sharpness(demos):
 
 
 def leaning_and_sharp(demos, text):
-    """Lean to "positive", which hides the differences between orders."""
+    """Return label probabilities that lean to "positive", which hides the differences between orders."""
     z = (1 if number(text) % 2 else -1) * sharpness(demos) + 6.0 + 0.5 * normal(f"{demos}")
     return two(z + 0.7 * normal(text) + 0.2 * normal(f"{demos}{text}"))
 
@@ -43,7 +43,7 @@ def engine_of(probabilities=leaning_and_sharp, **options):
 
 
 class Mumbling(Engine):
-    """Replies to every third text with a word that is no label."""
+    """An engine that replies to every third text with a word that is no label."""
 
     def tops(self, texts, wanted):
         before, p, after = super().tops(texts, wanted)
@@ -99,7 +99,7 @@ class TestOrdersUnderCalibration:
         assert all(engine.asked)
         shown = [demo["text"] for demo in program.program.demos]
         assert shown == [DEMOS[i]["text"] for i in report.slots[0].ordering]
-        # As they are, all answers are "positive".
+        # Without calibration, all answers are "positive".
         assert report.comparison.chosen > 0.6
         effect = report.calibration
         assert effect.original == pytest.approx(0.5, abs=0.05)
@@ -109,8 +109,8 @@ class TestOrdersUnderCalibration:
         true = -np.log(means) - np.mean(-np.log(means))
         assert program.calibration.offsets == pytest.approx(true, abs=0.5)
 
-    def test_replies_that_cannot_be_read_count_by_their_probabilities(self):
-        """Calibration gives a label to replies that have none."""
+    def test_unparsable_replies_count_by_their_label_probabilities(self):
+        """Calibration assigns a label to replies that contain none."""
         engine = Mumbling(probabilities=leaning_and_sharp)
         program, report = go(engine, calibrate=True, max_metric_calls=200)
         value, low, high = report.comparison.expected_original
@@ -122,7 +122,7 @@ class TestOrdersUnderCalibration:
             answers = {program(text=f"text {3 * i}").label for i in range(400, 420)}
             assert answers == set(LABELS)
 
-    def test_labels_that_are_clearly_uneven_stay_so(self):
+    def test_clearly_uneven_label_shares_are_kept(self):
         def right_and_uneven(demos, text):
             return two((2.5 if number(text) % 10 else -2.5) + 0.7 * normal(text))
 
@@ -138,7 +138,7 @@ class TestOrdersUnderCalibration:
         assert calibrated(calibrate={"negative": 0.5, "positive": 0.5}) == [0.5, 0.5]
 
     @pytest.mark.parametrize(("num_right", "shares"), [(3, [0.5, 0.5]), (5, [])])
-    def test_answers_stay_as_they_are_where_that_is_clearly_better(self, num_right, shares):
+    def test_answers_are_not_calibrated_if_that_is_clearly_better(self, num_right, shares):
         """A weak lean to "positive" decides on five texts."""
         unsure = [*range(1, 2 * num_right, 2), *range(0, 10 - 2 * num_right, 2)]
 
@@ -150,7 +150,7 @@ class TestOrdersUnderCalibration:
 
 
 def labelled_world(seed):
-    """Return examples, a model and its accuracy, with or without a lean."""
+    """Return examples, a model's label probabilities, and a function that measures its accuracy."""
     lean, rare = ((0.0, 0.5), (2.0, 0.5), (0.0, 0.15), (2.0, 0.15))[seed % 4]
 
     def label(text):
@@ -166,8 +166,8 @@ def labelled_world(seed):
     return examples, probabilities, right(probabilities, labels=label)
 
 
-class TestTheStudentAsItIs:
-    def test_reports_say_what_other_examples_give(self):
+class TestUnchangedStudent:
+    def test_expected_scores_hold_on_other_examples(self):
         held = []
         gains = []
         for seed in range(6):
@@ -186,7 +186,7 @@ class TestTheStudentAsItIs:
         assert min(gains) > -0.05
         assert np.mean(gains) > 0.02
 
-    def test_stays_if_nothing_is_better(self):
+    def test_is_kept_if_nothing_is_better(self):
         before = student()
         engine = engine_of(lambda demos, text: two(3.0 if number(text) % 2 else -3.0))
         program, report = go(engine, calibrate=True)
@@ -194,11 +194,11 @@ class TestTheStudentAsItIs:
         assert "your program stays" in str(report)
         states = [compiled.dump_state() for compiled in (program, before)]
         for state in states:
-            del state["traces"]  # They say what the compile was done with.
+            del state["traces"]  # The traces contain the settings of the compile.
         assert states[0] == states[1]
 
 
-def test_what_was_found_is_calibrated_when_it_is_interrupted():
+def test_the_best_program_is_calibrated_after_an_interrupt():
     engine = engine_of()
     engine.at = {100: interrupt}
     options = {"calibrate": True, "max_metric_calls": 120, "num_threads": 1, "display_progress": False}
@@ -208,7 +208,7 @@ def test_what_was_found_is_calibrated_when_it_is_interrupted():
     assert isinstance(reorder.best_program, CalibratedProgram)
 
 
-def test_shares_and_programs_that_cannot_be_calibrated(tmp_path):
+def test_bad_shares_and_unsuitable_programs_raise_errors(tmp_path):
     engine = engine_of()
     for shares in ({"bad": 0.5, "good": 0.5}, {}):
         message = "calibrate must have a share above 0 for each"
@@ -239,11 +239,11 @@ def test_shares_and_programs_that_cannot_be_calibrated(tmp_path):
     assert len(engine.prompts) == before
 
 
-def test_without_it_reports_say_what_calibration_would_give():
+def test_without_calibrate_reports_estimate_the_effect_of_calibration():
     program, report = go(Engine(), max_metric_calls=150, seed=1)
     assert isinstance(program, dspy.Predict)
     effect = report.calibration
-    # Orders differ in nothing but leaning.
+    # Orders differ only in how much they lean to a label.
     assert effect.original_calibrated > effect.original + 0.05
     assert "use BatchCalibration, or calibrate=True" in str(report)
     assert Report.model_validate(json.loads(json.dumps(report.to_dict()))) == report

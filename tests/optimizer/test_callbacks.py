@@ -12,7 +12,7 @@ EXAMPLES = questions(60)
 
 
 class Recording(BaseCallback):
-    """Records the events of compiles, with their call ids."""
+    """A callback that records the events of compiles, with their call IDs."""
 
     def __init__(self, error=None):
         self.error = error
@@ -62,7 +62,7 @@ def test_the_events_are_the_same_at_any_number_of_threads_and_after_a_resume(tmp
     assert callbacks[0].rounds == callbacks[1].rounds == callbacks[2].rounds != []
 
 
-def test_an_error_of_a_callback_is_logged_and_ends_nothing(caplog):
+def test_an_error_in_a_callback_is_logged_and_does_not_end_the_compile(caplog):
     callback = Recording(ValueError("no connection"))
     optimizer = PLReorder(exact_match, max_metric_calls=200)
     compiled(callback, optimizer)
@@ -78,7 +78,7 @@ def test_an_interrupt_in_a_callback_ends_the_compile():
     assert len(optimizer.report.history) == 1
 
 
-def test_callbacks_of_the_optimizer_alone(tmp_path):
+def test_callbacks_set_on_the_optimizer_are_called(tmp_path):
     callback = Recording()
     optimizer = PLReorder(exact_match, max_metric_calls=200)
     optimizer.callbacks = [callback]
@@ -87,7 +87,7 @@ def test_callbacks_of_the_optimizer_alone(tmp_path):
     assert callback.rounds == optimizer.report.history != []
 
 
-def test_a_race_of_programs_has_rounds_too():
+def test_each_round_of_a_race_is_an_event():
     callback = Recording()
     with using(engine_for(EXAMPLES)), dspy.context(callbacks=[callback]):
         choice = choose_program({"a": student(1), "b": student(6)}, exact_match, EXAMPLES)

@@ -1,4 +1,4 @@
-"""What earlier optimizers have attached to a student."""
+"""Results that earlier optimizers attached to a student."""
 
 import time
 
@@ -21,8 +21,8 @@ def two_steps(**attributes):
     return Program(in_turn, first=dspy.Predict("question -> hint"), second=second, **attributes)
 
 
-def test_it_is_no_part_of_a_students_identity(tmp_path):
-    """A report holds seconds, which differ from run to run."""
+def test_attached_results_are_not_part_of_a_students_identity(tmp_path):
+    """An attached report contains a duration, which differs between runs."""
     optimizer = PLReorder(exact_match, max_metric_calls=100, log_dir=tmp_path)
     for _ in range(2):
         before = PLReorder(exact_match, max_metric_calls=100)
@@ -36,8 +36,8 @@ def test_it_is_no_part_of_a_students_identity(tmp_path):
 
 
 @pytest.mark.parametrize("kept", [[], ["mine"], "text"])
-def test_attributes_of_the_users_own_stay(kept):
-    """The program's own attribute has the name that DSPy uses."""
+def test_a_users_own_attribute_is_kept(kept):
+    """The user's attribute has the same name as an attribute that DSPy attaches."""
     optimizer = PLReorder(exact_match, max_metric_calls=100)
     program = optimizer.compile(two_steps(candidate_programs=kept), trainset=EXAMPLES)
     assert program.candidate_programs == kept

@@ -1,4 +1,4 @@
-"""Choosing among whole programs: what counts as one, what is scored, and what a race comes to."""
+"""Choosing among whole programs: programs that can compete, examples that are scored, and limits."""
 
 import threading
 from collections import Counter
@@ -20,7 +20,7 @@ LEANING = [demo for demo in DEMOS if demo.label == "negative"]
 
 
 def programs():
-    """Return programs of which "even" is the best."""
+    """Return three programs, of which "even" is the best."""
     return {"leaning": student(demos=LEANING), "even": student(), "no demos": student(demos=[])}
 
 
@@ -32,7 +32,7 @@ def chosen(engine, candidates=None, metric=exact, trainset=EXAMPLES, **options):
 
 class TestChoice:
     @pytest.mark.parametrize("metric", [exact, F1("positive"), F1()])
-    def test_the_best_program_is_returned_as_it_was_with_a_report_that_can_be_kept(self, metric, tmp_path):
+    def test_the_best_program_is_returned_unchanged_with_a_report(self, metric, tmp_path):
         candidates = programs()
         choice = chosen(Engine(), candidates, metric)
         report = choice.report
@@ -47,7 +47,7 @@ class TestChoice:
         assert not report.original_stays
         assert {way.name for way in report.programs} == set(candidates)
         assert f"returned program '{choice.name}'" in str(report)
-        assert f"load_program, whose student must be built like '{choice.name}'" in str(report)
+        assert f"load_program; pass load_program a student built like '{choice.name}'" in str(report)
         compared = {
             "leaning": report.comparison.expected_original,
             choice.name: report.comparison.expected_chosen,
@@ -59,7 +59,7 @@ class TestChoice:
         assert Report.load(tmp_path / "report.json") == report
         choice.program.save(tmp_path / "program.json")
 
-    def test_the_baseline_stays_unless_another_is_likely_better(self):
+    def test_the_baseline_is_kept_unless_another_program_is_probably_better(self):
         candidates = {"even": student(), "leaning": student(demos=LEANING)}
         choice = chosen(Engine(), candidates)
         assert choice.name == "even"
@@ -67,7 +67,7 @@ class TestChoice:
         assert "no other program is expected to do better" in str(choice.report)
 
     def test_programs_may_differ_in_modules_fields_and_models(self):
-        """Each is asked as it is."""
+        """Each program is called unchanged."""
         own = Engine()
         other = classifier()
         other.set_lm(own.lm("fake/own"))
@@ -79,7 +79,7 @@ class TestChoice:
         assert len(choice.report.programs) == 3
 
     @pytest.mark.parametrize("optimizer", [None, PLReorder, PLFewShot])
-    def test_programs_that_lack_an_output_are_refused_before_any_call(self, optimizer):
+    def test_programs_that_lack_an_output_are_rejected_before_any_call(self, optimizer):
         engine = Engine()
         other = dspy.Predict("text -> mood")
         with using(engine, "fake/x"), pytest.raises(ValueError, match=r"must have the outputs of .*'label'"):
@@ -89,7 +89,7 @@ class TestChoice:
                 optimizer(exact).compile(student(), trainset=EXAMPLES, programs={"other": other})
         assert not engine.prompts
 
-    def test_equal_programs_compete_once(self, caplog):
+    def test_identical_programs_are_scored_once(self, caplog):
         engine = Engine()
         choice = chosen(engine, [student(), student(demos=LEANING), student()])
         assert "'program 3' and 'program 1' are the same program" in caplog.text
@@ -101,7 +101,7 @@ class TestChoice:
         assert same.report.stopped == "all programs are identical"
         assert not engine.prompts
 
-    def test_programs_differ_by_private_values_and_by_the_addresses_of_models(self):
+    def test_private_values_and_model_addresses_distinguish_programs(self):
         class Styled(dspy.Module):
             def __init__(self, style, key="k1"):
                 super().__init__()
@@ -119,8 +119,8 @@ class TestChoice:
         assert digest_at("http://a:8000/v1") != digest_at("http://b:8000/v1")
         assert digest_at("http://me:secret@a:8000/v1") == digest_at("http://a:8000/v1?key=1")
 
-    def test_programs_that_find_or_calibrate_their_demos_compete(self, tmp_path):
-        """An example never finds itself."""
+    def test_retrieving_and_calibrated_programs_can_compete(self, tmp_path):
+        """An example is never retrieved as a demo for itself."""
         engine = Engine()
         with using(engine, "fake/x"):
             finding = PLFewShot(exact, demos="retrieved", max_metric_calls=0, display_progress=False)
@@ -133,7 +133,7 @@ class TestChoice:
             demos, text = Engine.shown(texts)
             assert text not in demos
 
-    def test_an_example_never_finds_itself_in_a_plain_thread(self):
+    def test_an_example_is_never_its_own_demo_in_a_plain_thread(self):
         def in_thread(self, text):
             answers = []
             lm = dspy.settings.lm
@@ -158,7 +158,7 @@ class TestChoice:
         chosen_program = chosen(engine, {"finds": finds, "bare": student(demos=[])}).program
         assert not chosen_program.retrieval.guarded
 
-    def test_examples_that_a_demo_of_any_program_shows_are_left_out_for_all(self):
+    def test_demos_of_any_program_are_not_scored(self):
         engine = Engine()
         shown = EXAMPLES[:5]
         hidden = Program(lambda self, text: self.inner(text=text), inner=student(demos=shown))
@@ -173,7 +173,7 @@ class TestChoice:
 
 class TestLimits:
     @pytest.mark.parametrize("budget", [9, 50, 100, None])
-    def test_calls_are_counted_and_threads_change_nothing(self, budget):
+    def test_calls_are_counted_and_threads_do_not_change_the_result(self, budget):
         engine = Engine()
         report = chosen(engine, num_threads=8, max_metric_calls=budget).report
         assert found(report) == found(chosen(Engine(), max_metric_calls=budget).report)
@@ -195,11 +195,11 @@ class TestLimits:
         report = chosen(engine, min_probability=0.999, **options).report
         assert report.stop_reason is reason
 
-    def test_certainty_costs_calls(self):
+    def test_more_certainty_does_not_need_fewer_calls(self):
         sure = chosen(Engine(), min_probability=0.97).report
         assert sure.program_calls["total"] >= chosen(Engine()).report.program_calls["total"]
 
-    def test_time_is_not_passed(self, monkeypatch):
+    def test_the_time_limit_is_kept(self, monkeypatch):
         engine = Engine()
         monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(len(engine.prompts)))
         report = chosen(engine, max_seconds=75).report
@@ -207,7 +207,7 @@ class TestLimits:
         assert report.comparison is not None
 
     @pytest.mark.parametrize("how", [interrupt, failure])
-    def test_it_goes_on_wherever_it_was_stopped_and_takes_further_programs(self, how, tmp_path):
+    def test_a_stopped_race_resumes_and_accepts_further_programs(self, how, tmp_path):
         engine = Engine()
         options = {"log_dir": tmp_path, "max_errors": 1, "num_threads": 2}
         for further in (0, 3, 25):
@@ -227,7 +227,7 @@ class TestLimits:
         with pytest.raises(ValueError, match=r"metric changed"):
             chosen(engine, metric=lambda example, prediction: 1.0, **options)
 
-    def test_a_program_whose_replies_cannot_be_parsed_loses_wherever_it_stands(self):
+    def test_a_program_with_unparsable_replies_loses(self):
         def unreadable(self, text):
             raise dspy.AdapterParseError("ChatAdapter", self.inner.signature, "mumble")
 
@@ -245,7 +245,7 @@ class TestLimits:
         assert outcome.stop.reason is StopReason.DECIDED
         assert outcome.decision.ordering.number == 2
 
-    def test_a_later_race_reuses_calls_though_it_leaves_out_examples(self, tmp_path):
+    def test_a_later_race_with_fewer_examples_reuses_calls(self, tmp_path):
         options = {"log_dir": tmp_path, "max_metric_calls": 60}
         first = chosen(Engine(), **options).report
         with_demos = {**programs(), "shows more": student(demos=EXAMPLES[:2])}
@@ -284,23 +284,23 @@ class TestLimits:
         ({"a": student(), "b": dspy.Predict("question -> answer")}, r"must have the inputs \['question'\]"),
     ],
 )
-def test_mistakes_are_named_before_any_call(candidates, message):
+def test_bad_programs_are_rejected_before_any_call(candidates, message):
     engine = Engine()
     with pytest.raises((TypeError, ValueError), match=message):
         chosen(engine, candidates)
     assert not engine.prompts
 
 
-def test_a_budget_must_pay_for_two_examples():
+def test_the_budget_must_allow_two_examples_per_program():
     with pytest.raises(ValueError, match="max_metric_calls must be at least 6 for 3 programs; got 5"):
         chosen(Engine(), max_metric_calls=5)
 
 
-class TestProgramsOfOthers:
+class TestUserPrograms:
     @pytest.mark.parametrize("kind", [PLFewShot, PLReorder])
     @pytest.mark.parametrize("signal", ["auto", "score"])
-    def test_a_good_one_among_many_wins_and_the_report_names_it(self, kind, signal):
-        """The model answers right on its own if the prompt has its word."""
+    def test_a_good_program_wins_and_the_report_names_it(self, kind, signal):
+        """The good program answers correctly without a model."""
         right = {example.text: example.label for example in EXAMPLES}
         good = Program(lambda self, text: dspy.Prediction(label=right[text]), inner=student(demos=[]))
         others = {"good": good, "fewer": student(demos=DEMOS[1:3])}
@@ -317,12 +317,14 @@ class TestProgramsOfOthers:
         [
             (PLFewShot(exact), {"a": 1}, r"programs\['a'\] must be a dspy.Module"),
             (PLFewShot(exact), [], "programs must contain at least 1"),
-            (PLFewShot(exact, calibrate=True), [student()], "leave calibrate out"),
+            (PLFewShot(exact, calibrate=True), [student()], "omit calibrate"),
             (PLReorder(exact, auto="paper"), [student()], "cannot compare programs"),
             (TopKOrder(exact), [student()], "cannot compare programs"),
         ],
     )
-    def test_mistakes(self, optimizer, candidates, message):
+    def test_unsuitable_programs_and_optimizers_are_rejected_before_any_call(
+        self, optimizer, candidates, message
+    ):
         engine = Engine()
         with using(engine, "fake/x"), pytest.raises((TypeError, ValueError), match=message):
             optimizer.compile(student(), trainset=EXAMPLES, programs=candidates)
@@ -343,8 +345,8 @@ def test_details_of_a_race_do_not_mention_a_final_comparison():
     assert "mean scores: " in details
 
 
-def test_races_are_right_as_often_as_all_scores_at_about_half_the_calls():
-    """In simulated worlds; `benchmarks/choosing.py` has more of them."""
+def test_a_race_chooses_as_well_as_a_full_comparison_with_half_the_calls():
+    """The worlds are simulated by `benchmarks/choosing.py`."""
     shape = {"num_programs": 2, "kind": "one better", "num_examples": 200, "share": 1.0}
     rows = [benchmark.measured(seed, gap=gap, **shape) for gap in (0.0, 0.05, 0.1) for seed in range(40)]
     mean = {name: float(np.nanmean([row[name] for row in rows])) for name in rows[0]}

@@ -1,4 +1,4 @@
-"""Chains with DSPy's optimizers, on programs of every shape."""
+"""Compiles that follow or precede DSPy's optimizers, with various kinds of programs."""
 
 import json
 from functools import partial
@@ -64,7 +64,7 @@ def prompts(program):
 
 
 def check(shape, make, student, folder):
-    """Check that a compile changes no student, repeats itself and is saved."""
+    """Check that a compile keeps the student unchanged, is repeatable, and returns a program that can be saved."""
     before = state(student)
     runs = []
     for num_threads in (1, 8):
@@ -78,7 +78,7 @@ def check(shape, make, student, folder):
     assert prompts(again) == prompts(compiled)
     assert report_again.candidates == report.candidates
     assert report.program_calls["total"] <= 70
-    compiled.set_lm(None)  # the fake has no saved form
+    compiled.set_lm(None)  # A fake LM cannot be saved.
     compiled.save(folder / "program.json")
     loaded = PROGRAMS[shape]()
     loaded.load(folder / "program.json")
@@ -87,7 +87,7 @@ def check(shape, make, student, folder):
 
 
 @pytest.mark.parametrize("shape", sorted(PROGRAMS))
-def test_what_others_chose_is_ordered(shape, engine, tmp_path):
+def test_demos_chosen_by_other_optimizers_are_ordered(shape, engine, tmp_path):
     options = {"metric": exact_match, "max_bootstrapped_demos": 3, "max_labeled_demos": 5}
     choosing = dspy.BootstrapFewShot(**options)
     choosing = dspy.LabeledFewShot(k=5) if shape in ("predict", "frozen_part") else choosing
@@ -99,7 +99,7 @@ def test_what_others_chose_is_ordered(shape, engine, tmp_path):
 
 
 @pytest.mark.parametrize("shape", sorted(PROGRAMS))
-def test_choosing_demos(shape, engine, tmp_path):
+def test_demos_are_chosen_for_all_predictors_that_are_not_frozen(shape, engine, tmp_path):
     make = partial(PLFewShot, exact_match, max_demos=3, max_bootstrapped=3)
     compiled, report = check(shape, make, PROGRAMS[shape](), tmp_path)
     names = {name for name, _ in compiled.named_predictors()}
@@ -108,7 +108,7 @@ def test_choosing_demos(shape, engine, tmp_path):
 
 
 @pytest.mark.parametrize("name", chains.CHAINS)
-def test_the_example_of_each_family(name, engine, monkeypatch):
+def test_each_example_chain_runs(name, engine, monkeypatch):
     monkeypatch.setattr(chains, "CALLS", 60)
     student = dspy.Predict("question -> answer")
     program = chains.CHAINS[name](student, EXAMPLES, exact_match, dspy.settings.lm)
@@ -121,7 +121,7 @@ def test_the_example_of_each_family(name, engine, monkeypatch):
 
 
 def test_inside_better_together(engine):
-    """Which passes arguments on; demos stay what they were."""
+    """`BetterTogether` passes arguments on to `compile`, and the set of demos does not change."""
     strategy = "few -> reorder -> reorder"
     arguments = {"reorder": {"seed": 4, "valset": EXAMPLES[:10]}}
     student = dspy.Predict("question -> answer")
@@ -148,7 +148,7 @@ def test_inside_better_together(engine):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("module", [dspy.Predict, dspy.ChainOfThought])
 def test_members_of_an_ensemble_are_saved_one_by_one(module, tmp_path):
-    """DSPy's file of the ensemble itself holds no compiled member."""
+    """The file that DSPy saves for the ensemble contains no compiled member."""
     make = partial(module, "question -> answer")
     with using(engine_for(EXAMPLES)):
         members = [dspy.LabeledFewShot(k=4).compile(make(), trainset=EXAMPLES) for _ in range(2)]

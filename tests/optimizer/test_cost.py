@@ -1,4 +1,4 @@
-"""What compiles cost in dollars: the report's and the estimate's figure, and `max_cost`."""
+"""The cost of a compile in US dollars: in reports, in estimates, and limited by `max_cost`."""
 
 import math
 import sys
@@ -24,10 +24,10 @@ MODEL = "fake/priced"
 
 
 class PricedEngine(OrderSensitiveEngine):
-    """Adds up what its calls cost, and knows the largest cost.
+    """An engine that adds up the costs of its calls, and records the largest cost.
 
     Args:
-        tokens: Returns the token counts to replace, by the request.
+        tokens: Returns the token counts to override, given the request.
     """
 
     def __init__(self, tokens=lambda request: {}):
@@ -80,12 +80,12 @@ def compiled(program=None, trainset=EXAMPLES, **options):
 
 
 class TestPrices:
-    def test_come_with_litellm_and_without_its_import_for_the_provider_that_is_named(self, monkeypatch):
+    def test_are_known_without_importing_litellm_but_only_for_the_named_provider(self, monkeypatch):
         known = price_of("openai/gpt-4o-mini")
         monkeypatch.delitem(sys.modules, "litellm")
         assert price_of("openai/gpt-4o-mini") == known
         assert 0 < known["cached"] < known["prompt"] < known["completion"]
-        assert price_of(MODEL) is None  # registered in litellm alone
+        assert price_of(MODEL) is None  # registered only in the imported litellm
         for model in ("lm_studio/gpt-4o-mini", "open/gpt-4o-mini", "vertex/gemini-2.5-pro", "/gpt-4o-mini"):
             assert price_of(model) is None
         for model in ("openai/my-own", "fake/other", "", "/", "openai/"):
@@ -93,7 +93,7 @@ class TestPrices:
         for model in ("vertex_ai/gemini-2.5-pro", "bedrock/amazon.nova-lite-v1:0", "gpt-4o-mini"):
             assert price_of(model)["completion"] > price_of(model)["prompt"] > 0
 
-    def test_cached_tokens_count_once_and_what_a_cache_takes_in_is_never_free(self, monkeypatch):
+    def test_cached_tokens_count_once_and_cache_writes_are_never_free(self, monkeypatch):
         for also in ({"cached_tokens": 600}, {}):
             tokens = {"prompt_tokens": 1000, "completion_tokens": 10}
             tokens |= {"cache_read_input_tokens": 600, **also}
@@ -105,22 +105,22 @@ class TestPrices:
             assert cost_of(tokens) == pytest.approx(expected * PROMPT)
 
     @pytest.mark.parametrize(("price_of_cached", "expected"), [(0.0, 400), (None, 1000)])
-    def test_what_the_cache_held_may_be_free(self, monkeypatch, price_of_cached, expected):
-        """Without a price for cached tokens, the price of a prompt counts."""
+    def test_cached_tokens_may_be_free(self, monkeypatch, price_of_cached, expected):
+        """Without a price for cached tokens, they cost as much as other prompt tokens."""
         monkeypatch.setitem(litellm.model_cost[MODEL], "cache_read_input_token_cost", price_of_cached)
         tokens = {"prompt_tokens": 1000, "cached_tokens": 600}
         assert cost_of({MODEL: tokens}) == pytest.approx(expected * PROMPT)
 
 
 class TestReport:
-    def test_knows_what_the_provider_had_in_its_cache(self):
+    def test_cached_tokens_are_counted_at_their_price(self):
         with using(PricedEngine(lambda request: {"cache_read_tokens": 7}), MODEL) as engine:
             report = compiled(max_metric_calls=150)
         num_cached = 7 * engine.num_calls
         assert report.tokens[MODEL]["cached_tokens"] == num_cached
         assert report.cost == pytest.approx(engine.cost - 0.9 * PROMPT * num_cached)
 
-    def test_and_the_estimate_are_unknown_where_a_price_is(self, engine):
+    def test_costs_in_report_and_estimate_are_unknown_without_a_price(self, engine):
         with dspy.context(lm=lm_of(engine, "fake/other")):
             report = compiled(max_metric_calls=100)
             estimate = PLReorder(exact_match).estimate(student(), trainset=EXAMPLES)
@@ -129,7 +129,7 @@ class TestReport:
 
 
 class TestEstimate:
-    def test_what_a_predictor_reads_of_another_is_taken_from_its_demos(self, engine):
+    def test_inputs_from_another_predictor_are_taken_from_the_demos(self, engine):
         program = fakes.two_predictors()
         hint, answer = program.predictors()
         more = {"hint": "a hint of five words", "reasoning": "so"}
@@ -144,7 +144,7 @@ class TestEstimate:
         assert estimate.prompt_tokens > num_tokens * estimate.program_calls
         assert estimate.cost > 0
 
-    def test_prices_the_prompts_and_answers_as_long_as_the_demos(self, engine):
+    def test_includes_prompts_and_answers_as_long_as_in_the_demos(self, engine):
         program = student()
         estimate = PLReorder(exact_match).estimate(program, trainset=EXAMPLES)
         inputs = {"question": "question 50"}
@@ -154,7 +154,7 @@ class TestEstimate:
         answer = litellm.token_counter("gpt-4o", messages=answers) / len(answers)
         expected = estimate.program_calls * (count * PROMPT + answer * COMPLETION)
         assert estimate.cost == pytest.approx(expected, rel=0.02)
-        assert f"about {dollars(estimate.cost)} (answers as long as the demos')" in str(estimate)
+        assert f"about {dollars(estimate.cost)} (if answers are as long as in the demos)" in str(estimate)
         assert engine.num_calls == 0
 
     @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ class TestEstimate:
             (PLFewShot, {"max_demos": 2, "demos": "retrieved", "candidates": "labeled"}, 0),
         ],
     )
-    def test_says_no_fewer_calls_than_are_made_where_all_orders_are_scored(self, kind, options, demos):
+    def test_is_an_upper_bound_of_the_calls_if_all_orders_are_scored(self, kind, options, demos):
         optimizer = kind(exact_match, seed=0, display_progress=False, **options)
         engine = engine_for(EXAMPLES)
         with using(engine):
@@ -175,7 +175,7 @@ class TestEstimate:
         assert 0 < engine.num_calls <= estimate.program_calls
 
     @pytest.mark.parametrize(("kind", "demos"), [(PLReorder, 6), (PLFewShot, 0), (TopKOrder, 6)])
-    def test_says_when_max_cost_ends_it(self, engine, kind, demos):
+    def test_says_when_max_cost_would_end_the_compile(self, engine, kind, demos):
         def asked(**limits):
             return kind(exact_match, **limits).estimate(student(demos), trainset=EXAMPLES)
 
@@ -193,7 +193,7 @@ class TestEstimate:
 
 
 class TestEstimateOfFunctions:
-    def test_calls_and_dollars_are_about_those_of_the_call(self):
+    def test_calls_and_cost_are_about_those_of_the_function(self):
         arguments = (student(4), exact_match, EXAMPLES)
         # Count tokens as the estimate does.
         engine = PricedEngine(lambda request: {"input_tokens": tokens_of(request)})
@@ -202,12 +202,12 @@ class TestEstimateOfFunctions:
             assert engine.num_calls == 0
             measured = headroom(*arguments, max_metric_calls=200, display_progress=False)
         assert estimated.program_calls == measured.program_calls
-        answers = measured.program_calls * 5 * COMPLETION  # The fake says that all answers have 5 tokens.
+        answers = measured.program_calls * 5 * COMPLETION  # The fake LM reports 5 tokens for every answer.
         prompts = estimated.prompt_tokens * PROMPT
         assert prompts == pytest.approx(engine.cost - answers, rel=0.05)
         assert estimated.cost > prompts
 
-    def test_a_race_costs_the_mean_of_all_programs(self, engine):
+    def test_the_cost_of_a_race_is_averaged_over_programs(self, engine):
         estimated = estimate(choose_program, [student(0), student(6)], exact_match, trainset=EXAMPLES)
         num_calls = 2 * (len(EXAMPLES) - 6)  # The demos are not scored.
         assert estimated.program_calls == num_calls
@@ -221,7 +221,7 @@ class TestEstimateOfFunctions:
         assert estimated.cost > estimated.prompt_tokens * PROMPT
         assert engine.num_calls == 0
 
-    def test_max_cost_ends_a_race(self, engine):
+    def test_max_cost_limits_the_calls_of_a_race(self, engine):
         programs = [student(2), student(6)]
         full = estimate(choose_program, programs, exact_match, EXAMPLES)
         limited = estimate(choose_program, programs, exact_match, EXAMPLES, max_cost=full.cost / 2)
@@ -229,7 +229,7 @@ class TestEstimateOfFunctions:
 
     def test_arguments_are_checked_as_in_the_call(self, engine):
         with pytest.raises(
-            TypeError, match="must be headroom or choose_program; got PLReorder: of an optimizer"
+            TypeError, match="must be headroom or choose_program; got PLReorder: for an optimizer"
         ):
             estimate(PLReorder, student(), EXAMPLES)
         with pytest.raises(TypeError, match="missing a required argument: 'trainset'"):
@@ -239,7 +239,7 @@ class TestEstimateOfFunctions:
 
 
 def uneven(*, spread, failing, seed):
-    """Token counts are spread widely, and a share of calls fails."""
+    """Return an engine whose token counts vary and whose calls sometimes fail."""
 
     def tokens(request):
         texts = [message.text or "" for message in request.messages]
@@ -288,7 +288,7 @@ class TestMaxCost:
         ("spread", "failing", "share", "num_threads", "seed"),
         [(0.0, 0.0, 0.8, 16, 0), (0.5, 0.1, 0.8, 16, 0), (0.5, 0.1, 0.25, 1, 1), (1.2, 0.05, 0.25, 1, 1)],
     )
-    def test_is_not_passed_and_leaves_a_comparison(self, num_threads, spread, failing, share, seed):
+    def test_is_not_exceeded_and_leaves_a_comparison(self, num_threads, spread, failing, share, seed):
         engine = uneven(spread=spread, failing=failing, seed=seed)
         mean = 400 * PROMPT * math.exp(spread**2 / 2) + 5 * COMPLETION
         limit = share * 200 * mean
@@ -298,14 +298,14 @@ class TestMaxCost:
         assert report.cost == pytest.approx(engine.cost)
         assert 0.5 * limit < engine.cost <= limit + (engine.largest_cost if spread > 1 else 1e-12)
         assert report.stopped.startswith("cost limit")
-        # Where one call takes a fifth of the money, none may be left.
+        # If one call costs a fifth of the limit, nothing may be left for a comparison.
         if spread < 1:
             assert report.stopped == "cost limit"
-            # The money of 50 calls of very different prices may not be enough for three orders on 8 examples.
+            # If costs vary, the limit may not allow to compare three orders on 8 examples.
             assert report.comparison.num_candidates >= 3 - (share < 0.5 and spread > 0)
             assert report.comparison.num_examples >= 4
 
-    def test_more_of_it_lets_a_search_that_it_ended_go_on(self, engine, tmp_path):
+    def test_a_larger_limit_continues_the_search(self, engine, tmp_path):
         whole = PLReorder(exact_match).estimate(student(), trainset=EXAMPLES).cost
         calls = []
         for share in (0.1, 0.3):
@@ -315,10 +315,10 @@ class TestMaxCost:
         assert second > 2 * first
 
     @pytest.mark.parametrize(("limit", "failing", "seed"), [(80, 0.1, 0), (150, 0.0, 1)])
-    def test_demos_that_are_made_get_a_part_of_it(self, tmp_path, limit, failing, seed):
+    def test_bootstrapping_gets_a_part_of_the_limit(self, tmp_path, limit, failing, seed):
         engine = uneven(spread=0.3, failing=failing, seed=seed)
         runs = []
-        for _ in range(2):  # the second goes the same way at no call
+        for _ in range(2):  # The second compile repeats the first one from the log, without any call.
             options = {"max_metric_calls": 200, "max_errors": 1000, "num_threads": 4, "log_dir": tmp_path}
             chooser = PLFewShot(exact_match, max_cost=limit * A_CALL, seed=seed, **options)
             with using(engine, MODEL):
@@ -333,8 +333,8 @@ class TestMaxCost:
 
     @pytest.mark.parametrize("kind", [PLReorder, TopKOrder])
     @pytest.mark.parametrize("judge", [False, True])
-    def test_holds_for_a_model_that_thinks_in_many_threads(self, kind, judge):
-        """The cost of a judge is unknown before its first call."""
+    def test_holds_for_a_reasoning_model_in_many_threads(self, kind, judge):
+        """The cost of a call of the judge is unknown before the first one."""
 
         def tokens(request):
             time.sleep(0.02)
@@ -353,7 +353,7 @@ class TestMaxCost:
         assert 0 < engine.cost <= 0.4
         assert limited.report.cost == pytest.approx(engine.cost)
 
-    def test_a_dear_teacher_needs_a_price_and_leaves_three_quarters_to_a_cheap_student(
+    def test_an_expensive_teacher_needs_a_price_and_leaves_three_quarters_of_the_limit(
         self, engine, monkeypatch
     ):
         teacher = student(0)
@@ -384,13 +384,15 @@ class TestMaxCost:
             method_of(student(), trainset=EXAMPLES)
         assert engine.num_calls == 0
 
-    def test_too_little_ends_it_without_a_comparison(self, engine):
+    def test_a_very_small_limit_ends_the_compile_without_a_comparison(self, engine):
         report = compiled(max_cost=10 * A_CALL, num_threads=4)
         assert engine.cost <= 10 * A_CALL
         assert report.stopped.startswith("cost limit")
 
     @pytest.mark.parametrize("usage", [{}, {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}])
-    def test_a_server_that_reports_no_tokens_ends_it_unless_they_are_free(self, engine, usage, monkeypatch):
+    def test_a_server_that_reports_no_tokens_ends_the_compile_unless_tokens_are_free(
+        self, engine, usage, monkeypatch
+    ):
         def complete(request, whole=engine.complete):
             response = whole(request)
             object.__setattr__(response, "usage", type(response.usage)(**usage))

@@ -115,7 +115,7 @@ class TestOrders:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_they_are_not_calibrated(engine, kind):
+def test_decision_outputs_are_not_calibrated(engine, kind):
     fix = r"replies of 'self' state probabilities themselves.*dspy\.experimental\.ReAnchor"
     with pytest.raises(ValueError, match=fix):
         BatchCalibration().compile(student(kind), trainset=examples(kind))
@@ -124,7 +124,7 @@ def test_they_are_not_calibrated(engine, kind):
     assert not engine.prompts
 
 
-def test_scores_are_ordered(engine):
+def test_demos_with_score_outputs_are_ordered(engine):
     def close(example, prediction, trace=None):
         return prediction.label.level == number(example.text) % 3
 

@@ -1,4 +1,4 @@
-"""What returned programs carry in `detailed_results`, as those of `dspy.GEPA` do."""
+"""The attribute `detailed_results` of returned programs, which has the format of `dspy.GEPA`."""
 
 import json
 
@@ -30,7 +30,7 @@ def engine():
 
 @pytest.fixture(params=RUNS)
 def run(request):
-    """Return an optimizer after a compile, and its program."""
+    """Return an optimizer after a compile, and the program that it returned."""
     optimizer = RUNS[request.param]()
     return optimizer, optimizer.compile(student(), trainset=EXAMPLES)
 
@@ -39,7 +39,7 @@ def fields_of(predictor):
     return [{name: str(value) for name, value in demo.items()} for demo in predictor.demos]
 
 
-def test_they_are_the_finalists_and_the_returned_one(run):
+def test_the_results_list_the_finalists_and_the_returned_candidate(run):
     optimizer, program = run
     results = program.detailed_results
     report = optimizer.report
@@ -56,7 +56,7 @@ def test_they_are_the_finalists_and_the_returned_one(run):
     assert results["seed"] == 3
 
 
-def test_they_are_plain_data_that_changes_no_file_and_follows_copies(run, tmp_path):
+def test_the_results_are_plain_data_that_is_copied_but_not_saved(run, tmp_path):
     _, program = run
     results = program.detailed_results
     assert json.loads(json.dumps(results)) == results
@@ -68,7 +68,7 @@ def test_they_are_plain_data_that_changes_no_file_and_follows_copies(run, tmp_pa
     assert "detailed_results" not in program.dump_state()
 
 
-def test_a_second_compile_replaces_them():
+def test_a_second_compile_replaces_the_results():
     first = RUNS["PLReorder"]().compile(student(), trainset=EXAMPLES)
     before = dict(first.detailed_results)
     second = PLReorder(exact_match, max_metric_calls=100, seed=5).compile(first, trainset=EXAMPLES)
@@ -76,7 +76,7 @@ def test_a_second_compile_replaces_them():
     assert first.detailed_results == before
 
 
-def test_those_of_gepa_are_replaced_in_the_result_alone():
+def test_results_of_gepa_are_replaced_only_in_the_returned_program():
     class GEPAResult:
         def __init__(self):
             self.candidates = [student(2), student(3)]
@@ -89,7 +89,7 @@ def test_those_of_gepa_are_replaced_in_the_result_alone():
     assert isinstance(program.detailed_results, GEPAResult)
 
 
-def test_an_attribute_of_the_user_with_this_name_is_kept():
+def test_a_users_own_attribute_is_kept():
     def forward(self, question):
         assert self.detailed_results == "mine"
         return self.predict(question=question)
@@ -106,7 +106,7 @@ def test_a_race_names_its_programs():
     assert {candidate["name"] for candidate in results["candidates"]} == {"few", "many"}
 
 
-def test_without_a_comparison_there_are_none():
+def test_without_a_comparison_there_are_no_candidates():
     optimizer = PLFewShot(exact_match, demos="retrieved", max_metric_calls=0)
     program = optimizer.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
     assert program.detailed_results["candidates"] == []

@@ -1,4 +1,4 @@
-"""Every optimizer keeps limits, survives kills and repeats its results."""
+"""Tests of every optimizer: limits, resuming, repeatable results, and errors."""
 
 import re
 import shutil
@@ -16,7 +16,7 @@ from plr_dspy.baselines import TopKOrder
 
 
 class WithPrograms(PLFewShot):
-    """`PLFewShot` with programs of others."""
+    """`PLFewShot` with programs that the user passes."""
 
     def compile(self, student, **options):
         return super().compile(student, programs=programs_of_others(), **options)
@@ -49,10 +49,10 @@ BROKEN = ("PLReorder", "paper", "TopKOrder")
 TIMED = ("PLReorder", "calibrated", "paper", "PLFewShot", "demos for each input", "TopKOrder", "F1")
 METRICS = {kind: F1("positive") for kind in ("F1", "F1, calibrated")}
 BUDGET = {"paper": 300, "TopKOrder": 200}
-"""Program calls; the others get 100."""
+"""Maximum number of program calls, if it is not 100."""
 OFTEN = {"demos for each input": 3, "programs": 2, "instructions": 3}
-"""How often a prompt may be paid: two rules, or a program and the search, may show an example the same demos.
-Instructions do not count here."""
+"""Maximum number of calls with the same prompt, if it is not 1. Two variations of retrieval, or a user's program and
+the search, may show the same demos. Instructions are not part of these prompts."""
 
 
 def compiled(kind, engine, *, metric=None, program=None, trainset=EXAMPLES, **options):
@@ -68,13 +68,13 @@ def compiled(kind, engine, *, metric=None, program=None, trainset=EXAMPLES, **op
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Return the folder that holds the log of an uninterrupted compile of each kind."""
+    """Return a folder for the logs of uninterrupted compiles, one subfolder for each kind."""
     return tmp_path_factory.mktemp("finished")
 
 
 @pytest.fixture(scope="module")
 def finished(folders):
-    """Return student, program and optimizer of uninterrupted compiles."""
+    """Return a function that returns the student, program and optimizer of an uninterrupted compile."""
     compiles = {}
 
     def of(kind):
@@ -97,8 +97,8 @@ def kind(request):
 
 
 class TestLimits:
-    def test_calls_are_counted_and_never_passed_at_any_number_of_threads(self, kind, whole):
-        """Neither retries nor threads change what a compile finds."""
+    def test_the_budget_is_kept_at_any_number_of_threads(self, kind, whole):
+        """The number of threads does not change the result."""
         engine = Engine()
         budget = BUDGET.get(kind, 100)
         _, optimizer = compiled(kind, engine, num_threads=8)
@@ -113,14 +113,14 @@ class TestLimits:
         assert "program calls" in str(estimate)
         planned = settings["num_selection_examples"]
         compared = optimizer.report.comparison.num_examples
-        # A metric over a set is compared on all examples that both programs have answered.
+        # With a metric over a set, programs are compared on all examples that both answered.
         assert compared >= planned if kind in METRICS else compared == planned
 
     @pytest.mark.parametrize("kind", ["PLReorder", "paper", "PLFewShot"])
-    def test_another_seed_has_a_budget_of_its_own_in_the_same_folder(self, kind, tmp_path):
-        """A second run pays for no call again.
+    def test_another_seed_has_its_own_budget_in_the_same_folder(self, kind, tmp_path):
+        """The second compile repeats no logged call.
 
-        A teacher may be asked what a student was asked under another seed.
+        However, the teacher may get a prompt that the student got with the other seed.
         """
         engine = Engine()
         for seed in (0, 1):
@@ -140,7 +140,7 @@ class TestLimits:
         ("kind", "limit"),
         [*((kind, "max_seconds") for kind in TIMED), ("calibrated", "max_cost"), ("TopKOrder", "max_cost")],
     )
-    def test_time_and_money_are_not_passed_and_leave_a_comparison(self, kind, limit, monkeypatch):
+    def test_time_and_cost_limits_are_kept_and_leave_a_comparison(self, kind, limit, monkeypatch):
         """Each call takes a second and costs a dollar."""
         engine = Engine()
         most = 1.5 * BUDGET.get(kind, 100)
@@ -157,13 +157,13 @@ class TestLimits:
         assert optimizer.report.stopped.startswith(ended_by) or kind == "paper"
 
 
-class TestGoingOn:
+class TestResuming:
     @pytest.mark.parametrize(
         ("kind", "how", "num_threads"),
         [*((kind, interrupt, 4) for kind in KINDS), *((kind, failure, 1) for kind in BROKEN)],
     )
-    def test_wherever_it_was_stopped(self, kind, whole, how, num_threads, tmp_path):
-        """Only calls that were under way are repeated."""
+    def test_a_compile_resumes_wherever_it_was_stopped(self, kind, whole, how, num_threads, tmp_path):
+        """Only calls that were in progress are repeated."""
         engine = Engine()
         stops = (0, 2, 30, 15)
         options = {"num_threads": num_threads, "max_errors": 1, "log_dir": tmp_path}
@@ -175,21 +175,21 @@ class TestGoingOn:
         report = compiled(kind, engine, **options)[1].report
         again = Counter(engine.prompts)
         assert report.program_calls["resumed"] > 45
-        if kind == "instructions":  # The engine's prompts leave out instructions.
+        if kind == "instructions":  # The recorded prompts do not contain instructions.
             assert how is not interrupt or found(report) == found(whole(kind))
             return
         assert sum(again.values()) - len(again) <= num_threads * len(stops)
         if how is interrupt:
             assert len(again) == report.program_calls["total"]
             assert found(report) == found(whole(kind))
-        else:  # Calls that failed are made again.
+        else:  # Failed calls are repeated.
             assert len(again) <= report.program_calls["total"] <= BUDGET.get(kind, 100)
             assert report.comparison is not None
 
-    def test_a_finished_compile_costs_nothing_and_a_larger_budget_only_what_is_new(
+    def test_a_finished_compile_needs_no_calls_and_a_larger_budget_only_new_calls(
         self, kind, whole, folders, tmp_path
     ):
-        """Another metric is refused unless it is accepted."""
+        """Another metric is rejected unless the change is accepted."""
 
         def other(example, prediction):
             return 1.0 * exact(example, prediction)
@@ -207,7 +207,7 @@ class TestGoingOn:
         assert not engine.prompts
         compiled(kind, engine, metric=other, log_dir=tmp_path, accept_changes=True)
         before = len(engine.prompts)
-        # What was accepted is no change any more.
+        # The accepted metric no longer counts as a change.
         budget = int(1.5 * BUDGET.get(kind, 100))
         _, optimizer = compiled(kind, engine, metric=other, max_metric_calls=budget, log_dir=tmp_path)
         calls = optimizer.report.program_calls
@@ -218,7 +218,7 @@ class TestGoingOn:
 
 
 class TestResult:
-    def test_is_a_copy_with_a_report_that_can_be_kept(self, kind, finished, tmp_path):
+    def test_is_a_copy_with_a_report_that_can_be_saved(self, kind, finished, tmp_path):
         engine = Engine()
         (program, result, optimizer) = finished(kind)
         assert program.dump_state() == student().dump_state()
@@ -239,7 +239,7 @@ class TestResult:
         assert engine.prompts[-1] == engine.prompts[-2]
 
     @pytest.mark.parametrize("kind", ["PLReorder", "paper", "PLFewShot"])
-    def test_the_seed_decides_and_that_of_compile_wins(self, kind, whole):
+    def test_the_seed_of_compile_overrides_the_seed_of_the_optimizer(self, kind, whole):
         optimizer = KINDS[kind](exact, max_metric_calls=BUDGET.get(kind, 100), display_progress=False, seed=5)
         with using(Engine(), "fake/x"):
             optimizer.compile(student(), trainset=EXAMPLES, seed=0)
@@ -248,7 +248,7 @@ class TestResult:
         assert zero == whole(kind).candidates != optimizer.report.candidates
 
 
-class TestMistakes:
+class TestErrors:
     def test_an_error_reaches_the_user_and_leaves_a_report_and_a_program(self, kind):
         engine = Engine()
 
@@ -270,7 +270,7 @@ class TestMistakes:
         assert optimizer.best_program.reorder_report == report.to_dict()
 
     @pytest.mark.parametrize("value", [None, float("nan")])
-    def test_a_metric_of_no_use_ends_it_at_once(self, kind, value):
+    def test_a_metric_without_a_valid_score_ends_the_compile_at_once(self, kind, value):
         engine = Engine()
         options = {"max_metric_calls": 300, "max_errors": 3, "num_threads": 2, "display_progress": False}
         optimizer = KINDS[kind](lambda example, prediction: value, **options)

@@ -1,4 +1,4 @@
-"""A report of PLFewShot gives one estimate of an arrangement everywhere."""
+"""Expected scores in reports of PLFewShot, which are the same for a candidate in all parts of a report."""
 
 import dspy
 import numpy as np
@@ -14,11 +14,13 @@ CALLS = 120
 
 
 class MumblingEngine(LabelEngine):
-    """Mumbles to most prompts without demos; demos decide the rest.
+    """An engine whose accuracy depends on the demos.
+
+    Without demos, most replies cannot be parsed.
 
     Args:
-        salt: Of everything random.
-        logprobs: Off, replies come without.
+        salt: Seed of all random numbers.
+        logprobs: Whether replies have log-probabilities.
     """
 
     def __init__(self, salt, *, logprobs=True):
@@ -27,7 +29,7 @@ class MumblingEngine(LabelEngine):
         self.mumbles = lambda demos, text: not demos and digest(f"{text}{salt}") < 0.9
 
     def chances(self, demos, text):
-        """Return label probabilities by the demos and the text."""
+        """Return the label probabilities, given the demos and the text."""
         worth = sum(digest(f"{self.salt}{demo}") - 0.3 for demo in demos)
         hard = digest(f"{self.salt}{text}") + 0.2 * digest("".join([*demos, text]))
         right = 1 / (1 + 2.0 ** (4 * hard - 4 * worth - 2))
@@ -72,7 +74,7 @@ def compiles(request):
 
 
 class TestOneEstimate:
-    def test_scores_differ_by_the_gain_that_is_expected(self, compiles):
+    def test_scores_differ_by_the_expected_gain(self, compiles):
         for _, chooser, chosen in compiles:
             report = chooser.report
             best = by_number(chooser.report)
@@ -86,7 +88,7 @@ class TestOneEstimate:
             if effect is not None:
                 assert effect.original == pytest.approx(before, abs=2e-6)
 
-    def test_all_calls_of_the_student_count_and_hardly_any_others(self, compiles):
+    def test_the_students_score_depends_mostly_on_its_own_calls(self, compiles):
         for engine, chooser, _ in compiles:
             best = by_number(chooser.report)[0]
             without = [prompt for prompt in engine.prompts if len(prompt) == 1]
@@ -95,8 +97,8 @@ class TestOneEstimate:
             assert best.score <= observed + 0.12
 
     @pytest.mark.parametrize("compiles", ["log-probabilities", "scores"], indirect=True)
-    def test_intervals_hold_the_scores_on_other_examples(self, compiles):
-        """The true scores are those of answers without calibration."""
+    def test_intervals_contain_the_scores_on_other_examples(self, compiles):
+        """The true scores are computed without calibration."""
         others = [f"other {i}" for i in range(1_000)]
         held = []
         for engine, chooser, _ in compiles:
@@ -109,7 +111,7 @@ class TestOneEstimate:
 
 
 def compared(chance, kind=PLReorder, *, seed, num_demos, logprobs=True, **options):
-    """Return the comparison of a compile where demos decide the accuracy."""
+    """Return the comparison of a compile in which the accuracy depends on the demos."""
 
     def chances(shown, text):
         right = digest(f"{seed} {shown} {text}") < chance(shown)
@@ -125,8 +127,8 @@ def compared(chance, kind=PLReorder, *, seed, num_demos, logprobs=True, **option
 
 
 @pytest.mark.parametrize("logprobs", [True, False])
-def test_a_student_unlike_all_other_orders_is_told_by_its_own_calls(logprobs):
-    """The student's order scores .9 and all others .5."""
+def test_the_score_of_an_unusual_student_is_estimated_from_its_own_calls(logprobs):
+    """The student's order scores .9, and all other orders score .5."""
     inside = 0
     own = [f"demo {i}" for i in range(5)]
     options = {"num_demos": 5, "logprobs": logprobs, "max_metric_calls": 150}
@@ -137,8 +139,8 @@ def test_a_student_unlike_all_other_orders_is_told_by_its_own_calls(logprobs):
     assert inside >= 11
 
 
-def test_near_the_highest_score_a_few_misses_of_the_student_are_no_effect():
-    """Every answer is right with probability .95."""
+def test_a_few_errors_near_the_highest_score_are_no_evidence():
+    """With any demos, an answer is correct with probability .95."""
     options = {"num_demos": 8, "candidates": "labeled", "max_metric_calls": 400, "signal": "score"}
     num_claims = 0
     for seed in range(12):

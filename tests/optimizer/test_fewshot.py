@@ -1,4 +1,4 @@
-"""PLFewShot: which demos, how many, in what order."""
+"""PLFewShot: the demos that it chooses, their number and their order."""
 
 from typing import Literal
 
@@ -34,7 +34,7 @@ def shown(program):
 
 
 class TestChoice:
-    def test_finds_demos_and_an_order_better_than_none(self, engine):
+    def test_finds_demos_that_are_better_than_none(self, engine):
         program, chooser = chosen(candidates="labeled", max_metric_calls=250)
         assert chooser.report.comparison.chosen > chooser.report.comparison.original
         assert 2 <= len(program.demos) <= 4
@@ -42,8 +42,8 @@ class TestChoice:
         assert chooser.report.candidates[0].ordering == {"self": []}
         assert chooser.best_program is program
 
-    def test_a_students_own_demos_in_their_order_are_what_is_compared_with(self, engine):
-        """Also one that it has twice."""
+    def test_the_students_own_demos_are_the_baseline(self, engine):
+        """This includes a demo that the student shows twice."""
         _, chooser = chosen(student([*EXAMPLES[:2], EXAMPLES[0]]), candidates="labeled")
         (slot,) = chooser.report.slots
         assert chooser.report.candidates[0].ordering == {"self": [0, 1, 2]}
@@ -52,14 +52,14 @@ class TestChoice:
         assert slot.origins[3].startswith("trainset[")
 
     @pytest.mark.parametrize("limits", [{"max_demos": 2}, {"min_demos": 4}, {"max_demo_tokens": 40}])
-    def test_a_student_outside_the_limits_is_a_finalist_all_the_same(self, engine, limits):
+    def test_a_student_outside_the_limits_is_still_a_finalist(self, engine, limits):
         _, chooser = chosen(student(3), candidates="labeled", **limits)
         first, *others = chooser.report.candidates
         assert first.ordering == {"self": [0, 1, 2]}
         assert others
         assert all(len(other.ordering["self"]) != 3 or "max_demo_tokens" in limits for other in others)
 
-    def test_numbers_of_demos(self, engine):
+    def test_programs_can_be_built_with_each_scored_number_of_demos(self, engine):
         program, chooser = chosen(candidates="labeled", min_demos=2, max_demos=3)
         best = {entry.num_demos: entry for entry in chooser.report.best_by_number}
         assert set(best) <= {0, 2, 3}
@@ -70,22 +70,22 @@ class TestChoice:
             assert (entry.tokens > 0) == (number > 0)
         assert len(program.demos) in best
         assert shown(chooser.program_with(len(program.demos))) == shown(program)
-        message = r"num_demos must be one of \[.*2, 3\]"
+        message = r"num_demos must be one of the scored numbers \[.*2, 3\]"
         with pytest.raises(ValueError, match=message):
             chooser.program_with(num_demos=7)
 
-    def test_two_predictors_have_pools_of_their_own(self, engine):
+    def test_each_predictor_has_its_own_pool(self, engine):
         program, chooser = chosen(fakes.two_predictors(), max_metric_calls=200)
         hint, answer = chooser.report.slots
         assert hint.predictor == "hint"
         assert answer.predictor == "answer.predict"
-        # Examples have no hint.
+        # Examples have no field "hint", so only bootstrapped demos can show a hint.
         assert all(origin.startswith("bootstrapped") for origin in hint.origins)
         assert any(origin.startswith("trainset") for origin in answer.origins)
         assert chooser.report.program_calls["bootstrap"] > 0
         assert len(program.predictors()) == 2
 
-    def test_nothing_is_bootstrapped_where_labels_say_all(self, engine):
+    def test_nothing_is_bootstrapped_if_all_outputs_are_labels(self, engine):
         labels = Literal[tuple(sorted({example.answer for example in EXAMPLES}))]
         signature = dspy.Signature("question -> answer").with_updated_fields("answer", type_=labels)
         reasoned = dspy.ChainOfThought(signature)
@@ -96,7 +96,7 @@ class TestChoice:
         _, chooser = chosen(dspy.Predict(signature))
         assert not chooser.report.program_calls["bootstrap"]
 
-    def test_a_list_of_candidates(self, engine):
+    def test_demos_can_be_chosen_from_a_list(self, engine):
         demos = [{"question": f"other {i}", "answer": f"answer {i % 3}"} for i in range(3)]
         _, chooser = chosen(candidates=demos, max_metric_calls=400)
         (slot,) = chooser.report.slots
@@ -113,19 +113,19 @@ class TestLeaks:
         assert engine.num_calls > 60
         assert engine.copied == 0
 
-    def test_nor_with_the_students_own_or_those_of_a_list(self):
+    def test_demos_of_the_student_and_of_a_list_leak_no_answers(self):
         with using(fakes.CopyingEngine()) as engine:
             chosen(student(3), candidates=[dict(example) for example in EXAMPLES[10:20]])
         assert engine.copied == 0
 
-    def test_duplicates_go_to_one_side(self, engine):
+    def test_duplicates_are_either_demos_or_scored(self, engine):
         _, chooser = chosen(trainset=EXAMPLES[:40] * 2, candidates="labeled")
         pooled = {slot["question"] for slot in chooser.report.slots[0].demos}
         assert len(pooled) == len(chooser.report.slots[0].demos) == 10
         settings = chooser.report.settings
         assert settings["num_train"] + settings["num_selection"] == 30
 
-    def test_examples_of_the_valset_are_no_demos(self, engine):
+    def test_valset_examples_are_not_used_as_demos(self, engine):
         chooser = optimizer(candidates="labeled")
         chooser.compile(predict(), trainset=EXAMPLES, valset=EXAMPLES[20:])
         pooled = {demo["question"] for demo in chooser.report.slots[0].demos}
@@ -133,8 +133,8 @@ class TestLeaks:
 
 
 class TestTokens:
-    def test_the_limit_is_the_most_that_may_be_shown_and_holds_for_all_calls(self, engine):
-        """Each of these demos has as many tokens as any other."""
+    def test_no_call_exceeds_max_demo_tokens(self, engine):
+        """All demos have the same number of tokens."""
         four = list(map(dict, EXAMPLES[:4]))
 
         def numbers(limit):
@@ -149,7 +149,7 @@ class TestTokens:
         assert tokens == {number: number * tokens[1] for number in range(4)}
         assert list(numbers(2 * tokens[1])) == [0, 1, 2]
         assert list(numbers(2 * tokens[1] - 1)) == list(numbers(tokens[1])) == [0, 1]
-        # The search soon ends, and leaves the comparison its whole share.
+        # The search ends early, so the comparison gets all its planned calls.
         limits = {"max_demo_tokens": tokens[1], "max_metric_calls": 600}
         few = optimizer(candidates=four, **limits)
         few.compile(predict(), trainset=EXAMPLES[4:16], valset=EXAMPLES[16:])
@@ -157,7 +157,7 @@ class TestTokens:
         num_examples = few.report.comparison.num_examples
         assert num_examples == few.report.settings["num_selection_examples"] > 16
 
-    def test_demos_over_the_limit_are_in_no_pool_but_the_students_own(self, engine):
+    def test_only_the_students_own_demos_may_exceed_the_limit(self, engine):
         long = {"question": "long " * 50, "answer": "answer 1"}
         program = student([dspy.Example(long, question="longer " * 50), EXAMPLES[5]])
         candidates = [long, *map(dict, EXAMPLES[:4])]
@@ -168,7 +168,7 @@ class TestTokens:
         for candidate in chooser.report.candidates[1:]:
             assert 0 not in candidate.ordering["self"]
 
-    def test_a_limit_that_no_demo_fits(self, engine):
+    def test_a_limit_below_the_shortest_demo_is_rejected(self, engine):
         message = r"max_demo_tokens must be at least \d\d, the tokens of the shortest"
         with pytest.raises(ValueError, match=message):
             optimizer(max_demo_tokens=3).compile(predict(), trainset=EXAMPLES)
@@ -179,8 +179,8 @@ class TestTokens:
 
 
 @pytest.mark.parametrize(("least", "limit", "most"), [(0, None, 5), (5, None, 5), (2, 70, 2)])
-def test_log_probabilities_are_taken_where_they_come(least, limit, most):
-    """Replies may say a label only if enough demos are shown."""
+def test_log_probabilities_are_used_if_replies_need_demos_to_have_them(least, limit, most):
+    """Replies contain a label only if the prompt shows at least `least` demos."""
     options = {"max_metric_calls": 120, "max_demos": 5, "max_demo_tokens": limit, "candidates": "labeled"}
     chooser = PLFewShot(exact, display_progress=False, **options)
 
@@ -195,7 +195,7 @@ def test_log_probabilities_are_taken_where_they_come(least, limit, most):
     assert max(len(prompt) // 2 for prompt in engine.prompts) == most
 
 
-def test_another_teacher_is_asked_and_the_same_one_not_again(engine, tmp_path):
+def test_only_another_teacher_needs_new_calls(engine, tmp_path):
     teacher = student(4)
     counts = []
     for options in ({"teacher": teacher}, {"teacher": teacher}, {}):
@@ -219,13 +219,13 @@ WRONG_ARGUMENTS = [
 
 class TestBadInput:
     @pytest.mark.parametrize(("name", "value"), WRONG_ARGUMENTS)
-    def test_arguments(self, name, value):
+    def test_constructor_arguments_are_checked(self, name, value):
         with pytest.raises((TypeError, ValueError), match=name):
             optimizer(**{name: value})
 
     def test_errors_come_before_any_call(self, engine):
         for options, compiled, message in (
-            ({"max_metric_calls": 12}, {}, "at least 32 for 8 calls that bootstrap demos, then a search"),
+            ({"max_metric_calls": 12}, {}, "at least 32 for 8 calls that bootstrap demos, a search"),
             ({}, {"teacher": "gpt"}, "teacher must be a dspy.Module"),
             ({}, {"teacher": fakes.two_predictors()}, "teacher must have the student's predictors"),
             ({"candidates": [{"other": "x"}]}, {}, "no demos to choose from"),
@@ -239,7 +239,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match="call compile first"):
             optimizer().program_with(2)
         assert engine.num_calls == 0
-        reason = "no demos to choose from: a quarter of max_seconds or max_cost"
+        reason = "no demos to choose from, because a quarter of max_seconds or max_cost"
         with pytest.raises(RuntimeError, match=reason):
             chooser = optimizer(max_seconds=1e-9, candidates="bootstrapped")
             chooser.compile(predict(), trainset=EXAMPLES)

@@ -1,4 +1,4 @@
-"""The front of prompts: the best of each kind, what they cost, and the cheapest that is as good."""
+"""The front of prompts: the best prompt of each kind, its cost, and the cheapest prompt that is as good."""
 
 from collections import Counter
 from statistics import mean
@@ -20,13 +20,13 @@ MODEL = "fake/order-sensitive"
 PROMPT = 1e-6
 CACHED = 1e-7
 ANSWER = 4e-6
-ANSWER_TOKENS = 5  # of each reply of the fakes
+ANSWER_TOKENS = 5  # tokens in each reply of a fake LM
 PRICES = {"input_cost_per_token": PROMPT, "output_cost_per_token": ANSWER, "litellm_provider": "fake"}
 
 
 @pytest.fixture(params=[None, CACHED])
 def cached_price(request, monkeypatch):
-    """Price the fake model, with and without a price of cached tokens."""
+    """Set the prices of the fake model, and return the price of a cached token."""
     prices = dict(PRICES)
     if request.param is not None:
         prices["cache_read_input_token_cost"] = request.param
@@ -42,19 +42,19 @@ def compiled(program=None, *, trainset=EXAMPLES, metric=exact_match, programs=No
 
 
 def counted(predictor, demos, question=""):
-    """Return the tokens of a prompt by GPT-4o's tokenizer."""
+    """Return the number of tokens in a prompt, by GPT-4o's tokenizer."""
     inputs = dict.fromkeys(predictor.signature.input_fields, question)
     messages = dspy.ChatAdapter().format(predictor.signature, demos, inputs)
     return litellm.token_counter("gpt-4o", messages=messages)
 
 
 def dollars(cached, fresh, cached_price, answers=1):
-    """Return the dollars of 1,000 predictions."""
+    """Return the cost of 1,000 predictions in US dollars."""
     return 1_000 * (cached * cached_price + fresh * PROMPT + answers * ANSWER_TOKENS * ANSWER)
 
 
 def in_question(predictor):
-    """Return the tokens of a question, which are equally many for all examples."""
+    """Return the number of tokens in a question, which is the same for all examples."""
     return counted(predictor, [], "question 7") - counted(predictor, [])
 
 
@@ -85,8 +85,8 @@ class TestCost:
             assert entry.cost == pytest.approx(expected, rel=1e-9)
             assert entry.name == f"{entry.num_demos} retrieved demo{'s' if entry.num_demos > 1 else ''}"
 
-    def test_all_predictors_count(self, engine, cached_price):
-        """Two calls of the model answer an example; the second one has a hint and a reasoning."""
+    def test_prompts_of_all_predictors_are_counted(self, engine, cached_price):
+        """The program makes two model calls for an example. The second call has a hint and a reasoning."""
         program, optimizer = compiled(fakes.two_predictors())
         for entry in optimizer.report.front:
             built = optimizer.program_with(entry.num_demos)
@@ -95,7 +95,7 @@ class TestCost:
             fresh = (entry.cost - dollars(prefix, 0, cached_price, answers=2)) / (1_000 * PROMPT)
             assert 2 * in_question(program.hint) <= fresh + 1e-6 <= 40
 
-    def test_a_program_of_the_user_and_longer_instructions(self, engine, cached_price):
+    def test_user_programs_and_longer_instructions_have_their_own_entries(self, engine, cached_price):
         other = student(5)
         other.signature = other.signature.with_instructions("Answer well, whatever the question.")
         text = "Answer in two words, of which the second one is a number."
@@ -110,7 +110,7 @@ class TestCost:
         own = dspy.Predict("question -> answer")
         instructed = own.deepcopy()
         instructed.signature = own.signature.with_instructions(text)
-        # The instruction of the user's program joins as the last one.
+        # The instruction of the user's program is the last alternative.
         predictors = {0: own, 1: instructed, 2: other}
         numbers = {entry.instructions["self"] for entry in front if entry.kind == "fixed"}
         assert {0, 1} <= numbers <= {0, 1, 2}
@@ -121,13 +121,13 @@ class TestCost:
                 assert entry.prompt_tokens == counted(predictors[number], shown)
                 assert entry.name.endswith(f", instruction {number} of self") == (number > 0)
 
-    def test_without_a_price_tokens_decide(self, engine):
+    def test_without_prices_the_front_is_sorted_by_tokens(self, engine):
         _, optimizer = compiled()
         front = optimizer.report.front
         assert {entry.cost for entry in front} == {None}
         assert [entry.num_demos for entry in front] == [0, 1, 2, 3]
 
-    def test_a_prompt_that_cannot_be_built_is_counted_by_its_demos(self):
+    def test_if_a_prompt_cannot_be_built_only_its_demos_are_counted(self):
         class Picky(dspy.ChatAdapter):
             def format(self, signature, demos, inputs):
                 assert all(inputs.values()), "inputs must not be empty"
@@ -142,7 +142,7 @@ class TestCost:
 
 
 class TestReport:
-    def test_the_data_survive_json(self, engine, cached_price, tmp_path):
+    def test_the_front_is_saved_with_the_report(self, engine, cached_price, tmp_path):
         _, optimizer = compiled()
         report = optimizer.report
         report.save(tmp_path / "report.json")
@@ -151,7 +151,7 @@ class TestReport:
         assert loaded.front == report.front
         assert loaded.best_by_number == report.best_by_number
 
-    def test_numbers_of_demos_are_those_of_the_front(self, engine):
+    def test_the_best_program_with_each_number_of_demos_is_in_the_front(self, engine):
         program, optimizer = compiled(program=student(2), instructions=["Answer."])
         report = optimizer.report
         (returned,) = (entry for entry in report.front if entry.is_returned)
@@ -161,7 +161,7 @@ class TestReport:
             rivals = [entry.score for entry in report.front if entry.num_demos == best.num_demos]
             assert best.is_returned or best.score == max(rivals)
 
-    def test_the_undominated_are_told_and_drawn(self, engine):
+    def test_undominated_prompts_are_listed_and_plotted(self, engine):
         _, optimizer = compiled()
         report = optimizer.report
         undominated = report.undominated
@@ -177,7 +177,7 @@ class TestReport:
 
 class TestCheapest:
     @pytest.mark.parametrize("calibrate", [False, True])
-    def test_with_any_loss_and_certainty_it_is_the_cheapest_of_all(self, calibrate):
+    def test_the_cheapest_program_is_built_if_any_loss_is_allowed(self, calibrate):
         options = {"calibrate": calibrate, "min_probability": 0.0, "metric": exact}
         with using(Engine(), "fake/x"):
             program, optimizer = compiled(with_demos(), trainset=LABELLED, **options)
@@ -188,7 +188,7 @@ class TestCheapest:
         for built in (program, cheapest, as_good):
             assert isinstance(built, CalibratedProgram) == calibrate
 
-    def test_it_is_the_first_in_the_report_that_is_as_good(self, engine):
+    def test_the_first_entry_that_is_as_good_is_built(self, engine):
         for seed in range(3):
             program, optimizer = compiled(seed=seed)
             first = next(entry for entry in optimizer.report.front if entry.is_as_good)
@@ -198,7 +198,7 @@ class TestCheapest:
                 not first.is_returned
             )
 
-    def test_after_an_interrupt_there_is_a_front_and_after_an_error_none(self):
+    def test_there_is_a_front_after_an_interrupt_but_not_after_an_error(self):
         with using(fakes.engine_for(EXAMPLES, at={100: fakes.interrupt})):
             optimizer = PLFewShot(exact_match, max_metric_calls=150, num_threads=1, display_progress=False)
             with pytest.raises(KeyboardInterrupt):
@@ -234,11 +234,11 @@ def label_of(text):
 
 
 def losses(chance, within, *, demos=0):
-    """Return how much less the cheapest program of each compile scores, and which had fewer demos.
+    """Return the loss of score of each compile's cheapest program, and how many of them have fewer demos.
 
     Args:
-        chance: Returns the true score by the number of demos.
-        demos: Demos of the student.
+        chance: Returns the true score, given the number of demos.
+        demos: Number of the student's demos.
     """
     lost = []
     num_shorter = 0
@@ -266,13 +266,13 @@ def losses(chance, within, *, demos=0):
 
 
 class TestSimulatedWorlds:
-    def test_an_effect_is_not_given_up_for_few_tokens(self):
+    def test_useful_demos_are_kept(self):
         """Each demo is worth .06, so no cheaper program is as good."""
         lost, _ = losses(lambda num_demos: 0.5 + 0.06 * num_demos, 0.01)
         assert sum(loss > 0.01 for loss in lost) <= 0.25 * NUM_COMPILES
         assert mean(lost) <= 0.01
 
-    def test_without_an_effect_demos_are_saved(self):
+    def test_useless_demos_are_dropped(self):
         """The student's demos do not help, and the search cannot tell that they are better than none."""
         lost, num_shorter = losses(lambda num_demos: 0.75, 0.05, demos=4)
         assert lost == [0.0 for _ in range(NUM_COMPILES)]

@@ -1,4 +1,4 @@
-"""What a program can gain, and by what: with fake LMs whose levers are known."""
+"""The function `headroom`, with fake LMs whose levers are known."""
 
 import itertools
 
@@ -25,7 +25,10 @@ QUESTION = dspy.Predict("question -> answer")
 
 
 class DemoEngine(CopyingEngine):
-    """Answers right if it is shown demos, but for some questions; `instructed` makes it right without them."""
+    """An engine that answers most questions correctly if the prompt shows demos.
+
+    If the instruction contains `instructed`, the engine answers all questions correctly.
+    """
 
     def __init__(self, examples, *, share=0.8, without=0.2, instructed="", **options):
         super().__init__(like=lambda demo, asked: False, **options)
@@ -78,7 +81,7 @@ class TestLevers:
         assert "'random demos'" in result.advice
         assert "dspy.LabeledFewShot" in result.advice
 
-    def test_a_program_with_demos_may_do_as_well_without(self):
+    def test_removing_the_demos_can_be_the_simplest_lever(self):
         program = student(demos())
         before = program.dump_state()
         engine = DemoEngine(questions(100), share=0.3, without=0.9)
@@ -89,7 +92,7 @@ class TestLevers:
         assert lever(result, "no demos").interval[0] > 0
         assert result.advice.endswith("remove the demos.")
 
-    def test_a_model_that_minds_nothing_has_no_lever(self):
+    def test_a_model_that_ignores_the_prompt_has_no_lever(self):
         engine = DemoEngine(questions(100), share=0.5, without=0.5)
         engine.answers = dict.fromkeys(engine.answers, "wrong")
         result = measured(engine, metric=lambda example, prediction: digest(example.question) < 0.6)
@@ -98,7 +101,7 @@ class TestLevers:
         assert result.advice.startswith("No gain beyond noise, but +0.")
         assert "Keep the program" in result.advice
 
-    def test_the_orders_are_those_of_the_programs_own_demos(self):
+    def test_the_programs_own_demos_are_reordered(self):
         examples = questions(100)
         engine = engine_for(examples)
         result = measured(engine, student(demos(3)), examples, max_metric_calls=400)
@@ -107,8 +110,8 @@ class TestLevers:
         assert len(own) == 4
         assert result.noise_shares.keys() == {"other orders", "other sets"}
 
-    def test_nearest_demos_are_found_if_they_help(self):
-        """Each question has three others of its kind, with the same answer."""
+    def test_nearest_demos_are_advised_if_they_help(self):
+        """For each question, there are three similar questions with the same answer."""
         examples = []
         for kind, number in itertools.product(range(30), range(4)):
             example = dspy.Example(question=f"topic{kind} text{kind}a {number}", answer=f"answer {kind}")
@@ -140,7 +143,7 @@ class TestLevers:
         assert lever(result, "other sets").num_calls == 8 * 30
         assert lever(result, "other orders").num_calls == 7 * 30
 
-    def test_several_predictors(self):
+    def test_a_program_may_have_several_predictors(self):
         result = measured(engine_for(questions(100)), two_predictors())
         assert result.program_calls <= 300
         assert "other sets" in names(result)
@@ -155,7 +158,7 @@ class TestLevers:
 
 
 class TestCalibration:
-    def test_a_biased_classifier_is_to_be_calibrated(self):
+    def test_calibration_is_advised_for_a_biased_classifier(self):
         engine = Engine(
             probabilities=lambda demos, text: [0.7, 0.3] if int(text.split()[-1]) % 2 else [0.9, 0.1]
         )
@@ -167,7 +170,7 @@ class TestCalibration:
         assert "BatchCalibration" in result.advice
 
     @pytest.mark.parametrize("metric", [exact, F1("positive")])
-    def test_it_needs_log_probabilities(self, metric):
+    def test_calibration_needs_log_probabilities(self, metric):
         with_them, without = (
             measured(Engine(logprobs=logprobs), classifier(), EXAMPLES, metric) for logprobs in (True, False)
         )
@@ -175,8 +178,8 @@ class TestCalibration:
         assert not any("calibrated" in name for name in names(without))
         assert all(0 <= lever.score <= 1 for lever in with_them.levers)
 
-    def test_failed_calls_count_alike_with_and_without_it(self):
-        """Calibration changes no answer of this model, so the failed calls alone could make a difference."""
+    def test_failed_calls_do_not_affect_the_gain_of_calibration(self):
+        """Calibration changes no answer of this model, so only failed calls could cause a gain."""
         engine = Engine(
             probabilities=lambda demos, text: [0.1, 0.9] if int(text.split()[-1]) % 2 else [0.9, 0.1]
         )
@@ -186,9 +189,9 @@ class TestCalibration:
         assert lever(result, "calibrated answers").gain == pytest.approx(0.0)
 
 
-class TestPromises:
+class TestCallsAndErrors:
     @pytest.mark.parametrize("metric", [exact, F1("positive")])
-    def test_a_measurement_resumes_without_a_call_twice(self, tmp_path, metric):
+    def test_a_measurement_resumes_without_repeating_calls(self, tmp_path, metric):
         engine = Engine()
 
         def go(engine=engine, **options):
@@ -217,13 +220,13 @@ class TestPromises:
             ({"max_demos": 0}, "max_demos"),
             ({"instructions": [""]}, "instructions"),
             ({"instructions": []}, "instructions must have at least 1 item"),
-            ({"instructions": ["x"], "program": two_predictors()}, "program with one predictor; it has 2"),
-            ({"examples": questions(12)}, "at least 10 examples .* of its 12, 9 are left"),
+            ({"instructions": ["x"], "program": two_predictors()}, "program with one predictor; got 2"),
+            ({"examples": questions(12)}, "at least 10 examples .* got 12 examples, of which 9 are left"),
             ({"examples": questions(2)}, "trainset"),
             ({"examples": questions(1)}, "trainset .* pass at least 20"),
             (
                 {"program": dspy.Predict("question -> reason"), "metric": lambda example, prediction: 1.0},
-                "the program has none, .* pass examples with values for all of the signature's fields",
+                "the program has no demos, .* pass examples with values for all of the signature's fields",
             ),
             ({"program": dspy.Predict}, "^program must be a dspy.Module"),
             ({"display_progress": "no"}, "display_progress"),
@@ -235,12 +238,12 @@ class TestPromises:
             measured(engine, **wrong)
         assert engine.num_calls == 0
 
-    def test_replies_that_cannot_be_read_end_it(self):
+    def test_unparsable_replies_end_the_measurement(self):
         engine = engine_for(questions(100), mumbles=lambda texts: True)
         with pytest.raises(RuntimeError, match=r"24 of 24 .*Well, let me see"):
             measured(engine)
 
-    def test_failures_end_it_or_count_for_nothing(self):
+    def test_many_failures_end_the_measurement_and_few_are_ignored(self):
         with pytest.raises(Exception, match="down"):
             measured(DemoEngine(questions(100), at=dict.fromkeys(range(300), failure)), max_errors=3)
         result = measured(DemoEngine(questions(100), at=dict.fromkeys((50, 120), failure)))

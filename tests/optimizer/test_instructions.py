@@ -1,4 +1,4 @@
-"""Instructions as one more choice of PLFewShot."""
+"""Instructions that PLFewShot chooses from: passed by the user, proposed, or from other programs."""
 
 import re
 from collections import Counter
@@ -34,7 +34,7 @@ SHARES = {GOOD: 0.9, BAD: 0.1, IDLE: 0.5}
 
 
 class InstructedEngine(OrderSensitiveEngine):
-    """Answers by its instruction, with some more or less right answers for the demos shown."""
+    """An engine whose accuracy depends on the instruction and, to a lesser degree, on the demos."""
 
     def answer(self, system, texts):
         (asked,) = re.findall(r"## question ## \]\]\n(.*?)\n", texts[-1] + "\n")
@@ -63,7 +63,7 @@ def compiled(*texts, program=None, trainset=EXAMPLES, **options):
 
 
 def found(report):
-    """Return a report without what another run may change."""
+    """Return the data of a report, without values that may differ between runs."""
     data = report.to_dict()
     for name in ("seconds", "stopped", "program_calls", "settings", "tokens"):
         del data[name]
@@ -95,14 +95,14 @@ class TestChoice:
         assert report.candidates[0].instructions == {"self": 0}
         assert 2 in [candidate.instructions["self"] for candidate in report.candidates]
 
-    def test_the_program_keeps_it_when_saved(self, instructed, tmp_path):
+    def test_a_saved_program_keeps_its_instruction(self, instructed, tmp_path):
         program, _ = compiled(GOOD)
         program.save(tmp_path / "program.json")
         loaded = load_program(dspy.Predict("question -> answer"), tmp_path / "program.json")
         assert loaded.signature.instructions == GOOD
         assert loaded.dump_state() == program.dump_state()
 
-    def test_the_students_own_stays_where_others_hurt(self, instructed):
+    def test_the_students_own_instruction_is_kept_if_others_hurt(self, instructed):
         program = dspy.Predict("question -> answer")
         _, optimizer = compiled(BAD, program=program, candidates=[{"note": "not shown"}])
         assert optimizer.report.original_stays
@@ -110,14 +110,14 @@ class TestChoice:
         assert optimizer.best_program.signature.equals(program.signature)
         assert "no other program is expected to do better" in str(optimizer.report)
 
-    def test_instructions_alone_where_there_are_no_demos(self, instructed):
+    def test_instructions_can_be_chosen_without_demos(self, instructed):
         program, optimizer = compiled(BAD, GOOD, candidates=[{"note": "not shown"}])
         assert program.signature.instructions == GOOD
         assert program.demos == []
         assert optimizer.report.slots == []
         assert optimizer.report.returned.num_demos == 0
 
-    def test_numbers_of_demos_are_those_of_demos(self, instructed):
+    def test_instructions_are_not_counted_as_demos(self, instructed):
         program, optimizer = compiled(GOOD, IDLE, program=student(2))
         for entry in optimizer.report.best_by_number:
             other = optimizer.program_with(entry.num_demos)
@@ -128,7 +128,7 @@ class TestChoice:
         assert returned.num_demos == len(program.demos)
         assert optimizer.report.original.num_demos == 2
 
-    def test_copies_and_blanks_are_dropped(self, instructed):
+    def test_duplicate_and_blank_instructions_are_dropped(self, instructed):
         own = "Given the fields `question`, produce the fields `answer`."
         _, optimizer = compiled(GOOD, " ", f"\n{GOOD}\n", own)
         (entry,) = optimizer.report.instructions
@@ -143,7 +143,7 @@ class TestChoice:
     @pytest.mark.parametrize(
         "texts", [[""], [" ", "\n"], ["Given the fields `question`, produce the fields `answer`."]]
     )
-    def test_only_copies_and_blanks_are_refused(self, instructed, texts):
+    def test_instructions_without_a_usable_text_are_rejected(self, instructed, texts):
         with pytest.raises(
             ValueError, match=r"'self' that changes its prompt; got none \(instructions\[0\]: .*pass other"
         ):
@@ -154,14 +154,14 @@ class TestChoice:
             compiled(instructions={name: [GOOD], other: [""]}, program=two)
         assert instructed.num_calls == 0
 
-    def test_limits_on_tokens_are_for_demos(self, instructed):
+    def test_max_demo_tokens_does_not_limit_instructions(self, instructed):
         program, optimizer = compiled(GOOD, "Give the number. " * 50, max_demo_tokens=60)
         assert program.signature.instructions == GOOD
         assert all(entry.tokens <= 60 for entry in optimizer.report.best_by_number)
 
 
 class TestSeveralPredictors:
-    def test_each_has_instructions_of_its_own(self):
+    def test_each_has_its_own_instructions(self):
         class Hinted(InstructedEngine):
             def answer(self, system, texts):
                 outputs = system.split("Your output fields are:")[-1].split("All interactions")[0]
@@ -216,7 +216,7 @@ def test_bad_arguments(options, message):
 
 
 class TestCalls:
-    def test_are_the_same_at_any_number_of_threads_and_never_past_the_budget(self):
+    def test_are_the_same_at_any_number_of_threads_and_within_the_budget(self):
         reports = []
         for num_threads in (1, 8):
             with using(new_engine()) as engine:
@@ -226,7 +226,7 @@ class TestCalls:
         assert reports[0] == reports[1]
 
     @pytest.mark.parametrize("stop", [failure, interrupt])
-    def test_a_stopped_compile_goes_on(self, tmp_path, stop):
+    def test_a_stopped_compile_can_be_resumed(self, tmp_path, stop):
         with using(new_engine()) as whole:
             _, optimizer = compiled(BAD, GOOD)
         engine = new_engine(at={77: stop})
@@ -237,7 +237,7 @@ class TestCalls:
         assert found(resumed.report) == found(optimizer.report)
         assert engine.num_calls == whole.num_calls + 1
 
-    def test_calls_with_the_students_own_instruction_serve_both_ways(self, tmp_path):
+    def test_calls_with_the_students_own_instruction_are_reused(self, tmp_path):
         with using(new_engine()) as engine:
             compiled(log_dir=tmp_path, instructions=None)
             before = engine.num_calls
@@ -249,7 +249,7 @@ class TestCalls:
 
 
 class SharingEngine(InstructedEngine):
-    """Answers by its instruction and by the kind of the last demo; `clash` is what the good ones of both add."""
+    """An engine whose accuracy depends on the instruction and the last demo; `clash` is added if both are good."""
 
     def __init__(self, *, clash=0.0, **options):
         super().__init__({example.question: example.answer for example in EXAMPLES}, **options)
@@ -271,14 +271,14 @@ class SharingEngine(InstructedEngine):
 
 
 def with_demos(kind, instruction=IDLE, fields="question -> answer"):
-    """Return a program with this instruction, and three demos of a kind."""
+    """Return a program with this instruction, and three demos of this kind."""
     program = dspy.Predict(dspy.Signature(fields, instruction))
     program.demos = [dspy.Example(question=f"{kind} {i}", answer=str(i), hint="a hint") for i in range(3)]
     return program
 
 
 def joined(engine, programs, program=None, **options):
-    """Compile a student with good demos while other programs compete."""
+    """Compile a student with good demos, together with other programs."""
     given = {"max_metric_calls": 250, "max_demos": 3, "candidates": "labeled", "num_threads": 1, **options}
     optimizer = PLFewShot(exact_match, **given, display_progress=False)
     with using(engine):
@@ -286,11 +286,11 @@ def joined(engine, programs, program=None, **options):
         return optimizer.compile(student, trainset=EXAMPLES, programs=programs), optimizer.report
 
 
-class TestProgramsOfOthers:
-    """Their demos and instructions join those to choose from."""
+class TestUserPrograms:
+    """Demos and instructions of the user's programs, which join the search."""
 
     @pytest.mark.parametrize("seed", range(3))
-    def test_a_good_instruction_meets_good_demos(self, seed, tmp_path):
+    def test_a_good_instruction_is_combined_with_good_demos(self, seed, tmp_path):
         engine = SharingEngine()
         program, report = joined(engine, {"other": with_demos("poor", GOOD)}, seed=seed)
         assert program.signature.instructions == GOOD
@@ -303,8 +303,8 @@ class TestProgramsOfOthers:
         report.save(tmp_path / "report.json")
         assert Report.load(tmp_path / "report.json") == report
 
-    def test_the_result_is_never_worse_than_the_better_program_beyond_chance(self):
-        """Here, either good part alone scores .6, and both together score .2; the other program alone scores .9."""
+    def test_the_result_is_about_as_good_as_the_better_part_alone(self):
+        """The good demos or the good instruction alone score .6, but both together score .2."""
         shares = []
         for seed in range(4):
             engine = SharingEngine(clash=-0.7)
@@ -313,7 +313,7 @@ class TestProgramsOfOthers:
         assert min(shares) >= 0.5
         assert sum(shares) / len(shares) >= 0.59
 
-    def test_equal_demos_and_instructions_join_once(self):
+    def test_identical_demos_and_instructions_join_once(self):
         examples = with_demos("poor", GOOD)
         examples.demos += [EXAMPLES[0], *with_demos("nice").demos]
         others = {"first": examples, "second": with_demos("poor", GOOD), "third": with_demos("other")}
@@ -324,7 +324,7 @@ class TestProgramsOfOthers:
         assert [choice.origin for choice in entry.alternatives] == ["student", "first"]
         assert [unused.reason for unused in entry.dropped] == ["the prompt is the same as with first"]
 
-    def test_limits_hold_and_lists_of_the_user_stay(self):
+    def test_limits_and_the_users_lists_are_respected(self):
         given = [dspy.Example(question="mine", answer="1")]
         long = with_demos("poor", GOOD)
         long.demos.append(dspy.Example(question="long " * 200, answer="1"))
@@ -340,7 +340,7 @@ class TestProgramsOfOthers:
         assert all(entry.num_demos <= 2 or entry.num_demos == 3 for entry in report.best_by_number)
         assert len(program.demos) <= 3
 
-    def test_no_joined_demo_is_scored(self):
+    def test_demos_of_user_programs_are_not_scored(self):
         other = with_demos("poor", GOOD)
         other.demos = EXAMPLES[:10]
         engine = SharingEngine()
@@ -377,7 +377,7 @@ class TestProgramsOfOthers:
             ["student", "renamed", "named"],
         )
 
-    def test_one_with_other_fields_joins_nothing_and_still_wins(self):
+    def test_a_program_with_other_fields_contributes_no_demos_but_can_win(self):
         right = {example.question: example.answer for example in EXAMPLES}
         other = with_demos("poor", GOOD, "question, hint -> answer")
         best = fakes.Program(lambda self, question: dspy.Prediction(answer=right[question]), inner=other)
@@ -387,7 +387,7 @@ class TestProgramsOfOthers:
         assert "best" not in report.slots[0].origins
         assert not report.instructions
 
-    def test_proposals_join_too(self):
+    def test_proposed_instructions_join_too(self):
         engine = ProposingEngine(GOOD)
         options = {
             "instructions": "propose",
@@ -402,12 +402,12 @@ class TestProgramsOfOthers:
         ]
 
     @pytest.mark.parametrize("demos", ["auto", "retrieved"])
-    def test_with_demos_for_each_input(self, demos):
+    def test_instructions_join_if_demos_are_retrieved(self, demos):
         _, report = joined(SharingEngine(), {"other": with_demos("poor", GOOD)}, demos=demos)
         assert [choice.origin for choice in report.instructions[0].alternatives] == ["student", "other"]
 
     @pytest.mark.parametrize("stop", [failure, interrupt])
-    def test_a_stopped_compile_goes_on(self, tmp_path, stop):
+    def test_a_stopped_compile_can_be_resumed(self, tmp_path, stop):
         others = {"other": with_demos("poor", GOOD)}
         whole = SharingEngine()
         _, report = joined(whole, others)
@@ -418,7 +418,7 @@ class TestProgramsOfOthers:
         assert found(resumed) == found(report)
         assert engine.num_calls == whole.num_calls + 1
 
-    def test_an_order_is_of_the_students_own_demos(self):
+    def test_plreorder_orders_only_the_students_own_demos(self):
         optimizer = PLReorder(exact_match, max_metric_calls=150, num_threads=1, display_progress=False)
         with using(SharingEngine()):
             optimizer.compile(
@@ -427,7 +427,7 @@ class TestProgramsOfOthers:
         assert len(optimizer.report.slots[0].demos) == 3
         assert not optimizer.report.instructions
 
-    def test_a_name_that_means_the_student_is_refused(self):
+    def test_the_name_student_is_rejected(self):
         engine = SharingEngine()
         with pytest.raises(ValueError, match="programs must not use the name 'student'"):
             joined(engine, {"student": with_demos("poor")})
@@ -435,14 +435,14 @@ class TestProgramsOfOthers:
 
 
 class InstructedLabels(Engine):
-    """Answers by the right label twice as surely if the instruction says so."""
+    """An engine that gives the correct label a higher probability if the instruction is good."""
 
     def complete(self, request):
         self.is_good = GOOD in str(request.system)
         return super().complete(request)
 
 
-class TestWithEverythingElse:
+class TestCombinations:
     @pytest.mark.parametrize("options", [{}, {"calibrate": True}, {"signal": "score"}])
     def test_log_probabilities_and_calibration(self, options):
         with using(InstructedLabels(), "fake/x"):
@@ -470,9 +470,9 @@ class TestWithEverythingElse:
         assert optimizer.report.instructions[0].alternatives
 
     @pytest.mark.parametrize("demos", ["auto", "retrieved"])
-    def test_found_demos_come_with_the_students_own_instruction(self, instructed, demos, caplog):
+    def test_retrieved_demos_keep_the_students_own_instruction(self, instructed, demos, caplog):
         _, optimizer = compiled(GOOD, BAD, demos=demos)
-        assert ("instructions are tried only without demos" in caplog.text) == (demos == "retrieved")
+        assert ("instructions are tried without demos" in caplog.text) == (demos == "retrieved")
         report = optimizer.report
         assert len(report.instructions[0].alternatives) == 3
         if report.retrieves:
@@ -492,13 +492,14 @@ class TestWithEverythingElse:
 
 
 class ProposingEngine:
-    """Proposes texts in turn, and describes whatever else it is asked for.
+    """A prompt model that proposes the given texts in turn.
 
     Attributes:
-        texts: What it proposes before the search.
-        revise: What it makes of failures, given the conversation; by default, what it proposed first.
-        at: Functions to call when calls begin, by number.
-        prompts: The conversations.
+        texts: Instructions to propose before the search.
+        revise: Returns an instruction to propose from failures, given the conversation. By default,
+            it returns the first text.
+        at: Functions to call when calls begin, by the index of the call.
+        prompts: The conversations so far.
     """
 
     def __init__(self, *texts, at=None, revise=None):
@@ -526,7 +527,7 @@ class ProposingEngine:
 
 
 def proposing(*texts, engine=None, **options):
-    """Compile with proposed instructions; return the program, the optimizer and the prompt model's engine."""
+    """Compile with proposed instructions. Return the program, the optimizer and the prompt model's engine."""
     engine = engine or ProposingEngine(*texts)
     model = lm_of(engine, "fake/proposer")
     limits = {"num_instructions": len(texts) or 3, **options}
@@ -535,7 +536,7 @@ def proposing(*texts, engine=None, **options):
 
 
 class TestProposals:
-    def test_are_searched_and_reported_apart_from_program_calls(self, instructed):
+    def test_are_searched_and_reported_separately_from_program_calls(self, instructed):
         program, optimizer, engine = proposing(BAD, GOOD, IDLE)
         assert program.signature.instructions == GOOD
         report = optimizer.report
@@ -551,7 +552,7 @@ class TestProposals:
         assert Report.model_validate_json(report.model_dump_json()) == report
 
     @pytest.mark.parametrize("demos", ["fixed", "auto", "retrieved"])
-    def test_see_no_example_that_is_scored_before_the_search(self, instructed, demos):
+    def test_proposals_before_the_search_see_no_scored_example(self, instructed, demos):
         _, _, engine = proposing(GOOD, BAD, demos=demos)
         before = [prompt for prompt in engine.prompts if "new_instruction" not in prompt]
         shown = {int(number) for prompt in before for number in re.findall(r"question (\d+)", prompt)}
@@ -563,7 +564,7 @@ class TestProposals:
         assert shown
         assert not shown & scored
 
-    def test_unusable_ones_are_dropped_with_a_reason(self, instructed, monkeypatch):
+    def test_are_dropped_with_a_reason_if_they_are_unusable(self, instructed, monkeypatch):
         monkeypatch.setitem(litellm.model_cost, "fake/order-sensitive", {"max_input_tokens": 400})
         _, optimizer, _ = proposing(GOOD, "", GOOD, "very long " * 400)
         (entry,) = optimizer.report.instructions
@@ -576,7 +577,7 @@ class TestProposals:
             "from failures[0]": "the prompt is the same as with proposed[0]",
         }
 
-    def test_a_report_begins_with_the_reason_if_none_is_usable(self, instructed):
+    def test_a_report_begins_with_the_reason_if_no_proposal_is_usable(self, instructed):
         _, optimizer, _ = proposing("", "", "Given the fields `question`, produce the fields `answer`.")
         first_line = str(optimizer.report).splitlines()[0]
         assert first_line == (
@@ -586,7 +587,7 @@ class TestProposals:
         _, optimizer, _ = proposing("", GOOD)
         assert "could be used" not in str(optimizer.report)
 
-    def test_each_predictor_has_its_own(self, instructed):
+    def test_each_predictor_gets_its_own_proposals(self, instructed):
         texts = [f"Text {i}." for i in range(4)]
         engine = ProposingEngine(*texts, revise=lambda content: " ")
         _, optimizer, _ = proposing(engine=engine, program=fakes.two_predictors(), num_instructions=2)
@@ -595,7 +596,7 @@ class TestProposals:
 
     @pytest.mark.parametrize("number", [2, 7, 11])
     @pytest.mark.parametrize("stop", [interrupt, failure])
-    def test_a_resumed_compile_pays_for_none_again_and_gets_the_same(self, tmp_path, number, stop):
+    def test_a_resumed_compile_reuses_the_proposals(self, tmp_path, number, stop):
         with using(new_engine()):
             _, _, paid = proposing(BAD, GOOD, IDLE)
         engine = ProposingEngine(BAD, GOOD, IDLE, at={number: stop})
@@ -622,21 +623,21 @@ class TestProposals:
             assert found(resumed.report) == found(first.report)
         assert found(again.report) == found(resumed.report)
 
-    def test_other_demos_need_other_proposals(self, instructed, tmp_path):
+    def test_other_demos_need_new_proposals(self, instructed, tmp_path):
         engine = ProposingEngine(GOOD)
         for candidates in ("labeled", "bootstrapped", "labeled"):
             proposing(engine=engine, candidates=candidates, num_instructions=1, log_dir=tmp_path)
         assert engine.proposed == 2
 
-    def test_a_prompt_model_that_is_down_is_said(self, instructed):
+    def test_a_prompt_model_that_is_down_raises_an_error(self, instructed):
         engine = ProposingEngine(GOOD, at=dict.fromkeys(range(100), failure))
         with pytest.raises(
-            RuntimeError, match=r"prompt_model made no instruction \(LMUnexpectedError.*as a list"
+            RuntimeError, match=r"prompt_model proposed no instruction \(LMUnexpectedError.*as a list"
         ):
             proposing(engine=engine)
         assert instructed.num_calls == 0
 
-    def test_one_that_fails_now_and_then_costs_its_proposals(self, instructed, caplog):
+    def test_a_prompt_model_that_fails_later_loses_only_some_proposals(self, instructed, caplog):
         engine = ProposingEngine(GOOD, BAD, at=dict.fromkeys(range(8, 100), failure))
         program, optimizer, _ = proposing(engine=engine, num_instructions=4)
         assert "instructions were proposed (LMUnexpectedError" in caplog.text
@@ -644,7 +645,7 @@ class TestProposals:
         errors = [error for error in optimizer.report.errors if error.outcome == "gave no instruction"]
         assert errors[0].examples[0].startswith("instruction ")
 
-    def test_max_cost_includes_them(self, monkeypatch):
+    def test_max_cost_includes_proposals(self, monkeypatch):
         price = {"input_cost_per_token": 1e-5, "output_cost_per_token": 1e-5, "litellm_provider": "fake"}
         for model in ("fake/proposer", "fake/order-sensitive"):
             monkeypatch.setitem(litellm.model_cost, model, price)
@@ -667,7 +668,7 @@ class TestProposals:
                 without.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES).cost < estimate.cost
             )
 
-    def test_replies_without_usage_are_the_error(self, instructed, monkeypatch, caplog):
+    def test_replies_without_token_counts_raise_an_error(self, instructed, monkeypatch, caplog):
         price = {"input_cost_per_token": 1e-5, "output_cost_per_token": 1e-5, "litellm_provider": "fake"}
         for model in ("fake/proposer", "fake/order-sensitive"):
             monkeypatch.setitem(litellm.model_cost, model, price)
@@ -707,7 +708,7 @@ class TestProposals:
         with pytest.raises((TypeError, ValueError), match=message):
             PLFewShot(exact_match, **options)
 
-    def test_an_adapter_that_shows_no_instruction_is_refused_before_any_call(self, instructed):
+    def test_an_adapter_that_shows_no_instruction_is_rejected_before_any_call(self, instructed):
         with dspy.context(adapter=PlainTextAdapter(show_instructions=False)):
             engine = ProposingEngine(GOOD)
             with pytest.raises(ValueError, match="PlainTextAdapter omits them"):
@@ -719,7 +720,7 @@ WORD = "Use the code word zebra."
 
 
 class CodedEngine(InstructedEngine):
-    """Answers well only if the instruction says the code word; notes which questions were asked with it."""
+    """An engine that answers well only if the instruction has the code word; it records questions asked with it."""
 
     def __init__(self, **options):
         super().__init__({example.question: example.answer for example in EXAMPLES}, **options)
@@ -764,10 +765,10 @@ def questions_in(text):
 
 
 class TestProposalsFromFailures:
-    """Half-way through the search, the prompt model sees failures and feedback."""
+    """Instructions that the prompt model proposes halfway through the search, from failures and feedback."""
 
     @pytest.mark.parametrize("max_metric_calls", [150, 250, 600])
-    def test_one_that_follows_the_feedback_is_found(self, max_metric_calls):
+    def test_an_instruction_that_follows_the_feedback_is_found(self, max_metric_calls):
         with using(CodedEngine()) as engine:
             program, report, proposer = revising(max_metric_calls=max_metric_calls)
         assert program.signature.instructions == WORD
@@ -785,7 +786,7 @@ class TestProposalsFromFailures:
         assert "from failures[0]" in str(report)
         assert Report.model_validate_json(report.model_dump_json()) == report
 
-    def test_it_is_never_scored_on_what_the_prompt_model_saw(self):
+    def test_examples_that_the_prompt_model_saw_are_not_scored(self):
         with using(CodedEngine()) as engine:
             _, _, proposer = revising()
         shown = questions_in(proposer.prompts[-1])
@@ -805,7 +806,7 @@ class TestProposalsFromFailures:
         assert not any("new_instruction" in prompt for prompt in proposer.prompts)
 
     @pytest.mark.parametrize("text", [IDLE, " "])
-    def test_an_unusable_one_changes_nothing(self, text):
+    def test_an_unusable_proposal_changes_nothing(self, text):
         with using(CodedEngine()) as engine:
             _, report, _ = revising(engine=ProposingEngine(IDLE, revise=lambda content: text))
         (entry,) = report.instructions
@@ -823,7 +824,7 @@ class TestProposalsFromFailures:
 
     @pytest.mark.parametrize("number", [100, 104, 106, 110, 115, 130, 200])
     @pytest.mark.parametrize("stop", [failure, interrupt])
-    def test_a_resumed_compile_gets_the_same_without_paying_again(self, tmp_path, number, stop):
+    def test_a_resumed_compile_repeats_no_call_and_finds_the_same(self, tmp_path, number, stop):
         with using(CodedEngine()) as whole:
             program, report, paid = revising()
         engine = CodedEngine(at={number: stop})
@@ -838,7 +839,7 @@ class TestProposalsFromFailures:
         assert len(proposer.prompts) == len(paid.prompts)
 
     @pytest.mark.parametrize("demos", ["auto", "retrieved"])
-    def test_with_demos_for_each_input_and_programs_of_others(self, demos):
+    def test_retrieved_demos_and_user_programs_can_be_combined(self, demos):
         model = lm_of(ProposingEngine(IDLE, revise=revise), "fake/proposer")
         optimizer = PLFewShot(
             with_feedback,
@@ -859,7 +860,7 @@ class TestProposalsFromFailures:
         assert origins == ["student", "proposed[0]", "other", "from failures[0]"]
         assert program.signature.instructions == WORD
 
-    def test_an_interrupted_prompt_model_is_asked_again(self, tmp_path):
+    def test_an_interrupted_proposal_is_repeated(self, tmp_path):
         with using(CodedEngine()) as whole:
             _, report, paid = revising()
         proposer = ProposingEngine(IDLE, revise=revise, at={len(paid.prompts) - 1: interrupt})
@@ -887,7 +888,7 @@ class TestProposalsFromFailures:
         assert calls == report.program_calls["total"] == engine.num_calls
         assert found(again) == found(report)
 
-    def test_each_predictor_gets_one_from_its_own_failures(self):
+    def test_each_predictor_gets_a_proposal_from_its_own_failures(self):
         class Hinted(CodedEngine):
             def answer(self, system, texts):
                 outputs = system.split("Your output fields are:")[-1].split("All interactions")[0]
@@ -910,7 +911,7 @@ class TestProposalsFromFailures:
 
     @pytest.mark.parametrize("metric", [exact, F1("positive")])
     @pytest.mark.parametrize("options", [{}, {"calibrate": True}, {"signal": "score"}])
-    def test_with_log_probabilities_calibration_and_metrics_over_a_set(self, metric, options):
+    def test_log_probabilities_calibration_and_metrics_over_a_set_can_be_combined(self, metric, options):
         proposer = ProposingEngine(BAD, revise=lambda content: GOOD)
         with using(InstructedLabels(), "fake/x"):
             optimizer = PLFewShot(
@@ -930,7 +931,7 @@ class TestProposalsFromFailures:
         assert [choice.text for choice in entry.alternatives][2:] == [GOOD]
         assert entry.alternatives[2].score is not None
 
-    def test_a_dear_prompt_model_is_not_asked_again(self, monkeypatch, caplog):
+    def test_an_expensive_prompt_model_makes_no_further_proposals(self, monkeypatch, caplog):
         prices = {"fake/proposer": 1e-4, "fake/order-sensitive": 1e-6}
         for model, price in prices.items():
             entry = {

@@ -1,4 +1,4 @@
-"""What holds for every program, whatever its demos look like and whatever fails."""
+"""Properties of every compile, tested with random demos, failures and arguments."""
 
 import itertools
 import json
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from plr_dspy import PLReorder
 
 EXAMPLES = questions(24, classes=2)
-DEMOS = st.one_of(  # with and without an answer, never shown, and plain data
+DEMOS = st.one_of(  # demos with an answer, without one, without the prompt's fields, and as dicts
     st.integers(0, 4).map(lambda i: dspy.Example(question=f"demo {i}", answer=f"answer {i % 2}")),
     st.integers(0, 2).map(lambda i: dspy.Example(question=f"demo {i}")),
     st.just(dspy.Example(other="never shown")),
@@ -24,7 +24,7 @@ DEMOS = st.one_of(  # with and without an answer, never shown, and plain data
 
 
 class Program(dspy.Module):
-    """Asks predictors in turn, and fails on a share of the questions."""
+    """A program that calls its predictors in turn, and fails on a share of the questions."""
 
     def __init__(self, predictors, failing):
         super().__init__()
@@ -66,7 +66,7 @@ def test_invariants(predictors, program_fails, metric_fails, max_metric_calls, *
     before = multisets(student)
 
     def metric(example, prediction):
-        # The metric is also asked what one constant answer scores, which no program gave.
+        # The metric is also called with constant answers, which are not answers of the program.
         if prediction.completions is not None:
             calls.append(example.question)
         if digest(f"metric {example.question}") < metric_fails:
@@ -84,7 +84,7 @@ def test_invariants(predictors, program_fails, metric_fails, max_metric_calls, *
         calls_logged = [line for line in lines if "call" in line]
         saved = json.loads((Path(log_dir) / "report.json").read_text())
 
-    # The multiset of demos is kept, in the copy and in the student.
+    # Neither the compiled copy nor the student gains or loses demos.
     assert multisets(compiled) == multisets(student) == before
     # Only these demos are shown in prompts.
     assert all(sorted(slot.ordering) == sorted(slot.original) for slot in report.slots)
@@ -97,7 +97,7 @@ def test_invariants(predictors, program_fails, metric_fails, max_metric_calls, *
     in_program = sum(error.count for error in report.errors if error.type == "ConnectionError")
     assert len(calls) == total - in_program
 
-    # The report is what the log and the files say.
+    # The report agrees with the log and the saved files.
     logged = Counter(call["error"] for call in calls_logged if "error" in call)
     assert logged == Counter({error.type: error.count for error in report.errors})
     names = {f"trainset[{i}]" for i in range(len(EXAMPLES))}

@@ -1,4 +1,4 @@
-"""Calls that failed for a reason outside the program, and what to do then."""
+"""Calls that fail for reasons outside the program, such as outages: advice, and repeated calls."""
 
 import re
 from functools import cache
@@ -16,7 +16,7 @@ from plr_dspy import PLFewShot, PLReorder, evaluate_programs, headroom
 
 EXAMPLES = questions(60)
 
-# Of each type of DSPy's errors: how an engine raises it, and what the advice must say.
+# For each of DSPy's error types: the exception that an engine raises, and a pattern of the advice.
 CAUSES = {
     "ContextWindowExceededError": (lm15.ContextLengthError, "max_demo_tokens.*context length"),
     "LMAuthError": (lm15.AuthError, "key"),
@@ -40,7 +40,7 @@ STATUSES = {
 
 
 def chosen(log_dir, kind=PLReorder, *, demos=5, metric=exact_match, **options):
-    """The report of a compile."""
+    """Return the report of a compile."""
     options = {"max_metric_calls": 150, "num_threads": 1, "display_progress": False, **options}
     optimizer = kind(metric, log_dir=log_dir, **options)
     optimizer.compile(student(0 if kind is PLFewShot else demos), trainset=EXAMPLES)
@@ -55,7 +55,7 @@ def undisturbed(kind, **options):
 
 
 class Failing:
-    """Fail at the beginning of a call while the environment is broken."""
+    """A function that raises an error while the environment is broken."""
 
     def __init__(self, error):
         self.error = error
@@ -67,7 +67,7 @@ class Failing:
 
 
 def advice_of(error):
-    """Everything that an exception says."""
+    """Return the message and the notes of an exception."""
     return " ".join([str(error), *getattr(error, "__notes__", ())])
 
 
@@ -81,7 +81,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("cause", "first_failing", "kind"), CASES)
-def test_when_the_reason_is_gone_the_same_log_dir_takes_the_course_of_a_run_without_it(
+def test_after_an_outage_the_same_log_dir_gives_the_result_of_an_undisturbed_run(
     tmp_path, caplog, cause, first_failing, kind
 ):
     error, advice = CAUSES[cause]
@@ -108,7 +108,7 @@ def test_when_the_reason_is_gone_the_same_log_dir_takes_the_course_of_a_run_with
 
 
 @pytest.mark.parametrize("kind", [PLReorder, PLFewShot])
-def test_an_outage_is_forgotten_although_some_of_its_calls_were_answered(tmp_path, kind):
+def test_failed_calls_of_a_partial_outage_are_repeated(tmp_path, kind):
     failing = Failing(lm15.TransportError)
     engine = engine_for(EXAMPLES)
     engine.at = {number: failing for number in range(20, 150) if number % 3}
@@ -126,7 +126,7 @@ def test_an_outage_is_forgotten_although_some_of_its_calls_were_answered(tmp_pat
     assert engine.num_calls == expected.program_calls["total"] + num_failed
 
 
-def test_many_prompts_beyond_the_context_length_are_the_first_line_of_the_report(tmp_path):
+def test_the_report_begins_with_a_warning_if_many_prompts_are_too_long(tmp_path):
     failing = Failing(lm15.ContextLengthError)
     engine = engine_for(EXAMPLES)
     engine.at = {number: failing for number in range(30, 150) if number % 2}
@@ -140,7 +140,7 @@ def test_many_prompts_beyond_the_context_length_are_the_first_line_of_the_report
 
 
 @pytest.mark.parametrize("kind", [PLReorder, PLFewShot])
-def test_a_failure_that_the_run_went_on_after_costs_nothing_again(tmp_path, kind):
+def test_a_failure_that_did_not_end_the_run_is_not_repeated(tmp_path, kind):
     failing = Failing(lm15.RateLimitError)
     engine = engine_for(EXAMPLES, at={10: failing})
     options = {"candidates": "labeled"} if kind is PLFewShot else {}
@@ -157,7 +157,7 @@ class NotFoundError(Exception):
     """A user's own error with the name of a provider's error."""
 
 
-def test_errors_of_the_users_own_are_no_reason_outside_the_program(tmp_path, caplog):
+def test_a_users_own_error_is_not_treated_as_an_outage(tmp_path, caplog):
     def metric(example, prediction):
         raise NotFoundError("no such row")
 
@@ -170,12 +170,12 @@ def test_errors_of_the_users_own_are_no_reason_outside_the_program(tmp_path, cap
 
 
 def is_long(texts):
-    """Tell of a tenth of all prompts, whatever shows them."""
+    """Return whether a prompt is among the tenth of all prompts that fail."""
     return fakes.digest(repr(texts)) < 0.1
 
 
 class Limited(fakes.OrderSensitiveEngine):
-    """Refuses long or frequent prompts while its environment is broken."""
+    """An engine that fails on a tenth of all prompts while its environment is broken."""
 
     def __init__(self, error):
         super().__init__({example.question: example.answer for example in EXAMPLES})
@@ -193,9 +193,9 @@ class Limited(fakes.OrderSensitiveEngine):
     ("error", "kind"), [(lm15.ContextLengthError, PLReorder), (lm15.RateLimitError, PLFewShot)]
 )
 class TestCompleted:
-    """Some calls of a run that came to its end failed."""
+    """Runs that were completed although some calls failed."""
 
-    def test_only_accepted_changes_ask_again_and_the_result_is_the_same(self, tmp_path, error, kind):
+    def test_failed_calls_are_repeated_only_if_changes_are_accepted(self, tmp_path, error, kind):
         with using(Limited(error)) as engine:
             reports = [chosen(tmp_path, kind, max_errors=1_000)]
             num_calls = engine.num_calls
@@ -203,14 +203,14 @@ class TestCompleted:
             assert num_failed > 5
             reports.append(chosen(tmp_path, kind, max_errors=1_000))
             num_last = engine.num_calls - num_calls
-            # Those of the final comparison, the last batch, are asked again.
+            # Only failed calls of the final comparison, the last batch, are repeated.
             assert num_last <= len(reports[0].candidates) * reports[0].comparison.num_examples
             reports.append(chosen(tmp_path, kind, max_errors=1_000, accept_changes=True))
             assert engine.num_calls == num_calls + num_last + num_failed
             assert sorted(engine.failed[-num_failed:]) == sorted(engine.failed[:num_failed])
         assert found(reports[0]) == found(reports[1]) == found(reports[2])
 
-    def test_every_call_is_answered_once_when_the_reason_is_gone(self, tmp_path, error, kind):
+    def test_every_call_succeeds_after_the_cause_is_fixed(self, tmp_path, error, kind):
         with using(Limited(error)) as engine:
             chosen(tmp_path, kind, max_errors=1_000)
             num_failed = len(engine.failed)
@@ -228,7 +228,7 @@ class TestCompleted:
         assert found(report) == found(again)
 
 
-def test_a_failure_of_the_metric_stays(tmp_path, caplog):
+def test_a_failure_of_the_metric_is_not_repeated(tmp_path, caplog):
     def metric(example, prediction):
         return exact_match(example, prediction) / (example.question != "question 30")
 
@@ -242,7 +242,7 @@ def test_a_failure_of_the_metric_stays(tmp_path, caplog):
 
 @pytest.mark.parametrize("route", [{}, {"engine": "litellm"}], ids=["dspy", "litellm"])
 @pytest.mark.parametrize("status", STATUSES)
-def test_servers_that_are_mended(tmp_path, status, route):
+def test_a_compile_succeeds_after_the_server_is_fixed(tmp_path, status, route):
     number, kind, advice = STATUSES[status]
     refused = refusal(number, kind=kind)
     adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
@@ -259,7 +259,7 @@ def test_servers_that_are_mended(tmp_path, status, route):
 
 
 @pytest.mark.parametrize("cause", ["ContextWindowExceededError", "LMRateLimitError"])
-def test_other_errors_have_the_advice_too(cause, caplog):
+def test_errors_of_other_functions_contain_the_advice(cause, caplog):
     error, advice = CAUSES[cause]
     engine = engine_for(EXAMPLES, at=dict.fromkeys(range(500), Failing(error)))
     with using(engine):
@@ -273,9 +273,9 @@ def test_other_errors_have_the_advice_too(cause, caplog):
             assert re.search(advice, caplog.text)
 
 
-def test_one_failed_authentication_ends_a_compile_whatever_class_the_lm_is_of(tmp_path):
+def test_one_failed_authentication_ends_a_compile_with_any_lm_class(tmp_path):
     class AuthenticationError(Exception):
-        """Has the name of the error that litellm raises."""
+        """An error with the name and the module of litellm's error."""
 
     AuthenticationError.__module__ = "litellm.exceptions"
 

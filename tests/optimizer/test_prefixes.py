@@ -1,4 +1,4 @@
-"""The order of calls at a server with a prefix cache, and the prompt tokens that it reads anew."""
+"""The order of calls for a server with a prefix cache, and the number of uncached prompt tokens."""
 
 import itertools
 from operator import itemgetter
@@ -20,7 +20,7 @@ QUESTION = {"question": "What?"}
 
 
 class CountingEngine(OrderSensitiveEngine):
-    """Reports the tokens of its prompts, and notes the prompts in the order of their coming."""
+    """An engine that reports the number of tokens in its prompts, and records the prompts in order."""
 
     def __init__(self):
         super().__init__({example.question: example.answer for example in EXAMPLES})
@@ -36,7 +36,7 @@ class CountingEngine(OrderSensitiveEngine):
         return chat_response(reply.text, prompt_tokens=self._count(messages))
 
     def new_tokens(self):
-        """Count the tokens after the messages that each prompt shares with the last one."""
+        """Count the tokens after the messages that each prompt shares with the previous prompt."""
         total = 0
         for last, prompt in itertools.pairwise([[], *self.prompts]):
             shared = [message for message, other in zip(prompt[:-1], last, strict=False) if message == other]
@@ -65,7 +65,7 @@ def single():
 
 
 class TestCalls:
-    def test_of_an_arrangement_come_one_after_another_and_its_neighbours_share_demos(self, single):
+    def test_of_an_arrangement_are_consecutive_and_neighbours_share_demos(self, single):
         engine, _ = single
         shown = [tuple(message["content"] for message in prompt[:-1]) for prompt in engine.prompts]
         runs = [demos for demos, _ in itertools.groupby(shown)]
@@ -74,7 +74,7 @@ class TestCalls:
         assert len(beginnings) > len(runs) / 4
 
     @pytest.mark.parametrize("options", [{"num_threads": 4}, {"max_metric_calls": 150}])
-    def test_make_the_same_report_with_more_threads_and_after_a_resume(self, single, tmp_path, options):
+    def test_give_the_same_report_with_more_threads_and_after_a_resume(self, single, tmp_path, options):
         _, report = single
         engine = CountingEngine()
         first = compiled(engine, log_dir=tmp_path, **options)
@@ -86,8 +86,8 @@ class TestCalls:
             assert other.history == report.history
 
 
-class TestTokens:
-    def test_of_a_known_sequence(self):
+class TestUncachedTokens:
+    def test_are_counted_for_a_known_sequence(self):
         slots = pool_slots()
         first, second, third = [((0, 1),), ((0, 1, 2),), ((2,),)]
         count = token_counter()
@@ -119,27 +119,27 @@ class TestTokens:
         assert prefixes.num_new([(((0,),), sent), (((1,),), {})]) == 500
         assert prefixes.num_new([(((0,),), sent), (((1,),), {"m": {"replies_without_usage": 1}})]) is None
 
-    def test_are_those_that_the_server_counts(self, single):
+    def test_agree_with_those_that_the_server_counts(self, single):
         engine, report = single
         sent = sum(tokens["prompt_tokens"] for tokens in report.tokens.values())
         assert report.new_prompt_tokens == pytest.approx(engine.new_tokens(), rel=0.1)
         assert report.new_prompt_tokens < 0.8 * sent
-        assert f"reads anew: about {report.new_prompt_tokens:,}" in report.details()
+        assert f"prefix cache: about {report.new_prompt_tokens:,}" in report.details()
         assert Report.model_validate_json(report.model_dump_json()) == report
 
-    def test_are_estimated(self, single):
+    def test_are_estimated_before_a_compile(self, single):
         _, report = single
         optimizer = PLFewShot(exact_match, max_metric_calls=150, max_demos=4, candidates="labeled")
-        model = "openai/gpt-4o-mini"  # whose cached tokens have a price
+        model = "openai/gpt-4o-mini"  # a model with a price for cached tokens
         with dspy.context(lm=lm_of(CountingEngine(), model), adapter=dspy.ChatAdapter()):
             estimate = optimizer.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES)
         assert estimate.new_prompt_tokens == pytest.approx(report.new_prompt_tokens, rel=0.3)
-        assert f"({estimate.new_prompt_tokens:,} read anew with a prefix cache)" in str(estimate)
+        assert f"({estimate.new_prompt_tokens:,} not cached with a prefix cache)" in str(estimate)
         assert 0 < estimate.cost_with_cache < estimate.cost
 
 
 class TestLooks:
-    def test_are_longer_if_more_demos_are_read_anew(self, single):
+    def test_are_longer_if_prompts_have_more_uncached_demos(self, single):
         engine, _ = single
         longest = {}
         for demos, run in itertools.groupby(engine.prompts, key=itemgetter(slice(0, -1))):
@@ -147,7 +147,7 @@ class TestLooks:
         assert longest[9] >= 5
         assert MOST_EXAMPLES >= 5
 
-    def test_of_the_first_round_read_few_demos_but_most_of_the_pool(self):
+    def test_of_the_first_round_share_demos_but_cover_most_of_the_pool(self):
         space = OrderingSpace.of_sizes(40, max_length=8, identity=((),))
         search = ThompsonSearch(space, num_examples=60, num_initial=30)
         asked = search.ask()

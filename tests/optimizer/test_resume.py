@@ -1,4 +1,4 @@
-"""Compiles that are killed, interrupted or fail, and go on from their log_dir."""
+"""Compiles that are killed, interrupted or fail, and then resume from their log_dir."""
 
 import asyncio
 import itertools
@@ -28,7 +28,7 @@ NUM_THREADS = 4
 
 
 class RecordingEngine(OrderSensitiveEngine):
-    """Append a line to a file when a call begins, then wait."""
+    """An engine that appends a line to a file when a call begins, then waits."""
 
     def __init__(self, path, seconds):
         super().__init__({example.question: example.answer for example in EXAMPLES})
@@ -82,7 +82,7 @@ def lines(path):
 
 
 def ring(number=signal.SIGINT):
-    """A signal comes, as from a user or from a batch system."""
+    """Send a signal to this process, as a user or a batch system does."""
     os.kill(os.getpid(), number)
 
 
@@ -124,8 +124,8 @@ class TestKilled:
         assert all(orjson.loads(line) for line in lines(path))
 
     @pytest.mark.parametrize("number", [10, 70, -5])
-    def test_a_call_whose_line_was_removed_is_made_again(self, tmp_path, engine, number):
-        """As the message about a line that cannot be read says."""
+    def test_a_call_whose_line_was_removed_is_repeated(self, tmp_path, engine, number):
+        """The error about an unreadable line advises to remove the line."""
         expected = found(compiled(tmp_path, num_threads=1))
         path = tmp_path / "calls.jsonl"
         num_calls = engine.num_calls
@@ -135,7 +135,7 @@ class TestKilled:
         assert engine.num_calls == num_calls + 1
 
     @pytest.mark.parametrize("kind", ["call", "schema_version"])
-    def test_a_line_that_cannot_be_read_is_refused_with_a_cure(self, tmp_path, engine, kind):
+    def test_an_unreadable_line_is_rejected_with_a_fix(self, tmp_path, engine, kind):
         compiled(tmp_path)
         path = tmp_path / "calls.jsonl"
         begin = b'{"%s"' % kind.encode()
@@ -144,7 +144,7 @@ class TestKilled:
         with pytest.raises(ValueError, match=message):
             compiled(tmp_path)
 
-    def test_a_second_process_is_refused(self, tmp_path, engine):
+    def test_a_second_process_is_rejected(self, tmp_path, engine):
         child = start(tmp_path, tmp_path / "log", seconds=0.05)
         while not lines(tmp_path / "calls"):
             time.sleep(0.01)
@@ -189,7 +189,7 @@ class TestIdentity:
             ({"adapter": dspy.JSONAdapter()}, "adapter was 'ChatAdapter', is 'JSONAdapter'"),
         ],
     )
-    def test_another_compile_is_refused(self, tmp_path, engine, change, difference):
+    def test_another_compile_is_rejected(self, tmp_path, engine, change, difference):
         def go(model="fake/order-sensitive", temperature=0.0, adapter=None, **options):
             with dspy.context(lm=lm_of(engine, model, temperature=temperature), adapter=adapter):
                 compiled(tmp_path, max_metric_calls=60, **options)
@@ -202,7 +202,7 @@ class TestIdentity:
         go()
         assert engine.num_calls == before
 
-    def test_how_a_model_is_reached_and_how_it_runs_may_differ(self, tmp_path, engine):
+    def test_access_to_models_and_runtime_settings_may_change(self, tmp_path, engine):
         def go(options, **access):
             program = fakes.Wrapped()
             program.judge = dspy.LM("fake/judge", **access)
@@ -233,13 +233,13 @@ class TestFolders:
             *((TOLD % values, "line 1 of") for values in (b"1", b"[null]", b"{}")),
         ],
     )
-    def test_files_that_cannot_be_read(self, tmp_path, engine, line, message):
+    def test_unreadable_files_are_rejected(self, tmp_path, engine, line, message):
         (tmp_path / "calls.jsonl").write_bytes(line + b"\n")
         with pytest.raises(ValueError, match=message):
             compiled(tmp_path)
         assert engine.num_calls == 0
 
-    def test_half_a_line_on_a_full_disk_is_cut_off(self, tmp_path, engine, monkeypatch):
+    def test_a_partial_line_on_a_full_disk_is_removed(self, tmp_path, engine, monkeypatch):
         write = os.write
         num_lines = itertools.count()
 
@@ -255,8 +255,8 @@ class TestFolders:
         report = compiled(tmp_path)
         assert report.program_calls["resumed"] >= 20
 
-    def test_a_disk_that_is_full_from_the_start_or_later(self, tmp_path, engine, monkeypatch):
-        """The first attempt pays for nothing; a later one completes."""
+    def test_a_full_disk_ends_a_compile_that_can_be_resumed(self, tmp_path, engine, monkeypatch):
+        """If the disk is full from the start, no call is made."""
         expected = compiled()
         write = os.write
         begins = [b"{"]
@@ -291,8 +291,8 @@ class TestOtherArguments:
             {"trainset": EXAMPLES[:50], "accept_changes": True},
         ],
     )
-    def test_no_call_is_made_again(self, tmp_path, engine, change):
-        """Cells are named by the content of their examples."""
+    def test_no_call_is_repeated(self, tmp_path, engine, change):
+        """Logged calls are identified by the content of their examples."""
         compiled(tmp_path, student(4), max_metric_calls=150)
         before = engine.num_calls
         report = compiled(tmp_path, student(4), **{"max_metric_calls": 250, **change})
@@ -306,7 +306,7 @@ class TestOtherArguments:
         ("kind", "options", "num_demos"),
         [(PLReorder, {}, 5), (PLReorder, {}, 0), (PLFewShot, {"max_bootstrapped": 4}, 0)],
     )
-    def test_examples_in_another_order_are_the_same(self, tmp_path, engine, kind, options, num_demos):
+    def test_the_order_of_examples_does_not_matter(self, tmp_path, engine, kind, options, num_demos):
         """Splits, pools and added demos are drawn as before."""
 
         def go(trainset, log_dir=None):
@@ -324,11 +324,11 @@ class TestOtherArguments:
         ("options", "first", "second"),
         [
             ({"auto": "paper", "num_samples": 4, "num_iterations": 6, "num_final_draws": 2}, 300, 500),
-            # Three demos: all orders are scored on all examples.
+            # With three demos, all orders are scored on all examples.
             ({}, 100, 500),
         ],
     )
-    def test_other_plans_find_what_they_would_have_found(self, tmp_path, engine, options, first, second):
+    def test_another_plan_finds_the_same_as_without_a_log(self, tmp_path, engine, options, first, second):
         compiled(tmp_path, student(3), max_metric_calls=first, **options)
         report = compiled(tmp_path, student(3), max_metric_calls=second, **options)
         assert set(engine.requests.values()) == {1}
@@ -336,8 +336,8 @@ class TestOtherArguments:
         assert found(report) == found(compiled(None, student(3), max_metric_calls=second, **options))
 
     @pytest.mark.parametrize("work", [compiled, selected])
-    def test_each_budget_and_seed_has_its_own_result_again(self, tmp_path, engine, work):
-        """Whatever others have paid for in the same folder."""
+    def test_each_budget_and_seed_gives_its_own_result_again(self, tmp_path, engine, work):
+        """Calls of other compiles in the same folder do not change the result."""
         runs = [(0, 150), (0, 100), (1, 150)]
         reports = {}
         for seed, limit in runs:
@@ -351,7 +351,7 @@ class TestOtherArguments:
         assert engine.num_calls == spent
         assert found(work(None, seed=1, max_metric_calls=150)) == reports[1, 150]
 
-    def test_a_round_that_time_has_cut_is_scored_whole_by_the_next_run(self, tmp_path, engine, monkeypatch):
+    def test_the_next_run_completes_a_round_that_the_time_limit_cut(self, tmp_path, engine, monkeypatch):
         monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(engine.num_calls))
         options = {"num_candidates": 12, "num_finalists": 2, "num_threads": 1, "display_progress": False}
         for limits in ({"max_seconds": 240}, {}):
@@ -362,16 +362,16 @@ class TestOtherArguments:
         whole.compile(student(4), trainset=EXAMPLES[:40])
         assert last.report.candidates == whole.report.candidates
 
-    def test_other_demos_begin_the_search_anew(self, tmp_path, engine):
-        """Orderings number the demos, whose number may have changed."""
+    def test_a_student_with_other_demos_starts_a_new_search(self, tmp_path, engine):
+        """Orderings contain indices of demos, which are not valid for other demos."""
         compiled(tmp_path, student(5), EXAMPLES[10:])
         for num_demos in (6, 4):
             (slot,) = compiled(tmp_path, student(num_demos), EXAMPLES[10:], accept_changes=True).slots
             assert sorted(slot.ordering) == list(range(num_demos))
 
 
-class TestNothingToMixUp:
-    def test_after_failures_alone(self, tmp_path, engine):
+class TestFoldersWithoutAnswers:
+    def test_a_folder_with_only_failures_accepts_another_compile(self, tmp_path, engine):
         change = {"seed": 1, "max_metric_calls": 150}
         with pytest.raises(TypeError, match="metric must return a number"):
             compiled(tmp_path, metric=lambda example, prediction: None)
@@ -386,7 +386,9 @@ class TestNothingToMixUp:
         ("broken", "candidates"),
         [("metric", "both"), ("metric", "labeled"), ("teacher", "both"), ("threshold", "bootstrapped")],
     )
-    def test_where_demos_are_chosen(self, tmp_path, engine, candidates, broken):
+    def test_a_folder_with_failed_bootstrapping_accepts_another_compile(
+        self, tmp_path, engine, candidates, broken
+    ):
         options = {"num_threads": 1, "max_demos": 4, "max_metric_calls": 150, "max_errors": 3}
         if broken == "threshold":
             too_high = {"candidates": "bootstrapped", "max_bootstrapped": 8, "metric_threshold": 2}
@@ -407,7 +409,7 @@ class TestNothingToMixUp:
 
 class TestSignals:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_control_comes_back_although_calls_hang(self, tmp_path, number):
+    def test_an_interrupt_returns_control_even_if_calls_hang(self, tmp_path, number):
         release = threading.Event()
         hanging = []
 
@@ -427,7 +429,7 @@ class TestSignals:
             assert 40 < finished <= 50
             assert len(reorder.best_program.demos) == 5
             release.set()
-            # Meanwhile those calls end.
+            # The hanging calls end during this compile.
             reorder.compile(student(5), trainset=EXAMPLES)
             assert reorder.report.program_calls["resumed"] == finished
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -436,7 +438,7 @@ class TestSignals:
         ("where", "num_threads"),
         [*{"asyncio": 4, "own handler": 1, "swallowing": 4, "plain": 1}.items(), ("swallowing", 1)],
     )
-    def test_ctrl_c_wherever_it_is(self, engine, num_threads, where):
+    def test_ctrl_c_ends_a_compile_in_every_environment(self, engine, num_threads, where):
         def swallow(self, question):
             try:
                 return self.answer(question=question)
@@ -474,8 +476,8 @@ class TestSignals:
         types = [error.type for error in reorder.report.errors]
         assert "KeyboardInterrupt" not in types
 
-    def test_ctrl_c_while_the_report_is_made(self):
-        """The vote of neighbours asks the metric after all calls."""
+    def test_ctrl_c_while_the_report_is_built(self):
+        """The nearest-neighbour vote calls the metric after all program calls."""
         rung = []
 
         def metric(example, prediction):
@@ -500,7 +502,7 @@ def limited():
 
 class TestFailed:
     @pytest.mark.parametrize("rounds", [0, 2])
-    def test_a_tool_that_was_down_for_a_whole_round_is_asked_again(self, tmp_path, engine, rounds):
+    def test_a_round_in_which_all_calls_failed_is_repeated(self, tmp_path, engine, rounds):
         ends = [0, *(iteration.program_calls for iteration in compiled().history)]
         first = engine.num_calls + max(1, ends[rounds])
         down = True
@@ -518,10 +520,10 @@ class TestFailed:
         reorder.compile(student(5), trainset=EXAMPLES)
         assert reorder.report.comparison is not None
         left = sum(error.count for error in reorder.report.errors)
-        # The first ones may have been of a round that was whole.
+        # The first failed calls may belong to a round that was completed.
         assert left <= NUM_THREADS
 
-    def test_a_call_that_went_well_the_second_time_is_not_made_a_third_time(self, tmp_path, engine):
+    def test_a_repeated_call_that_succeeded_is_not_made_a_third_time(self, tmp_path, engine):
         with dspy.context(lm=lm_of(engine, num_retries=0)):
             engine.at = {10: limited, 20: interrupt}
             with pytest.raises(KeyboardInterrupt):
@@ -532,15 +534,15 @@ class TestFailed:
             compiled(tmp_path, num_threads=1)
         assert Counter(engine.requests.values()).keys() == {1, 2}
 
-    def test_a_folder_without_an_answer_is_begun_anew(self, tmp_path):
-        """Wrong and unreadable answers make no demos for other compiles."""
+    def test_a_folder_without_a_correct_answer_accepts_another_metric(self, tmp_path):
+        """Incorrect and unparsable answers are of no use to other compiles."""
         for metric in ("#one", "#other"):
             with open_log(tmp_path, lambda metric=metric: {"metric": metric}) as log:
                 assert not log.tokens_before
                 log.add(("bootstrapped", 0), CallRecord(None, value={}), {})
                 log.add(("scored", 1), CallRecord(None, WRONG, "AdapterParseError"), {})
 
-    def test_failures_that_were_decided_on_stay(self, tmp_path, engine):
+    def test_failed_calls_that_the_search_used_are_kept(self, tmp_path, engine):
         def metric(example, prediction):
             return 1 / (example.question != "question 30") * exact_match(example, prediction)
 
@@ -553,8 +555,8 @@ class TestFailed:
             assert getattr(report, name) == getattr(whole, name)
 
 
-def test_a_reply_with_half_of_a_pair_of_characters_is_paid_once(tmp_path):
-    """JSON may escape one, and no file in UTF-8 holds it."""
+def test_a_reply_with_half_a_surrogate_pair_is_logged(tmp_path):
+    """JSON can escape half a surrogate pair, but UTF-8 cannot encode it."""
     engine = fakes.ScriptedEngine(*['{"answer": "\\ud83d"}', '{"answer": "yes"}'] * 50)
     optimizer = PLReorder(F1(), max_metric_calls=80, num_threads=1, log_dir=tmp_path)
     for _ in range(2):

@@ -12,11 +12,11 @@ from plr_dspy import F1, BatchCalibration, ConfusionMetric, PLFewShot, PLReorder
 from plr_dspy.statistics.calibration import batch_offsets
 
 RARE = [labelled(f"text {2 * i + (i % 10 == 0)}", LABELS[i % 10 == 0]) for i in range(100)]
-"""One of ten is positive, as the engine knows it by odd numbers."""
+"""One of ten examples is positive. The engine recognizes positive texts by their odd numbers."""
 
 
 def shy(demos, text):
-    """Answer the rare label only if the last demo has it."""
+    """Return label probabilities that favour the rare label only if the last demo has it."""
     odd = int(text.split()[-1]) % 2
     last = int(demos[-1].split()[-1]) % 2 if demos else 0
     easy = int(text.split()[-1]) // 20 % 5 != 0
@@ -28,7 +28,7 @@ def rare_first():
 
 
 def cost(counts, labels):
-    """Count a missed positive as nine false alarms."""
+    """Return a score that penalizes a missed positive like nine false alarms."""
     assert labels == LABELS
     missed = counts[1, [0, 2]].sum()
     false_alarms = counts[0, [1, 2]].sum()
@@ -50,7 +50,7 @@ def scored(engine, program, dataset=RARE):
 
 
 def calibrated(engine, trainset=RARE, *, num_inputs=100):
-    """Return the calibrated student and the score of each way."""
+    """Return the calibrated student, and the scores of all alternatives."""
     optimizer = BatchCalibration(metric=F1("positive"), num_inputs=num_inputs, display_progress=False)
     with using(engine):
         return optimizer.compile(student(), trainset=trainset), optimizer.report.scores
@@ -70,7 +70,7 @@ def calibrated(engine, trainset=RARE, *, num_inputs=100):
     ],
     ids=repr,
 )
-def test_finds_what_answers_the_rare_label(metric, signal):
+def test_finds_an_order_that_answers_the_rare_label(metric, signal):
     chosen, report = compiled(PLReorder, metric, program=rare_first(), signal=signal)
     assert chosen.demos[-1]["label"] == "positive"
     c = report.comparison
@@ -88,7 +88,7 @@ def test_finds_what_answers_the_rare_label(metric, signal):
 @pytest.mark.parametrize(
     "options", [{"signal": "score"}, {"signal": "logprobs"}, {"calibrate": True}], ids=str
 )
-def test_labels_take_turns_however_rare_one_is(options):
+def test_the_search_alternates_labels_even_if_one_is_rare(options):
     engine = Engine(probabilities=shy)
     _, report = compiled(PLReorder, F1("positive"), engine=engine, **options)
     searched = engine.prompts[: report.program_calls["search"]]
@@ -96,7 +96,7 @@ def test_labels_take_turns_however_rare_one_is(options):
 
 
 @pytest.mark.parametrize("signal", ["score", "logprobs"])
-def test_equal_answers_are_no_evidence_whatever_they_count(signal):
+def test_equal_answers_are_no_evidence_even_if_their_weights_differ(signal):
 
     def probabilities(demos, text):
         is_positive = number(text) % 2 or number(text) % 7 == 0
@@ -112,7 +112,7 @@ def test_equal_answers_are_no_evidence_whatever_they_count(signal):
         assert candidate.expected_gain == 0.0
 
 
-def test_labels_count_in_their_shares_where_answers_are_calibrated():
+def test_calibration_weights_labels_by_their_shares():
     """The offsets are those of batch calibration over all examples."""
 
     def unsure(demos, text):
@@ -125,8 +125,8 @@ def test_labels_count_in_their_shares_where_answers_are_calibrated():
     assert report.calibration.offsets == pytest.approx(offsets, abs=0.05)
 
 
-def test_report_has_the_metric_itself():
-    """On all examples that both programs have answered."""
+def test_reports_contain_values_of_the_metric_itself():
+    """The metric is computed on all examples that both programs answered."""
     _, report = compiled(PLReorder, F1("positive"), program=rare_first(), seed=1)
     c = report.comparison
     assert "F1(label='positive'" in report.details()
@@ -134,7 +134,7 @@ def test_report_has_the_metric_itself():
     assert report.candidates[0].score == c.original
     assert chosen.score == c.chosen
     assert c.probability >= 0.975 or c.gain_interval[0] <= 0.0
-    # It is shrunk, as by example.
+    # The expected gain is shrunk, as with a metric by example.
     assert 0.0 < c.expected_gain < 0.75 * c.gain
     assert all(-1.0 <= value <= 1.0 for value in (*c.interval, *c.gain_interval))
     for iteration in report.history:
@@ -150,7 +150,7 @@ def by_length(demos, text):
     ("probabilities", "calibrate", "seed"),
     [(shy, False, 0), (shy, True, 1), (by_length, False, 1), (by_length, True, 0)],
 )
-def test_a_report_gives_one_score_of_a_program(probabilities, calibrate, seed):
+def test_a_report_has_a_single_score_for_each_program(probabilities, calibrate, seed):
     options = {"calibrate": calibrate, "seed": seed, "max_metric_calls": 100, "max_demos": 3}
     _, report = compiled(PLFewShot, F1("positive"), engine=Engine(probabilities=probabilities), **options)
     c = report.comparison
@@ -163,7 +163,7 @@ def test_a_report_gives_one_score_of_a_program(probabilities, calibrate, seed):
             assert candidate.expected_gain <= 0 or candidate.probability < 3.0 * candidate.probability_worse
 
 
-def test_calibration_finds_a_label_that_no_order_answers():
+def test_calibration_predicts_a_label_that_no_order_answers():
     def timid(demos, text):
         odd = int(text.split()[-1]) % 2
         return two(odd - 3.0 + 0.7 * normal(text) + 0.2 * normal(f"{demos}{text}"))
@@ -174,8 +174,8 @@ def test_calibration_finds_a_label_that_no_order_answers():
     assert scored(options["engine"], program) > 0.25
 
 
-def test_expects_of_the_original_what_its_own_answers_give():
-    """The original answers the rare label to nearly every text."""
+def test_the_originals_expected_score_is_based_on_its_own_answers():
+    """The original predicts the rare label for nearly every text."""
 
     def eager(demos, text):
         if number(demos[-1]) % 2:
@@ -192,8 +192,8 @@ def test_expects_of_the_original_what_its_own_answers_give():
     assert report.comparison.expected_chosen[0] > 0.7
 
 
-def test_says_what_calibration_alone_gives_where_the_rare_label_is_never_answered():
-    """Calibrated, nearly all answers are right."""
+def test_reports_advise_calibration_if_the_rare_label_is_never_answered():
+    """After calibration, nearly all answers are correct."""
     engine = Engine(probabilities=lambda demos, text: two(3.0 * (int(text.split()[-1]) % 2) - 5.0))
     _, report = compiled(PLReorder, F1("positive"), engine=engine)
     effect = report.calibration
@@ -203,8 +203,8 @@ def test_says_what_calibration_alone_gives_where_the_rare_label_is_never_answere
 
 
 @pytest.mark.parametrize("demos", ["retrieved", "auto"])
-def test_calibrated_answers_of_rules_are_those_of_the_program_in_use(demos):
-    """Without calibration the model never answers the rare label."""
+def test_calibrated_answers_with_retrieved_demos_match_the_returned_program(demos):
+    """Without calibration, the model never predicts the rare label."""
 
     def timid(shown, text):
         of_demos = sum(number(demo) % 2 for demo in shown)
@@ -225,7 +225,7 @@ def test_calibrated_answers_of_rules_are_those_of_the_program_in_use(demos):
 
 
 class TestBatchCalibration:
-    def test_takes_the_shares_that_the_metric_wants_unless_nothing_is_better(self):
+    def test_chooses_the_label_shares_that_score_best(self):
         """The engine leans to the frequent label."""
         lean = lambda text: -0.5 if number(text) % 2 else -4.5  # noqa: E731
         engine = Engine(probabilities=lambda demos, text: two(lean(text)))
@@ -242,8 +242,8 @@ class TestBatchCalibration:
         _, accuracies = calibrated(always_right, num_inputs=2)
         assert accuracies["as it is"] == 1.0, "the label of the metric is among few inputs"
 
-    def test_all_labels_take_turns_and_count_in_their_shares(self):
-        """One of twenty is positive, and one of five is called so."""
+    def test_alternates_labels_and_weights_them_by_their_shares(self):
+        """One of twenty examples is positive, but the model predicts "positive" for more than one of five."""
         texts = [f"text {2 * i + (i % 20 == 0)}" for i in range(400)]
         known = [labelled(text, LABELS[number(text) % 2]) for text in texts]
 
@@ -258,8 +258,8 @@ class TestBatchCalibration:
         assert accuracies["always 'positive'"] == pytest.approx(2 * 0.05 / 1.05)
 
 
-def test_headroom_and_the_paper_take_the_metric(caplog):
-    """The paper compares on the selection split alone."""
+def test_headroom_and_the_paper_accept_metrics_over_a_set(caplog):
+    """With auto="paper", programs are compared only on the selection split."""
     engine = Engine(probabilities=lambda demos, text: two(2.0 if number(text) % 4 != 2 else -2.0))
     known = scored(engine, student())
     engine.prompts.clear()
@@ -267,25 +267,25 @@ def test_headroom_and_the_paper_take_the_metric(caplog):
     with using(engine):
         result = headroom(student(), F1("positive"), RARE, max_metric_calls=200)
     assert result.num_examples == 20
-    # Labels alternate until the 8 rare examples that are no demos run out, but count in their shares.
+    # Labels alternate until the 8 rare examples that are not demos run out.
     assert np.mean([number(engine.shown(prompt)[1]) % 2 for prompt in engine.prompts]) == 8 / 20
     assert result.score == pytest.approx(known, abs=0.15)
-    # 10 examples are positive: what is scored as a whole is counted as a whole.
+    # No warning says that there are few positive examples, because all of them are scored in one split.
     assert "only" not in caplog.text
     options = {"auto": "paper", "num_iterations": 2, "num_samples": 4, "num_final_draws": 2}
     _, report = compiled(PLReorder, F1("positive"), max_metric_calls=None, **options)
     assert report.comparison.num_examples == report.settings["num_selection"]
 
 
-def test_a_folder_of_another_kind_of_metric_is_refused(tmp_path):
-    """Calls for a metric by example keep no label."""
+def test_a_log_of_a_metric_by_example_is_rejected(tmp_path):
+    """The log of a metric by example does not contain predicted labels."""
     compiled(PLReorder, exact, log_dir=tmp_path)
     message = "which lack the predicted labels. Pass another log_dir"
     with pytest.raises(ValueError, match=message):
         compiled(PLReorder, F1("positive"), log_dir=tmp_path, accept_changes=True)
 
 
-def test_labels_that_the_program_never_answers_are_refused_before_any_call():
+def test_labels_that_the_program_cannot_answer_are_rejected_before_any_call():
     trainset = [labelled(example.text, example.label.title()) for example in RARE]
     engine = Engine(probabilities=shy)
     message = r"(?s)(first has 'Positive').*no answer can be right"
@@ -296,7 +296,7 @@ def test_labels_that_the_program_never_answers_are_refused_before_any_call():
 
 
 class TestBadInput:
-    """Is refused before any call."""
+    """Bad metrics, and metric functions that raise errors."""
 
     @pytest.mark.parametrize(
         ("metric", "message"),
@@ -308,7 +308,7 @@ class TestBadInput:
             ),
         ],
     )
-    def test_of_metric_and_examples(self, metric, message):
+    def test_metrics_that_do_not_fit_the_examples_are_rejected(self, metric, message):
         engine = Engine()
         with pytest.raises((ValueError, KeyError), match=message):
             compiled(PLReorder, metric, engine=engine)
@@ -316,7 +316,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("kind", [PLReorder, PLFewShot])
     def test_a_function_that_raises_ends_the_compile(self, kind):
-        """What was paid for is reported."""
+        """The report includes the calls made before the error."""
 
         def broken(counts, labels):
             raise LookupError("no such table")
@@ -330,7 +330,7 @@ class TestBadInput:
 
 
 @pytest.mark.parametrize("seed", [2, 4])
-def test_the_probability_that_is_asked_for_is_no_evidence(seed):
+def test_min_probability_does_not_change_the_estimated_probability(seed):
     options = {"engine": Engine(), "trainset": EXAMPLES, "signal": "score", "max_metric_calls": 60}
     comparisons = []
     for least in (0.5, 0.9):
@@ -346,7 +346,7 @@ def test_the_probability_that_is_asked_for_is_no_evidence(seed):
 
 
 @pytest.mark.parametrize("calibrate", [True, False])
-def test_answers_by_which_the_metric_is_the_same_replace_nothing(calibrate):
+def test_an_unchanged_value_of_the_metric_is_no_gain(calibrate):
     options = {"demos": "retrieved", "max_metric_calls": 100, "calibrate": calibrate}
     alike = []
     for seed in range(4):
@@ -359,8 +359,8 @@ def test_answers_by_which_the_metric_is_the_same_replace_nothing(calibrate):
     assert all(c.expected_gain == c.probability == 0.0 for c in alike)
 
 
-def test_the_best_of_many_orders_by_four_examples_of_a_label_is_not_called_better():
-    """No order has an effect; many look good by chance."""
+def test_four_examples_of_a_label_are_not_enough_to_claim_a_gain():
+    """No order has an effect, but many look good by chance."""
     labels = ["b"] * 4 + ["a"] * 36
     trainset = [dspy.Example(number=i, label=label).with_inputs("number") for i, label in enumerate(labels)]
     inner = dspy.Predict("number -> label")

@@ -1,4 +1,4 @@
-"""PLReorder learns from scores, or from log-probabilities as well."""
+"""The learning signal of PLReorder: scores alone, or scores and log-probabilities."""
 
 import time
 
@@ -18,7 +18,7 @@ SEVERAL = "the program calls its classifier several times for an answer"
 PAPER = {"auto": "paper", "max_metric_calls": 300, "num_samples": 3, "num_final_draws": 2}
 
 
-class TestScoresWhereThereIsNothingElse:
+class TestWithoutLogProbabilities:
     @pytest.mark.parametrize(
         ("reason", "engine", "options"),
         [
@@ -33,8 +33,8 @@ class TestScoresWhereThereIsNothingElse:
             (SEVERAL, {}, {"program": label_world.twice()}),
         ],
     )
-    def test_the_same_calls_are_made_and_the_same_is_found(self, reason, engine, options):
-        """A refusal costs a request, and no program call."""
+    def test_calls_and_result_are_those_of_a_search_by_scores(self, reason, engine, options):
+        """A rejected request for log-probabilities is repeated without them, as part of the same program call."""
         engine = Engine(**engine)
         other = Engine()
         failing = options.get("failing", ())
@@ -62,7 +62,7 @@ class TestScoresWhereThereIsNothingElse:
         ("options", "stopped_at"),
         [({}, 2), ({}, 6), ({"kind": PLFewShot}, 2), ({"kind": PLFewShot, "demos": "auto"}, 6)],
     )
-    def test_what_goes_on_knows_that_there_are_none(self, tmp_path, options, stopped_at):
+    def test_a_resumed_compile_remembers_that_there_are_none(self, tmp_path, options, stopped_at):
         whole = go(Engine(logprobs=False), max_metric_calls=60, **options)[1]
         engine = Engine(logprobs=False)
         engine.at = {stopped_at: interrupt}
@@ -72,7 +72,7 @@ class TestScoresWhereThereIsNothingElse:
         assert found(report) == found(whole)
         assert report.signal == whole.signal
 
-    def test_signals_that_are_not_possible_are_refused_before_any_call(self):
+    def test_impossible_signals_are_rejected_before_any_call(self):
         for options, reason in [
             ({"program": student(str)}, "0 outputs are a Literal, an enum or a bool"),
             ({"metric": label_world.whole_prediction}, "the metric raises TypeError for a prediction"),
@@ -88,7 +88,7 @@ class TestScoresWhereThereIsNothingElse:
 
     @pytest.mark.parametrize("refusal", [None, REFUSAL])
     @pytest.mark.parametrize("option", [{"signal": "logprobs"}, {"calibrate": True}])
-    def test_an_endpoint_that_gives_none_is_told_after_one_call(self, refusal, option):
+    def test_an_endpoint_without_them_raises_an_error_after_one_call(self, refusal, option):
         engine = Engine(logprobs=False, refusal=refusal)
         (name,) = option
         with pytest.raises(NoProbabilities, match=rf"{name}.* needs .*fake/x"):
@@ -96,7 +96,7 @@ class TestScoresWhereThereIsNothingElse:
         assert len(engine.prompts) == 1 + (refusal is not None)
 
 
-def test_the_report_says_that_log_probabilities_came_and_a_folder_holds_for_both_ways_to_ask(tmp_path):
+def test_both_signals_use_log_probabilities_and_can_share_a_log_dir(tmp_path):
     engine = Engine()
     for signal in ("auto", "logprobs"):
         _, report = go(engine, max_metric_calls=150, signal=signal, log_dir=tmp_path)
@@ -126,7 +126,7 @@ def some(name, share):
         {"silent": set(some("silent", 0.4))},
     ],
 )
-def test_programs_of_every_shape(options):
+def test_log_probabilities_are_used_for_various_programs_metrics_and_failures(options):
     engine = Engine()
     options = {"max_metric_calls": 80, **options}
     engine.at = options.pop("at", {})
@@ -138,8 +138,8 @@ def test_programs_of_every_shape(options):
     assert bool(report.errors) == bool(engine.at)
 
 
-def test_answers_without_a_model_say_nothing_of_log_probabilities():
-    """To every other text, or to all."""
+def test_answers_without_a_model_call_are_not_conclusive():
+    """The program answers every other text, or all texts, without calling its model."""
 
     def signal(seed=0, every=False):
         def ruled(self, text):
@@ -155,8 +155,8 @@ def test_answers_without_a_model_say_nothing_of_log_probabilities():
 
 
 @pytest.mark.parametrize(("logprobs", "fails"), [(True, False), (False, True)])
-def test_the_first_call_takes_of_the_time(logprobs, fails):
-    """No other begins when it is over."""
+def test_the_first_call_counts_towards_the_time_limit(logprobs, fails):
+    """No other call begins after the time limit."""
 
     def slow():
         time.sleep(0.6)

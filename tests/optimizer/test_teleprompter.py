@@ -1,4 +1,4 @@
-"""PLReorder: what it finds, what it takes into account, what it says."""
+"""PLReorder: its results, custom update rules, and special cases."""
 
 import dataclasses
 import itertools
@@ -25,7 +25,7 @@ class TestCompile:
         held_out = dspy.Evaluate(devset=EXAMPLES[90:], metric=exact_match, display_progress=False)
         assert held_out(compiled).score > held_out(program).score
 
-    def test_an_update_of_the_users_own(self, engine, tmp_path):
+    def test_users_can_pass_their_own_update_rule(self, engine, tmp_path):
         @dataclasses.dataclass(frozen=True)
         class Prior:
             name = "prior"
@@ -44,14 +44,14 @@ class TestCompile:
         )
         reorder.compile(student(), trainset=EXAMPLES)
         settings = Report.load(tmp_path / "report.json").settings["update"]
-        # An object is told by a digest of what it holds.
+        # The settings contain a digest in place of an object.
         assert settings.pop("pull").startswith("#")
         assert settings == {"name": "prior", "weighted": True}
 
     @pytest.mark.parametrize(
         ("demos", "options"), [([EXAMPLES[0]] * 3, {}), (EXAMPLES[:1], {"max_metric_calls": 1})]
     )
-    def test_one_prompt_only_costs_nothing(self, engine, caplog, demos, options):
+    def test_a_single_possible_prompt_needs_no_calls(self, engine, caplog, demos, options):
         program = student(demos)
         reorder = PLReorder(exact_match, **options)
         assert reorder.estimate(program, trainset=EXAMPLES).program_calls == 0
@@ -62,9 +62,9 @@ class TestCompile:
         assert "nothing to compare" in caplog.text
         assert "same prompt" in reorder.report.stopped
 
-    def test_an_interrupt_in_the_first_round_leaves_the_order_as_it_was(self, engine):
+    def test_an_interrupt_in_the_first_round_keeps_the_original_order(self, engine):
         def backwards(self, question):
-            """Answers better the later the first demo stands; asks no LM."""
+            """Answer without an LM, and better the later the first demo is in `EXAMPLES`."""
             first = EXAMPLES.index(self.predict.demos[0])
             return dspy.Prediction(right=digest(question) < 0.1 + 0.12 * first)
 

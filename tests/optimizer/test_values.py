@@ -1,4 +1,4 @@
-"""Demos and metrics get values of any type as the program answered them."""
+"""Values of any type in demos, metrics and logs, before and after a resume."""
 
 import dataclasses
 import enum
@@ -109,7 +109,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
 
 
 class Said(dspy.ChatAdapter):
-    """Reads the same answer from every reply."""
+    """An adapter that parses the same answer from every reply."""
 
     def __init__(self, answer: Any) -> None:
         super().__init__(use_json_adapter_fallback=False)
@@ -120,7 +120,7 @@ class Said(dspy.ChatAdapter):
 
 
 def asking(kind: Any) -> dspy.Predict:
-    # DSPy takes no other as an input.
+    # DSPy does not accept a TypedDict as an input.
     given_kind = dict if is_typeddict(kind) else kind
     fields = {"given": (str, dspy.InputField()), "of": (given_kind, dspy.InputField())}
     fields["answer"] = (kind, dspy.OutputField())
@@ -128,7 +128,7 @@ def asking(kind: Any) -> dspy.Predict:
 
 
 def examples(value: Any, count: int = 24) -> list[dspy.Example]:
-    """Examples with the value as an input."""
+    """Return examples with the value as an input."""
     rows = []
     for i in range(count):
         example = dspy.Example(given=f"question {i}", of=value, gold=value)
@@ -137,7 +137,7 @@ def examples(value: Any, count: int = 24) -> list[dspy.Example]:
 
 
 def shown(program: dspy.Predict, demos: list[Any]) -> list[str]:
-    """How a prompt shows each demo."""
+    """Return each demo as formatted in a prompt."""
     return [repr(dspy.settings.adapter.format_demos(program.signature, [demo])) for demo in demos]
 
 
@@ -146,7 +146,7 @@ def right(example: Any, prediction: Any, trace: Any = None) -> bool:
 
 
 def bootstrapped(kind: Any, answer: Any, given: Any, **options: Any) -> tuple[list[str], Any]:
-    """Return how the two demos are shown, and the report."""
+    """Return two bootstrapped demos as formatted in a prompt, and the report."""
     limits = {"max_metric_calls": 35, "min_demos": 2, "max_demos": 2, "max_bootstrapped": 3}
     plain = {"candidates": "bootstrapped", "display_progress": False, "num_threads": 1}
     optimizer = PLFewShot(right, **{**plain, **limits, **options})
@@ -157,9 +157,7 @@ def bootstrapped(kind: Any, answer: Any, given: Any, **options: Any) -> tuple[li
 
 
 @pytest.mark.parametrize(("kind", "value"), VALUES.values(), ids=VALUES)
-def test_bootstrapped_demos_are_shown_as_those_of_dspy_before_and_after_a_resume(
-    kind, value, tmp_path, caplog
-):
+def test_bootstrapped_demos_look_like_those_of_dspy_before_and_after_a_resume(kind, value, tmp_path, caplog):
     engine = fakes.engine_for([])
     with fakes.using(engine), dspy.context(adapter=Said(value)):
         options = {"metric": right, "max_bootstrapped_demos": 24, "max_labeled_demos": 0}
@@ -178,7 +176,7 @@ def test_bootstrapped_demos_are_shown_as_those_of_dspy_before_and_after_a_resume
 
 
 class Own:
-    """A class that no file can hold objects of."""
+    """A class whose objects cannot be logged."""
 
     def __init__(self, name):
         self.name = name
@@ -191,7 +189,7 @@ class Own:
 
 
 class Secret(pydantic.BaseModel):
-    """Of the program, and of no signature."""
+    """A class that appears in no signature, so the log cannot restore its objects."""
 
     name: str
 
@@ -206,7 +204,7 @@ UNWRITABLE = {
 
 
 @pytest.mark.parametrize("answer", UNWRITABLE.values(), ids=UNWRITABLE)
-def test_calls_whose_values_a_file_cannot_hold_are_made_again_after_a_restart(answer, tmp_path, caplog):
+def test_calls_with_values_that_cannot_be_logged_are_repeated_after_a_restart(answer, tmp_path, caplog):
     engine = fakes.engine_for([])
     with fakes.using(engine), dspy.context(adapter=Said(answer)):
         bootstrapped(Any, answer, "x", log_dir=tmp_path)
@@ -236,8 +234,8 @@ UNTYPED = {
     [("point", {"demos": "auto"}), ("answer", {"demos": "auto"}), ("answer", {"candidates": "bootstrapped"})],
 )
 @pytest.mark.parametrize("make", UNTYPED.values(), ids=UNTYPED)
-def test_fields_without_a_type_hold_any_value(make, where, candidates, tmp_path):
-    """As an input, and as a label that the program answers."""
+def test_fields_without_a_type_accept_any_value(make, where, candidates, tmp_path):
+    """The value is an input, or a label and the program's answer."""
     trainset = []
     for i in range(30):
         row = {"point": f"point {i}", "answer": f"answer {i % 3}", where: make(i % 7)}
@@ -261,8 +259,8 @@ def test_fields_without_a_type_hold_any_value(make, where, candidates, tmp_path)
 
 @pytest.mark.parametrize("name", ["answer", "augmented", "base", "reasoning"])
 @pytest.mark.parametrize("is_input", [True, False])
-def test_any_name_of_an_output_makes_demos(name, is_input):
-    """The name may be an input, or a keyword of `dspy.Example`."""
+def test_outputs_with_any_name_become_demos(name, is_input):
+    """The name may also be that of an input, or of an argument of `dspy.Example`."""
     inputs = ["question", name] if is_input else ["question"]
     rows = []
     for i in range(40):
@@ -287,7 +285,7 @@ def test_any_name_of_an_output_makes_demos(name, is_input):
 
 
 def calls_of_compiles_of_sets(folder):
-    """Return the calls of two compiles with logs in a folder, on examples that hold sets."""
+    """Return the number of calls of two compiles with logs in a folder, on examples that contain sets."""
     names = ["amber", "birch", "cedar", "daisy", "elder"]
     rows = []
     for number in range(40):
@@ -304,7 +302,7 @@ def calls_of_compiles_of_sets(folder):
     return engine.num_calls
 
 
-def test_sets_are_the_same_in_a_process_that_hashes_otherwise(tmp_path):
+def test_logged_sets_are_recognized_in_a_process_with_other_hashes(tmp_path):
     assert calls_of_compiles_of_sets(tmp_path) >= 40
     code = "import sys, test_values; print(test_values.calls_of_compiles_of_sets(sys.argv[1]))"
     assert fakes.printed_with_other_hashes(code, str(tmp_path)).splitlines()[-1] == "0"

@@ -1,4 +1,4 @@
-"""The warning, before any call, of prompts that may exceed the model's context window."""
+"""The warning about prompts that may exceed the model's context window."""
 
 import re
 
@@ -11,11 +11,11 @@ from plr_dspy import PLFewShot, PLReorder, choose_program
 
 EXAMPLES = questions(100)
 MODEL = "fake/small"
-WARNING = re.compile(r"up to about ([\d,]+) tokens, but the context window of fake/small has ([\d,]*\d)")
+WARNING = re.compile(r"up to about ([\d,]+) tokens, but the context window of fake/small has only ([\d,]*\d)")
 
 
 class CountingEngine(OrderSensitiveEngine):
-    """Knows the most tokens of its prompts."""
+    """An engine that records the number of tokens in its longest prompt."""
 
     def __init__(self, **options):
         super().__init__({example.question: example.answer for example in EXAMPLES}, **options)
@@ -76,7 +76,7 @@ def test_the_tokens_are_those_of_the_longest_prompt(engine, window, make, num_de
     assert not warning_of(optimizer, program)
 
 
-def test_the_longest_inputs_and_instructions_count(engine, window):
+def test_the_longest_inputs_and_instructions_are_counted(engine, window):
     window(400)
     assert not warning_of(fewshot(), student(0))
     assert "pass max_demo_tokens" in warning_of(
@@ -88,19 +88,19 @@ def test_the_longest_inputs_and_instructions_count(engine, window):
 
 
 @pytest.mark.parametrize("name", ["max_demo_tokens", "max_demos"])
-def test_each_cure_is_the_largest_that_works(engine, window, name):
+def test_each_fix_is_the_largest_value_that_works(engine, window, name):
     window(300)
     value = int(re.search(rf"{name}=(\d+)", warning_of(fewshot(), student(0)))[1])
     assert not warning_of(fewshot(**{name: value}), student(0))
     assert warning_of(fewshot(**{name: value + 1}), student(0))
 
 
-def test_no_demo_fits(engine, window):
+def test_shorter_demos_are_advised_if_no_demo_fits(engine, window):
     window(150)
     assert "shorten the demos" in warning_of(fewshot(), student(0))
 
 
-def test_no_cure_lacks_room_for_the_long_demo_of_a_class(engine, window):
+def test_advised_token_limits_leave_room_for_the_long_demo_of_a_class(engine, window):
     demos = [{"question": f"other {i}", "answer": "answer 0"} for i in range(4)]
     demos.append({"question": "long " * 200, "answer": "answer 1"})
     window(300)
@@ -109,16 +109,16 @@ def test_no_cure_lacks_room_for_the_long_demo_of_a_class(engine, window):
     assert "shorten the demos" in warning_of(classes, student(0))
 
 
-def test_programs_of_the_user_are_named(engine, window, caplog):
+def test_user_programs_are_named(engine, window, caplog):
     window(300)
-    assert "the program 'long'" in warning_of(
+    assert "remove 'long' from programs" in warning_of(
         fewshot(max_demos=2), student(0), programs={"long": student(12)}
     )
     choose_program({"short": student(1), "long": student(12)}, exact_match, EXAMPLES, max_metric_calls=80)
-    assert "leave out the program 'long'" in caplog.text
+    assert "remove 'long' from programs" in caplog.text
 
 
-def test_a_compile_says_it_before_the_first_call(window, caplog):
+def test_a_compile_warns_before_the_first_call(window, caplog):
     window(300)
     before = []
     with using(CountingEngine(at={0: lambda: before.extend(caplog.messages)}), MODEL):
@@ -127,11 +127,11 @@ def test_a_compile_says_it_before_the_first_call(window, caplog):
     assert len(list(filter(WARNING.search, caplog.messages))) == 1
 
 
-def test_the_printed_estimate_has_it(engine, window):
+def test_the_printed_estimate_contains_the_warning(engine, window):
     window(300)
     estimate = fewshot().estimate(student(0), trainset=EXAMPLES)
     assert str(estimate).splitlines()[-1] == f"warning: {estimate.warning}"
 
 
-def test_nothing_is_said_of_an_unknown_window(engine):
+def test_there_is_no_warning_if_the_window_is_unknown(engine):
     assert not warning_of(fewshot(), student(0))

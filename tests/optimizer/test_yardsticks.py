@@ -1,4 +1,4 @@
-"""Yardsticks of a report: random demos, one answer, unread replies."""
+"""Yardsticks in a report: random demos, a constant answer, and unparsable replies."""
 
 import re
 from itertools import permutations
@@ -17,11 +17,11 @@ PHRASES = [
     dspy.Example(text=f"phrase {i}", label="rare" if i % 10 < 3 else "usual").with_inputs("text")
     for i in range(140)
 ]
-"""Three of ten are rare."""
+"""Three of ten phrases have the label "rare"."""
 
 
 def named(value):
-    """Return a parameter's name, which is the same in every process."""
+    """Return a name for a test parameter that is the same in every process."""
     return getattr(value, "__name__", repr(value))
 
 
@@ -30,9 +30,9 @@ def options(**changed):
 
 
 class Mumbling(OrderSensitiveEngine):
-    """Answer rare phrases well, and usual ones only with demos.
+    """An engine that answers rare phrases correctly, and usual phrases only with demos.
 
-    With demos all replies can be read, and four of five are right.
+    With demos, all replies can be parsed, and four of five are correct.
     """
 
     def __init__(self):
@@ -48,9 +48,9 @@ class Mumbling(OrderSensitiveEngine):
         return self.formatted(system, texts, label)
 
 
-class TestUnread:
+class TestUnparsableReplies:
     @pytest.mark.parametrize("metric", [F1("rare"), F1(), BalancedAccuracy(), exact], ids=named)
-    def test_a_program_that_is_often_unread_is_replaced(self, metric):
+    def test_a_program_with_many_unparsable_replies_is_replaced(self, metric):
         program = dspy.Predict("text -> label: Literal['rare', 'usual']")
         optimizer = PLFewShot(metric, signal="score", candidates="labeled", **options(max_metric_calls=200))
         with using(Mumbling()):
@@ -66,8 +66,8 @@ class TestUnread:
             in first
         )
 
-    def test_a_program_that_stays_although_it_is_unread(self):
-        """Demos make it worse still."""
+    def test_the_report_warns_if_such_a_program_is_kept(self):
+        """Demos make the program even worse."""
 
         class Silent(Mumbling):
             def answer(self, system, texts):
@@ -101,7 +101,7 @@ def accuracy_of(orders):
 
 class TestRandomDemos:
     @pytest.mark.parametrize("signal", ["score", "auto"])
-    def test_are_expected_to_score_what_they_score(self, signal):
+    def test_have_an_accurate_expected_score(self, signal):
         truth = accuracy_of(permutations(range(len(DEMOS))))
         errors = []
         for seed in range(4):
@@ -117,7 +117,7 @@ class TestRandomDemos:
         assert np.mean(errors) == pytest.approx(0.0, abs=0.06)
         assert np.abs(errors).max() < 0.15
 
-    def test_of_a_search_that_learns_nothing(self):
+    def test_are_scored_in_a_random_search(self):
         optimizer = TopKOrder(exact, **options(max_metric_calls=400))
         with using(Engine()):
             optimizer.compile(student(), trainset=EXAMPLES)
@@ -125,14 +125,14 @@ class TestRandomDemos:
         assert 0.4 < random.score < 0.9
         assert random.interval[0] < random.score < random.interval[1]
 
-    def test_are_as_many_as_may_be_shown(self):
+    def test_are_as_many_as_allowed(self):
         optimizer = PLFewShot(exact, candidates="labeled", max_demos=3, **options(max_metric_calls=120))
         with using(Engine()):
             optimizer.compile(student(demos=[]), trainset=EXAMPLES)
         assert optimizer.report.random.name == "3 random demos"
         assert optimizer.report.random.tokens > 0
 
-    def test_make_no_call(self):
+    def test_need_no_extra_call(self):
         engine = Engine()
         optimizer = PLReorder(exact, **options(max_metric_calls=120))
         with using(engine):
@@ -140,7 +140,7 @@ class TestRandomDemos:
         assert len(engine.prompts) == optimizer.report.program_calls["total"] <= 120
 
 
-class TestOneAnswer:
+class TestConstantAnswer:
     @pytest.mark.parametrize(
         ("metric", "name", "score", "kind"),
         [
@@ -161,7 +161,7 @@ class TestOneAnswer:
         assert constant.score == pytest.approx(score, abs=0.03)
         assert f"  {constant.name}  " in str(optimizer.report)
 
-    def test_is_named_where_the_program_is_no_better(self):
+    def test_is_named_if_the_program_is_no_better(self):
         class Stubborn(OrderSensitiveEngine):
             def answer(self, system, texts):
                 return self.formatted(system, texts, "usual" if len(texts) > 3 else "rare")
@@ -176,7 +176,7 @@ class TestOneAnswer:
         lowest, highest = optimizer.report.random.interval
         assert lowest < optimizer.report.comparison.expected_chosen[0] < highest
 
-    def test_is_left_out_where_a_model_judges(self):
+    def test_is_omitted_if_a_model_judges(self):
         judge = dspy.Predict("text, label -> score: float")
 
         def judged(example, prediction, trace=None):

@@ -1,4 +1,4 @@
-"""Reports: their data, what they say by default and in full, and the figure."""
+"""Reports: their data, summary, details and figure."""
 
 import contextlib
 import html
@@ -78,7 +78,7 @@ REPORTS = {
 
 
 class TestData:
-    def test_holds_what_happened(self, report):
+    def test_a_report_agrees_with_the_compile(self, report):
         (slot,) = report.slots
         calls = report.program_calls
         assert len(slot.distributions[0]["logits"]) == 6
@@ -102,7 +102,7 @@ class TestData:
         assert report.original.num_calls >= report.comparison.num_examples
         assert report.original.num_failed == report.returned.num_failed == 0
 
-    def test_counts_failed_replies_of_both_programs(self):
+    def test_failed_calls_are_counted_for_both_programs(self):
         """The report is the same at any number of threads."""
 
         def metric(example, prediction):
@@ -121,7 +121,7 @@ class TestData:
         failed = sum(error.count for error in one.errors)
         assert f"program calls ({failed} failed)" in str(one)
 
-    def test_saves_and_loads(self, report, chosen, tmp_path):
+    def test_a_report_can_be_saved_and_loaded(self, report, chosen, tmp_path):
         for saved in (report, chosen):
             saved.save(tmp_path / "report.json")
             assert Report.load(tmp_path / "report.json") == saved
@@ -135,7 +135,7 @@ class TestData:
             with pytest.raises(ValueError, match="not a plr_dspy report of schema version 22: pass a file"):
                 Report.load(path)
 
-    def test_texts_of_demos_are_as_dspy_shows_them_and_cut_and_hold_no_keys(self):
+    def test_demos_are_formatted_as_in_prompts_shortened_and_without_keys(self):
         lm, _ = fake_lm(EXAMPLES)
         lm.kwargs["api_key"] = "verysecret1"
         program = dspy.Predict("question, tags: list[str] -> answer")
@@ -163,7 +163,7 @@ def candidate(gain, probability, worse):
 
 
 def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, **changes):
-    """Return a report on two demos, of which the original order scored 0.5.
+    """Return the report of a compile with two demos, whose original order scored 0.5.
 
     Args:
         others: Expected gain and probability of the other candidates.
@@ -218,7 +218,7 @@ NOTHING_DIFFERED = "no score differed on 19 examples: check that replies can be 
 
 
 class TestText:
-    def test_the_default_is_short_and_the_details_hold_it(self, report):
+    def test_the_summary_is_short_and_part_of_the_details(self, report):
         lines = str(report).splitlines()
         details = report.details()
         assert 8 <= len(lines) <= 12
@@ -239,7 +239,7 @@ class TestText:
         assert "race " in details
         assert "exact_match, seed 4" in details
 
-    def test_one_is_singular_and_zero_has_no_sign(self):
+    def test_counts_of_one_are_singular_and_zero_has_no_sign(self):
         program = {
             "name": "one\n two",
             "score": -1e-5,
@@ -255,7 +255,7 @@ class TestText:
         assert "  one two, 1 demo        0.000 [0.000, 1.000] on 1 example" in lines
         assert "  a longer name, 1 demo  0.000 [0.000, 1.000] on 2 examples" in lines
 
-    def test_what_calibration_assumes(self):
+    def test_a_calibrated_program_states_the_assumed_label_shares(self):
         applied = CalibrationEffect(
             original=0.5, original_calibrated=0.7, shares=[0.8, 0.2], offsets=[0.1, -0.1], applied=True
         )
@@ -269,7 +269,7 @@ class TestText:
 
     @pytest.mark.parametrize(("calibrated", "advised"), [(0.9, True), (0.82, False)])
     def test_calibration_is_advised_if_it_is_expected_to_score_more(self, calibrated, advised):
-        """The returned program scores .62. A quarter of the calls had no answer, which calibration does not change."""
+        """The returned program scores .62. A quarter of the calls failed, and calibration cannot change that."""
         text = str(
             by_hand(
                 calibration=CalibrationEffect(
@@ -294,7 +294,7 @@ class TestText:
             ((0, 1), 0.5, "your program is not expected to do better than always answering 'b'"),
         ],
     )
-    def test_a_gain_is_held_against_what_simpler_ways_score(self, ordering, random_score, named):
+    def test_simpler_methods_that_score_as_high_are_named(self, ordering, random_score, named):
         """The returned program is expected to score .62, and your program .52."""
         interval = (random_score - 0.1, random_score + 0.1)
         random = Alternative(name="8 random demos", score=random_score, interval=interval, num_examples=32)
@@ -319,7 +319,9 @@ class TestText:
             ((0, 1), "original", "your program"),
         ],
     )
-    def test_spoilt_replies_come_before_all_else(self, count, words, number, warned, ordering, broken, name):
+    def test_a_warning_about_unusable_replies_comes_first(
+        self, count, words, number, warned, ordering, broken, name
+    ):
         state = {"num_demos": 2, "demo_tokens": None, "num_calls": 20, "num_failed": number}
         states = {"original": state, "returned": state}
         states[broken] = {**state, count: number}
@@ -329,7 +331,7 @@ class TestText:
         assert lines[0].startswith(sentence) == warned
         assert lines[warned].startswith("PLReorder: ")
 
-    def test_a_cheaper_prompt_that_is_as_good(self, chosen):
+    def test_a_much_cheaper_prompt_is_reported_if_it_is_as_good(self, chosen):
         def entry(number, score, *, cost=None, **flags):
             data = {
                 "name": f"{number} demos",
@@ -378,7 +380,7 @@ class TestText:
             (0.89, "better with probability 0.89, worse with 0.05: may be chance\n"),
         ],
     )
-    def test_the_claim_is_about_new_examples(self, probability, claim):
+    def test_a_gain_with_a_low_probability_may_be_chance(self, probability, claim):
         report = by_hand(others=[(0.02, probability)])
         assert f"+0.020 [-0.030, +0.070], {claim}" in str(report)
         assert ("may be chance" in repr(report)) == (probability < 0.9)
@@ -390,7 +392,7 @@ class TestText:
             (0.0, 0.9, "your program stays: no other program is expected to do better\n"),
         ],
     )
-    def test_why_the_original_order_stays(self, gain, least, reason):
+    def test_the_report_explains_why_the_original_is_kept(self, gain, least, reason):
         others = [(-0.1, 0.9), (gain, 0.6), (-0.2, 0.1)]
         settings = {"min_probability": least}
         text = str(by_hand([0, 1], others=others, settings=settings))
@@ -410,7 +412,7 @@ class TestText:
             (40, (40, 9, 4), {"max_metric_calls": 301}, "\na larger budget"),
         ],
     )
-    def test_what_was_short(self, num_usable, evidence, settings, advice):
+    def test_the_report_advises_how_to_reduce_the_uncertainty(self, num_usable, evidence, settings, advice):
         num_met, num_differing, num_compared = evidence
         evidence = Evidence(num_met=num_met, num_differing=num_differing, num_compared=num_compared)
         options = {
@@ -424,7 +426,7 @@ class TestText:
     @pytest.mark.parametrize(
         ("reason", "limit"), [(StopReason.COST, "max_cost"), (StopReason.TIME, "max_seconds")]
     )
-    def test_the_limit_to_raise_is_the_one_that_ended_the_search(self, reason, limit):
+    def test_the_advice_names_the_limit_that_ended_the_search(self, reason, limit):
         evidence = Evidence(num_met=40, num_differing=9, num_compared=4)
         settings = {"most_useful_calls": 302}
         text = str(by_hand(others=[(0.1, 0.8)], evidence=evidence, settings=settings, stop_reason=reason))
@@ -439,15 +441,13 @@ class TestText:
             ((0, 1), (-0.1, 0.2), False),
         ],
     )
-    def test_a_race_that_was_decided_leaves_doubts_that_only_examples_reduce(
-        self, ordering, other, is_advised
-    ):
+    def test_after_a_decided_race_only_more_examples_are_advised(self, ordering, other, is_advised):
         evidence = Evidence(num_met=20, num_differing=9, num_compared=20)
         text = str(by_hand(ordering, others=[other], evidence=evidence, stop_reason=StopReason.DECIDED))
         assert ("\nonly more examples, in trainset or valset, would" in text) == is_advised
         assert "a larger budget" not in text
 
-    def test_the_score_of_an_order_that_labels_chose_is_unknown(self):
+    def test_an_order_chosen_by_label_probabilities_has_no_score(self):
         text = str(by_hand(comparison=None, candidates=[], settings={"scored_on": "probing inputs"}))
         assert "chosen by label probabilities, so its score is not known" in text
         assert "your program, 2 demos" not in text
@@ -455,14 +455,14 @@ class TestText:
 
 class TestFigure:
     @pytest.mark.parametrize("kind", REPORTS)
-    def test_every_report_can_be_drawn_and_told(self, kind):
+    def test_every_report_can_be_plotted_and_printed(self, kind):
         report = REPORTS[kind]()
         assert report.plot()._repr_png_().startswith(PNG)
         assert report._repr_html_().startswith(f"<pre>{report.settings['method']}: ")
         assert str(report).splitlines()[0] == report.details().splitlines()[0]
         assert html.unescape(report._repr_html_()) == f"<pre>{report}</pre>"
 
-    def test_shows_scores_of_rounds_and_of_both_programs(self, report):
+    def test_the_figure_shows_the_rounds_and_both_programs(self, report):
         (scores,) = report.plot().axes
         assert len(scores.containers) == 2
         lines = {line.get_label(): line for line in scores.get_lines()}
@@ -472,9 +472,9 @@ class TestFigure:
         assert lines["best so far, estimated"].get_ydata().tolist() == best
 
 
-class TestOdd:
-    def test_texts_of_demos(self, report):
-        """Texts are shortened to one line but not escaped."""
+class TestSpecialCases:
+    def test_demos_are_shortened_to_one_line_without_escaping(self, report):
+        """Special characters in demos are printed unchanged."""
         text = '$x$\n id="a" 中文 <!-- --> \\1 ' + "x" * 99
         odd = {"demos": [{"q": f"{i} {text}", "a": "b"} for i in range(2)]}
         report = by_hand()
@@ -485,7 +485,7 @@ class TestOdd:
         assert "…  | a" not in details
         report.plot()
 
-    def test_pictures_alone_need_matplotlib(self, report, monkeypatch):
+    def test_only_plots_need_matplotlib(self, report, monkeypatch):
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
         monkeypatch.delitem(sys.modules, "plr_dspy.report.figure", raising=False)
         assert report._repr_html_()
@@ -497,7 +497,7 @@ class TestOdd:
 
 
 @pytest.mark.parametrize("reason", [StopReason.INTERRUPTED, StopReason.ERROR, StopReason.BUDGET])
-def test_what_was_not_compared_is_not_called_more_than_it_is(reason):
+def test_a_report_says_if_nothing_was_compared(reason):
     interrupted = reason is not StopReason.BUDGET
     text = str(by_hand(comparison=None, candidates=[], stop_reason=reason))
     assert "nothing was compared with your program" in text

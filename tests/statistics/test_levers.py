@@ -141,7 +141,7 @@ RANDOM = gain(0.2)
         ({"random demos": RANDOM, "nearest demos": gain(0.3, 0.2)}, "The largest lever is 'random demos'"),
         (
             {"random demos": RANDOM, "other sets": gain(0.3, least=RANDOM)},
-            "The simplest lever that gains as much as any is 'random demos' (+0.20 [+0.18, +0.22]): "
+            "The simplest lever that helps as much as any is 'random demos' (+0.20 [+0.18, +0.22]): "
             "use dspy.LabeledFewShot; 'other sets' may add +0.10.",
         ),
     ],

@@ -1,4 +1,4 @@
-"""What reports say of the labels of examples and demos."""
+"""Duplicates and label shares in warnings and reports."""
 
 import dspy
 import pytest
@@ -13,7 +13,7 @@ QUIET = {"num_threads": 1, "display_progress": False}
 
 
 def rows(count=137, *, num_repeated=3):
-    """Return examples as from a CSV; every fourth is negative."""
+    """Return examples, every fourth of which is negative, followed by duplicates."""
     distinct = [labelled(f"text {i}", LABELS[i % 4 > 0]) for i in range(count)]
     return [*distinct, *distinct[1 : num_repeated + 1]]
 
@@ -65,7 +65,7 @@ COMPILES = {
 
 @pytest.mark.parametrize("name", COMPILES)
 @pytest.mark.parametrize("num_repeated", [0, 1, 3])
-def test_examples_that_are_given_twice_are_told_once(name, num_repeated, caplog):
+def test_duplicates_are_reported_once(name, num_repeated, caplog):
     with using(Engine(), "fake/x"):
         COMPILES[name](rows(num_repeated=num_repeated))
     lines = [message for message in caplog.messages if "duplicates" in message]
@@ -75,17 +75,17 @@ def test_examples_that_are_given_twice_are_told_once(name, num_repeated, caplog)
         assert "are duplicates and are not used" in lines[0]
 
 
-def test_those_of_the_valset_are_told_by_its_name(caplog):
+def test_duplicates_in_the_valset_are_reported_separately(caplog):
     repeated = rows(30, num_repeated=2)
     valset = [labelled(f"other {example.text}", example.label) for example in repeated]
     _, report = go(Engine(), program=FOUR, trainset=rows(60), valset=valset)
     assert "3 of 63 examples of trainset are duplicates and are not used" in caplog.text
     assert "2 of 32 examples of valset are duplicates and are not used" in caplog.text
     assert report.settings["num_repeated"] == 5
-    assert "5 duplicates left out" in report.details()
+    assert "5 duplicates ignored" in report.details()
 
 
-def test_shares_of_a_report_say_of_which_examples():
+def test_reports_contain_the_label_shares_of_calibration():
     _, report = go(Engine(), program=FOUR, trainset=rows(), calibrate=True)
     given = {"negative": 0.4, "positive": 0.6}
     _, other = go(Engine(), program=FOUR, trainset=rows(), calibrate=given)
