@@ -59,7 +59,7 @@ def has_inputs(example: dspy.Example) -> bool:
 
 
 def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:
-    """Return the adapter for a decision output, such as a `Choice`; None if there is no such output."""
+    """Return the adapter for a decision output, such as a `Choice`, or None without such an output."""
     lm = predictor.lm or dspy.settings.lm
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     resolved = resolve_adapter(lm, adapter, predictor.signature, predictor.fields, predictor.signature)
@@ -67,7 +67,7 @@ def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:
 
 
 def rendered_signature(predictor: dspy.Predict) -> type[dspy.Signature]:
-    """Return the signature that the adapter renders, without fields that native model features replace."""
+    """Return the signature that the adapter renders, which lacks fields that native model features replace."""
     signature: type[dspy.Signature] = predictor.signature
     lm = predictor.lm or dspy.settings.lm
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
@@ -79,7 +79,7 @@ def rendered_signature(predictor: dspy.Predict) -> type[dspy.Signature]:
 
 
 class _Sent(BaseException):
-    """Carries the messages of a call; no adapter catches it in order to try again."""
+    """An exception that carries the messages of a call, and that no adapter catches to retry the call."""
 
     def __init__(self, messages: list[dict[str, Any]]) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class _Sent(BaseException):
 
 
 def _that_only_raises(lm: dspy.BaseLM) -> dspy.BaseLM:
-    """Return a copy of a language model with the same capabilities that raises `_Sent` when called."""
+    """Return a copy of a language model that has the same capabilities, but raises `_Sent` when called."""
 
     def send(self: dspy.BaseLM, prompt: Any = None, *, messages: Any = None, **options: Any) -> None:
         raise _Sent(messages)
@@ -100,7 +100,7 @@ def _that_only_raises(lm: dspy.BaseLM) -> dspy.BaseLM:
 def sent_messages(predictor: dspy.Predict, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the messages that a predictor sends for these inputs, without calling a language model.
 
-    Without any language model, they are those for one without native features.
+    If no language model is configured, assume a model without native features.
     """
     lm = predictor.lm or dspy.settings.lm or dspy.BaseLM("none")
     with dspy.context(callbacks=[], warn_on_type_mismatch=False):
@@ -112,9 +112,10 @@ def sent_messages(predictor: dspy.Predict, inputs: Mapping[str, Any]) -> list[di
 
 
 def call_back(optimizer: Teleprompter, event: str, outputs: object) -> None:
-    """Call a method of the callbacks that have it, as DSPy calls those for the end of a call.
+    """Call the method `event` of each DSPy callback that defines it, with the compile's call ID.
 
-    DSPy has no event within a compile. The call id is that of the compile.
+    DSPy itself has no events within a compile. The arguments are the same as for DSPy's events
+    at the end of a call.
     """
     callbacks = [*(dspy.settings.callbacks or []), *getattr(optimizer, "callbacks", [])]
     for callback in callbacks:
@@ -123,7 +124,7 @@ def call_back(optimizer: Teleprompter, event: str, outputs: object) -> None:
             continue
         try:
             handler(call_id=ACTIVE_CALL_ID.get(), outputs=outputs, exception=None)
-        except Exception as error:  # As in DSPy, an error of a callback does not end the call.
+        except Exception as error:  # As in DSPy, an error in a callback does not end the call.
             logger.warning(
                 "%s of the callback %r raised %s: %s", event, callback, type(error).__name__, error
             )
@@ -153,7 +154,7 @@ class TruncationCounter:
 
 
 def drop_from_memory_cache(calls: Iterable[Call]) -> None:
-    """Remove the replies to calls from DSPy's memory cache if the disk cache has them."""
+    """Remove the replies to calls from DSPy's memory cache if the disk cache also has the replies."""
     cache = dspy.cache
     if not (cache.enable_disk_cache and cache.enable_memory_cache):
         return

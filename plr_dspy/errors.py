@@ -1,25 +1,25 @@
-"""The errors of this package. Distinguish them by type, not by message."""
+"""The errors of this package. Callers should distinguish errors by type, not by message."""
 
 
 class UserError(ValueError):
-    """The user passed an invalid argument, example or file. The message says how to fix it."""
+    """An error for an invalid argument, example or file. The message states the fix."""
 
 
 class UserTypeError(TypeError):
-    """The user passed a value of the wrong type. The message says how to fix it."""
+    """An error for an argument of the wrong type. The message states the fix."""
 
 
 class MissingPackageError(ImportError):
-    """An optional package is missing. The message says how to install it."""
+    """An error for a missing optional package. The message says how to install the package."""
 
 
 class MetricError(UserTypeError):
-    """A metric returned a value that is not a score."""
+    """An error for a metric that returns something other than a score."""
 
 
 class FatalLMError(Exception):
-    """A call of the language model failed for a reason that will make all later calls fail."""
+    """An error in a call of the language model that would also occur in all later calls."""
 
 
 USER_ERRORS = (UserError, UserTypeError, MissingPackageError)
-"""Errors that a user can fix from the message, without a traceback."""
+"""Errors whose message is enough for the user to fix the problem, without a traceback."""

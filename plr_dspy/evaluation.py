@@ -37,7 +37,8 @@ from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 logger = logging.getLogger(__name__)
 
-OWN_NAME = re.compile(r"\$\{(\w+)\}")  # the description of a field that has none, in saved programs
+# In saved programs, a field without a description is described by its name, as in "${review}".
+OWN_NAME = re.compile(r"\$\{(\w+)\}")
 TAIL = 0.975  # quantile for 95% intervals
 
 
@@ -49,17 +50,17 @@ def load_program(
     allow_unsafe_lm_state: bool = False,
     embedder: dspy.Embedder | None = None,
 ) -> dspy.Module:
-    """Load an optimized program from the file that its ``save`` wrote.
+    """Load an optimized program from a file that ``program.save`` wrote.
 
     Args:
-        student: A new instance of the program that was compiled; it is not modified.
+        student: A new instance of the program that was compiled. The student is not modified.
         path: The JSON or pickle (.pkl) file.
         allow_pickle: Whether to load pickles, which can run any code; pass True only for
             files that you trust.
         allow_unsafe_lm_state: Whether to use language models' endpoints from the file, as in
             ``dspy.Module.load``.
-        embedder: The embedder with which the program retrieves demos; loading does not call
-            it.
+        embedder: The embedder with which the program retrieves demos. Loading does not call
+            the embedder.
 
     Returns:
         A copy of the student with the demos, instructions and calibration from the file.
@@ -67,12 +68,13 @@ def load_program(
     Raises:
         OSError: If the file cannot be read.
         TypeError: If the student is not a DSPy program, or the path is not path-like.
-        ValueError: If the file is no saved program or does not fit the student, or is a
+        ValueError: If the file is not a saved program, does not fit the student, or is a
             pickle that is not allowed.
     """
     if not isinstance(student, dspy.Module):
         raise UserTypeError(
-            f"student must be a dspy.Module; got {type(student).__name__}: pass the program that was compiled"
+            f"student must be a dspy.Module; got {type(student).__name__}: pass a new instance of the program that was "
+            "compiled"
         )
     state = saved_state(path, allow_pickle=allow_pickle)
     try:
@@ -88,44 +90,44 @@ def load_program(
         program.load_state(state, allow_unsafe_lm_state=allow_unsafe_lm_state)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(
-            f"{path} cannot be loaded into the student ({type(error).__name__}: {error}); it holds {sorted(state)}: "
-            "create the student in the same way as the saved program. DSPy does not save compiled modules in a "
-            "program: set their _compiled to False before you save it"
+            f"{path} cannot be loaded into the student ({type(error).__name__}: {error}). The file holds "
+            f"{sorted(state)}. Create the student in the same way as the saved program. DSPy does not save a program's "
+            "compiled modules, so set _compiled to False in such modules before you save the program."
         ) from error
     for name, predictor in program.named_predictors():
         _check_fields(path, predictor, saved_fields[name])
     differences = other_settings(program.predictors())
     if differences:
-        logger.warning("%s was made with %s, or compile it again", path, "; with ".join(differences))
+        logger.warning("%s was made with %s, or compile the program again", path, "; with ".join(differences))
     return program
 
 
 def _check_fields(
     path: str | Path, predictor: dspy.Predict, saved_fields: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Raise a ValueError if a saved predictor has other fields; DSPy saves only their texts."""
+    """Raise a ValueError if the fields of a saved predictor differ from the student's fields."""
     fields = predictor.signature.fields
+    # DSPy saves descriptions, but no field names.
     saved = [field["description"] for field in saved_fields]
     if not saved:
         return
-    # A field without a description of its own is described by its name.
     names = [match.group(1) for match in map(OWN_NAME.fullmatch, saved) if match is not None]
     if len(saved) != len(fields) or not fields.keys() >= set(names):
         raise UserError(
-            f"{path} must hold a program with the student's fields {list(fields)}; got {saved}: create the student in "
-            "the same way as the saved program"
+            f"{path} must hold a program with the student's fields {list(fields)}; got the fields {saved}: create the "
+            "student in the same way as the saved program"
         )
 
 
 @dataclass(frozen=True)
 class ProgramScore:
-    """The score of one program by one metric.
+    """The score of a program by a metric.
 
     Attributes:
         score, interval: The metric's value on the examples, and its 95% confidence interval.
         difference, difference_interval: The gain over the first program, and its 95%
-            confidence interval; None for the first.
-        num_unread: Number of unparsable replies, which count as wrong.
+            confidence interval. Both are None for the first program.
+        num_unread: Number of unparsable replies, which count as incorrect answers.
     """
 
     score: float
@@ -141,13 +143,13 @@ class ProgramScore:
                 "{:+.3f} [{:+.3f}, {:+.3f}] over the first".format(self.difference, *self.difference_interval)
             )
         if self.num_unread:
-            parts.append(f"{self.num_unread} of the replies could not be parsed")
+            parts.append(f"replies that could not be parsed: {self.num_unread}")
         return "; ".join(parts)
 
 
 @dataclass(frozen=True)
 class ConstantScore:
-    """The score of answering every example with the same label."""
+    """The score of a program that always answers with the same label."""
 
     label: str
     score: float
@@ -155,15 +157,15 @@ class ConstantScore:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The scores of programs on the same examples; `print` shows a table.
+    """The scores of programs on the same examples. `print()` shows them in a table.
 
     Attributes:
         programs: The score of each program, by name.
         num_examples: Number of examples that every program answered.
-        num_failed: Number of examples left out because a call on them failed.
-        constant: Of the two most frequent labels, the one that scores better as the only
-            answer. None if the first program has no label output, or the metric cannot score
-            a label alone.
+        num_failed: Number of examples that were omitted because a call failed.
+        constant: The better score of always answering with one of the two most frequent
+            labels. None if the first program has no label output, or if the metric cannot
+            score predictions that contain only a label.
     """
 
     programs: Mapping[str, ProgramScore]
@@ -179,12 +181,12 @@ class Evaluation:
         lines = [f"  {name:{width}}  {row}" for name, row in rows.items()]
         title = f"{self.num_examples} examples"
         if self.num_failed:
-            title += f", without {self.num_failed} on which a call failed"
+            title += f" ({self.num_failed} others omitted because of failed calls)"
         return "\n".join([title, *lines])
 
 
 class Evaluations(dict[str, Evaluation]):
-    """The evaluations by several metrics, keyed by name; `print` shows a table for each."""
+    """The evaluations by several metrics, keyed by metric name. `print()` shows a table for each metric."""
 
     def __str__(self) -> str:
         return "\n".join(f"{name}: {evaluation}" for name, evaluation in self.items())
@@ -228,13 +230,13 @@ def evaluate_programs(
 ) -> Evaluation | Evaluations:
     """Score programs on the same examples, with 95% confidence intervals.
 
-    If a call fails, its example is left out for all programs and metrics, with a warning.
+    If a call fails, its example is omitted for all programs and metrics, with a warning.
     Intervals of metrics over a set use the infinitesimal jackknife, with two best and two worst
     pseudo-answers added.
 
     Args:
-        programs: Programs by name; the others are compared with the first. They are not
-            modified.
+        programs: Programs by name. All other programs are compared with the first. No program
+            is modified.
         metric: A metric by example, or over a set, such as ``F1("positive")``; or a dict of
             metrics by name.
         devset: Examples that no optimizer has seen. Each program is called once on each
@@ -245,14 +247,17 @@ def evaluate_programs(
     Raises:
         TypeError, ValueError: If an argument is invalid, before any program call.
         RuntimeError: If fewer than two examples remain, because calls on the others failed.
-        Exception: A fatal error of a program or metric, or the one that reaches `max_errors`.
+        Exception: A fatal error from a program or metric, or the error that reaches
+            `max_errors`.
     """
     if not isinstance(programs, Mapping) or not programs:
-        raise UserTypeError(f'programs must be a non-empty dict, such as {{"a": program}}; got {programs!r}')
+        raise UserTypeError(
+            f'programs must be a non-empty dict; got {programs!r}: pass a dict such as {{"a": program}}'
+        )
     metrics = dict(metric) if isinstance(metric, Mapping) else {"": metric}
     if not metrics:
         raise UserTypeError(
-            'metric must not be an empty dict. Pass a metric, or a dict such as {"accuracy": metric}.'
+            'metric must not be an empty dict: pass a metric, or a dict such as {"accuracy": metric}'
         )
     for name, program in programs.items():
         check_module(program, f"programs[{name!r}]")
@@ -260,7 +265,7 @@ def evaluate_programs(
     for name, program in programs.items():
         check_given(program, name=f"programs[{name!r}]", to_order=False, devset=devset)
     if len(devset) < 2:
-        raise UserError(f"devset must contain at least 2 examples; got {len(devset)}: pass more")
+        raise UserError(f"devset must contain at least 2 examples; got {len(devset)}: pass more examples")
     for single_metric in metrics.values():
         for program in programs.values():
             check_answers(program, single_metric, devset, name="devset")
@@ -272,18 +277,18 @@ def evaluate_programs(
     with progress_bar(len(programs) * len(devset), display=display_progress, title="evaluate") as bar:
         for run in runs:
             run.call_program(num_threads=num_threads, max_errors=max_errors, on_cell=bar.update)
-    numbers = _examples_without_failure(runs, len(devset))
-    examples = [devset[number] for number in numbers]
+    indices = _examples_without_failure(runs, len(devset))
+    examples = [devset[index] for index in indices]
     evaluations = {}
     for name, single_metric in metrics.items():
         constant = _constant_score(single_metric, runs[0].program, examples)
-        scores = _compare(name, single_metric, runs, examples, numbers)
-        evaluations[name] = Evaluation(scores, len(numbers), len(devset) - len(numbers), constant)
+        scores = _compare(name, single_metric, runs, examples, indices)
+        evaluations[name] = Evaluation(scores, len(indices), len(devset) - len(indices), constant)
     return Evaluations(evaluations) if isinstance(metric, Mapping) else evaluations[""]
 
 
 class _ProgramRun(MetricWork):
-    """Calls a program on examples and scores each answer with all metrics."""
+    """The calls of a program on examples, with scores by all metrics."""
 
     def __init__(
         self, name: str, program: dspy.Module, metrics: Mapping[str, Metric], examples: Examples
@@ -298,7 +303,7 @@ class _ProgramRun(MetricWork):
             self.models += work.models
 
     def call_program(self, **options: Any) -> None:
-        """Call the program on each example; warn if the model's errors count as wrong answers."""
+        """Call the program on each example. Warn if errors from the model count as incorrect answers."""
         self.records, _ = calls_on(
             self.program, self, len(self.examples), called="example", log=RunLog(), **options
         )
@@ -306,12 +311,12 @@ class _ProgramRun(MetricWork):
         errors = [record.error for record in unread if cause_of(record.error) is not None]
         if errors:
             logger.warning(
-                f"{self.name}: {len(errors)} of {len(self.records)} calls count as wrong, because they raised "
+                f"{self.name}: {len(errors)} of {len(self.records)} calls count as incorrect, because they raised "
                 f"{errors[0]}: {fix_for(errors, otherwise='')}"
             )
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Call the program, and have each metric score a copy of its answer."""
+        """Call the program, and score a copy of the answer with each metric."""
         prediction = self._answered(program, example)
         self.scored[example] = {
             name: work._scored(example, own_value(prediction)) for name, work in self._metrics.items()
@@ -320,34 +325,34 @@ class _ProgramRun(MetricWork):
 
 
 def _examples_without_failure(runs: Sequence[_ProgramRun], num_examples: int) -> list[int]:
-    """Return the indices of the examples on which no call failed; warn of the others."""
+    """Return the indices of the examples on which no call failed, and warn about the other examples."""
     failures = {}
     for run in runs:
-        for number, record in enumerate(run.records):
+        for index, record in enumerate(run.records):
             if record.outcome == FAILED:
-                failures[number] = record
-    numbers = [number for number in range(num_examples) if number not in failures]
+                failures[index] = record
+    indices = [index for index in range(num_examples) if index not in failures]
     if failures:
         first = failures[min(failures)]
         warning = (
             f"calls on {len(failures)} of {num_examples} examples failed, "
             f"the first with {first.error}: {first.message}"
         )
-        if len(numbers) < 2:
+        if len(indices) < 2:
             errors = [record.error for record in failures.values()]
             raise RuntimeError(f"{warning}: {fix_for(errors, otherwise='fix the cause, or try again')}")
-        logger.warning("%s: these examples are left out", warning)
-    return numbers
+        logger.warning("%s: these examples are omitted", warning)
+    return indices
 
 
 def _compare(
-    name: str, metric: Metric, runs: Sequence[_ProgramRun], examples: Examples, numbers: Sequence[int]
+    name: str, metric: Metric, runs: Sequence[_ProgramRun], examples: Examples, indices: Sequence[int]
 ) -> dict[str, ProgramScore]:
-    """Return the programs' scores by a metric; `numbers` are the devset indices of the examples."""
+    """Return the programs' scores by a metric. `indices` are the examples' positions in the devset."""
     unread = CallRecord(None)
     records = {}
     for run in runs:
-        records[run.name] = [run.scored.get(number, {}).get(name, unread) for number in numbers]
+        records[run.name] = [run.scored.get(index, {}).get(name, unread) for index in indices]
     scorer: _MeanScores | _SetScores
     if isinstance(metric, SetMetric):
         labels: list[str] = []
@@ -367,14 +372,14 @@ def _compare(
 
 
 class _MeanScores:
-    """Mean scores. An unparsable reply gets the lowest score of all replies, or 0 if that is lower."""
+    """Mean scores. Unparsable replies get the lowest score of all replies, or 0 if that is lower."""
 
     def __init__(self, records: Iterable[Sequence[CallRecord]]) -> None:
         scores = [record.score for record in chain.from_iterable(records)]
         self._least = min([0.0, *(score for score in scores if score is not None)])
 
     def score(self, records: Sequence[CallRecord]) -> ProgramScore:
-        """Return the mean, and its interval with two successes and two failures added.
+        """Return the mean score, and an interval with two successes and two failures added.
 
         Source: A. Agresti and B. Coull, The American Statistician 52, 1998.
         """
@@ -398,7 +403,7 @@ class _MeanScores:
 
 
 def _bounds(scores: Sequence[float]) -> tuple[float, float]:
-    """Return the assumed range of scores: 0 to 1, unless some are negative or above 1."""
+    """Return the assumed range of scores, which is 0 to 1 unless scores are negative or above 1."""
     if min(scores) >= 0.0:
         return 0.0, max(1.0, *scores)
     return min(scores), max(0.0, *scores)
@@ -424,7 +429,7 @@ class _SetScores:
     def difference_interval(
         self, before: Sequence[CallRecord], after: Sequence[CallRecord]
     ) -> tuple[float, float]:
-        """Return the interval of the difference, linearized at the answers of both programs."""
+        """Return the interval for the difference, with the metric linearized at both programs' answers."""
         self._influence.linearize_at([*_labels(before), *_labels(after)])
         low, high = self._influence.bounds
         largest = self._influence.largest_influence()
@@ -435,7 +440,7 @@ class _SetScores:
 
 
 def _labels(records: Sequence[CallRecord]) -> list[tuple[int, str | None]]:
-    return [(number, record.value) for number, record in enumerate(records)]
+    return [(index, record.value) for index, record in enumerate(records)]
 
 
 def _num_unread(records: Sequence[CallRecord]) -> int:
@@ -445,8 +450,11 @@ def _num_unread(records: Sequence[CallRecord]) -> int:
 def _paired_interval(
     before: Sequence[float], after: Sequence[float], *, largest: float, limit: float
 ) -> tuple[float, float]:
-    """Return the interval of the mean difference; `largest` widens it if all scores are equal."""
-    differences = [b - a for a, b in zip(before, after, strict=True)]
+    """Return the interval for the mean difference.
+
+    If all differences are 0, `largest` sets the width of the interval.
+    """
+    differences = [new - old for old, new in zip(before, after, strict=True)]
     if any(differences):
         largest = 0.0
     least, most = paired_interval(differences, largest=largest)
@@ -461,7 +469,7 @@ def _constant_score(metric: Metric, program: dspy.Module, examples: Examples) ->
     counts = output.counts(examples)
     if not counts.any():
         return None
-    frequent_labels = [names[number] for number in np.argsort(-counts, kind="stable")[:2]]
+    frequent_labels = [names[index] for index in np.argsort(-counts, kind="stable")[:2]]
     if isinstance(metric, SetMetric):
         right_labels = metric.right_labels(examples)
         values = []

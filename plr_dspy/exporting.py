@@ -32,19 +32,20 @@ from plr_dspy.runtime import write_atomically
 Messages: TypeAlias = list[dict[str, str]]
 Format: TypeAlias = Literal["openai", "langchain"]
 
-# A value with everything that adapters and templates might change.
+# A value with all kinds of text that adapters and templates might change.
 AWKWARD_TEXT = ' \n{x} {{y}} {{{z}}} %s $1 \\1 "q" <b>&amp;</b> [[ ## x ## ]]\r\n\r\n\n end. \n'
 
 
 @dataclass(frozen=True)
 class PromptInput:
-    """How a prompt shows an input.
+    """The way in which a prompt shows an input.
 
     Attributes:
-        is_text: Whether the field is a `str`. Lists are then numbered lines, else JSON.
+        is_text: Whether the field is a `str`. Lists are shown as numbered lines in such a
+            field, and as JSON in other fields.
         is_block: Whether blank lines become line breaks, as in `PlainTextAdapter`.
         is_optional: Whether the value can be None.
-        default: The text if no value is given; None if a value is needed.
+        default: The text to show without a value, or None if a value is required.
     """
 
     is_text: bool = True
@@ -53,20 +54,21 @@ class PromptInput:
     default: str | None = None
 
     def text_of(self, value: Any) -> str:
-        """Return a value as DSPy writes it."""
+        """Return the text that DSPy writes for a value."""
         text = format_field_value(FieldInfo(annotation=str if self.is_text else object), value)
         return one_block(text) if self.is_block else str(text)
 
 
 @dataclass(frozen=True)
 class ExportedPrompt:
-    """The prompt of a predictor, with a place for each input.
+    """The prompt of a predictor, with a placeholder for each input.
 
     Attributes:
-        format: For "openai", the place of the input `review` is ``{{review}}``. For
-            "langchain", it is ``{review}``, and other braces are doubled, as in `str.format`.
-        messages: The messages, dicts with "role" and "content".
-        inputs: How the prompt shows each input, by name.
+        format: For "openai", the placeholder for the input `review` is ``{{review}}``. For
+            "langchain", the placeholder is ``{review}``, and other braces are doubled, as in
+            `str.format`.
+        messages: The messages, as dicts with "role" and "content".
+        inputs: The way in which the prompt shows each input, by input name.
     """
 
     format: Format
@@ -82,13 +84,13 @@ class ExportedPrompt:
         unknown = [name for name in inputs if name not in self.inputs]
         if unknown:
             raise UserError(
-                f"fill got {unknown[0]!r}, but the prompt has the inputs {list(self.inputs)}: leave it out"
+                f"fill must get only the inputs {list(self.inputs)}; got {unknown[0]!r}: omit {unknown[0]!r}"
             )
         texts = {name: self._text_of(name, inputs) for name in self.inputs}
         return [{**message, "content": self._filled(message["content"], texts)} for message in self.messages]
 
     def _text_of(self, name: str, inputs: Mapping[str, Any]) -> str:
-        """Return the text of an input; raise a ValueError if it has none."""
+        """Return the text of an input. Raise a ValueError if the input has no text."""
         prompt_input = self.inputs[name]
         if name not in inputs and prompt_input.default is not None:
             return prompt_input.default
@@ -103,14 +105,14 @@ class ExportedPrompt:
         return text
 
     def _filled(self, template: str, texts: Mapping[str, str]) -> str:
-        """Fill all places of a template in one pass, so that braces in values stay as they are."""
+        """Fill all placeholders in a template in one pass, so that braces in values stay unchanged."""
 
         def replacement(match: re.Match[str]) -> str:
             name = match["name"]
             if name is None:
                 return match[0][0]  # a doubled brace
             if self.inputs[name].is_block and not texts[name]:
-                return ""  # Such adapters also strip the space before an empty value.
+                return ""  # Adapters that write blocks also strip the space before an empty value.
             return match["space"] + texts[name]
 
         names = "|".join(map(re.escape, texts)) or "(?!)"
@@ -141,8 +143,8 @@ def export(program: dspy.Module, format: Format = "openai") -> dict[str, Exporte
     """Export the prompt of each predictor, for use without DSPy.
 
     The configured adapter and language model shape the prompt as in a real call, but nothing
-    is sent. Each prompt is checked first: filled with sample values, it must equal what DSPy
-    would send. Settings of the model, such as `temperature` and `stop`, are not exported.
+    is sent. Each prompt is first filled with sample values, and compared with the messages
+    that DSPy would send. Model settings, such as `temperature` and `stop`, are not exported.
 
     Args:
         program: A program whose prompts differ only in their inputs.
@@ -150,8 +152,8 @@ def export(program: dspy.Module, format: Format = "openai") -> dict[str, Exporte
             ``ChatPromptTemplate.from_messages`` takes, with placeholders such as ``{review}``.
 
     Returns:
-        The prompts by the names of the predictors; the name is "self" if the program is a
-        single predictor.
+        The prompts, by the names of the predictors. If the program is a single predictor, the
+        name is "self".
 
     Raises:
         TypeError: If `program` is not a `dspy.Module`.
@@ -162,16 +164,18 @@ def export(program: dspy.Module, format: Format = "openai") -> dict[str, Exporte
             f"program must be a dspy.Module; got {type(program).__name__}: pass the program to export"
         )
     if format not in get_args(Format):
-        raise UserError(f"format must be 'openai' or 'langchain'; got {format!r}: pass one of them")
+        raise UserError(f"format must be 'openai' or 'langchain'; got {format!r}: pass one of these formats")
     _check_prompts_are_fixed(program)
     predictors = _named_predictors(program)
     if not predictors:
-        raise UserError("program has no predictors, and so no prompts: pass one that contains a dspy.Predict")
+        raise UserError(
+            "program has no predictors, and therefore no prompts: pass a program that contains a dspy.Predict"
+        )
     return {name: _exported(name, predictor, format) for name, predictor in predictors.items()}
 
 
 def _named_predictors(program: dspy.Module) -> dict[str, dspy.Predict]:
-    """Return the predictors by name, including those of parts that an optimizer has frozen."""
+    """Return the predictors by name, including predictors in parts that are marked as compiled."""
     predictors = dict(program.named_predictors())
     known = {id(predictor) for predictor in predictors.values()}
     for name, predictor in program.named_sub_modules(dspy.Predict):
@@ -181,7 +185,7 @@ def _named_predictors(program: dspy.Module) -> dict[str, dspy.Predict]:
 
 
 def _check_prompts_are_fixed(program: dspy.Module) -> None:
-    """Raise a ValueError if a part of the program does more than to send one prompt."""
+    """Raise a ValueError if a part of the program does more than send one fixed prompt."""
     for path, part in program.named_sub_modules():
         name = path.replace("self", "program", 1)
         if isinstance(part, CalibratedProgram):
@@ -191,23 +195,23 @@ def _check_prompts_are_fixed(program: dspy.Module) -> None:
             )
         if isinstance(part, PerInputOrder):
             raise UserError(
-                f"{name} orders its demos for each input, so it has no fixed prompt: export {name}.program, with its "
-                "demos in the original order"
+                f"{name} orders its demos for each input, so the prompt is not fixed: export {name}.program, with "
+                "the demos in their original order"
             )
         if isinstance(part, RetrievingPredict):
             raise UserError(
-                f"{name} retrieves its demos for each input, so it has no fixed prompt: compile it with "
-                "PLFewShot(demos='fixed'), and export the result"
+                f"{name} retrieves its demos for each input, so the prompt is not fixed: compile the "
+                "program with PLFewShot(demos='fixed'), and export the result"
             )
         if "forward" in vars(part):
             raise UserError(
-                f"{name}.forward was replaced, as dspy.KNNFewShot does to retrieve demos, so it may have no fixed "
-                "prompt: compile it with an optimizer that keeps forward, such as PLFewShot(demos='fixed')"
+                f"{name}.forward was replaced, as by dspy.KNNFewShot, so the prompt may not be fixed: "
+                "compile the program with an optimizer that keeps forward, such as PLFewShot(demos='fixed')"
             )
 
 
 def _exported(name: str, predictor: dspy.Predict, format: Format) -> ExportedPrompt:
-    """Return a predictor's prompt; raise a ValueError if filling it would not give what DSPy sends."""
+    """Return a predictor's prompt. Raise a ValueError if the filled prompt differs from DSPy's messages."""
     fields = predictor.signature.input_fields
     for field_name, field in fields.items():
         _check_is_text(name, field_name, field.annotation)
@@ -223,8 +227,8 @@ def _exported(name: str, predictor: dspy.Predict, format: Format) -> ExportedPro
     prompt = ExportedPrompt(format, templates, inputs)
     if prompt.fill(**marks) != messages:
         raise UserError(
-            f"the prompt of predictor {name!r} contains an input's name in double braces, which would be taken for its "
-            "place: pass format='langchain', in which all other braces are doubled"
+            f"the prompt of predictor {name!r} contains an input's name in double braces, which would be mistaken "
+            "for a placeholder: pass format='langchain', which doubles all other braces"
         )
     for field_name in fields:
         inputs[field_name] = _matching_input(name, predictor, prompt, field_name, marks)
@@ -232,15 +236,15 @@ def _exported(name: str, predictor: dspy.Predict, format: Format) -> ExportedPro
 
 
 def _template(content: str, marks: Mapping[str, str], format: Format) -> str:
-    """Return a message with a place for each mark."""
+    """Return a message with placeholders instead of marks."""
     template = content
     if format == "langchain":
         template = content.replace("{", "{{").replace("}", "}}")
     for field_name, mark in marks.items():
-        place = f"{{{field_name}}}"
+        placeholder = f"{{{field_name}}}"
         if format == "openai":
-            place = f"{{{place}}}"
-        template = template.replace(mark, place)
+            placeholder = f"{{{placeholder}}}"
+        template = template.replace(mark, placeholder)
     return template
 
 
@@ -253,7 +257,7 @@ def _check_is_text(name: str, field_name: str, annotation: Any) -> None:
         if not issubclass(unsupported, (dspy.Code, dspy.Reasoning)):
             raise UserError(
                 f"input {field_name!r} of predictor {name!r} is of type {unsupported.__name__}, which is not text: "
-                "call the DSPy program instead, or export its other predictors one by one"
+                "call the DSPy program instead, or export the program's other predictors one by one"
             )
 
 
@@ -268,7 +272,10 @@ def _input_of(field: FieldInfo, *, is_block: bool) -> PromptInput:
 def _matching_input(
     name: str, predictor: dspy.Predict, prompt: ExportedPrompt, field_name: str, marks: Mapping[str, str]
 ) -> PromptInput:
-    """Return how the adapter shows an input, found by comparing filled prompts with what DSPy sends."""
+    """Return the way in which the adapter shows an input.
+
+    Prompts filled in each possible way are compared with the messages that DSPy sends.
+    """
     field = predictor.signature.input_fields[field_name]
     cases = []
     for sample in _samples(field.annotation):
@@ -291,7 +298,7 @@ class _SampleModel(BaseModel):
 
 
 def _samples(annotation: Any) -> list[Any]:
-    """Return values of a field that adapters might change."""
+    """Return sample values of this type, including values that adapters might change."""
     kind = without_none(annotation)
     samples: list[Any] = ["", AWKWARD_TEXT]
     if annotation_allows_none(annotation):

@@ -22,7 +22,7 @@ from tqdm.contrib import DummyTqdmFile
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 PACKAGE = "plr_dspy"
-# DSPy's handler name and formats, so that all log lines look alike.
+# Use DSPy's handler name and formats, so that all log lines look alike.
 HANDLER = "dspy_handler"
 LINE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 TIME_FORMAT = "%Y/%m/%d %H:%M:%S"
@@ -32,7 +32,7 @@ _shows_progress = ContextVar("shows_progress", default=True)
 SECRET_NAME = re.compile(
     r"(^|_|-)(key|secret|passw|password|credential|credentials|token|authorization)$", re.I
 )
-# Patterns of likely secrets. The first group of each pattern is kept in the text.
+# Patterns of likely secrets. The text that a pattern's first group matches is not hidden.
 SECRET_SHAPES = (
     # "api_key": "...", token=..., Authorization: Basic ...
     r"(?i)((?:^|[^\w])(?:x[-_])?(?:api[-_]?key|access[-_]?token|auth[-_]?token|authorization|password|secret|token)"
@@ -42,14 +42,14 @@ SECRET_SHAPES = (
     r"()\b(?:sk|pk|gsk|hf|xai|ghp|gho)[-_](?=[\w*-]*\d)[\w*-]{6,}",
     r"()\b(?:AKIA[A-Z0-9]{8,}|AIza[\w-]{10,})",
 )
-# Minimum length of a secret in an argument; in an environment variable, it is twice this.
+# Minimum length of a secret in an argument. For environment variables, the minimum is doubled.
 SHORTEST_SECRET = 6
 
 
 class LogLines(logging.Handler):
-    """Shows the package's log lines as DSPy shows its own, unless the user has configured logging.
+    """A handler that shows log lines in DSPy's format, unless the user has configured logging.
 
-    Warnings are always shown; other lines only if the progress bar is.
+    Warnings are always shown. Other lines are shown only if the progress bar is shown.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -67,7 +67,7 @@ class LogLines(logging.Handler):
 
 
 def show_log_lines() -> None:
-    """Show the package's log lines. Repeated calls do not show them twice."""
+    """Show the package's log lines. Repeated calls do not show lines twice."""
     handler = LogLines()
     handler.setFormatter(logging.Formatter(LINE_FORMAT, TIME_FORMAT))
     handler.set_name(HANDLER)
@@ -77,7 +77,7 @@ def show_log_lines() -> None:
 
 
 class Unfailing:
-    """A stream that ignores failed writes, for example if its reader has exited."""
+    """A stream that ignores failed writes, for example if the process that reads it has exited."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -86,7 +86,7 @@ class Unfailing:
         return getattr(self._stream, name)
 
     def __eq__(self, other: object) -> bool:
-        # tqdm compares streams to find the bars that a line must not overwrite.
+        # tqdm compares streams to find the progress bars that a log line must not overwrite.
         return other is self or other == self._stream
 
     def write(self, text: str) -> int:
@@ -118,7 +118,7 @@ def progress_bar(
                         stack.enter_context(logging_redirect_tqdm())
                     stack.enter_context(redirect_stderr(DummyTqdmFile(sys.stderr)))
                 yield bar
-            bar.total = bar.n  # Fewer calls than planned may have been needed.
+            bar.total = bar.n  # The run may have needed fewer calls than planned.
             bar.refresh()
     finally:
         at_end()
@@ -169,7 +169,7 @@ def as_json(value: object) -> bytes:
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file atomically, through a temporary file in the same folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Unlike `tempfile`, this gives the file the default permissions.
+    # Do not use `tempfile`, whose files do not have the default permissions.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with temporary.open("xb") as file:
@@ -183,10 +183,10 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 class Redactor:
-    """A function that hides secrets in text: known ones, and anything that looks like one.
+    """A function that hides known secrets in text, and anything that looks like a secret.
 
     Args:
-        models: LMs or embedders; their arguments with names such as "api_key" are secrets.
+        models: LMs or embedders. Arguments with names such as "api_key" are secrets.
         variables: Names of further environment variables that contain secrets.
     """
 
@@ -201,7 +201,7 @@ class Redactor:
         for name, value in os.environ.items():
             if name in names or (SECRET_NAME.search(name) and len(value) >= 2 * SHORTEST_SECRET):
                 secrets.add(value)
-        # Replace the longest first, because a secret may contain another.
+        # Replace longer secrets first, because a secret may contain another secret.
         self._secrets = sorted(secrets - {""}, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""The first words of the bundled reviews, which a model reads fast."""
+"""Examples with the first words of the bundled reviews, which a model reads quickly."""
 
 import json
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Every test run has a DSPy cache of its own, and no network look-ups."""
+"""Settings of a test run: its own DSPy cache, no network access, and the order of tests."""
 
 import atexit
 import gc
@@ -22,25 +22,25 @@ os.environ["TQDM_DISABLE"] = "1"
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-# Shells start background jobs with SIGINT ignored, but Ctrl-C is tested here too.
+# Shells start background jobs with SIGINT ignored, but some tests need Ctrl-C to work.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes depends on what else the machine does.
+# Set no deadline, because the time per example depends on the load of the machine.
 settings.register_profile("plr_dspy", deadline=None, max_examples=50)
 settings.load_profile("plr_dspy")
 
-# Test processes share the cores: spinning threads would slow them all down.
+# Limit threads, because spinning threads would slow down all test processes.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["CI"] = "true"  # one thread for local models
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 LOCAL_MODEL = ["test_cli", "test_completion", "test_end_to_end", "test_local"]
 LOCAL_MODEL += ["test_paper_run", "test_quickstart"]
-"""Files whose tests need it run in one process, as two servers share the cores."""
+"""Test files that use the local model. They run in one process, because a second server would be slow."""
 CHILDREN = ("test_paper_failures", "test_resume")
-"""They share a server that forks processes, which takes seconds to start."""
+"""Test files that start child processes through a common fork server, which takes seconds to start."""
 LONGEST = ("test_every_optimizer", "test_docs", "test_release", "test_imports")
-"""Others that begin early, so that none is left over at the end."""
+"""The slowest of all other test files. They start early, so that all processes end at about the same time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -50,10 +50,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Take what has been imported so far out of garbage collection.
+    """Speed up tests: exclude imported objects from garbage collection, and reuse pydantic's schema of `str`.
 
-    And pydantic the schema of a text: DSPy has a new one made for each field of each demo of each prompt,
-    which was a seventh of all the time.
+    DSPy builds this schema again for each field of each demo in each prompt. This took a seventh
+    of the total time.
     """
     import pydantic
     from dspy.adapters import utils
@@ -62,11 +62,11 @@ def pytest_collection_finish() -> None:
     utils.TypeAdapter = lambda kind: text if kind is str else pydantic.TypeAdapter(kind)
     gc.collect()
     gc.freeze()
-    # Fewer collections of what tests make: most of it is free without one.
+    # Collect garbage less often, because most objects are freed without a collection.
     gc.set_threshold(20_000, 50, 100)
 
 
-# A server that takes gigabytes: `make test-vllm`.
+# The vLLM server takes gigabytes, so only `make test-vllm` runs the tests that need it.
 collect_ignore = [] if "PLR_DSPY_VLLM" in os.environ else ["on_vllm"]
 
 
@@ -80,7 +80,7 @@ def server() -> Iterator["LocalServer"]:  # noqa: F821
 
 @pytest.fixture
 def engine(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Yield an engine that knows the `EXAMPLES` of the test's file."""
+    """Yield an engine that knows the answers to the `EXAMPLES` in the test's file."""
     import dspy
     from fakes import fake_lm
 
@@ -91,9 +91,9 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep the tests of a file, and those of the local model, together.
+    """Run the tests of a file in one process, and all tests of the local model in one process.
 
-    Marks of a group would do the same, but pytest 9.2 and xdist 3.8 overlook them together.
+    `xdist_group` marks would do the same, but pytest 9.2 with xdist 3.8 ignores them.
     """
     from xdist.scheduler import LoadScopeScheduling
 

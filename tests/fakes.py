@@ -1,7 +1,7 @@
-"""A language model whose answers depend on the order of the demos, in place of a paid API.
+"""Fake language models, whose answers depend on the demos and their order.
 
-It reads the prompt that DSPy really sent (any chat-format prompt with
-``[[ ## field ## ]]`` headers) and answers in the same format, so that adapters, parsing and errors are DSPy's own.
+The models read the prompts that DSPy sends in its chat format, with ``[[ ## field ## ]]`` headers, and answer in
+the same format. Adapters, parsing and errors are therefore DSPy's own.
 """
 
 from __future__ import annotations
@@ -27,18 +27,22 @@ from dspy.clients.provider import Provider
 
 FIELD = re.compile(r"\[\[ ## (\w+) ## \]\]\n(.*?)(?=\n\n\[\[ ## |\n\nRespond with|\Z)", re.S)
 CHILDREN = multiprocessing.get_context("forkserver")
-"""Child processes that need not import what takes seconds."""
+"""A context whose child processes start with all slow imports done."""
 CHILDREN.set_forkserver_preload(["dspy", "litellm", "torch", "plr_dspy.optimizer.fewshot"])
 
 WANTED = re.compile(r"`\[\[ ## (\w+) ## \]\]`")
 
 
 class OrderSensitiveEngine:
-    """Answers better the more its demos ascend by their texts' digests.
+    """An engine whose accuracy increases with the share of demo pairs in ascending order of digests.
 
-    Of `answers` by question; `at` is what is done when calls begin, by
-    number, and `mumbles` tells of which
-    conversations the reply follows no format. `requests` counts the conversations.
+    Args:
+        answers: The correct answers by question.
+        at: Functions to call when calls begin, by call index.
+        mumbles: Returns whether the reply to a conversation is unparsable.
+
+    Attributes:
+        requests: Number of requests per conversation.
     """
 
     def __init__(self, answers: dict[str, str], *, at: Any = None, mumbles: Any = lambda t: False) -> None:
@@ -91,7 +95,7 @@ class OrderSensitiveEngine:
 
 
 def ascending_share(numbers: list[float]) -> float:
-    """Return the share of pairs in ascending order, or .5 without a pair."""
+    """Return the share of pairs in ascending order, or 0.5 if there are no pairs."""
     pairs = list(itertools.combinations(numbers, 2))
     if not pairs:
         return 0.5
@@ -99,7 +103,7 @@ def ascending_share(numbers: list[float]) -> float:
 
 
 def digest(text: str) -> float:
-    """A number in [0, 1) that only the text decides."""
+    """Return a number in [0, 1) that depends only on the text."""
     return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 16**8
 
 
@@ -115,7 +119,7 @@ def chat_response(
 
 
 def logprobs_of(tokens: list[dict[str, float]]) -> dict[str, Any]:
-    """Return a reply's log-probabilities; the likeliest tokens are said."""
+    """Return a reply's log-probabilities, with the likeliest token at each position as the reply."""
 
     content = []
     for top in tokens:
@@ -137,7 +141,7 @@ def questions(count: int, *, classes: int = 3) -> list[dspy.Example]:
 
 
 def student(demos: Any = 6, signature: str = "question -> answer", **config: Any) -> dspy.Predict:
-    """Return a predictor with these demos, or as many `questions`."""
+    """Return a predictor with the list `demos`, or with that number of questions as demos."""
     program = dspy.Predict(signature, **config)
     program.demos = questions(demos) if isinstance(demos, int) else list(demos)
     return program
@@ -179,7 +183,7 @@ class Program(dspy.Module):
 
 
 def two_predictors() -> Program:
-    """Return a program whose second predictor reads the first one's hint."""
+    """Return a program whose second predictor uses the first predictor's hint."""
 
     def in_turn(self, question):  # type: ignore[no-untyped-def]
         hint = self.hint(question=question).hint
@@ -191,13 +195,13 @@ def two_predictors() -> Program:
 
 
 class CopyingEngine(OrderSensitiveEngine):
-    """Copies the answer of the first demo that asks something like the question.
+    """An engine that copies the answer of the first demo whose question is like the input's.
 
-    By default that is the same question, whatever the case and white space.
+    By default, questions must be equal, apart from case and white space.
 
     Attributes:
-        copied: How often a demo asked the same.
-        shown: Of each call, the questions of the demos.
+        copied: Number of calls in which a demo had the same question as the input.
+        shown: The questions of the demos in each call.
     """
 
     def __init__(self, like: Any = str.__eq__, **options: Any) -> None:
@@ -233,12 +237,12 @@ def _question_of(text: str) -> str:
 
 
 def failure() -> None:
-    """What an engine does at a call: as a server that is down."""
+    """Raise the error of a server that is down."""
     raise ConnectionError("down")
 
 
 def interrupt() -> None:
-    """Stand for a user who presses Ctrl-C during a call."""
+    """Act like a user who presses Ctrl-C during a call."""
     raise KeyboardInterrupt
 
 
@@ -262,7 +266,7 @@ class Async:
 
 @contextmanager
 def using(engine: Any, model: str = "fake/order-sensitive", **options: Any) -> Iterator[Any]:
-    """Use an LM of this engine, without DSPy's fallback to JSON."""
+    """Use an LM with this engine, without DSPy's fallback to JSON."""
     adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
     with dspy.context(lm=lm_of(engine, model, **options), adapter=adapter):
         yield engine
@@ -276,10 +280,10 @@ def fake_lm(examples: list[dspy.Example]) -> tuple[dspy.LM, OrderSensitiveEngine
 
 
 class FineTuning(Provider):
-    """Takes training data; the new model has another name, and answers as before.
+    """A provider of fine-tuned models, which have new names but give the same answers.
 
     Attributes:
-        jobs: The conversations of each job, as lists of messages' contents.
+        jobs: The conversations in each job's training data, as lists of message contents.
     """
 
     def __init__(self) -> None:
@@ -303,13 +307,13 @@ def exact_match(example: dspy.Example, prediction: Any, trace: Any = None) -> bo
 
 
 def scored(scorer: Any, orderings: Any, examples: Any) -> list[float]:
-    """Return each ordering's mean score on the examples that ran for any."""
+    """Return each ordering's mean score on the examples that succeeded for at least one ordering."""
     _, rows = scorer.table(orderings, examples)
     return [sum(row) / len(row) for row in rows]
 
 
 def printed_with_other_hashes(code: str, *arguments: str) -> str:
-    """Return what code prints in a process whose hashes differ from those of this one."""
+    """Return the output of code in a process whose hash seed differs from this process's seed."""
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     folders = map(str, [Path(__file__).parent, *Path(__file__).parent.iterdir()])
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([*folders, *sys.path])}
@@ -317,19 +321,21 @@ def printed_with_other_hashes(code: str, *arguments: str) -> str:
 
 
 class LabelEngine:
-    """Answers with a label that the order of the demos and the input decide.
+    """An engine that answers with labels, and returns log-probabilities of a few tokens like OpenAI.
 
-    Chat replies have log-probabilities of a few tokens, as OpenAI's do.
-    `probabilities` takes the demos' texts, in their order, and the input's.
-    `refusal` is raised if a request asks for log-probabilities.
+    Args:
+        labels: The labels.
+        probabilities: Returns label probabilities for the demos' texts, in order, and an input's text.
+        logprobs: Whether replies have log-probabilities if requested.
+        refusal: Exception to raise if a request asks for log-probabilities.
 
     Attributes:
-        prompts: Texts of each request in turn.
+        prompts: The texts of each request, in the order of requests.
         asked: How many log-probabilities each request asked for.
-        at: Functions to call when calls begin, by number.
-        silent: Calls whose replies have no log-probabilities.
-        mumbles: Tells for which demos and texts the reply is no label.
-        written: Inputs that it was asked to write; some come twice.
+        at: Functions to call when calls begin, by call index.
+        silent: Indices of calls whose replies have no log-probabilities.
+        mumbles: Returns whether the reply for given demos and an input is no label.
+        written: Number of times that each text was written as a new input.
     """
 
     def __init__(
@@ -376,7 +382,7 @@ class LabelEngine:
         return chat_response(said, prompt_tokens=self.prompt_tokens, logprobs=logprobs)
 
     def tops(self, texts: tuple[str, ...], wanted: list[str]) -> list[dict[str, float]]:
-        """Return a reply's tokens, each with probabilities; the label is last."""
+        """Return the probabilities of tokens at each position of a reply, with the label in the last field."""
         *others, last = wanted
         p = zip(self.labels, self.probabilities(*self.shown(texts)), strict=True)
         before = [{f"[[ ## {name} ## ]]\nbecause\n\n": 1.0} for name in others]
@@ -402,7 +408,7 @@ class LabelEngine:
 
 
 class PlainLabels(LabelEngine):
-    """Answers plain prompts with a label that the whole prompt decides."""
+    """An engine that answers plain prompts with a label that depends on the whole prompt."""
 
     def __init__(self, name: str = "", *, lean: float = 0.0) -> None:
         super().__init__([], lambda prompt: (1.0 - lean) * digest(f"{name}{prompt}"))

@@ -1,4 +1,4 @@
-"""Engines that answer with labels whose probabilities are known."""
+"""Engines that answer with labels from known distributions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def classifier(kind: Any = KIND, *, module=dspy.Predict, **config):
 
 
 def around(call: Any) -> Program:
-    """Return a program whose answer is `call(classify, text)`."""
+    """Return a program that answers with the result of `call(classify, text)`."""
     return Program(lambda self, text: call(self.predict, text), predict=classifier())
 
 
@@ -33,10 +33,12 @@ def exact(example, prediction, trace=None):
 
 
 class Classifier(LabelEngine):
-    """Answers in the format that the adapter asks for.
+    """An engine that answers with labels in the format that the adapter asks for.
 
-    `probabilities` returns a distribution over labels for a text; labels of
-    probability 0 are no likely tokens. `unreadable` replies have no format.
+    Args:
+        probabilities: Returns a distribution over labels for a text. Labels with probability
+            0 are not among the likeliest tokens.
+        unreadable: Returns whether the reply to a text is unparsable.
     """
 
     def __init__(self, probabilities, *, unreadable=lambda text: False, **options):
@@ -73,7 +75,7 @@ class Classifier(LabelEngine):
 
 
 def normal(text: str) -> float:
-    """Return a number that is about standard normal over texts."""
+    """Return a number for a text. Over many texts, the numbers are about standard normal."""
     return sum(digest(f"{text} {i}") for i in range(12)) - 6
 
 
@@ -84,7 +86,7 @@ def softmax(scores: dict[str, float]) -> dict[str, float]:
 
 
 def leaning(labels: list[str], lean: float) -> Any:
-    """Return probabilities that lean to the last of the labels."""
+    """Return a function that gives texts label probabilities with a bias to the last label."""
 
     def probabilities(text: str) -> dict[str, float]:
         scores = {label: 1.5 * normal(f"{text} {label}") for label in labels}
@@ -95,7 +97,7 @@ def leaning(labels: list[str], lean: float) -> Any:
 
 
 def gold(labels: list[str], text: str) -> str:
-    """Draw the right label of a text from the unbiased probabilities."""
+    """Draw a text's correct label from the unbiased label probabilities."""
     p = leaning(labels, 0.0)(text)
     at = digest(f"right {text}")
     for label, share in p.items():
@@ -110,11 +112,14 @@ def stripped_fields(text: str) -> dict[str, str]:
 
 
 class Decider:
-    """Answers DSPy's decision outputs with the probabilities they ask for.
+    """An engine for DSPy's decision outputs, whose replies state probabilities.
 
-    It answers others with the likeliest label. `probabilities` takes the fields
-    of demos and the input's text, and returns a distribution over the options.
-    Replies state it in two decimals. `labels` are the answers without probabilities.
+    For any other output, the reply is the likeliest label.
+
+    Args:
+        probabilities: Returns a distribution over the options, given the demos' fields and the
+            input's text. Replies round the probabilities to two decimals.
+        labels: The labels for other outputs.
     """
 
     def __init__(self, probabilities, labels=("negative", "positive")):

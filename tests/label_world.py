@@ -1,4 +1,4 @@
-"""A classifier with log-probabilities, whose lean the order of demos decides."""
+"""A classifier with log-probabilities, and a bias that depends on the order of demos."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def labelled(text: str, label: str) -> dspy.Example:
 EXAMPLES = [labelled(f"text {i}", LABELS[i % 2]) for i in range(60)]
 DEMOS = [dspy.Example(text=f"demo {i}", label=LABELS[i % 2]) for i in (0, 2, 4, 1, 3)]
 FRESH = [f"text {i}" for i in range(1000, 1400)]
-"""Texts that no compile has seen."""
+"""Held-out texts."""
 
 
 def number(text: str) -> int:
-    """The number at the end of a text; odd ones are positive."""
+    """Return the number at the end of a text. Texts with odd numbers are positive."""
     return int(text.split()[-1])
 
 
@@ -33,7 +33,7 @@ def two(z: float) -> list[float]:
 
 
 def probabilities(demos: list[str], text: str) -> list[float]:
-    """Lean towards the labels of the demos, the later ones more."""
+    """Return label probabilities with a bias to the demos' labels, to which later demos contribute more."""
     own = (1 if number(text) % 2 else -1) * 1.2 + 0.8 * normal(text)
     lean = 0
     for place, demo in enumerate(demos, start=1):
@@ -61,7 +61,7 @@ def go(engine: Any, *, program=None, trainset=EXAMPLES, valset=None, metric=exac
 
 
 def found(report: Any, *but: str) -> dict[str, Any]:
-    """Return a report without what may differ between equal compiles."""
+    """Return a report as plain data, without the fields that may differ between equal compiles."""
     plain = json.loads(json.dumps(report.to_dict()))
     for name in ("seconds", *but):
         del plain[name]

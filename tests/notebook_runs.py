@@ -1,4 +1,4 @@
-"""Runs the code of a notebook of `notebooks/` in this process and folder."""
+"""A runner for the code of notebooks, in this process and the current folder."""
 
 import ast
 import contextlib
@@ -20,7 +20,7 @@ def local_lm():
 
 
 def run_notebook(name: str, changes: dict[str, str]) -> str:
-    """Run a notebook with some texts replaced; return what it prints."""
+    """Run a notebook after replacing some of its code, and return the printed text."""
     shutil.copy(NOTEBOOKS / "recorded.json", "recorded.json")
     cells = nbformat.read(NOTEBOOKS / name, as_version=4).cells
     code = [cell.source for cell in cells if cell.cell_type == "code"]
@@ -35,7 +35,7 @@ def run_notebook(name: str, changes: dict[str, str]) -> str:
         warnings.simplefilter("ignore")
         try:
             for number, source in enumerate(code, start=1):
-                # An interactive tree shows the values of expressions.
+                # An interactive syntax tree prints the values of expressions, like a notebook.
                 tree = ast.Interactive(ast.parse(source).body)
                 exec(compile(tree, f"{name}, cell {number}", "single"), namespace)
         finally:

@@ -1,10 +1,10 @@
-"""Results of runs for tests."""
+"""Results of benchmark runs, for use in tests."""
 
 from paper.results import RESULT
 
 
 def record(task="mr", num_demos=8, seed=1, method="Static", scores=(1.0, 0.0), **fields):
-    """One run as a dict, as a line of a results file holds it."""
+    """Return a run as a dict, in the format of a line in a results file."""
     return {
         "schema": 1,
         "task": task,
@@ -30,7 +30,7 @@ def result(*args, **fields):
 
 
 def runs(method, counts, task="mr", num_demos=8, **fields):
-    """Return one run a seed, by how many of 20 examples were right."""
+    """Return one run per seed. `counts` holds each run's number of correct answers to 20 examples."""
     results = []
     for seed, count in enumerate(counts, start=1):
         if count is not None:

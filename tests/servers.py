@@ -1,4 +1,4 @@
-"""HTTP servers on this machine that stand for providers."""
+"""Local HTTP servers that replace providers in tests."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import dspy
 
 @dataclass
 class Request:
-    """What a server was asked.
+    """A request to a server.
 
     Attributes:
-        number: The first is 0.
-        path, body, key: Of the request.
-        connection: To be answered by `reply`, or ill-treated.
-        at: When it came.
+        number: Index of the request.
+        path, body, key: The path, the JSON body and the API key.
+        connection: The connection on which `reply()` answers.
+        at: Time of arrival by `time.monotonic()`.
     """
 
     number: int
@@ -46,11 +46,11 @@ class Request:
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Notes what it is asked, and answers by a function.
+    """A server that records each request, and answers the request with a function.
 
     Attributes:
-        requests: All of them.
-        released: Set at the end; a request that hangs waits for it.
+        requests: All requests so far.
+        released: An event that is set at the end, to release waiting requests.
     """
 
     daemon_threads = True
@@ -92,9 +92,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 class ChatServer(Server):
-    """Answers chats by an engine of `fakes`.
+    """A server that answers chats with an engine from `fakes`.
 
-    `trouble` returns what to do with a request instead, by its number and last message, or None.
+    `trouble` takes a request's index and last message. It returns a function that handles the
+    request instead of the engine, or None.
     """
 
     def __init__(self, engine: Any, trouble: Callable[[int, str], Any]) -> None:
@@ -118,7 +119,7 @@ class ChatServer(Server):
 def refusal(
     status: int, *, kind: str = "error", message: str = "no", **headers: Any
 ) -> Callable[[Request], None]:
-    """Return what replies with an error of a provider."""
+    """Return a function that replies to a request with a provider's error."""
     content = {"error": {"message": message, "type": kind, "code": kind}}
     return lambda request: request.reply(status, content, **headers)
 
@@ -150,7 +151,7 @@ def completion(
 
 
 def llama_count(server: Any, name: str) -> float:
-    """Return a counter of a `LocalServer`, such as "prompt_tokens_total"."""
+    """Return the value of a `LocalServer`'s counter, such as "prompt_tokens_total"."""
     with urllib.request.urlopen(f"{server.api_base.removesuffix('/v1')}/metrics") as reply:
         metrics = reply.read().decode()
     return float(re.search(rf"^llamacpp:{name} (\S+)$", metrics, re.M)[1])  # type: ignore[index]

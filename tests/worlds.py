@@ -1,4 +1,4 @@
-"""Scores of orderings that are known without a program or a model."""
+"""Known scores of orderings, which need no program or model."""
 
 import math
 import zlib
@@ -13,7 +13,7 @@ ORDERINGS = list(OrderingSpace.of_sizes(4).enumerate())
 
 
 class TablePayer:
-    """Pays cells from a table of scores; NaN stands for a failed call."""
+    """A payer that takes scores from a table, in which NaN stands for a failed call."""
 
     def __init__(self, table, log=None):
         self.log = log or RunLog()
@@ -37,7 +37,7 @@ class TablePayer:
 
 
 def table(*, seed=0, num_examples=40, broken=()):
-    """Return scores of 0 and 1 that rise from ordering to ordering."""
+    """Return scores of 0 and 1, with means that increase from the first ordering to the last."""
     chances = np.linspace(0.1, 0.9, len(ORDERINGS))[:, None]
     draws = np.random.default_rng(seed).random((len(ORDERINGS), num_examples))
     scores = (draws < chances).astype(float)
@@ -46,9 +46,9 @@ def table(*, seed=0, num_examples=40, broken=()):
 
 
 class World:
-    """Scores are linear in the places of items, plus example effects and noise.
+    """Scores that are linear in the positions of items, plus example effects and noise.
 
-    An ordering is scored on 8 examples at first, and on 16 more each time it comes again.
+    A new ordering is scored on 8 examples, and a known ordering on 16 additional examples.
     """
 
     def __init__(self, *sizes, seed=0, num_examples=40):
@@ -99,7 +99,7 @@ def random_orderings(space, count, seed=0):
 
 
 def play(search, score, *, rounds=6):
-    """Ask, score and tell; return the batches that were asked for."""
+    """Run rounds of `ask()`, scoring and `tell()`, and return the batches from `ask()`."""
     batches = []
     while len(batches) < rounds and [] not in batches:
         batches.append(search.ask())

@@ -33,12 +33,12 @@ def as_examples(
 ) -> list[dspy.Example]:
     """Return rows as examples with inputs.
 
-    Examples that declare their inputs are unchanged. All other rows get `inputs` or, if None, the
-    inputs of the program, which must all be columns.
+    Examples that declare their inputs are unchanged. All other rows get `inputs`, or by default
+    the program's inputs, which must all be columns.
 
     Args:
-        rows: Examples, dicts, or a `datasets.Dataset`. Labels of its `ClassLabel` columns
-            become their names; if a row has no label, its example lacks the field.
+        rows: Examples, dicts, or a `datasets.Dataset`. In `ClassLabel` columns, class names
+            replace class indices. If a row has no label, its example lacks the field.
         program: The program to call on the examples.
         name: Name of the rows in messages.
         inputs: Names of the input columns.
@@ -56,8 +56,10 @@ def as_examples(
     for index, row in enumerate(_sequence(rows, name)):
         row_name = place(index) if place else f"{name}[{index}]"
         if not isinstance(row, (dspy.Example, Mapping)):
-            fix = "pass a dspy.Example, or a dict of its fields"
-            raise UserTypeError(f"{row_name} must be a dspy.Example; got {type(row).__name__}: {fix}")
+            raise UserTypeError(
+                f"{row_name} must be a dspy.Example or a dict; got {type(row).__name__}: pass a dspy.Example, or a "
+                "dict with the example's fields"
+            )
         if isinstance(row, dspy.Example) and has_inputs(row):
             _check_same_inputs(row, inputs, row_name)
             examples.append(row)
@@ -77,14 +79,12 @@ def _check_names(inputs: Any) -> None:
     is_list = isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes))
     if not is_list or not inputs or not all(isinstance(name, str) for name in inputs):
         fix = f"pass [{inputs!r}]" if isinstance(inputs, str) else 'pass a list, such as ["question"]'
-        raise UserTypeError(
-            f"inputs must be a list of the names of input columns; got {short_repr(inputs)}: {fix}"
-        )
+        raise UserTypeError(f"inputs must be a list of column names; got {short_repr(inputs)}: {fix}")
 
 
 def _sequence(rows: Any, name: str) -> Sequence[Any]:
-    """Return rows as a sequence of examples or dicts; raise a TypeError if they are neither."""
-    datasets = sys.modules.get("datasets")  # The user has imported it if `rows` is a data set.
+    """Return rows as a sequence. Raise a TypeError if they are neither a list nor a data set."""
+    datasets = sys.modules.get("datasets")  # If `rows` is a data set, `datasets` is already imported.
     if datasets is not None and isinstance(rows, datasets.Dataset):
         return _named_rows(rows)
     if isinstance(rows, Sequence) and not isinstance(rows, (str, bytes)):
@@ -100,7 +100,7 @@ def _sequence(rows: Any, name: str) -> Sequence[Any]:
 
 
 def _named_rows(dataset: "datasets.Dataset") -> list[dict[str, Any]]:
-    """Return the rows of a data set as dicts, with class names instead of class numbers."""
+    """Return the rows of a data set as dicts, with class names instead of class indices."""
     import datasets
 
     classes = {}
@@ -124,44 +124,45 @@ def _check_same_inputs(example: dspy.Example, inputs: Sequence[str] | None, row_
     own_inputs = example.inputs().keys()
     if inputs is not None and set(own_inputs) != set(inputs):
         raise UserError(
-            f"inputs must be those that the examples declare; got {list(inputs)}, but {row_name} declares "
-            f"{sorted(own_inputs)}: leave inputs out, or correct one of them"
+            f"inputs must equal the inputs that the examples declare; got {list(inputs)}, but {row_name} declares "
+            f"{sorted(own_inputs)}: omit inputs, or declare other inputs with Example.with_inputs"
         )
 
 
 def _inferred_inputs(program: dspy.Module, columns: Sequence[str], row_name: str) -> list[str]:
-    """Return the columns that are inputs of the program; raise a ValueError if ambiguous."""
+    """Return the columns that are inputs of the program. Raise a ValueError if the choice is ambiguous."""
     given = program_inputs(program)
     are_certain = is_single_step(program)
-    if not given and program.predictors():  # Its forward takes any inputs, as in wrappers.
+    if not given and program.predictors():  # The program's forward takes any inputs, as in wrappers.
         given = predictor_inputs(program.predictors()[0])
         are_certain = True
     present = [name for name in given if name in columns]
     missing = [name for name in given if given[name].is_required and name not in columns]
     if missing or not present:
         raise UserError(
-            f"{row_name} must have columns for the program's inputs {list(given)}; it has {columns}: rename the "
-            "columns, or pass inputs=[...], the names of the input columns"
+            f"{row_name} must have columns for the program's inputs {list(given)}; got the columns {columns}: rename "
+            "the columns, or pass inputs=[...] with the names of the input columns"
         )
     doubtful = [name for name in present if not given[name].is_required]
     if doubtful and not are_certain:
         raise UserError(
-            f"inputs must name the input columns, because the program does not need {doubtful}, which {row_name} has: "
-            f"pass inputs={present}, or leave these out"
+            f"inputs must be passed, because {row_name} has the columns {doubtful}, which the program accepts but does "
+            f"not need: pass inputs={present}, or omit {doubtful} from this list"
         )
     return present
 
 
 def _check_values(row: Any, inputs: Sequence[str], needed: Sequence[str], row_name: str) -> None:
-    """Raise a ValueError unless a row has all inputs, and values for the ones that the program needs."""
+    """Raise a ValueError unless a row has all inputs, and values for the inputs that the program needs."""
     columns = list(row.keys())
     missing = [name for name in inputs if name not in columns]
     if missing:
         raise UserError(
-            f"{row_name} must have the inputs {list(inputs)}; it has {columns}: add {missing}, or correct the inputs"
+            f"{row_name} must have the inputs {list(inputs)}; got the columns {columns}: add {missing}, or change the "
+            "inputs"
         )
     empty = [name for name in needed if name in columns and row[name] is None]
     if empty:
         raise UserError(
-            f"{row_name} must have values for the inputs {empty}; got None: add them, or remove the row"
+            f"{row_name} must have values for the inputs {empty}; got None: add the values, or remove the row"
         )

@@ -38,8 +38,8 @@ def hub_split(name: str) -> HubSplit:
     match = _HUB_NAME.fullmatch(name)
     if match is None:
         raise UserError(
-            f"a data set on the hub must be hub:NAME:SPLIT or hub:NAME:CONFIGURATION:SPLIT; got {name}: correct it, as "
-            "in hub:SetFit/subj:train"
+            "the name of a data set on the hub must have the form hub:NAME:SPLIT or hub:NAME:CONFIGURATION:SPLIT; got "
+            f"{name}: pass a name such as hub:SetFit/subj:train"
         )
     return HubSplit(**match.groupdict())
 
@@ -56,7 +56,7 @@ def import_datasets() -> Any:
 
 
 def load_hub_split(split: HubSplit, **options: Any) -> Any:
-    """Load a split from the hub or the local cache; raise a ValueError if this fails.
+    """Load a split from the hub or the local cache. Raise a ValueError if loading fails.
 
     Args:
         split: Name, configuration and split of the data set.
@@ -65,17 +65,18 @@ def load_hub_split(split: HubSplit, **options: Any) -> Any:
     datasets = import_datasets()
     try:
         return datasets.load_dataset(split.path, split.config, split=split.split, **options)
-    except Exception as error:  # The hub's errors have many types.
+    except Exception as error:  # The hub's client raises many types of errors.
         raise UserError(
-            f"{split} cannot be read from the Hugging Face hub ({_reason(error)}): check its name, its split and the "
+            f"{split} cannot be read from the Hugging Face hub ({_reason(error)}): check the name, the split and the "
             "network, or pass a file"
         ) from error
 
 
 def load_file(path: Path) -> datasets.Dataset | list[dict[str, Any]]:
-    """Load a file: .csv, .parquet or else JSON lines; raise a ValueError if this fails.
+    """Load a .csv or .parquet file, or JSON lines from any other file.
 
-    All cells of a CSV file are read as text. Nothing is left in the cache of `datasets`.
+    All cells of a CSV file are read as text. No files stay in the cache of `datasets`. Raise a
+    ValueError if loading fails.
     """
     kind = path.suffix.lower()
     try:
@@ -84,7 +85,7 @@ def load_file(path: Path) -> datasets.Dataset | list[dict[str, Any]]:
         rows = _csv_rows(path) if kind == ".csv" else _json_rows(path)
     except (UserError, MissingPackageError):
         raise
-    except Exception as error:  # The errors of datasets have many types.
+    except Exception as error:  # `datasets` raises many types of errors.
         raise UserError(
             f"{path} cannot be read ({_reason(error)}): pass a file with one JSON object per line, a .csv in UTF-8, or "
             "a .parquet file, with at least one row"
@@ -111,20 +112,20 @@ def _load(kind: str, path: Path, **options: Any) -> datasets.Dataset:
 
 
 def _csv_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a CSV file as dicts from the header's names to text."""
+    """Return the rows of a CSV file as dicts of text, by column name."""
     from pandas.errors import ParserWarning
 
     with path.open(encoding=ENCODING, newline="") as file:
         columns = [name.strip() for name in next(csv.reader(file), [])]
     with warnings.catch_warnings():
-        warnings.simplefilter("error", ParserWarning)  # By default, pandas drops extra cells with a warning.
+        warnings.simplefilter("error", ParserWarning)  # Otherwise, pandas drops extra cells with a warning.
         dataset = _load(
             "csv",
             path,
             header=0,
             column_names=columns,
             index_col=False,
-            converters=dict.fromkeys(columns, _as_it_is),  # Without these, "01" becomes 1.
+            converters=dict.fromkeys(columns, _as_it_is),  # Without converters, "01" becomes 1.
             keep_default_na=False,
             encoding=ENCODING,
             engine="python",  # The C engine would read missing cells as empty.
@@ -133,7 +134,7 @@ def _csv_rows(path: Path) -> list[dict[str, Any]]:
     for number, row in enumerate(rows, start=1):
         if None in row.values():
             raise UserError(
-                f"row {number} of {path} must have a value for each column; got {row}: correct it"
+                f"row {number} of {path} must have a value for each column; got {row}: add the missing cells"
             )
     return rows
 
@@ -160,7 +161,9 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
                 f"{path} cannot be read (line {number}: {error}): pass one JSON object per line"
             ) from error
         if not isinstance(row, dict):
-            raise UserError(f"line {number} of {path} must be a JSON object; got {line}: correct it")
+            raise UserError(
+                f"line {number} of {path} must be a JSON object; got {line}: write the row as {{column: value, ...}}"
+            )
         rows.append(row)
     return rows
 

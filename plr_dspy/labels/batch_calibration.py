@@ -1,4 +1,4 @@
-"""BatchCalibration, a DSPy optimizer that removes the label bias of a classifier."""
+"""`BatchCalibration`, a DSPy optimizer that removes a classifier's label bias."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ logger = logging.getLogger(__name__)
 
 NUM_FIRST = 6  # stop after this many calls if no reply has label probabilities
 
-Numbers = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
 
 @arguments
 class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
-    """Optimizer that divides label probabilities by their means over trainset inputs.
+    """An optimizer that divides each label's probability by its mean over trainset inputs.
 
     The student needs an output that is a Literal, an enum or a bool, and an LM that
     returns log-probabilities (OpenAI's chat models, vLLM, llama.cpp).
@@ -54,18 +54,20 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
 
     Args:
         num_inputs: Maximum number of examples to call the program on, stratified by
-            label. With a metric, labels alternate, and weights restore their shares.
-        prior: Expected share of each label among the right answers. With None, the shares
-            are chosen by cross-validation if examples have labels, and equal otherwise.
+            label. With a metric, all labels are sampled equally often, and the examples are
+            weighted by their labels' shares.
+        prior: Expected share of each label among the correct answers. If None, the shares
+            are chosen by cross-validation if examples have labels, and are equal otherwise.
         metric: Metric over a set, such as ``F1("positive")``, to maximise instead of
-            accuracy; requires prior=None and labelled examples. It is not taken over from the
-            search that chose the student.
-        predictor: Name of the predictor to calibrate, if several have such an output.
+            accuracy; requires prior=None and labelled examples. The metric of an earlier
+            search is not used by itself: pass it again.
+        predictor: Name of the predictor to calibrate; needed only if several predictors have
+            an output that is a Literal, an enum or a bool.
         seed: Seed for sampling examples.
         num_threads, max_errors, display_progress: As in `PLReorder`.
 
     Attributes:
-        report: `CalibrationReport` of the last compile; None before the first.
+        report: `CalibrationReport` of the last compile, or None before the first compile.
     """
 
     num_inputs: Annotated[WholeNumber, Field(ge=2)] = 64
@@ -79,7 +81,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
 
     def check_together(self) -> None:
         if self.metric is not None and self.prior is not None:
-            raise UserError(f"metric requires prior=None; got prior={self.prior}. Leave one of them out.")
+            raise UserError(f"metric requires prior=None; got prior={self.prior}: omit metric or prior")
 
     def compile(
         self,
@@ -94,15 +96,16 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         """Calibrate the student.
 
         Args:
-            student: A program, calibrated or not; it is not modified.
-            trainset: Examples; duplicates and those that are also demos are skipped.
-            teacher, valset: Ignored; accepted because DSPy passes them to optimizers.
+            student: A program, calibrated or not. The program is not modified.
+            trainset: Examples. Duplicates, and examples that are also demos, are ignored.
+            teacher, valset: Ignored, but accepted because DSPy passes both to optimizers.
             seed: Overrides the constructor's seed.
             inputs: As in `PLReorder.compile`.
 
         Returns:
             The calibrated program, with the report as plain data in
-            ``calibration_report``. Its `calibration` is None if answers stay unchanged.
+            ``calibration_report``. The program's `calibration` is None if its answers stay
+            unchanged.
 
         Raises:
             NoProbabilities: If the LM returns no label probabilities.
@@ -163,14 +166,16 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         if self.metric is not None:
             if not uses_labels:
                 raise UserError(
-                    f"metric needs at least 2 examples with a label in field {output.name!r}; got {len(labelled)}. "
-                    "Label more examples, or leave metric out."
+                    f"metric needs at least 2 examples with a label in field {output.name!r}; got {len(labelled)}: "
+                    "label more examples, or omit metric"
                 )
             self.metric.check(labelled)
         num_unlabelled = len(distinct) - len(labelled)
         if self.prior is None and num_unlabelled and any(output.name in example for example in distinct):
             consequence = (
-                "they are ignored" if uses_labels else "all labels are assumed to be equally frequent"
+                "these examples are ignored"
+                if uses_labels
+                else "all labels are assumed to be equally frequent"
             )
             logger.warning(
                 f"{num_unlabelled} of {len(distinct)} examples have none of the labels {list(output.labels)} in field "
@@ -187,7 +192,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         drawn = [usable[i] for i in order]
         if self.metric is None:
             return drawn[:count], np.ones(count)
-        # Rare labels matter most, so alternate labels, and restore their shares by weights.
+        # Rare labels affect the metric most, so sample all labels equally often. The weights
+        # restore the labels' shares.
         scores = ConfusionScores(self.metric, self.metric.right_labels(drawn), output.labels)
         chosen = scores.alternate_labels(len(drawn))[:count]
         (weights,) = scores.weights(np.ones((1, count), dtype=bool), np.array(chosen))
@@ -203,7 +209,10 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         *,
         label_counts: Array,
     ) -> CalibrationReport:
-        """Compare strategies on labelled examples, and report the best; the first wins ties."""
+        """Compare strategies on labelled examples, and add the best strategy to the report.
+
+        Among strategies with equal scores, the first is best.
+        """
         labels = replies.labels
         logs = replies.log_probabilities
         input_weights = weights[replies.inputs]
@@ -214,59 +223,60 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             answers[strategy] = cross_validated(logs, shares, unseen=replies.unseen, weights=input_weights)
             calibrations[strategy] = replies.calibrated_to(shares, weights=input_weights)
 
-        right = output.numbers(examples)[replies.completed]
+        correct = output.numbers(examples)[replies.completed]
         weights = weights[replies.completed]
-        answers = {strategy: replies.pad_answers(numbers) for strategy, numbers in answers.items()}
+        answers = {strategy: replies.pad_answers(indices) for strategy, indices in answers.items()}
         scores = {
-            strategy: self._score(numbers, right, labels, weights) for strategy, numbers in answers.items()
+            strategy: self._score(indices, correct, labels, weights) for strategy, indices in answers.items()
         }
         chosen = max(scores, key=scores.__getitem__)
         constant_scores = {}
-        for number, label in enumerate(labels):
+        for index, label in enumerate(labels):
             constant_scores[f"always {label!r}"] = self._score(
-                np.full(len(right), number), right, labels, weights
+                np.full(len(correct), index), correct, labels, weights
             )
         always = max(constant_scores, key=constant_scores.__getitem__)
         interval = None
         if self.metric is None:
             interval = paired_interval(
-                (answers[chosen] == right).astype(float) - (answers[AS_IT_IS] == right)
+                (answers[chosen] == correct).astype(float) - (answers[AS_IT_IS] == correct)
             )
         if scores[chosen] <= constant_scores[always]:
             logger.warning(
-                f"the best strategy ({chosen}) scores {scores[chosen]:.3f} on {len(right)} inputs, no more than "
-                f"{always} ({constant_scores[always]:.3f}). Let PLFewShot choose the demos, or use another model."
+                f"the best strategy ({chosen}) scores {scores[chosen]:.3f} on {len(correct)} inputs, no more than "
+                f"the constant answer: {always} ({constant_scores[always]:.3f}). Let PLFewShot choose the demos, or "
+                "use another model."
             )
         scores[always] = constant_scores[always]
         return replace(
             report, calibration=calibrations[chosen], scores=scores, chosen=chosen, gain_interval=interval
         )
 
-    def _score(self, answers: Numbers, right: Numbers, labels: list[str], weights: Array) -> float:
-        """Return the accuracy or metric of label indices ``[n]``; -1 is always wrong."""
+    def _score(self, answers: Indices, correct: Indices, labels: list[str], weights: Array) -> float:
+        """Return the accuracy or metric of answers, given as label indices ``[n]``. -1 is never correct."""
         if self.metric is None:
-            return float((answers == right).mean())
+            return float((answers == correct).mean())
         texts = [*labels, None]
-        answer_texts = [texts[number] for number in answers]
+        answer_texts = [texts[index] for index in answers]
         return self.metric.score(
-            [labels[number] for number in right], answer_texts, labels=labels, weights=weights
+            [labels[index] for index in correct], answer_texts, labels=labels, weights=weights
         )
 
 
 @dataclass(frozen=True)
 class LabelReplies:
-    """Label probabilities from n replies; replies without any are only counted."""
+    """Label probabilities from n replies. Replies without label probabilities are only counted."""
 
     labels: list[str]
-    inputs: Numbers  # input indices, [n]
+    inputs: Indices  # input indices, [n]
     log_probabilities: Array  # [n, L]
     unseen: NDArray[np.bool_]  # whether a label is not among the likeliest tokens, [n, L]
-    answers: Numbers  # label indices of the program's answers, -1 for none, [n]
-    completed: Numbers  # indices of inputs whose calls did not fail
+    answers: Indices  # label indices of the program's answers, or -1 if an answer is no label, [n]
+    completed: Indices  # indices of inputs whose calls did not fail
     num_failed: int
 
     def report(self, weights: Array, *, metric: str, num_examples: int) -> CalibrationReport:
-        """Return the report before a calibration is chosen."""
+        """Return a report without a calibration, which is chosen later."""
         means = np.average(np.exp(self.log_probabilities), axis=0, weights=weights[self.inputs])
         return CalibrationReport(
             calibration=None,
@@ -278,14 +288,14 @@ class LabelReplies:
             num_failed=self.num_failed,
         )
 
-    def pad_answers(self, answers: Numbers) -> Numbers:
+    def pad_answers(self, answers: Indices) -> Indices:
         """Extend answers to all `completed` inputs; -1 marks replies without probabilities."""
         padded = np.full(self.completed.max() + 1, -1)
         padded[self.inputs] = answers
         return padded[self.completed]
 
     def calibrated_to(self, shares: Array | None = None, *, weights: ArrayLike = 1.0) -> Calibration:
-        """Return the batch calibration to label shares ``[L]``, by default equal ones."""
+        """Return the batch calibration that targets label shares ``[L]``, which are equal by default."""
         if shares is None:
             shares = np.full(len(self.labels), 1.0 / len(self.labels))
         offsets = batch_offsets(self.log_probabilities, prior=shares, unseen=self.unseen, weights=weights)
@@ -304,8 +314,8 @@ def read_replies(
 ) -> LabelReplies:
     """Call a program on examples and read the label probabilities in its replies.
 
-    Unless `as_it_is`, the likeliest label replaces each answer, so the adapter never
-    retries a reply that it cannot parse.
+    With `as_it_is`, the program keeps its own answers. Otherwise, the likeliest label
+    replaces each answer, so the adapter never retries an unparsable reply.
     """
 
     def check(records: list[CallRecord]) -> None:
@@ -321,20 +331,20 @@ def read_replies(
             work,
             len(examples),
             called="calibration input",
-            first=(1, NUM_FIRST),  # Make no second call if the provider refuses the first.
+            first=(1, NUM_FIRST),  # Make no second call if the provider rejects the first one.
             check=check,
             on_cell=bar.update,
             num_threads=num_threads,
             max_errors=max_errors,
         )
-    completed = [number for number, record in enumerate(records) if record.outcome != FAILED]
+    completed = [index for index, record in enumerate(records) if record.outcome != FAILED]
     if not completed:
         raise scorer.nothing_ran(records)
     labels = list(output.labels)
-    inputs = [number for number, record in enumerate(records) if record.label_logprobs]
+    inputs = [index for index, record in enumerate(records) if record.label_logprobs]
     if len(inputs) < 2:
         raise _no_probabilities(len(inputs), len(records))
-    readings = [records[number] for number in inputs]
+    readings = [records[index] for index in inputs]
     is_unseen = np.zeros((len(inputs), len(labels)), dtype=bool)
     for row, reading in enumerate(readings):
         is_unseen[row, list(reading.unseen_labels)] = True
@@ -351,13 +361,13 @@ def read_replies(
 
 def _no_probabilities(num_read: int, num_replies: int) -> NoProbabilities:
     return NoProbabilities(
-        f"{PURPOSE} needs at least 2 replies with a label among the likeliest tokens; got {num_read} of {num_replies}. "
-        "Add demos, or use another model or adapter (PlainTextAdapter for small and base models)."
+        f"{PURPOSE} needs at least 2 replies with a label among the likeliest tokens; got {num_read} of {num_replies} "
+        "replies. Add demos, or use another model or adapter (PlainTextAdapter for small and base models)."
     )
 
 
 def _metric_of_search(student: dspy.Module) -> str:
-    """Return the metric over a set by which a program was compiled; empty if there is none."""
+    """Return the name of the metric over a set with which a program was compiled, or an empty string."""
     report = getattr(student, "reorder_report", None)
     if not isinstance(report, Mapping):
         return ""
@@ -366,7 +376,7 @@ def _metric_of_search(student: dspy.Module) -> str:
 
 
 def _distinct(student: dspy.Module, trainset: Examples) -> list[dspy.Example]:
-    """Return the examples that are not demos, without repeated inputs."""
+    """Return the examples that are not demos, one for each distinct input."""
     demos: list[Value] = []
     for predictor in student.predictors():
         demos += predictor.demos
@@ -376,6 +386,6 @@ def _distinct(student: dspy.Module, trainset: Examples) -> list[dspy.Example]:
     if len(usable) < 2:
         raise UserError(
             f"trainset must contain at least 2 distinct inputs that are not demos; got {len(usable)} in "
-            f"{len(trainset)} examples. Pass more examples."
+            f"{len(trainset)} examples: pass more examples"
         )
     return usable

@@ -23,25 +23,25 @@ PROBABILITIES = "probabilities"  # field added to calibrated predictions
 
 
 def calibrated_output(program: dspy.Module, predictor: str | None = None) -> LabelOutput:
-    """Return the output to calibrate; raise a ValueError unless there is exactly one."""
+    """Return the output to calibrate. Raise a ValueError unless there is exactly one such output."""
     predictors = dict(program.named_predictors())
     names = list(predictors)
     if predictor is not None and predictor not in names:
-        raise UserError(f"predictor must be one of {names}; got {predictor!r}")
+        raise UserError(f"predictor must be one of {names}; got {predictor!r}: pass one of these names")
     fix = ""
     if predictor is None and len(names) > 1:
-        fix = f", or pass predictor= with one of {names}"
+        fix = f", or pass one of the names {names} as predictor"
     output = needed_output(program, PURPOSE, only=predictor, fix=fix)
     for _, part in program.named_sub_modules():
         reads_itself = isinstance(part, (CalibratedProgram, PerInputOrder))
         if reads_itself and predictors[output.predictor] in part.predictors():
             raise UserError(
-                f"{output.predictor!r} is in a {type(part).__name__}, which cannot be calibrated: pass the program "
-                "inside it."
+                f"predictor {output.predictor!r} is in a {type(part).__name__}, which cannot be calibrated: pass the "
+                "program inside the wrapper"
             )
     if any(PROBABILITIES in other.signature.output_fields for other in predictors.values()):
         raise UserError(
-            f"calibration adds a field {PROBABILITIES!r}, which is also an output of the program: rename the output."
+            f"calibration adds a field {PROBABILITIES!r}, which is also an output of the program: rename the output"
         )
     return output
 
@@ -49,14 +49,16 @@ def calibrated_output(program: dspy.Module, predictor: str | None = None) -> Lab
 class CalibratedProgram(dspy.Module):
     """A program that answers with the most probable label after calibration.
 
-    ``prediction.probabilities`` maps each label to its calibrated probability; it is None if
+    ``prediction.probabilities`` maps each label to its calibrated probability, or is None if
     the reply has no label probabilities. Load a saved program with `load_program`.
 
     Args, and attributes of the same names:
-        program: A program with an output that is a Literal, an enum or a bool. It is copied.
+        program: A program with an output that is a Literal, an enum or a bool. The program is
+            copied.
         calibration: A calibration from `BatchCalibration`. If None, predictions have
             probabilities, but the program keeps its own answers.
-        predictor: Name of the predictor with that output; needed only if there are several.
+        predictor: Name of the predictor to calibrate; needed only if several predictors have
+            such an output.
     """
 
     calibration: Calibration | None
@@ -67,13 +69,16 @@ class CalibratedProgram(dspy.Module):
         super().__init__()
         if not isinstance(program, dspy.Module) or isinstance(program, CalibratedProgram):
             raise UserTypeError(
-                f"program must be a dspy.Module that is not calibrated already; got {type(program).__name__}. Pass "
-                "the original program."
+                f"program must be a dspy.Module that is not calibrated already; got {type(program).__name__}: pass "
+                "the original program"
             )
         if not isinstance(calibration, (Calibration, type(None))):
-            raise UserTypeError(f"calibration must be a Calibration or None; got {calibration!r}.")
+            raise UserTypeError(
+                f"calibration must be a Calibration or None; got {calibration!r}: pass report.calibration of a "
+                "BatchCalibration, or omit calibration"
+            )
         self.program = ProgramFactory(program).build({})
-        set_compiled(self.program, False)  # DSPy does not save frozen programs.
+        set_compiled(self.program, False)  # DSPy does not save programs that are marked as compiled.
         self._set(calibration, predictor)
 
     def forward(self, *args: Value, **inputs: Value) -> Value:
@@ -98,22 +103,22 @@ class CalibratedProgram(dspy.Module):
         output = calibrated_output(self.program, predictor)
         if calibration is not None and list(output.labels) != list(calibration.labels):
             raise UserError(
-                f"the calibration is for the labels {list(calibration.labels)}, but the program has "
-                f"{list(output.labels)}: calibrate this program."
+                f"calibration must have the program's labels {list(output.labels)}; got {list(calibration.labels)}: "
+                "calibrate this program with BatchCalibration"
             )
         self.predictor = output.predictor
         self.calibration = calibration
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
-        # DSPy saves and loads the parameters listed here.
+        # DSPy saves and loads the parameters that this method returns.
         return [("calibration", _SavedCalibration(self)), *super().named_parameters()]
 
-    # DSPy does not save parts that an optimizer has frozen, so this program cannot be frozen.
+    # DSPy does not save programs that are marked as compiled, so this program ignores the mark.
     _compiled = property(lambda self: False, lambda self, value: None)
 
 
 def _with_probabilities(prediction: Value, reader: LabelReader) -> Value:
-    """Add the probabilities as the first field, because `dspy.majority` votes on the last one."""
+    """Add the probabilities as the first field, because `dspy.majority` votes on the last field."""
     if not isinstance(prediction, dspy.Prediction):
         return prediction
     probabilities = None
@@ -136,7 +141,7 @@ class _SavedCalibration(Parameter):  # type: ignore[misc]
         self._program = program
 
     def reset(self) -> None:
-        """Keep the calibration, because optimizers reset only demos."""
+        """Do nothing, because optimizers call `reset()` only to remove demos."""
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Value]:
         calibration = self._program.calibration

@@ -13,14 +13,14 @@ from plr_dspy.labels.reader import Reading
 from plr_dspy.statistics.calibration import calibrated
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))  # Reject files of later versions.
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))  # Reject files from later versions.
 class Calibration:
     """A calibration of label probabilities: ``log p + offsets``, normalised.
 
     Attributes:
-        labels: Texts of the labels in demos, ``[L]``.
-        offsets: One value per label, ``[L]``.
-        shares: Target shares of the labels among answers, ``[L]``; empty if there are none.
+        labels: The text of each label in demos, ``[L]``.
+        offsets: The value to add to each label's log-probability, ``[L]``.
+        shares: Target share of each label among answers, ``[L]``, or empty without targets.
     """
 
     labels: tuple[str, ...]
@@ -29,16 +29,19 @@ class Calibration:
 
     def __post_init__(self) -> None:
         if len(self.labels) != len(self.offsets) or not np.isfinite(self.offsets).all():
-            raise UserError(f"calibration must have a finite offset for each label; got {self}.")
+            raise UserError(
+                f"calibration must have a finite offset for each label; got {self}: pass one finite number per label "
+                "as offsets"
+            )
 
     @classmethod
     def none(cls, labels: Iterable[str]) -> Calibration:
-        """Return the calibration that changes nothing."""
+        """Return a calibration that leaves all label probabilities unchanged."""
         names = tuple(labels)
         return cls(names, (0.0,) * len(names))
 
     def applied(self, reading: Reading) -> Reading:
-        """Return the calibrated log-probabilities, and the label that is then likeliest."""
+        """Return a reading with calibrated log-probabilities, and with the label that is now likeliest."""
         is_unseen = np.isin(np.arange(len(self.labels)), reading.unseen)
         logs = calibrated(reading.log_probabilities, self.offsets, unseen=is_unseen)
         return Reading(self.labels[int(logs.argmax())], tuple(logs.tolist()), reading.unseen)

@@ -11,20 +11,21 @@ AS_IT_IS = "as it is"  # name of the strategy without calibration
 
 @dataclass(frozen=True)
 class CalibrationReport:
-    """Report of `BatchCalibration`; `print` it for a summary.
+    """A report by `BatchCalibration`. `print()` shows a summary.
 
     Attributes:
-        calibration: Calibration of the program; None if answers stay unchanged.
+        calibration: Calibration of the program, or None if its answers stay unchanged.
         metric: Criterion for comparing strategies: "accuracy", or a metric over a set.
         mean_probabilities: Mean probability of each label before calibration.
         num_examples: Number of examples in the trainset.
-        num_inputs: Number of inputs whose replies gave label probabilities.
-        program_calls, num_failed: Numbers of program calls, and of those that failed.
-        scores: Accuracy or metric of each strategy: "as it is", "calibrated to" given shares,
-            and the best of "always" one label. Empty if the examples' labels were not used;
-            `chosen` is then None.
-        chosen: The best strategy.
-        gain_interval: 95% confidence interval of the chosen strategy's gain in accuracy.
+        num_inputs: Number of inputs whose replies had label probabilities.
+        program_calls, num_failed: Number of all program calls, and of failed calls.
+        scores: Accuracy or metric of each strategy: "as it is" (not calibrated), "calibrated
+            to" certain label shares, and the best constant answer, such as "always 'yes'".
+            Empty if the examples' labels were not used.
+        chosen: The best strategy apart from the constant answer, or None without scores.
+        gain_interval: 95% confidence interval for the accuracy gain of the chosen strategy
+            over "as it is", or None if accuracy was not compared.
     """
 
     calibration: Calibration | None
@@ -40,14 +41,14 @@ class CalibrationReport:
 
     @property
     def shares(self) -> dict[str, float] | None:
-        """The share of answers that calibration targets for each label, if it has targets."""
+        """The target share of each label among answers, or None without targets."""
         if self.calibration is None or not self.calibration.shares:
             return None
         return dict(zip(self.calibration.labels, self.calibration.shares, strict=True))
 
     def __str__(self) -> str:
         means = _by_label(self.mean_probabilities)
-        result = "answers stay as they are"
+        result = "answers stay unchanged"
         if self.shares is not None:
             result = f"calibrated to {_by_label(self.shares)}"
         calls = count(self.program_calls, "program call")
@@ -55,7 +56,7 @@ class CalibrationReport:
             calls += f" ({self.num_failed} failed, {self.num_inputs} with label probabilities)"
         lines = [
             f"BatchCalibration: {result}; {calls}",
-            f"mean probabilities before, over {self.num_inputs} of {self.num_examples} examples: {means}",
+            f"mean probabilities before calibration, on {self.num_inputs} of {self.num_examples} examples: {means}",
         ]
         if self.scores:
             lines.append(f"{self.metric} on {count(self.program_calls - self.num_failed, 'input')}:")
@@ -66,7 +67,7 @@ class CalibrationReport:
             lines.append(line)
         if self.gain_interval is not None:
             low, high = self.gain_interval
-            lines.append(f"  gain over the program as it is: between {low:+.3f} and {high:+.3f}")
+            lines.append(f"  gain over the uncalibrated program: between {low:+.3f} and {high:+.3f}")
         return "\n  ".join(lines)
 
 

@@ -20,11 +20,11 @@ class LabelOutput:
     predictor: str
     name: str
     labels: Mapping[str, Value]  # label values, by their text in demos
-    annotation: Annotation  # the field's type in calls, without None
+    annotation: Annotation  # the field's type, without None
     optional: bool = False  # whether the answer may be None
 
     def label_of(self, fields: Value) -> str | None:
-        """Return the label of an answer, example or demo as text, if it has one."""
+        """Return the label of an answer, example or demo as text, or None if the field holds no label."""
         if not isinstance(fields, (Mapping, dspy.Example)):
             return None
         value = fields.get(self.name)
@@ -34,22 +34,22 @@ class LabelOutput:
         return None
 
     def numbers(self, examples: Sequence[Value]) -> NDArray[np.int64]:
-        """Return the label indices of examples or demos, ``[N]``; -1 for no label."""
-        positions = {text: number for number, text in enumerate(self.labels)}
-        label_numbers = []
+        """Return the label index of each example or demo, or -1 if it has no label, ``[N]``."""
+        index_of = {text: index for index, text in enumerate(self.labels)}
+        indices = []
         for example in examples:
             # Data may contain enum members as text.
             text = self.label_of(example) or example.get(self.name)
-            number = -1
+            index = -1
             if isinstance(text, str):
-                number = positions.get(text, -1)
-            label_numbers.append(number)
-        return np.array(label_numbers, dtype=np.int64)
+                index = index_of.get(text, -1)
+            indices.append(index)
+        return np.array(indices, dtype=np.int64)
 
     def counts(self, examples: Sequence[Value]) -> Array:
         """Count the examples with each label, ``[L]``."""
-        label_numbers = self.numbers(examples)
-        known = label_numbers[label_numbers >= 0]
+        indices = self.numbers(examples)
+        known = indices[indices >= 0]
         return np.bincount(known, minlength=len(self.labels)).astype(np.float64)
 
 
@@ -66,17 +66,23 @@ def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOut
 
 
 def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutput | str:
-    """Return a program's or one predictor's only output with few possible values, or why none qualifies."""
+    """Return the program's label output, or the reason why there is not exactly one.
+
+    With `only`, only the outputs of the predictor with this name are considered.
+    """
     predictors = dict(program.named_predictors())
     if only is not None:
         predictors = {only: predictors[only]}
     outputs: list[LabelOutput] = []
     for name, predictor in predictors.items():
         if decision_adapter(predictor) is not None:
-            return f"replies of {name!r} state probabilities themselves, which dspy.experimental.ReAnchor calibrates"
+            return (
+                f"replies of predictor {name!r} already contain probabilities, which dspy.experimental.ReAnchor can "
+                "calibrate"
+            )
         outputs += label_outputs(name, predictor)
     if len(outputs) != 1:
-        return f"{len(outputs)} outputs are a Literal, an enum or a bool"
+        return f"there are {len(outputs)} outputs of type Literal, enum or bool"
     output = outputs[0]
     if len(output.labels) < 2 or "" in output.labels:
         return f"the output {output.name!r} has an empty label, or fewer than two labels"
@@ -86,7 +92,10 @@ def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutpu
 def needed_output(
     program: dspy.Module, purpose: str, *, only: str | None = None, fix: str = ""
 ) -> LabelOutput:
-    """Return the `label_output`, or raise a ValueError that states the purpose and the fix."""
+    """Return the program's label output. Raise a ValueError unless there is exactly one.
+
+    The error's message names `purpose` and `fix`.
+    """
     output = label_output(program, only=only)
     if isinstance(output, LabelOutput):
         return output

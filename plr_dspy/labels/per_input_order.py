@@ -23,20 +23,21 @@ from plr_dspy.statistics.arrays import Array
 class PerInputOrder(dspy.Module):
     """A program that orders its demos for each input.
 
-    It calls the LM once per order. The answer comes from the order in which the input most
-    raises the predicted label's probability. Without orders, the program keeps its own order.
+    The LM is called once per order. For each order, the likeliest label's probability is
+    compared with that label's mean probability on content-free inputs. The order with the
+    largest increase determines the answer. Without `orders`, the demos keep their order.
 
     Args:
         program: A program with one LM call, and one output that is a Literal, an enum or a
             bool.
-        orders: Dicts with "permutations", the demo indices per predictor, and "content_free",
-            the mean label distribution ``[L]`` on content-free inputs.
+        orders: Dicts with two keys: "permutations", the demo indices for each predictor, and
+            "content_free", the mean label distribution ``[L]`` on content-free inputs.
     """
 
     def __init__(self, program: dspy.Module, orders: Sequence[Mapping[str, Value]] = ()) -> None:
         super().__init__()
         self.program = ProgramFactory(program).build({})
-        set_compiled(self.program, False)  # DSPy does not save frozen programs.
+        set_compiled(self.program, False)  # DSPy does not save programs that are marked as compiled.
         self.orders = tuple(orders)
 
     def forward(self, *args: Value, **inputs: Value) -> Value:
@@ -59,7 +60,7 @@ class PerInputOrder(dspy.Module):
         args: Sequence[Value],
         inputs: Mapping[str, Value],
     ) -> tuple[Value, Reading | None]:
-        """Return the program's answer in one order, and the reading of its reply, if any."""
+        """Return the answer with demos in one order, and the reading of the reply, or None for each."""
         predictors = dict(self.program.named_predictors())
         demos = {}
         for name, permutation in permutations.items():

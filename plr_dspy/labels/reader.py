@@ -28,35 +28,39 @@ from plr_dspy.labels.outputs import LabelOutput
 from plr_dspy.lm.plain_text_adapter import Value
 from plr_dspy.statistics.arrays import Array
 
-BEFORE_LABEL = " \t\r\n\"'`*([{"  # may precede the label in its token, as in JSON or bold text
-NUM_ALTERNATIVES = 20  # per token of a reply: OpenAI's maximum and vLLM's default maximum
-MIN_LOGPROB = -30.0  # smaller values are raised, because servers write -9999 for unknown ones
+BEFORE_LABEL = " \t\r\n\"'`*([{"  # characters that may precede a label in its token, as in JSON or bold text
+NUM_ALTERNATIVES = 20  # alternatives per token: OpenAI's maximum and vLLM's default maximum
+MIN_LOGPROB = -30.0  # lower bound for log-probabilities, because servers return -9999 for unknown ones
 
 
 class NoProbabilities(FatalLMError):
-    """Error for a provider that does not return the required log-probabilities."""
+    """An error raised if the provider does not return the required log-probabilities."""
 
 
 @dataclass
 class LogprobRequests:
-    """Tracks whether to request log-probabilities: no more if refused, or if the first reply has none."""
+    """The state of requests for log-probabilities.
 
-    purpose: str = ""  # what needs log-probabilities; empty if they are optional
-    given: bool = False  # whether a reply had log-probabilities
-    reason: str = ""  # why requests stopped, if they did
+    Requests stop if the provider rejects them, or if the first reply has no log-probabilities.
+    """
+
+    purpose: str = ""  # the feature that needs log-probabilities; empty if they are optional
+    given: bool = False  # whether any reply has had log-probabilities
+    reason: str = ""  # the reason why requests have stopped, or empty if they continue
 
     def note_reply(self, lm: dspy.BaseLM, *, given: bool) -> None:
         self.given = self.given or given
         if not self.given:
-            self.reason = f"{lm.model} gives no log-probabilities"
+            self.reason = f"{lm.model} returns no log-probabilities"
 
     def note_error(self, lm: dspy.BaseLM, error: Exception) -> bool:
-        """Record the error of a request for log-probabilities; return whether to retry without them."""
-        # Exception types vary by provider, so search the message, but not the reply in a parse error.
-        refuses = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
-        if self.given or not refuses or isinstance(error, AdapterParseError):
+        """Record the error of a request for log-probabilities. Return whether to retry the call without."""
+        # Exception types vary by provider, so search the message. Parse errors do not count,
+        # because their messages quote the reply.
+        rejects = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
+        if self.given or not rejects or isinstance(error, AdapterParseError):
             return False
-        self.reason = f"{lm.model} refuses requests for log-probabilities"
+        self.reason = f"{lm.model} rejects requests for log-probabilities"
         return not self.purpose
 
     def check(self, cause: Exception | None = None) -> None:
@@ -64,13 +68,13 @@ class LogprobRequests:
         if self.purpose and self.reason:
             raise NoProbabilities(
                 f"{self.purpose} needs the log-probabilities of tokens, but {self.reason}. Use a model and provider "
-                "that return them (OpenAI's chat models, vLLM, llama.cpp)."
+                "with log-probabilities (OpenAI's chat models, vLLM, llama.cpp)."
             ) from cause
 
 
 @dataclass(eq=False)
 class _RecordedCalls(BaseCallback):  # type: ignore[misc]
-    """Callback that records LM calls and their history, to remove log-probabilities later."""
+    """A callback that records LM calls and history entries, so that log-probabilities can be removed."""
 
     calls: list[tuple[dspy.BaseLM, dict[str, Value]]] = field(default_factory=list)
     history: list[dict[str, Value]] = field(default_factory=list)
@@ -79,7 +83,7 @@ class _RecordedCalls(BaseCallback):  # type: ignore[misc]
         self.calls.append((instance, inputs))
 
     def remove_logprobs(self) -> None:
-        """Remove log-probabilities from histories and the memory cache, to save 3 MB per 150 tokens."""
+        """Remove log-probabilities from histories and the memory cache, because 150 tokens take 3 MB."""
         for entry in self.history:
             entry.update(response=None, outputs=[_without_logprobs(output) for output in entry["outputs"]])
         drop_from_memory_cache(self.calls)
@@ -93,9 +97,9 @@ def _without_logprobs(output: Value) -> Value:
 
 
 class Reading(NamedTuple):
-    """Label and label probabilities of one reply."""
+    """The label and the label probabilities from one reply."""
 
-    label: str | None  # its text in demos; None if the adapter could not parse it
+    label: str | None  # the label's text in demos, or None if the adapter could not parse the reply
     log_probabilities: tuple[float, ...]  # normalised, [L]
     unseen: tuple[int, ...] = ()  # indices of labels not among the likeliest tokens
 
@@ -105,10 +109,10 @@ Fields: TypeAlias = dict[str, Value]  # a reply's fields, as adapters return the
 
 
 class LabelReader:
-    """Mixin that makes an adapter read label probabilities in the replies to its calls."""
+    """A mixin that makes an adapter read label probabilities in the replies to its calls."""
 
-    readings: list[Reading | None]  # one per call that has the label output; None if no label was read
-    unread: Reading | None  # reading of the first unparsable reply, unless there is a decision
+    readings: list[Reading | None]  # one per call for the label output, or None if no label was read
+    unread: Reading | None  # the reading of the first unparsable reply, if no decision replaces answers
     label_output: LabelOutput
     _requests: LogprobRequests
     _decision: Decision | None
@@ -149,7 +153,7 @@ class LabelReader:
             return
         recorded = _RecordedCalls()
         num_alternatives = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("top_logprobs") or 0
-        # DSPy appends to the history of each caller.
+        # Pass `recorded` as a caller, because DSPy appends to the history of each caller.
         callers = [recorded, *(dspy.settings.caller_modules or [])]
         callbacks = [*(dspy.settings.callbacks or []), recorded]
         # Do not stream: chunks lack log-probabilities, and a decision may replace the label.
@@ -174,7 +178,7 @@ class LabelReader:
             return False
         callers = dspy.settings.caller_modules
         caller = callers[-1] if callers else None
-        # Compare stages, because a copy of the predictor keeps its stage.
+        # Compare the `stage` attributes, because a copied predictor keeps this attribute.
         return getattr(caller, "stage", None) == self._predictor.stage and id(caller) not in self._other_ids
 
     def _call_postprocess(
@@ -214,7 +218,7 @@ class LabelReader:
         """Return a completion's reading, and let the decision, if any, replace the answer."""
         output = self.label_output
         label = output.label_of(fields)
-        # None may be a valid answer, which no decision replaces.
+        # If None is a valid answer, a decision must not replace it.
         if label is None and (self._decision is None or fields.get(output.name) is None):
             return None
         reading = _reading_of(fields.get("logprobs"), output, label)
@@ -224,7 +228,7 @@ class LabelReader:
         return reading
 
     def reading_for(self, answer: Value) -> Reading | None:
-        """Return the last reading with an answer's label; if the answer has none, the last reading."""
+        """Return the last reading with the answer's label. Without a label, return the last reading."""
         label = self.label_output.label_of(answer)
         for reading in reversed(self.readings):
             if label is None or (reading is not None and reading.label == label):
@@ -238,8 +242,9 @@ def labels_read(
 ) -> Iterator[Value]:
     """Read labels in a program's replies within the context, and yield the `LabelReader`.
 
-    If log-probabilities are optional and refused, the call is repeated without them. A
-    `decision` replaces answers, and unparsable replies if the label is the only output.
+    If log-probabilities are optional and the provider rejects them, the call is repeated
+    without them. A `decision` replaces each answer. It also replaces an unparsable reply if
+    the label is the only output.
     """
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     reader: Value = copy.copy(adapter)
@@ -265,12 +270,12 @@ def labels_read(
 def _reading_type(kind: type) -> type:
     if issubclass(kind, LabelReader):
         return kind
-    # Error messages must name the user's adapter.
+    # Keep the class name, because error messages must name the user's adapter.
     reading_type = type(
         kind.__name__, (LabelReader, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__}
     )
     for name in {"format", "parse"} & vars(reading_type).keys():
-        delattr(reading_type, name)  # DSPy has wrapped the method again, which would run callbacks twice.
+        delattr(reading_type, name)  # DSPy has wrapped the method again, so callbacks would run twice.
     return reading_type
 
 
@@ -279,11 +284,11 @@ def _places(logprobs: Value) -> Sequence[Value]:
 
 
 def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Reading | None:
-    """Return the reading of a reply's "logprobs", if a label is among the likeliest tokens."""
+    """Return the reading of a reply's "logprobs", or None if no label is among the likeliest tokens."""
     places = _places(logprobs)
     labels = list(output.labels)
     tokens = [place.token for place in places]
-    # The reply may spell the label differently, such as "yes" for True.
+    # A label cannot be located in a reply that spells it differently, such as "yes" for True.
     if not tokens or (label is not None and label.casefold() not in "".join(tokens).casefold()):
         return None
     start = label_position(tokens, labels, label, name=output.name)
@@ -303,12 +308,13 @@ def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Read
 def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence[str]) -> Array:
     """Return unnormalised label probabilities ``[L]``.
 
-    If a token starts several labels, the next tokens divide its probability. If these are
-    unknown, the labels share it equally. Case matters only if it alone distinguishes labels.
+    If a token starts several labels, the labels share the token's probability in proportion to
+    the next tokens' probabilities. If the next tokens are unknown, the labels get equal shares.
+    Case matters only if two labels differ in nothing else.
 
     Args:
-        after: Log-probabilities of the next token, by the text before it.
-        labels: Texts of the labels.
+        after: Log-probabilities of possible next tokens, by the preceding text.
+        labels: The labels' texts.
     """
     fold: Callable[[str], str] = str.casefold
     if len(set(map(fold, labels))) < len(labels):
@@ -316,7 +322,7 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
     first_characters = {label[0] for label in labels}
     before_label = "".join(character for character in BEFORE_LABEL if character not in first_characters)
     masses = np.zeros(len(labels))
-    # The text so far, the rest of each label after it, and the probability to distribute.
+    # Each entry has the text so far, the rest of each label, and the probability to distribute.
     pending = [("", dict(enumerate(map(fold, labels))), 1.0)]
     while pending:
         text, rests, probability = pending.pop()
@@ -341,7 +347,7 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
 
 
 def _matching_labels(spelling: str, rests: Mapping[int, str]) -> list[int]:
-    """Return the indices of labels that a token continues, and of the longest label that it completes."""
+    """Return the indices of labels that a token continues, and of the longest label that the token ends."""
     completed = []
     for rest in rests.values():
         if spelling.startswith(rest) and not spelling[len(rest) :][:1].isalnum():
@@ -354,8 +360,9 @@ def label_position(tokens: Sequence[str], labels: Sequence[str], answered: str |
     """Return the index of the token at which the label begins.
 
     Labels directly after the field's name are preferred. If the `answered` label is
-    known, take its last occurrence, because reasoning comes first. Otherwise, take the
-    first label, else the token after the field's header, else the first token.
+    known, take the last occurrence of that label, because reasoning may name it before the
+    answer. Otherwise, take the first label, else the token after the field's header,
+    else the first token.
     """
     reply = "".join(tokens)
     ends = list(accumulate(map(len, tokens)))

@@ -1,4 +1,4 @@
-"""Program calls that read label probabilities, and the scores that a metric gives labels."""
+"""Program calls that read label probabilities, and the metric's score of each label."""
 
 import logging
 import math
@@ -30,17 +30,18 @@ logger = logging.getLogger(__name__)
 DECIMALS = 4  # decimal places of logged log-probabilities
 LONGEST_CALL = 0.05  # seconds; a metric that takes longer may call a model outside DSPy
 LONGEST_PROBE = 10.0  # maximum seconds for scoring labels
-PROBE_SHARE = 0.1  # largest share of `max_seconds` for scoring labels
+PROBE_SHARE = 0.1  # maximum share of `max_seconds` for scoring labels
 
-SEVERAL = "the program calls its classifier several times for an answer"
+SEVERAL = "the program calls its classifier several times per answer"
 ALL_ALIKE = "the metric gives every label the same score"
 UNASKED = "the program answered without calling its classifier"
 
 
 class LabelReadingWork(MetricWork):
-    """Program calls whose records hold the label and its log-probabilities, but no score.
+    """Program calls whose records hold an answer's label and all label log-probabilities, but no score.
 
-    With `as_it_is`, programs keep their answers; otherwise, the likeliest labels replace them.
+    With `as_it_is`, programs keep their answers. Otherwise, the likeliest label replaces each
+    answer.
     """
 
     def __init__(
@@ -63,23 +64,23 @@ class LabelReadingWork(MetricWork):
         label = self._output.label_of(prediction)
         reading = reader.unread or reader.reading_for(prediction)
         if label is None and reading is not None:
-            label = reading.label  # The program answers in another form.
+            label = reading.label  # The program does not answer with the label itself.
         return CallRecord(None, value=label, **_label_fields(reading))
 
 
 class LabelWork(MetricWork):
-    """A `MetricWork` that records label log-probabilities if their label explains the score.
+    """A `MetricWork` that records label log-probabilities if the label in the reply explains the score.
 
     Args:
         metric, examples: As in `MetricWork`.
         output: The output with the labels.
         scores: Each label's score on each example, ``[E, L]``.
         calibrating: Whether programs answer with the likeliest label, to be calibrated later.
-        original: The user's program, which always gives its own answers.
+        original: The user's program, which always keeps its own answers.
 
     Attributes:
-        shares: Alternative shares of labels among right answers, ``[S, L]``; None for even
-            ones.
+        shares: Possible label shares among correct answers, ``[S, L]``, or None if all labels
+            are equally frequent.
     """
 
     shares: Array | None = None
@@ -108,7 +109,7 @@ class LabelWork(MetricWork):
             self._likeliest = Calibration.none(output.labels).applied
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        # A program with other signatures may answer with other labels.
+        # Read no log-probabilities, because a program with other signatures may use other labels.
         if self.requests.reason or _signatures(program) != self._signatures:
             return super().__call__(program, example)
         stays_original = self._original == _demos(program)
@@ -121,19 +122,20 @@ class LabelWork(MetricWork):
             if stays_original:
                 wrong.record_fields |= _label_fields(reader.unread)
             raise
-        label = self.output.label_of(prediction)  # before scoring, as metrics may modify the prediction
+        # Read the label before scoring, because a metric may modify the prediction.
+        label = self.output.label_of(prediction)
         record = self._scored(example, prediction)
         if len(reader.readings) > 1:
             if self._likeliest is not None:
                 raise NoProbabilities(
-                    f"calibrate needs exactly one call of the classifier per answer, but {SEVERAL}. Leave calibrate "
-                    "out, or use BatchCalibration(predictor=...) instead."
+                    f"calibrate needs exactly one call of the classifier per answer, but {SEVERAL}. Omit calibrate, "
+                    "or use BatchCalibration(predictor=...) instead."
                 )
             return replace(record, refused=SEVERAL)
         reading = reader.readings[0] if reader.readings else None
         if stays_original and (reading or reader.unread):
-            # Score the original's own answer, but log its first reply, which calibration
-            # would use.
+            # Score the original program's own answer, but log the probabilities in its first
+            # reply, because calibration would use that reply.
             return replace(record, **_label_fields(reader.unread or reading))
         lacking = self._lacking(reading, label, record, example) if reader.readings else UNASKED
         if lacking:
@@ -141,19 +143,19 @@ class LabelWork(MetricWork):
         return replace(record, **_label_fields(reading))
 
     def _lacking(self, reading: Reading | None, label: str | None, record: CallRecord, example: int) -> str:
-        """Return the reason why a reading does not explain the score, if any."""
+        """Return the reason why a reading does not explain the score, or an empty string."""
         if reading is None or reading.label is None:
             adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
             return f"no label is among the likeliest tokens of the replies that {adapter} reads"
         if reading.label != label:
-            return "the program's answer differs from the label of its classifier"
+            return "the program's answer differs from the classifier's label"
         if record.score != self.scores[example, list(self.output.labels).index(reading.label)]:
             return "the metric gives the same answer another score when called again"
         return ""
 
     def responses(self, scorer: Evaluator) -> LabelResponses:
         scores = self.scores
-        if self.influence is not None:  # A view of the table sees its later in-place updates.
+        if self.influence is not None:  # Use a view, because the table is later updated in place.
             scores = self.influence.table[:, : len(self.output.labels)]
 
         def read(ordering: Candidate, example: int) -> tuple[Sequence[float], Sequence[int]] | None:
@@ -172,7 +174,7 @@ class LabelWork(MetricWork):
 
 
 def _label_fields(reading: Reading | None) -> dict[str, Value]:
-    """Return the fields of a call record, rounded so that a resumed compile gets the same values."""
+    """Return the label fields of a call record, rounded so that a resumed compile gets the same values."""
     if reading is None:
         return {}
     logs = tuple(round(log_probability, DECIMALS) for log_probability in reading.log_probabilities)
@@ -196,7 +198,7 @@ def _demos(program: dspy.Module) -> dict[str, tuple[Value, Value]]:
 def label_scores(
     metric: Metric, examples: Sequence[dspy.Example], output: LabelOutput, *, max_seconds: float | None = None
 ) -> Array | str:
-    """Return each label's score on each example, ``[E, L]``, or the reason why it is unknown.
+    """Return each label's score on each example, ``[E, L]``, or the reason why scores are unknown.
 
     `max_seconds` is the time limit of the compile.
     """
@@ -216,9 +218,9 @@ def label_scores(
             seconds = time.perf_counter() - began
             total_seconds += seconds
             num_slow += seconds > LONGEST_CALL
-            if calls.stopped:  # The metric suppressed the exception.
+            if calls.stopped:  # The metric has caught the callback's exception.
                 break
-            # Tolerate a slow first call, and metrics that are slow for wrong labels only.
+            # Tolerate a slow first call, and metrics that are slow for incorrect labels only.
             if 2 * num_slow >= max(number, 4) or total_seconds > longest:
                 return "the metric is too slow to score every label"
     except (Exception, SystemExit) as error:
@@ -232,11 +234,11 @@ def label_scores(
 
 
 class NoCalls(BaseCallback):  # type: ignore[misc]
-    """Callback that stops a metric before it calls a language model."""
+    """A callback that stops a metric before it calls a language model."""
 
     stopped = False
 
     def on_lm_start(self, call_id: str, instance: object, inputs: dict[str, Value]) -> None:
         self.stopped = True
-        # Neither DSPy nor most metrics catch this exception.
+        # Raise SystemExit, because neither DSPy nor most metrics catch it.
         raise SystemExit("the metric calls a language model")

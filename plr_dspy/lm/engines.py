@@ -1,4 +1,4 @@
-"""LMs on an OpenAI-compatible server's plain completions endpoint, without a chat template."""
+"""LMs that use an OpenAI-compatible server's plain completions endpoint, without a chat template."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ PROVIDERS = ("text-completion-openai", "hosted_vllm")
 CHAT_SETTINGS = ("response_format", "reasoning", "probabilities", "tool_choice")
 SHARED_SETTINGS = ("max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty")
 
-# Creating a context takes 16 ms, so all clients share one.
+# Creating an SSL context takes 16 ms, so all clients share the same context.
 _ssl_context = functools.cache(httpx.create_ssl_context)
 
 
 @dataclass(eq=False)
 class CompletionEngine:
-    """Engine for `dspy.LM(..., engine=...)` that sends text as plain completions.
+    """An engine for `dspy.LM(..., engine=...)` that requests plain completions of text.
 
     The system prompt and all messages are joined by blank lines.
 
     Args:
-        api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
-        model: The model's name on the server; None uses the LM's name without the provider.
-        api_key: The API key, which `repr` and saved programs leave out.
-        api_key_env: The environment variable that holds the key, read at each call if
-            `api_key` is None.
+        api_base: The server's address up to the API version, such as
+            "http://127.0.0.1:8000/v1".
+        model: The model's name on the server. By default, the LM's name without the provider.
+        api_key: The API key. `repr` and saved programs omit the key.
+        api_key_env: The environment variable that holds the key. If `api_key` is None, each
+            call reads this variable.
         timeout: Time limit per attempt, in seconds.
         provider: litellm's provider: "text-completion-openai" or "hosted_vllm".
         extra_body: Extra request fields, such as a grammar.
@@ -54,13 +55,13 @@ class CompletionEngine:
     def __post_init__(self) -> None:
         if not str(self.api_base).startswith(("http://", "https://")):
             raise UserError(
-                f"api_base must start with http:// or https://; got {self.api_base!r}. Pass an address such as "
-                "'http://127.0.0.1:8000/v1'."
+                f"api_base must start with http:// or https://; got {self.api_base!r}: pass an address such as "
+                "'http://127.0.0.1:8000/v1'"
             )
 
     def complete(self, request: lm15.Request) -> lm15.Response:
-        """Make one attempt; raise an `LM15Error` if it fails."""
-        import openai  # slow: takes half a second; litellm imports it anyway
+        """Make one attempt. Raise an `LM15Error` if the attempt fails."""
+        import openai  # imported late, because importing openai takes half a second
 
         arguments = self._arguments(request)
         litellm = get_litellm(feature="CompletionEngine")
@@ -71,7 +72,7 @@ class CompletionEngine:
         ):
             client = openai.OpenAI(
                 base_url=self.api_base,
-                api_key=key or "not-needed",  # The client requires a key, which local servers ignore.
+                api_key=key or "not-needed",  # The client requires a key, but local servers ignore the key.
                 timeout=self.timeout,
                 max_retries=0,
                 http_client=connection,
@@ -89,7 +90,7 @@ class CompletionEngine:
         return cls(**state)
 
     def _arguments(self, request: lm15.Request) -> Json:
-        """Return the arguments for litellm; leave out unset and empty ones."""
+        """Return the arguments for litellm, without unset and empty ones."""
         validate_request(request)
         config = request.config
         arguments: Json = {name: getattr(config, name) for name in SHARED_SETTINGS}
@@ -97,7 +98,7 @@ class CompletionEngine:
         arguments["user"] = config.user_id
         if config.logprobs is not None:
             # In DSPy, 0 requests log-probabilities of the chosen tokens only, but some servers
-            # would return none.
+            # would return no log-probabilities for 0.
             arguments["logprobs"] = max(1, config.logprobs)
         extra_body = {**(self.extra_body or {}), **(config.extensions or {}), "top_k": config.top_k}
         # `metadata` is only for DSPy's cache; see `completion_lm`.
@@ -119,8 +120,8 @@ class CompletionEngine:
         choice = choices[0]
         if not isinstance(choice.get("text"), str):
             raise lm15.ProviderError(
-                f"The reply of {self.api_base} contains no completion text. Pass the address of an OpenAI-compatible "
-                "server.",
+                f"the reply from {self.api_base} contains no completion text: pass the address of an OpenAI-compatible "
+                "server as api_base",
                 provider=self.provider,
             )
         chat_choice = {
@@ -138,12 +139,12 @@ class AsyncCompletionEngine(CompletionEngine):
     """`CompletionEngine` for `dspy.LM(..., async_engine=...)`, with the same arguments."""
 
     async def complete(self, request: lm15.Request) -> lm15.Response:  # type: ignore[override]
-        """Make one attempt, in another thread."""
+        """Make one attempt, in another thread. Raise an `LM15Error` if the attempt fails."""
         return await asyncio.to_thread(super().complete, request)
 
 
 def _prompt(request: lm15.Request) -> str:
-    """Return the text of all messages; raise an error if a request has more than text."""
+    """Return the text of all messages. Raise an error if a request contains more than text."""
     unsupported = [f"config.{name}" for name in CHAT_SETTINGS if getattr(request.config, name) is not None]
     if request.tools:
         unsupported.append("tools")
@@ -155,7 +156,7 @@ def _prompt(request: lm15.Request) -> str:
     if None in texts:
         unsupported.append("a message part that is not text")
     if unsupported:
-        message = f"Plain completions accept text only; got {unsupported[0]}. Remove it, or use a chat LM."
+        message = f"plain completions accept text only; got {unsupported[0]}: omit {unsupported[0]}, or use a chat LM"
         raise lm15.UnsupportedFeatureError(message, feature=unsupported[0])
     return "\n\n".join(map(str, texts))
 
@@ -195,15 +196,16 @@ def completion_lm(
 ) -> dspy.LM:
     """Build a `dspy.LM` that sends plain prompts to an OpenAI-compatible server, such as llama.cpp or vLLM.
 
-    DSPy's cache ignores the address, so two servers with the same model name share cached
+    DSPy's cache ignores the address, so servers whose models have the same name share cached
     answers.
 
     Args:
         model: The model's name on the server. A prefix "hosted_vllm/" or
             "text-completion-openai/" sets the provider.
-        api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
+        api_base: The server's address up to the API version, such as
+            "http://127.0.0.1:8000/v1".
         api_key, api_key_env, provider, timeout, extra_body: See `CompletionEngine`.
-        temperature, max_tokens, lm_kwargs: See `dspy.LM`; by default, answers have at most 16
+        temperature, max_tokens, lm_kwargs: See `dspy.LM`. By default, answers have at most 16
             tokens.
     """
     prefix, _, name = model.partition("/")
@@ -211,12 +213,12 @@ def completion_lm(
         provider = prefix
         model = name
     if extra_body:
-        # DSPy's cache key ignores the engine, but answers to other extra fields may differ.
+        # DSPy's cache key ignores the engine, but extra fields may change answers.
         lm_kwargs.setdefault("metadata", {"extra_body": dict(extra_body)})
     settings: Json = {"api_base": api_base, "model": model, "api_key": api_key, "api_key_env": api_key_env}
     settings |= {"timeout": timeout, "provider": provider, "extra_body": extra_body}
     engines = {"engine": CompletionEngine(**settings), "async_engine": AsyncCompletionEngine(**settings)}
-    # The provider in the name keeps DSPy's cache from returning answers of a chat LM.
+    # The provider in the name keeps DSPy's cache from returning answers from a chat LM.
     return dspy.LM(
         f"{provider}/{model}", temperature=temperature, max_tokens=max_tokens, **engines, **lm_kwargs
     )

@@ -26,17 +26,17 @@ Messages: TypeAlias = list[dict[str, str]]
 Signature: TypeAlias = type[dspy.Signature]
 
 BLANK_LINES = re.compile(r"\n\s*\n")
-# Modules such as ChainOfThought add fields, but keep these instructions.
+# Match any fields, because modules such as ChainOfThought add fields without updating the instructions.
 _DEFAULT_INSTRUCTIONS = re.compile(r"Given the fields [`\w, ]*, produce the fields [`\w, ]*\.")
 
 
 class PlainTextAdapter(dspy.Adapter):
-    """Adapter that shows demos as blocks of "Title: value" lines, and parses answers strictly.
+    """An adapter that shows demos as blocks of "Title: value" lines, and parses answers strictly.
 
     The prompt is one user message: custom instructions, a block for each demo, and a last
     block that ends with the title of the first output field. Blank lines separate blocks, so
-    blank lines inside a value become line breaks. Fields without a value are skipped; None is a
-    value if the field's type allows it.
+    blank lines inside a value become line breaks. Fields without a value are skipped. None
+    counts as a value if the field's type allows None.
 
     Args:
         show_instructions: Whether to show instructions that differ from DSPy's default.
@@ -46,13 +46,13 @@ class PlainTextAdapter(dspy.Adapter):
     def __init__(self, *, show_instructions: bool = True, callbacks: Sequence[object] | None = None) -> None:
         super().__init__(callbacks=callbacks)
         self.show_instructions = show_instructions
-        # Otherwise DSPy removes `dspy.Reasoning` from signatures and demos for some LMs.
+        # With other values, DSPy removes `dspy.Reasoning` from signatures and demos for some LMs.
         self.native_response_types: list[type] = []
 
     def _call_preprocess(
         self, lm: dspy.BaseLM, lm_kwargs: dict[str, Value], signature: Signature, inputs: Value
     ) -> Value:
-        """Make the LM stop at the end of the answer, unless the caller has set `stop`."""
+        """Make the LM stop at the end of the answer, unless `stop` is already set."""
         if "stop" not in {**getattr(lm, "kwargs", {}), **lm_kwargs}:
             outputs = list(signature.output_fields.values())
             one_line = len(outputs) == 1 and _is_one_line(outputs[0].annotation)
@@ -88,9 +88,9 @@ class PlainTextAdapter(dspy.Adapter):
     def parse(self, signature: Signature, completion: str) -> dict[str, Value]:
         """Parse the output fields of a completion that continues the prompt.
 
-        A label or number ends at the end of its line; other values end at a blank line. If there
-        are several fields, each begins with a line that starts with its title. A label must be
-        the whole value; its case may differ if only one label then matches.
+        A label or number ends at the end of its line, and any other value ends at a blank line.
+        If there are several fields, each begins with a line that starts with its title. A label
+        must be the whole value. Case is ignored if only one label then matches.
         """
         name = type(self).__name__
         outputs = signature.output_fields
@@ -124,7 +124,7 @@ def _lines(fields: Mapping[str, FieldInfo], values: Mapping[str, Value]) -> list
     for name, field in fields.items():
         if name in values and (values[name] is not None or annotation_allows_none(field.annotation)):
             text = one_block(format_field_value(field, values[name]))
-            # Strip the space before an empty text, because it would change the tokens.
+            # Strip the space before an empty text, because the space would change the tokens.
             lines.append(f"{title_of(name, field)} {text}".rstrip())
     return lines
 
@@ -211,7 +211,10 @@ def without_none(annotation: Annotation) -> Annotation:
 
 
 def labels_of(annotation: Annotation) -> dict[str, Value] | None:
-    """Return the values of a bool, Literal, enum or decision by their text in demos; None for other types."""
+    """Return the labels of a bool, Literal, enum or decision (`Choice`, `Noul`), by their text in demos.
+
+    Return None for any other type.
+    """
     if isinstance(annotation, type) and issubclass(annotation, (Choice, Noul)):
         annotation = annotation.model_fields["value"].annotation  # type: ignore[attr-defined]
     if annotation is bool:
@@ -226,7 +229,7 @@ def labels_of(annotation: Annotation) -> dict[str, Value] | None:
 
 
 def name_of_label(value: Value) -> str:
-    """Return the text that shows a label in demos; an enum member is shown by its value."""
+    """Return a label's text in demos. The text of an enum member is its value."""
     value = decided(value)
     if isinstance(value, enum.Enum):
         value = value.value
@@ -234,12 +237,12 @@ def name_of_label(value: Value) -> str:
 
 
 def decided(value: Value) -> Value:
-    """Return the label of a decision (`Choice`, `Noul`); return any other value unchanged."""
+    """Return the label of a decision (`Choice`, `Noul`). Return any other value unchanged."""
     return value.value if isinstance(value, (Choice, Noul)) else value
 
 
 def one_block(text: str) -> str:
-    """Return the stripped text without blank lines, because these separate demos."""
+    """Return the stripped text without blank lines, because blank lines separate demos."""
     return BLANK_LINES.sub("\n", _with_unix_newlines(text)).strip()
 
 

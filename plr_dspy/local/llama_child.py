@@ -1,7 +1,8 @@
 """The child process of the local server, run as a script.
 
-It reads its settings as a line of JSON from stdin, and writes its address or an error as JSON
-to stdout. It exits when stdin closes, so that it never outlives its parent.
+The script reads the server's settings as a line of JSON from stdin, and writes the server's
+address or an error as JSON to stdout. The process exits when stdin closes, so that it never
+outlives its parent.
 """
 
 import json
@@ -26,7 +27,8 @@ def main() -> None:
     params.n_parallel = settings["parallel"]
     params.n_ctx = settings["context_length"] * settings["parallel"]
     params.cache_prompt = True
-    params.cache_ram_mib = 0  # Slots already cache prefixes; this cache would grow to gigabytes.
+    # Turn off the RAM cache, which grows to gigabytes, because slots already cache prefixes.
+    params.cache_ram_mib = 0
     params.cpuparams.n_threads = settings["num_threads"]
     params.cpuparams_batch.n_threads = settings["num_threads"]
     params.verbosity = 1

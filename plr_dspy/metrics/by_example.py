@@ -13,18 +13,19 @@ from plr_dspy.errors import MetricError, UserError, UserTypeError
 
 Metric: TypeAlias = Callable[..., Any]
 
-LARGEST_SCORE = 1e30  # maximum absolute value; its fourth power does not overflow
+LARGEST_SCORE = 1e30  # maximum absolute value of scores, whose fourth power must not overflow
 SHOWN = 150  # maximum characters of a value shown in messages
 
 
 def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
-    """Wrap the metric as a function of (example, prediction); other required parameters get None.
+    """Wrap the metric as a function of (example, prediction). Other required parameters get None.
 
     Raises:
         TypeError: If the metric cannot be called like this, is async, or is a class.
     """
     if callable(metric) and not inspect.isclass(metric) and not inspect.iscoroutinefunction(metric):
-        for num_extra in range(4):  # trace, and GEPA's pred_name and pred_trace
+        # The other parameters may be trace and, for GEPA, pred_name and pred_trace.
+        for num_extra in range(4):
             extra = [None for _ in range(num_extra)]
             if takes(function_of(metric), 2 + num_extra) is not False:
                 return lambda example, prediction: metric(example, prediction, *extra)
@@ -35,9 +36,9 @@ def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
 
 
 def takes(function: Callable[..., object] | None, number: int) -> bool | None:
-    """Return whether a function takes this many arguments; None if it has no signature, like some built-ins."""
+    """Return whether a function takes `number` arguments, or None if its signature is unknown."""
     try:
-        signature = inspect.signature(function)  # type: ignore[arg-type]
+        signature = inspect.signature(function)  # type: ignore[arg-type]  # fails for some built-ins
     except (TypeError, ValueError):
         return None
     try:
@@ -48,11 +49,11 @@ def takes(function: Callable[..., object] | None, number: int) -> bool | None:
 
 
 def function_of(called: Callable[..., object]) -> Callable[..., object] | None:
-    """Return the function that a call runs; for a DSPy module, its forward method, if any."""
+    """Return the function that a call runs. For a DSPy module, return its forward method or None."""
     if not isinstance(called, dspy.Module):
         return called
-    # DSPy warns if `forward` is read as a module's attribute.
-    own: Callable[..., object] | None = vars(called).get("forward")  # dspy.syncify sets it
+    # Read `forward` from `vars` and the class, because DSPy warns if it is read from the module.
+    own: Callable[..., object] | None = vars(called).get("forward")  # set by dspy.syncify
     method = getattr(type(called), "forward", None)
     if own is not None or method is None:
         return own
@@ -64,7 +65,7 @@ def as_score(value: object) -> float:
 
     Raises:
         MetricError: If the value is not a number.
-        ValueError: If it is not finite, or its absolute value exceeds `LARGEST_SCORE`.
+        ValueError: If the value is not finite, or its absolute value exceeds `LARGEST_SCORE`.
     """
     number: Any = value
     if isinstance(value, dspy.Prediction):
@@ -80,11 +81,11 @@ def as_score(value: object) -> float:
     except (TypeError, ValueError):
         raise MetricError(
             "metric must return a number, a bool or a Prediction with a score; "
-            f"got {type(value).__name__}: {' '.join(repr(value).split())}"
+            f"got {type(value).__name__} {' '.join(repr(value).split())}: return a score, such as 1.0"
         ) from None
     if not abs(score) <= LARGEST_SCORE:  # also rejects NaN
         raise UserError(
             f"metric must return a finite number of at most {LARGEST_SCORE:g} in absolute value; got {score}: rescale "
-            "the metric, or check it for divisions by 0"
+            "the metric, or avoid divisions by 0"
         )
     return score

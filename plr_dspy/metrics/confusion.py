@@ -17,14 +17,14 @@ from plr_dspy.scoring.confusion_scores import Array, confusion_matrix, possible_
 
 
 class SetMetric(ABC):
-    """A metric over a set of examples that compares a program's labels with the true ones.
+    """A metric over a set of examples that compares predicted labels with true labels.
 
     For DSPy's optimizers and for bootstrapping, ``metric(example, prediction)`` is 1 if the
     label is correct, and 0 otherwise.
 
     Args:
-        field: Name of the label's field in outputs and examples; None uses the examples' only
-            non-input field.
+        field: Name of the label field in both outputs and examples. By default, the examples'
+            only non-input field is used.
     """
 
     bounds: tuple[float, float] = (0.0, 1.0)  # lowest and highest value
@@ -35,12 +35,12 @@ class SetMetric(ABC):
 
     @abstractmethod
     def value(self, counts: Array, labels: Sequence[str]) -> float:
-        """Return the metric of a confusion matrix, which may depend only on the counts' ratios.
+        """Return the metric of a confusion matrix. Its value must depend only on ratios of counts.
 
         Args:
             counts: True labels in rows, predicted labels in columns, ``[k, k + 1]``. The last
                 column counts unparsable replies and answers that are not labels. Counts may
-                be fractional, and rows all 0.
+                be fractional, and all counts in a row may be 0.
             labels: The label names, ``[k]``.
         """
 
@@ -52,7 +52,10 @@ class SetMetric(ABC):
         labels: Sequence[str] = (),
         weights: ArrayLike = 1.0,
     ) -> float:
-        """Return the metric of answers (None: unparsable reply); `labels` are those of the output's type."""
+        """Return the metric of answers, which are None for unparsable replies.
+
+        `labels` are the labels that the output's type allows.
+        """
         labels = possible_labels(right_labels, labels)
         return self.value(confusion_matrix(right_labels, answers, labels, weights), labels)
 
@@ -60,13 +63,13 @@ class SetMetric(ABC):
         return float(self.right_label(example) == self.answer(example, prediction))
 
     def right_label(self, example: dspy.Example) -> str:
-        """Return an example's true label, as demos show it."""
+        """Return the text of an example's true label in demos."""
         name = self._label_field(example)
         label = example[name]
         if isinstance(label, (list, tuple, set, frozenset, Mapping)):
             raise UserError(
-                f"metric: each example must have one label; {name!r} holds a {type(label).__name__}: use a metric that "
-                "scores single examples"
+                f"metric: each example must have one label; field {name!r} holds a {type(label).__name__}: use a "
+                "metric that scores single examples"
             )
         return name_of_label(label)
 
@@ -75,17 +78,17 @@ class SetMetric(ABC):
         return [self.right_label(example) for example in examples]
 
     def answer(self, example: dspy.Example, prediction: object) -> str:
-        """Return the label that a program predicts, as demos show it."""
+        """Return the text of a predicted label in demos."""
         name = self._label_field(example)
         if not isinstance(prediction, dspy.Prediction) or name not in prediction:
             raise MetricError(
-                f"the metric needs a label in {name!r}, as in the examples; the program answered {prediction!r}: give "
-                "the label's field this name in the program's output, or pass field"
+                f"the metric needs predictions with a label in field {name!r}, as in the examples; got {prediction!r}: "
+                f"rename the program's output to {name!r}, or pass another field to the metric"
             )
         return name_of_label(prediction[name])
 
     def output_labels(self, program: dspy.Module, examples: Sequence[dspy.Example]) -> list[str]:
-        """Return the labels that the program's output type allows; none if it allows any text."""
+        """Return the labels that the program's output type allows, or an empty list if any text is allowed."""
         name = self._label_field(examples[0])
         labels: dict[str, None] = {}
         for predictor in program.predictors():
@@ -107,7 +110,8 @@ class SetMetric(ABC):
         if self.label is not None and not counts[self.label]:
             raise UserError(
                 f"metric: at least one example must have the label {self.label!r} of {self!r}; the examples have "
-                f"{list(counts)[:5]}: pass one of these, or examples with this label"
+                f"{list(counts)[:5]}: pass one of these labels to the metric, or add examples with the "
+                f"label {self.label!r}"
             )
 
     def _label_field(self, example: dspy.Example) -> str:
@@ -117,7 +121,7 @@ class SetMetric(ABC):
             fields = repr(dict(example.items()))[:SHOWN]
             raise UserError(
                 f"metric: each example must have {requirement}, for the label; got {fields}: fix this example, "
-                "or name the label's field, as in F1(..., field='label')"
+                "or pass the name of the label field, as in F1(..., field='label')"
             )
         return str(names[0])
 
@@ -130,12 +134,12 @@ class SetMetric(ABC):
 
 
 class ConfusionMetric(SetMetric):
-    """Any metric of a confusion matrix.
+    """A metric of a confusion matrix, calculated by the user's function.
 
     Args:
         function: ``function(counts, labels)`` returns a number, as `SetMetric.value` does.
-            ``labels`` are those of the output's type (a Literal, an enum or a bool), then
-            others in the examples.
+            ``labels`` are the labels of the output's type (a Literal, an enum or a bool),
+            followed by other labels in the examples.
         field: As in `SetMetric`.
         bounds: Lowest and highest possible value, if known; intervals are clipped to them.
     """
@@ -149,11 +153,14 @@ class ConfusionMetric(SetMetric):
     ) -> None:
         super().__init__(field=field)
         if not callable(function) or isinstance(function, SetMetric) or takes(function, 2) is False:
-            raise UserTypeError(f"function must be callable as function(counts, labels); got {function!r}")
+            raise UserTypeError(
+                f"function must be callable as function(counts, labels); got {function!r}: pass a function of two "
+                "arguments"
+            )
         low, high = map(float, bounds)
         if not low < high:
             raise UserError(
-                f"bounds must be the lowest and the highest value, such as (0.0, 1.0); got {bounds!r}"
+                f"bounds must be a lower value and a higher value; got {bounds!r}: pass bounds such as (0.0, 1.0)"
             )
         self.function = function
         self.bounds = (low, high)
@@ -169,14 +176,14 @@ def _has_examples(counts: Array) -> NDArray[np.bool_]:
 class F1(SetMetric):
     """The F1 score, equal to `sklearn.metrics.f1_score` if all answers are labels.
 
-    It is 0 for a label that is neither predicted nor present. An unparsable reply is a false
-    negative for the true label, and a false positive for every other label.
+    The score of a label that is neither predicted nor present is 0. An unparsable reply is a
+    false negative for the true label, and a false positive for every other label.
 
     Args:
-        label: The positive label, for "binary".
+        label: The positive label; only for the average "binary".
         average: "binary" for one label against all others; "macro" for the mean over the
-            examples' labels; "micro" for their pooled counts. None means "binary" with a label,
-            and "macro" without.
+            examples' labels; "micro" for the pooled counts of the examples' labels. The default
+            is "binary" if `label` is passed, else "macro".
         field: As in `SetMetric`.
     """
 
@@ -193,7 +200,7 @@ class F1(SetMetric):
         self.average = average or allowed[0]
         if self.average not in allowed:
             raise UserError(
-                f"with label={label!r}, average must be one of {allowed}; got {average!r}: change one"
+                f"average must be one of {allowed} if label={label!r}; got {average!r}: pass another average or label"
             )
 
     def value(self, counts: Array, labels: Sequence[str]) -> float:
@@ -213,8 +220,8 @@ class F1(SetMetric):
 class MatthewsCorrelation(SetMetric):
     """Matthews' correlation coefficient of answers and labels.
 
-    It equals `sklearn.metrics.matthews_corrcoef` if all answers are labels. An unparsable
-    reply is divided equally among the wrong labels that occur in the examples.
+    The value equals `sklearn.metrics.matthews_corrcoef` if all answers are labels. An
+    unparsable reply is divided equally among the incorrect labels that occur in the examples.
     """
 
     bounds = (-1.0, 1.0)

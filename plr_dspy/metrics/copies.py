@@ -1,4 +1,4 @@
-"""Copy users' values, so that a program or metric that modifies them does not affect other calls."""
+"""Copies of users' values, so that a program or metric that modifies a value affects no other call."""
 
 import copy
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from plr_dspy.errors import UserTypeError
 
 
 def own_copy(example: dspy.Example) -> dspy.Example:
-    """Return a copy of an example that shares nothing mutable with it."""
+    """Return a copy of an example, including its values."""
     return copy.deepcopy(example)
 
 
@@ -18,30 +18,29 @@ def own_value(value: Any) -> Any:
     """Return a copy of a field's value, or the value itself if it cannot be copied."""
     try:
         return copy.deepcopy(value)
-    except Exception:  # The value's own code may raise anything.
+    except Exception:  # The value's own code may raise any exception.
         return value
 
 
 def check_copies(name: str, examples: Sequence[dspy.Example]) -> None:
-    """Raise a TypeError for the first example that cannot be copied; `name` is the argument's."""
-    checked: set[int] = set()  # ids of values, because examples may share large ones
-    for number, example in enumerate(examples):
+    """Raise a TypeError if one of the examples in the argument `name` cannot be copied."""
+    checked: set[int] = set()  # ids of values, because examples may share large values
+    for index, example in enumerate(examples):
         for field, value in example.items(include_dspy=True):
             if id(value) not in checked:
-                _check_copy(
-                    value, f"{name}[{number}] must hold values that can be copied; its field {field!r}"
-                )
+                _check_copy(value, f"field {field!r} of {name}[{index}]")
                 checked.add(id(value))
         if type(example) is not dspy.Example:
-            _check_copy(example, f"{name}[{number}] must be an example that can be copied; it")
+            _check_copy(example, f"{name}[{index}]")
 
 
-def _check_copy(value: Any, what: str) -> None:
+def _check_copy(value: Any, place: str) -> None:
     """Raise a TypeError unless a value can be copied."""
     try:
         copy.deepcopy(value)
     except Exception as error:
         raise UserTypeError(
-            f"{what} is a {type(value).__name__} ({type(error).__name__}: {error}). Each call gets its own copy: pass "
-            "plain data, or define __deepcopy__ in the class, which may return self if the program does not modify it"
+            f"{place} cannot be copied for each call: it is a {type(value).__name__} ({type(error).__name__}: "
+            f"{error}). Pass plain data, or define __deepcopy__ in the class. If the program does not modify the "
+            "value, __deepcopy__ may return self."
         ) from error

@@ -22,9 +22,8 @@ MARGIN = 1.15  # safety factor on the cost and time of future calls, since examp
 
 # Providers whose names have suffixes in the price table, as in "vertex_ai-anthropic_models".
 SUFFIXED_PROVIDERS = ("bedrock", "cohere", "fireworks_ai", "vertex_ai")
-UNCOUNTED = (
-    "replies_without_usage"  # key, among the token counts, for the number of replies without usage data
-)
+# The key, among the token counts, for the number of replies without usage data.
+UNCOUNTED = "replies_without_usage"
 
 
 @dataclass(kw_only=True)
@@ -36,14 +35,14 @@ class Budget:
     runs in the log together.
 
     Attributes:
-        started: Start time by `time.monotonic`; None for now.
-        expected_cost: Expected dollars per call, if known, until a call has been paid for.
-        varied: Whether calls may use models of different prices.
-        share: Share of the money and time limits that the current phase may use.
-        refused: The limit that prevented the last call from starting, if any.
-        unpriced: The first missing price or token count, with its model.
-        largest_cost: Dollars to reserve per call; 0 if unknown.
-        needs_one: Whether a call must first run alone, to show what calls cost.
+        started: Start time by `time.monotonic()`. By default, the current time.
+        expected_cost: Expected dollars per call, if known; used until a call has been paid for.
+        varied: Whether calls may use models with different prices.
+        share: Share of the cost and time limits that the current phase may use.
+        refused: The limit that prevented the last requested call, or None if that call started.
+        unpriced: The first missing price or token count, and its model; empty if all are known.
+        largest_cost: Dollars to reserve per call, or 0 if unknown.
+        needs_one: Whether one call must run alone first, to show the cost per call.
     """
 
     log: RunLog = field(default_factory=RunLog, kw_only=False)
@@ -70,28 +69,31 @@ class Budget:
             self._cost_of_log += self._price(tokens)
 
     def expect(self, cost: float | None) -> None:
-        """Reset the estimates of cost and pace, for example between a teacher and the student."""
+        """Reset the estimates of cost and pace, for example if a teacher's calls precede the student's."""
         self.expected_cost = cost
         self.largest_cost = cost or 0.0
         self.needs_one = self.max_cost is not None
         self._cost_of_paid = 0.0
-        self._num_paid = (
-            0  # Free calls (cached or failed) do not count: they do not predict the cost of others.
-        )
+        # Free calls (cached or failed) do not count, because they do not predict later costs.
+        self._num_paid = 0
         self._num_timed = 0
         self._timed_from = time.monotonic()
 
     def keep(self, calls: int, *, planned: int = 0) -> None:
-        """Reserve money and time for later calls, or for fewer if the budget cannot cover all `planned` calls."""
+        """Reserve cost and time for `calls` later calls.
+
+        If the budget cannot cover all `planned` calls, reserve proportionally less.
+        """
         self._num_reserved = calls
         self._planned = planned
         self.refused = None
 
     @contextmanager
     def other_model(self, expected_cost: float | None, share: float) -> Iterator[None]:
-        """Make calls of another price and pace, within this further share of the money and time limits.
+        """Track calls with another price and pace within the context.
 
-        Afterwards, the estimates and reserves are as before.
+        The calls may use `share` of the cost and time limits, in addition to earlier spending.
+        On exit, the previous estimates and reserves are restored.
         """
         names = ("expected_cost", "largest_cost", "needs_one", "_cost_of_paid", "_num_paid", "_num_timed")
         saved = {
@@ -115,7 +117,7 @@ class Budget:
             self._timed_from = timed_from + time.monotonic() - began
 
     def recall(self, key: CallKey) -> bool:
-        """Reuse a call from the log without paying again; return False if the log lacks it."""
+        """Reuse a logged call without paying again. Return False if the log does not have the call."""
         call = self.log.recall(key)
         if call is not None:
             self._count(self._price(call.tokens))
@@ -123,19 +125,19 @@ class Budget:
         return call is not None
 
     def begin(self) -> bool:
-        """Reserve money for a new call; return False if it would exceed a limit."""
+        """Begin a new call. Return False if the call would exceed a limit."""
         with self._lock:
             self.refused = self._exceeded_limit()
             if self.refused is not None:
                 return False
             if not self._num_timed and not self._num_under_way:
-                # Recalled calls do not predict the pace of new ones.
+                # Start timing now, because recalled calls do not predict the pace of new calls.
                 self._timed_from = time.monotonic()
             self._num_under_way += 1
             return True
 
     def end(self, tokens: Tokens) -> None:
-        """Pay for a finished call; `tokens` is empty if the model was not called after all."""
+        """End a call and add its cost. `tokens` is empty if the model was not called."""
         with self._lock:
             self._num_under_way -= 1
             self._num_made += 1
@@ -147,7 +149,7 @@ class Budget:
 
     @property
     def calls_left(self) -> int:
-        """Number of further calls within all limits, at the mean cost and pace so far."""
+        """The number of further calls within all limits, at the mean cost and pace so far."""
         return max(0, int(min(self._calls_by_limit().values())))
 
     @property
@@ -158,7 +160,7 @@ class Budget:
 
     def _calls_by_limit(self) -> dict[StopReason, float]:
         """Return the number of further calls within each limit."""
-        # A run with only recalled calls must plan like the run that made them.
+        # A run with only recalled calls must plan like the run that made these calls.
         spent = self._cost_of_log if self._num_made else self.cost
         return {
             StopReason.BUDGET: self.max_calls - self.log.num_calls,
@@ -174,7 +176,7 @@ class Budget:
             next_calls = (self._num_under_way + 1) * self.largest_cost
             reserved = self._cost_of_log + next_calls
             # Earlier runs in the same folder count towards the limit, but not towards the
-            # current phase's share of it.
+            # current phase's share of the limit.
             is_over = reserved > self.max_cost or self.cost + next_calls > self.share * self.max_cost
             if self.unpriced or is_over or self._needs_reserve(self._calls_for_money(reserved)):
                 return StopReason.COST
@@ -209,13 +211,13 @@ class Budget:
     def _count(self, cost: float) -> None:
         self.cost += cost
         if cost > 0:
-            is_first = not self._num_paid and not self.varied  # The first cost replaces the expected one.
+            is_first = not self._num_paid and not self.varied  # The first cost replaces the expected cost.
             self.largest_cost = cost if is_first else max(cost, self.largest_cost)
             self._cost_of_paid += cost
             self._num_paid += 1
 
     def _price(self, tokens: Tokens) -> float:
-        """Return a call's cost in dollars; if it cannot be priced, set `unpriced` and return 0."""
+        """Return a call's cost in dollars. If the cost is unknown, set `unpriced` and return 0."""
         if self.max_cost is None:
             return 0.0
         cost = cost_of(tokens)
@@ -227,9 +229,10 @@ class Budget:
 
 
 def price_of(model: str) -> dict[str, float] | None:
-    """Return a model's price in dollars per token, by kind of token; None if unknown.
+    """Return a model's prices in dollars per token, by kind of token, or None if unknown.
 
-    Prompt tokens read from a cache are "cached"; those written to it are "written".
+    "cached" prompt tokens are read from the provider's cache, and "written" prompt tokens are
+    added to the cache.
     """
     entry = _entry_of(model)
     prompt = entry.get("input_cost_per_token")
@@ -253,7 +256,7 @@ def window_of(model: str) -> int | None:
 
 
 def _entry_of(model: str) -> Mapping[str, Any]:
-    """Return a model's entry in litellm's table; empty if it has none."""
+    """Return a model's entry in litellm's price table, or an empty mapping."""
     # The table of an imported litellm also has the user's own prices.
     table = getattr(sys.modules.get("litellm"), "model_cost", None) or _table_on_disk()
     if model in table:
@@ -263,12 +266,12 @@ def _entry_of(model: str) -> Mapping[str, Any]:
     entry_provider = str(entry.get("litellm_provider"))
     has_suffix = provider in SUFFIXED_PROVIDERS and entry_provider.startswith(provider)
     if entry_provider != provider and not has_suffix:
-        return {}  # The entry is another provider's model of the same name.
+        return {}  # The entry is for another provider's model with the same name.
     return entry
 
 
 def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:
-    """Return the cost in dollars of token counts by model and kind; None if unknown."""
+    """Return the cost in dollars of token counts by model and kind, or None if unknown."""
     cost = 0.0
     for model, counts in tokens.items():
         price = price_of(model)
@@ -289,4 +292,4 @@ def _table_on_disk() -> Mapping[str, Any]:
     if spec is None or spec.origin is None:
         return {}
     path = Path(spec.origin).parent / "model_prices_and_context_window_backup.json"
-    return dict(orjson.loads(path.read_bytes())) if path.exists() else {}  # Other versions may lack the file.
+    return dict(orjson.loads(path.read_bytes())) if path.exists() else {}  # Some versions lack the file.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause of failure outside the program. Once it is fixed, the same call may succeed."""
+    """A cause of failure outside the program. After the fix, the same call may succeed."""
 
     errors: tuple[str, ...]  # names of exception classes in DSPy and litellm
     fix: str  # advice to the user, as the end of a sentence
@@ -17,17 +17,17 @@ class Cause:
 CAUSES = (
     Cause(
         ("ContextWindowExceededError",),
-        "use fewer or shorter demos (PLFewShot: max_demos, max_demo_tokens), or raise the server's context length and "
-        "repeat these calls with accept_changes=True",
+        "use fewer or shorter demos (PLFewShot: max_demos, max_demo_tokens), or increase the server's context length "
+        "and repeat these calls with accept_changes=True",
     ),
     Cause(
         ("LMAuthError", "AuthenticationError", "PermissionDeniedError"),
-        "check the key (api_key), and that it has access to this model",
+        "check the key (api_key), and whether the key has access to this model",
         is_fatal=True,
     ),
     Cause(
         ("LMBillingError", "BudgetExceededError"),
-        "add credit at the provider, or raise the spending limit",
+        "add credit at the provider, or increase the spending limit",
         is_fatal=True,
     ),
     Cause(
@@ -42,15 +42,15 @@ CAUSES = (
     ),
     Cause(
         ("LMTransportError", "APIConnectionError"),
-        "check that the server is up, and that api_base is its address",
+        "check that the server is running, and that api_base is the server's address",
     ),
     Cause(
         ("LMRateLimitError", "RateLimitError", "RouterRateLimitError"),
-        "wait, lower num_threads, or raise num_retries of the LM",
+        "wait, reduce num_threads, or increase the LM's num_retries",
     ),
     Cause(
         ("LMTimeoutError", "Timeout", "APITimeoutError"),
-        "raise the timeout of the LM, or lower num_threads, and check that the server is not overloaded",
+        "check that the server is not overloaded, reduce num_threads, or increase the LM's timeout",
     ),
     Cause(
         (
@@ -66,7 +66,7 @@ CAUSES = (
     ),
     Cause(
         ("LMInvalidRequestError", "BadRequestError", "InvalidRequestError", "UnprocessableEntityError"),
-        "the server refused the request: change the settings of the LM or the server as the message says",
+        "the server rejected the request: change the settings of the LM or the server as the message says",
     ),
     Cause(("LMLockTimeoutError",), "stop the other process that has locked the credentials of the LM"),
 )
@@ -77,12 +77,12 @@ for _cause in CAUSES:
 
 
 def cause_of(error: str) -> Cause | None:
-    """Return the cause of an exception by its class name; None if the program or the metric may be the cause."""
+    """Return an exception's cause by class name, or None if the program or metric may be the cause."""
     return _BY_ERROR.get(error)
 
 
 def main_cause(errors: Iterable[str]) -> Cause | None:
-    """Return the most frequent cause of these exceptions, if known."""
+    """Return the most frequent cause of these exceptions, or None if unknown."""
     causes = Counter(map(cause_of, errors))
     return causes.most_common(1)[0][0] if causes else None
 

@@ -15,7 +15,7 @@ from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.space import Scores
 
 Array: TypeAlias = NDArray[np.float64]
-# An example's index and the predicted label (None: unparsable reply).
+# An example's index and the predicted label, which is None for an unparsable reply.
 Answer: TypeAlias = tuple[int, str | None]
 Answers: TypeAlias = Mapping[int, str | None]  # predicted labels by example
 Pair: TypeAlias = tuple[int, str | None, str | None]  # an example's index and two programs' answers
@@ -48,38 +48,38 @@ def confusion_matrix(
     labels: Sequence[str],
     weights: ArrayLike = 1.0,
 ) -> Array:
-    """Return the weighted counts of answers, as in `SetMetric.value`."""
-    numbers: dict[str | None, int] = {label: number for number, label in enumerate(labels)}
-    rows = [numbers[label] for label in right_labels]
-    columns = [numbers.get(answer, len(labels)) for answer in answers]
+    """Return the weighted counts of answers, in the format of `SetMetric.value`."""
+    index_of: dict[str | None, int] = {label: index for index, label in enumerate(labels)}
+    rows = [index_of[label] for label in right_labels]
+    columns = [index_of.get(answer, len(labels)) for answer in answers]
     counts = np.zeros((len(labels), len(labels) + 1))
     np.add.at(counts, (rows, columns), weights)
     return counts
 
 
 def ratio(numerator: Array, denominator: Array) -> Array:
-    """Divide, giving 0 where the denominator is 0."""
+    """Divide elementwise, with a result of 0 where the denominator is 0."""
     return np.divide(numerator, denominator, out=np.zeros_like(denominator), where=denominator > 0)
 
 
 class ConfusionScores(EffectiveScores):
     """Scores of answers whose mean equals, to first order, a metric M of the confusion matrix.
 
-    C[i, j] counts the answers j to examples of label i in a reference, such as the answers of
-    the best programs so far. Its rows are weighted to give each label its share among all n
-    examples. An answer j to an example of label i then scores
+    C[i, j] counts the answers j to examples with label i in a reference, such as the answers
+    of the best programs so far. The rows of C are weighted so that each label has its share
+    among all n examples. An answer j to an example with label i then scores
 
         s(i, j) = M(C) + n (D[i, j] - sum_j C[i, j] D[i, j] / sum_j C[i, j]),    D = dM / dC.
 
-    Over the reference, the mean is M(C) for each label, so a sample does not score higher because
-    a label is overrepresented in it. `PSEUDO_EXAMPLES` are added to C to calculate D.
+    Over the reference, the mean is M(C) for each label, so label shares in a sample do not
+    affect its mean score. `PSEUDO_EXAMPLES` are added to C to calculate D.
 
     Source: F. R. Hampel, "The influence curve and its role in robust estimation", JASA 69,
         1974.
 
     Args:
         metric: The metric M.
-        right_labels: The right label of each example, ``[n]``.
+        right_labels: The correct label of each example, ``[n]``.
         labels: Labels that the program can predict; other labels of the examples are added.
 
     Attributes:
@@ -97,7 +97,7 @@ class ConfusionScores(EffectiveScores):
         self._metric = metric
         self.num_examples = len(right_labels)
         self._right_labels = list(right_labels)
-        self._columns: dict[str | None, int] = {label: number for number, label in enumerate(self.labels)}
+        self._columns: dict[str | None, int] = {label: index for index, label in enumerate(self.labels)}
         self._rows = np.array([self._columns[label] for label in right_labels], dtype=np.int64)
         self._is_of_label = np.eye(len(self.labels))[self._rows]  # [n, k]
         self._num_of_label = self._is_of_label.sum(axis=0)
@@ -109,7 +109,7 @@ class ConfusionScores(EffectiveScores):
         self.table = np.zeros((len(right_labels), len(self.labels)))
 
     def linearize_at(self, answers: Iterable[Answer]) -> None:
-        """Make these answers the reference; do nothing if there are none."""
+        """Use these answers as the reference. Without answers, do nothing."""
         counts = self._count(answers)
         if not counts.any():
             return
@@ -132,7 +132,8 @@ class ConfusionScores(EffectiveScores):
     def refer_to(self, best_first: Iterable[tuple[Records, Labels]], *, least: int = 1) -> None:
         """Linearize the metric at the answers of the best candidates.
 
-        There are as many answers as examples, and `ENOUGH_ANSWERS` per label, if possible.
+        At least `least` candidates are used, and more until there are as many answers as
+        examples, and `ENOUGH_ANSWERS` per label. A candidate's labels replace its answers.
         """
         reference: list[Answer] = []
         for number, (records, labels) in enumerate(best_first, start=1):
@@ -144,7 +145,7 @@ class ConfusionScores(EffectiveScores):
         self.linearize_at(reference)
 
     def answers(self, records: Records, labels: Labels) -> dict[int, str | None]:
-        """Return a candidate's answers by example; `labels` replace answers to their examples."""
+        """Return a candidate's answers by example. `labels` replace answers to the same examples."""
         answers = {example: record.value for example, record in records.items() if record.outcome != FAILED}
         for example in answers.keys() & labels.keys():
             answers[example] = self.labels[labels[example]]
@@ -153,12 +154,12 @@ class ConfusionScores(EffectiveScores):
     def score_of(self, example: int, record: CallRecord) -> float | None:
         if not (record.outcome or isinstance(record.value, str)):
             raise UserError(
-                "log_dir has calls for another metric, which lack the predicted labels. Pass another log_dir."
+                "log_dir must hold calls with predicted labels; got calls made for another metric: pass another log_dir"
             )
         return self.score(example, record.value)
 
     def score(self, example: int, answer: str | None) -> float:
-        """Return the score of an answer to an example; 0 if no reference was set."""
+        """Return the score of an answer to an example, or 0 before a reference is set."""
         return float(self._scores[self._rows[example], self._columns.get(answer, -1)])
 
     def value(self, answers: Iterable[Answer]) -> float:
@@ -175,16 +176,16 @@ class ConfusionScores(EffectiveScores):
         return list(examples.values())
 
     def alternate_labels(self, num_examples: int) -> list[int]:
-        """Order the first `num_examples` examples so that labels alternate, starting with the metric's own label."""
+        """Order the first `num_examples` examples so that labels alternate, starting with the positive label."""
         groups = self.strata(num_examples)
         groups.sort(key=lambda group: self._right_labels[group[0]] != self._metric.label)
         turns = itertools.zip_longest(*groups)
         return [example for example in itertools.chain.from_iterable(turns) if example is not None]
 
     def weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
-        """Return the weights ``[m, e]`` of scores that give each label its share among all examples.
+        """Return weights of scores, ``[m, e]``, that give each label its share among all examples.
 
-        They average 1 over the known scores of a row, and are 0 for unknown scores.
+        The weights average 1 over the known scores of a row, and are 0 for unknown scores.
         """
         is_of_label = self._is_of_label[examples]
         num_known = known.sum(axis=1, keepdims=True)
@@ -192,7 +193,10 @@ class ConfusionScores(EffectiveScores):
         return np.where(known, weight_of_label @ is_of_label.T, 0.0)
 
     def reweighted(self, table: Array, examples: NDArray[np.int64]) -> Array:
-        """Return scores ``[m, e]`` (NaN if unknown) rescaled so that each row's mean is its weighted mean."""
+        """Rescale scores ``[m, e]`` so that the plain mean of each row equals its weighted mean.
+
+        Unknown scores are NaN.
+        """
         weights = self.weights(~np.isnan(table), examples)
         return np.asarray(self._value + weights * (table - self._value))
 
@@ -213,7 +217,7 @@ class ConfusionScores(EffectiveScores):
         return np.asarray(np.divide(errors_at_random, errors, out=np.ones_like(errors), where=errors > 0))
 
     def gains(self, answered: Sequence[Pair]) -> Array:
-        """Return the weighted differences in score between two programs on each example, ``[e]``."""
+        """Return the weighted score difference between two programs on each example, ``[e]``."""
         examples = np.array([example for example, *_ in answered])
         before = [self.score(example, label) for example, label, _ in answered]
         after = [self.score(example, label) for example, _, label in answered]
@@ -221,9 +225,9 @@ class ConfusionScores(EffectiveScores):
         return np.asarray(counted_after - counted_before)
 
     def resampled(self, answered: Sequence[Pair]) -> Array:
-        """Return two programs' metrics, ``[draws, 2]``, on bootstrap samples of the examples that both answered.
+        """Return the metrics of two programs on bootstrap samples of their common examples, ``[draws, 2]``.
 
-        Each sample draws label shares, then pairs of answers for each label.
+        For each sample, label shares are drawn, and then pairs of answers for each label.
         """
         rng = np.random.default_rng(0)
         size = len(self.labels)
@@ -233,7 +237,7 @@ class ConfusionScores(EffectiveScores):
             pair = (self._columns.get(before, size), self._columns.get(after, size))
             pairs_of[int(self._rows[example])][pair] += 1
         for label, pairs in pairs_of.items():
-            # Pseudo-pairs are right (the label) or unparsable (the last column).
+            # Each answer in a pseudo-pair is correct (the label) or unparsable (the last column).
             extra = list(itertools.product((label, size), repeat=2))
             columns = np.array([*pairs, *extra])
             weights = np.concatenate([[*pairs.values()], np.full(len(extra), PSEUDO_PAIRS / len(extra))])
@@ -247,19 +251,22 @@ class ConfusionScores(EffectiveScores):
         return np.array(values).reshape(2, NUM_DRAWS).T
 
     def largest_influence(self) -> float:
-        """Return the largest deviation of a right answer's score from the metric, or of any answer's if that is 0."""
+        """Return the largest deviation of a correct answer's score from the metric.
+
+        If the scores of all correct answers equal the metric, consider all answers.
+        """
         has_examples = self._num_of_label > 0
         deviations = np.abs(self._scores - self._value)
-        of_right_answers = float(np.diag(deviations)[has_examples].max())
-        return of_right_answers if of_right_answers > 1e-9 else float(deviations[has_examples].max())
+        of_correct_answers = float(np.diag(deviations)[has_examples].max())
+        return of_correct_answers if of_correct_answers > 1e-9 else float(deviations[has_examples].max())
 
     def mean_with_error(self, scores: Sequence[float], value: float) -> tuple[float, float]:
         """Return the centre and standard error of the metric's confidence interval, given the scores of all examples.
 
         Each of the K labels that affect the metric gets 2 / K extra answers with the highest
-        score and 2 / K with the lowest, so that right answers alone leave some doubt (R. Price
-        and D. Bonett, Computational Statistics & Data Analysis 45, 2004). If a label has a
-        single example, the error is infinite.
+        score and 2 / K with the lowest, so that the error is above 0 even if all answers are
+        correct (R. Price and D. Bonett, Computational Statistics & Data Analysis 45, 2004). If
+        a label has a single example, the error is infinite.
         """
         deviations = np.array(scores) - value
         lowest = (self._scores - self._value).min(axis=1)
@@ -275,7 +282,7 @@ class ConfusionScores(EffectiveScores):
                 return value, math.inf
             total = num_examples + 2.0 * num_pseudo
             mean = num_pseudo * (lowest[row] + highest[row]) / total
-            # The label's mean was subtracted, which costs a degree of freedom.
+            # Subtracting the label's mean costs one degree of freedom.
             squares = np.square(label_deviations).sum() * num_examples / (num_examples - 1)
             squares += num_pseudo * (lowest[row] ** 2 + highest[row] ** 2)
             shift += self._shares[row] * mean
@@ -307,12 +314,12 @@ class ConfusionScores(EffectiveScores):
         return derivative
 
     def _value_of(self, counts: Array) -> float:
-        """Return the metric of these counts; widen the bounds to include it."""
+        """Return the metric of these counts, and widen the bounds to include the returned value."""
         value = self._metric.value(counts, self.labels)
         self.bounds = min(value, self.bounds[0]), max(value, self.bounds[1])
         return value
 
 
 def _mean_by_row(values: Array, weights: Array) -> Array:
-    """Return the weighted mean of each row; 0 if the row has no weight."""
+    """Return the weighted mean of each row, or 0 if all weights of the row are 0."""
     return ratio((values * weights).sum(axis=1), weights.sum(axis=1))

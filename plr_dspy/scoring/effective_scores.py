@@ -17,30 +17,32 @@ class EffectiveScores:
     """The scores that the metric returned. `ConfusionScores` derives scores from a metric over a set instead."""
 
     def score_of(self, example: int, record: CallRecord) -> float | None:
-        """Return the score of a call on an example; None if it has none."""
+        """Return the score of a call on an example, or None if the call has no score."""
         return record.score
 
     def refer_to(self, best_first: Iterable[tuple[Records, Labels]], *, least: int = 1) -> None:
-        """Make the answers of at least `least` of the best candidates the reference for all scores.
+        """Calculate scores relative to the answers of at least `least` of the best candidates.
 
-        Labels replace a candidate's answers to their examples.
+        A candidate's labels replace the recorded answers to the same examples.
         """
 
     def counted(self, scores: Scores) -> Scores:
-        """Return scores by example that average to each candidate's score."""
+        """Return scores by example, scaled so that each candidate's score is the mean."""
         return scores
 
     def information_weights(
         self, known: NDArray[np.bool_], examples: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Return the information per score of each row, ``[m]``, relative to scores on random examples.
+        """Return the information per known score in each row, relative to random examples, ``[m]``.
 
-        `known` tells whether each score is known, ``[m, e]``; `examples` are their indices, ``[e]``.
+        Args:
+            known: Whether each score is known, ``[m, e]``.
+            examples: The example index of each column, ``[e]``.
         """
         return np.ones(len(known))
 
     def strata(self, num_examples: int) -> Sequence[Sequence[int]]:
-        """Return the first `num_examples` examples in groups that take turns when candidates are scored."""
+        """Return the first `num_examples` examples in groups. Candidates are scored on all groups in turn."""
         return [range(num_examples)]
 
     def clip(self, value: float) -> float:

@@ -15,16 +15,16 @@ Wanted: TypeAlias = dict[Candidate, list[int]]  # the examples to evaluate each 
 
 
 class Payer(Protocol):
-    """The interface that makes program calls within the budget, and logs each call when it ends."""
+    """An interface for making program calls within the budget and logging each call when it ends."""
 
     log: RunLog
     budget: Budget
 
     def fingerprint(self, ordering: Candidate, example: int | None) -> str:
-        """Return an ID of the prompt of an ordering, or of a whole program on an example."""
+        """Return an ID for the prompt of an ordering, or of a whole program on an example."""
 
     def pay(self, cells: Mapping[CallKey, Candidate | None]) -> None:
-        """Make these calls, until the budget allows no more."""
+        """Make the calls with these keys, until the budget allows no more calls."""
 
 
 class NothingRan(RuntimeError):
@@ -34,13 +34,13 @@ class NothingRan(RuntimeError):
 class Evaluator:
     """An evaluator that calls candidates on examples and never repeats an answered call.
 
-    A call counts towards the phase that first requests it. Logged calls count too, so a
-    resumed run makes the same decisions as an uninterrupted one.
+    A call counts towards the first phase that requests the call. Logged calls count, too, so a
+    resumed run makes the same decisions as an uninterrupted run.
 
     Args:
-        payer: Makes the calls.
+        payer: The interface that makes the calls.
         bootstrapped: Keys of the calls that bootstrapped demos.
-        influence: Scores of answers for a metric over a set; None for other metrics.
+        influence: Scores of answers for a metric over a set, or None for other metrics.
 
     Attributes:
         unscored: Keys of the calls that scored no candidate.
@@ -58,7 +58,7 @@ class Evaluator:
         self._fingerprints: dict[tuple[Candidate, int | None], str] = {}
         self._candidates: dict[str, Candidate] = {}  # the first candidate with each prompt
         self._phases: dict[CallKey, str] = dict.fromkeys(bootstrapped, "bootstrap")
-        self._examples: dict[Candidate, dict[int, None]] = {}  # ordered sets
+        self._examples: dict[Candidate, dict[int, None]] = {}  # requested examples, as keys in order
         self.unscored: set[CallKey] = set()
 
     def key(self, candidate: Candidate, example: int) -> CallKey:
@@ -70,7 +70,7 @@ class Evaluator:
         return self._fingerprints[prompt], example
 
     def num_calls(self, phase: str = "") -> int:
-        """Count the calls that a phase requested first; without a phase, all calls."""
+        """Count the calls that a phase requested first. Without a phase, count all calls."""
         if not phase:
             return len(self._phases)
         return list(self._phases.values()).count(phase)
@@ -87,13 +87,13 @@ class Evaluator:
         return affordable
 
     def evaluate(self, wanted: Mapping[Candidate, Sequence[int]]) -> CallRecords:
-        """Make the missing calls. Return the calls of all candidates before the first incomplete one."""
-        asked: dict[CallKey, Candidate] = {}
+        """Make the missing calls. Return the calls of all candidates before the first incomplete candidate."""
+        requested: dict[CallKey, Candidate] = {}
         for candidate, examples in wanted.items():
             self._examples.setdefault(candidate, {}).update(dict.fromkeys(examples))
             for example in examples:
-                asked.setdefault(self.key(candidate, example), candidate)
-        self._pay(asked, self.payer)
+                requested.setdefault(self.key(candidate, example), candidate)
+        self._pay(requested, self.payer)
         complete: CallRecords = {}
         for candidate, row in self.known(wanted).items():
             if len(row) < len(set(wanted[candidate])):
@@ -102,29 +102,33 @@ class Evaluator:
         return complete
 
     def call_unscored(self, payer: Payer, cells: Mapping[CallKey, Candidate]) -> list[CallRecord]:
-        """Make calls that score no candidate, and return the records of those made.
+        """Make calls that score no candidate, and return the records of all calls that were made.
 
-        The payer must share the log and the budget.
+        `payer` must use the same log and budget as the evaluator.
         """
         self.unscored.update(cells)
         self._pay(cells, payer)
         return [self.log.records[key] for key in cells if key in self.log.records]
 
-    def _pay(self, asked: Mapping[CallKey, Candidate], payer: Payer) -> None:
-        """Make the calls that the log lacks, and count all that it has afterwards."""
-        new = {key: candidate for key, candidate in asked.items() if key not in self.log.records}
+    def _pay(self, requested: Mapping[CallKey, Candidate], payer: Payer) -> None:
+        """Make the requested calls that are not in the log.
+
+        Assign every requested call that is then in the log to the current phase, unless the
+        call already has a phase.
+        """
+        new = {key: candidate for key, candidate in requested.items() if key not in self.log.records}
         unpaid = {key: candidate for key, candidate in new.items() if not self.budget.recall(key)}
         try:
             if unpaid:
                 payer.pay(unpaid)
         finally:
-            # Count only the calls made before time or money ran out.
-            for key in asked:
+            # Count only the calls that were made before the budget ran out.
+            for key in requested:
                 if key in self.log.records:
                     self._phases.setdefault(key, self.phase)
 
     def known(self, wanted: Mapping[Candidate, Sequence[int]]) -> CallRecords:
-        """Return the wanted calls that have been made."""
+        """Return the calls in `wanted` that have been made."""
         known: CallRecords = {}
         for candidate, examples in wanted.items():
             keys = {example: self.key(candidate, example) for example in examples}
@@ -143,7 +147,7 @@ class Evaluator:
         return {key: self.log.records[key] for key in keys if key in self.log.records}
 
     def tokens_in_order(self) -> Iterator[tuple[Candidate, Tokens]]:
-        """Yield the candidate and token counts of each call that scored it, in the order in which calls started."""
+        """Yield the candidate and token counts of each scoring call, in the order in which calls started."""
         for key in self._phases:
             if key in self.log.records and key[0] in self._candidates:
                 yield self._candidates[key[0]], self.log.tokens_of(key)
@@ -159,10 +163,12 @@ class Evaluator:
         return observations.table(candidates, examples)
 
     def nothing_ran(self, records: Sequence[CallRecord]) -> NothingRan:
-        """Return the error to raise if all calls failed; the next run repeats them."""
+        """Return the error to raise if all calls failed. The next run repeats these calls."""
         failed = [record for record in records if record.outcome == FAILED]
         fix = fix_for(
             (record.error for record in failed), otherwise="check that the program runs and its model answers"
         )
         first = f"{failed[0].error}: {failed[0].message}"
-        return NothingRan(f"none of {len(records)} calls succeeded ({first}): {fix}, and compile again")
+        return NothingRan(
+            f"all {len(records)} calls failed (the first with {first}): {fix}, and compile again"
+        )

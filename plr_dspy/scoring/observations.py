@@ -20,14 +20,14 @@ CallRecords: TypeAlias = dict[Candidate, dict[int, CallRecord]]  # calls by cand
 class Observations:
     """The calls of candidates by example, and the resulting scores.
 
-    An answer that cannot be parsed gets the worst score, at most 0; for a metric over a set,
-    it has no label. A failed call gets the worst score, but if the example failed for all
-    candidates, it does not count.
+    An unparsable reply gets the worst score of all calls, or 0 if that is lower. For a metric
+    over a set, an unparsable reply is an answer without a label. A failed call gets the worst
+    score, too, but examples on which all candidates failed are ignored.
 
     Args:
         effective: Scores of single calls.
-        favoured: A candidate whose failed calls do not count, so that bad luck alone does not
-            make others look better.
+        favoured: A candidate whose failed calls are ignored, so that chance failures do not
+            make other candidates look better.
     """
 
     def __init__(self, effective: EffectiveScores, *, favoured: Candidate | None = None) -> None:
@@ -53,7 +53,7 @@ class Observations:
         return list(itertools.chain.from_iterable(row.values() for row in self.records.values()))
 
     def answered(self) -> set[int]:
-        """Return the examples that any candidate answered."""
+        """Return the examples on which at least one candidate's call did not fail."""
         return set[int]().union(*map(_answered, self.records.values()))
 
     def scores(self) -> dict[Candidate, dict[int, float]]:
@@ -61,7 +61,8 @@ class Observations:
         answered = self.answered()
         scores: dict[Candidate, dict[int, float]] = {}
         for candidate, row in self.records.items():
-            # Examples that failed for all candidates count only for one without other examples.
+            # Examples on which all candidates failed count only for candidates that have no
+            # other examples.
             counted = answered & row.keys() or row.keys()
             if candidate == self._favoured:
                 counted = _answered(row) or counted
@@ -85,7 +86,7 @@ class Observations:
     def table(
         self, candidates: Sequence[Candidate], examples: Iterable[int]
     ) -> tuple[list[int], list[list[float]]]:
-        """Return the examples that all candidates have scores on, and each candidate's scores on them."""
+        """Return the examples on which all candidates have scores, and a row of scores per candidate."""
         scores = self.scores()
         rows = [scores.get(candidate, {}) for candidate in candidates]
         shared = set(examples).intersection(*rows)
@@ -95,7 +96,7 @@ class Observations:
     def refer_to(
         self, best_first: Iterable[Candidate], fitted: FittedModel | None, *, least: int = 1
     ) -> None:
-        """Make the answers of at least `least` of the best candidates the reference for scores."""
+        """Calculate scores relative to the answers of at least `least` of the best candidates."""
         known = [candidate for candidate in best_first if candidate in self.records]
         labels = (fitted.revised_labels(candidate) if fitted is not None else {} for candidate in known)
         records = (self.records[candidate] for candidate in known)
@@ -112,15 +113,15 @@ def _answered(row: dict[int, CallRecord]) -> set[int]:
 
 @dataclass
 class ExampleSchedule:
-    """The schedule of examples, in which candidates start at different examples.
+    """The cycle of examples on which candidates are scored, each from a different start.
 
     Attributes:
-        strata: Groups of examples that take turns.
-        num_first, num_more: Number of examples for a new candidate, and number to add for a
-            known one.
+        strata: Groups of examples. The cycle takes one example from each group in turn.
+        num_first, num_more: Number of examples for a new candidate, and number of additional
+            examples for a known candidate.
         shifted: Whether each pass through the examples starts one example later, so that
             no group of orderings is always scored on the same examples.
-        retired: Examples that no candidate is scored on from now on.
+        retired: Examples on which no more candidates are scored.
     """
 
     strata: Sequence[Sequence[int]]
@@ -144,13 +145,14 @@ class ExampleSchedule:
         num_examples: int | None = None,
         min_new: Mapping[Candidate, int] = MappingProxyType({}),
     ) -> dict[Candidate, list[int]]:
-        """Return the examples to score each candidate on: those it was scored on before, then the next in the cycle.
+        """Return each candidate's examples: those with earlier calls, then the next ones in the cycle.
 
         Args:
             candidates: The candidates to score.
             observations: All calls so far.
-            num_examples: Total number per candidate; by default, `num_first`, or `num_more`
-                additional ones. A new whole program gets at least `MIN_FIRST_OF_PROGRAM`.
+            num_examples: Total number of examples per candidate. By default, a new candidate
+                gets `num_first`, and a known candidate gets `num_more` additional examples.
+                A new whole program gets at least `MIN_FIRST_OF_PROGRAM`.
             min_new: Minimum number of new examples by candidate; ignored with `num_examples`.
         """
         num_seen = len(observations.records)
@@ -174,7 +176,7 @@ class ExampleSchedule:
         return wanted
 
     def _start(self, num_seen: int) -> int:
-        """Return where in the cycle a new candidate starts after `num_seen` others."""
+        """Return the position in the cycle at which a new candidate starts, given the number of earlier ones."""
         start = num_seen * self.num_first
         if self.shifted and len(self._cycle) % self.num_first == 0:
             start += start // len(self._cycle)

@@ -1,6 +1,6 @@
 """The run log: the calls of a run and their results, kept in a file so that no call is paid for twice.
 
-The file has two kinds of JSON lines: headers, which identify what is scored, and calls.
+The file has two kinds of JSON lines: calls, and headers with the facts that determine scores.
 """
 
 import logging
@@ -47,15 +47,15 @@ class CallRecord:
     message: str = ""
     value: Any = None  # the predicted label for a metric over a set, or another result instead of a score
     label_logprobs: tuple[float, ...] | None = None
-    unseen_labels: tuple[int, ...] = ()  # indices of labels with only an upper bound
-    refused: str = ""  # why no call can return log-probabilities
-    lacking: str = ""  # why this call returned no log-probabilities
-    is_truncated: bool = False  # whether a reply of the program's model reached the maximum number of tokens
+    unseen_labels: tuple[int, ...] = ()  # indices of labels whose log-probabilities are upper bounds
+    refused: str = ""  # the reason why no call can return log-probabilities
+    lacking: str = ""  # the reason why this call returned no log-probabilities
+    is_truncated: bool = False  # whether a reply of the program's model was cut off at `max_tokens`
 
 
 @dataclass(frozen=True)
 class LoggedCall:
-    """A call record with its token counts, and the number of its batch."""
+    """A call record, with the call's token counts and batch index."""
 
     record: CallRecord
     tokens: Tokens
@@ -66,19 +66,19 @@ _RECORD = TypeAdapter(CallRecord)
 
 
 class RunLog:
-    """The log of a run's calls, with those of earlier runs in its file. Thread-safe.
+    """The calls of a run, and the calls of earlier runs in the same file. Thread-safe.
 
-    A resumed run requests the same calls, and `recall` adds them to its `records`. If the
-    process is killed, only the calls in progress are lost.
+    A resumed run requests the same calls again, and `recall()` adds logged calls to `records`.
+    If the process is killed, only the calls in progress are lost.
 
     Attributes:
-        records: This run's calls on the examples last passed to `number_examples`.
-        tokens_before: Token counts of each call in the file when it was opened.
-        failed_before: Exceptions of the calls to repeat, which failed outside the program.
+        records: This run's calls on the examples last passed to `number_examples()`.
+        tokens_before: Token counts of each call that was in the file when this run opened it.
+        failed_before: Names of exceptions outside the program, whose calls will be repeated.
     """
 
     def __init__(self, path: Path | None = None, codec: ValueCodec | None = None) -> None:
-        """Read the file at `path`; None keeps the log in memory."""
+        """Read the file at `path`. If `path` is None, keep the log in memory."""
         self.path = path
         self.identity: Facts = {}
         self.records: dict[CallKey, CallRecord] = {}
@@ -99,12 +99,12 @@ class RunLog:
 
     @property
     def num_calls(self) -> int:
-        """Number of this run's calls, made or recalled."""
+        """The number of this run's calls, made or recalled."""
         return len(self._calls)
 
     @property
     def tokens(self) -> list[Tokens]:
-        """Token counts of each call in this run."""
+        """The token counts of each call in this run."""
         return [call.tokens for call in list(self._calls.values())]
 
     def tokens_of(self, key: CallKey) -> Tokens:
@@ -125,14 +125,14 @@ class RunLog:
             name = f"{key}+{num_alike[key]}" if num_alike[key] else key
             self._example_keys.append(name)
             num_alike[key] += 1
-        numbers = {key: number for number, key in enumerate(self._example_keys)}
+        index_of = {key: index for index, key in enumerate(self._example_keys)}
         self.records = {}
         for (prompt, key), call in self._calls.items():
-            if key in numbers:
-                self.records[prompt, numbers[key]] = call.record
+            if key in index_of:
+                self.records[prompt, index_of[key]] = call.record
 
     def recall(self, key: CallKey) -> LoggedCall | None:
-        """Add an earlier run's call to this run and return it; None if there is none to add."""
+        """Return an earlier run's call and add it to this run, or return None if there is no such call."""
         name = self._name(key)
         call = self._recallable.get(name)
         if call is None or name in self._calls:
@@ -143,7 +143,7 @@ class RunLog:
         return call
 
     def add(self, key: CallKey, record: CallRecord, tokens: Tokens) -> bool:
-        """Add a new call; return False if the log no longer accepts calls."""
+        """Add a new call. Return False if the log no longer accepts calls."""
         with self._lock:
             if self._closed:
                 return False
@@ -159,14 +159,14 @@ class RunLog:
         self._batch += 1
 
     def repeat_outside_failures(self) -> None:
-        """Forget the calls that failed outside the program, so that this run repeats them."""
+        """Forget the calls that failed outside the program, so that this run repeats these calls."""
         for name, call in list(self._recallable.items()):
             if cause_of(call.record.error) is not None:
                 del self._recallable[name]
                 self.failed_before.append(call.record.error)
 
     def write_header(self, identity: Facts) -> None:
-        """Write the identity: the values that determine the scores."""
+        """Write the log's identity, which holds the facts that determine scores."""
         self.identity = identity
         self._write({"schema_version": SCHEMA_VERSION, "identity": identity})
 
@@ -203,7 +203,7 @@ class RunLog:
         num_written = os.write(self._file, content)
         if num_written < len(content):  # Cut off the partial line, because later lines may follow.
             os.ftruncate(self._file, os.fstat(self._file).st_size - num_written)
-            raise OSError(f"no space left on the disk of {self.path}")
+            raise OSError(f"no space left on the disk of {self.path}: free some space, and run again")
 
     def _warn_of_loss(self, reason: str) -> None:
         if reason not in self._warnings:
@@ -221,7 +221,7 @@ class RunLog:
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise UserError(
                     f"line {number} of {path} cannot be read ({error}). Pass another log_dir. If the line records a "
-                    "call, you can also remove it: that call will be repeated."
+                    "call, you can also remove the line. The call will be repeated."
                 ) from error
         self._drop_last_failures()
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
@@ -231,14 +231,14 @@ class RunLog:
         if "call" not in content:
             version = content.get("schema_version")
             if version != SCHEMA_VERSION:
-                raise UserError(f"it has schema version {version!r}, but must have {SCHEMA_VERSION}")
+                raise UserError(f"schema_version must be {SCHEMA_VERSION}; got {version!r}")
             self.identity = content["identity"]
             return
         prompt, example = content.pop("call")
         name = (str(prompt), str(example))
         tokens = content.pop("tokens", {})
         self._batch = int(content.pop("batch", 0))
-        self._recallable.pop(name, None)  # A later line for the same call replaces it.
+        self._recallable.pop(name, None)  # A later line replaces an earlier line for the same call.
         is_lost = content.pop("again", False)
         if tokens or not is_lost:
             self.tokens_before.append(tokens)
@@ -252,10 +252,11 @@ class RunLog:
         self._recallable[name] = LoggedCall(_RECORD.validate_python(content), tokens, self._batch)
 
     def _drop_last_failures(self) -> None:
-        """Forget the failures at the end of the run, so that they are repeated.
+        """Forget the failed calls at the end of the file, so that the next run repeats these calls.
 
-        Answers of the last batch do not depend on its failures, so they stay. Failures before
-        the last answer of an earlier batch stay, too, because later calls depend on them.
+        Answers in the last batch stay, because they do not depend on other calls in that batch.
+        Failures before the last answer of an earlier batch stay, too, because later calls
+        depend on these failures.
         """
         for name, call in reversed(list(self._recallable.items())):
             cause = cause_of(call.record.error)
@@ -303,18 +304,18 @@ def open_log(
                 log = RunLog(path, codec)
             elif changes and not accept_changes:
                 raise UserError(
-                    f"log_dir {folder} belongs to another compile: {changes}. Pass another log_dir; or, if the scores "
-                    "there are still valid, pass accept_changes=True."
+                    f"log_dir {folder} belongs to another compile: {changes}. Pass another log_dir. If the logged "
+                    "scores are still valid, you can pass accept_changes=True instead."
                 )
             elif changes:
-                logger.warning("%s: continuing with the calls made there, although %s", folder, changes)
+                logger.warning("%s: continuing with the logged calls, although %s", folder, changes)
             if accept_changes:
                 log.repeat_outside_failures()
             if log.identity != identity:
                 log.write_header(identity)
             if log.tokens_before:
-                # Proposals of instructions count, too; each takes several calls.
-                logger.info("%s holds %s of earlier runs", folder, count(len(log.tokens_before), "result"))
+                # Say "result", because each proposal of instructions takes several calls.
+                logger.info("%s holds %s from earlier runs", folder, count(len(log.tokens_before), "result"))
             if log.failed_before:
                 calls = count(len(log.failed_before), "call")
                 errors = ", ".join(sorted(set(log.failed_before)))
@@ -331,7 +332,7 @@ def open_log(
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder; create it if needed."""
+    """Lock a folder within the context, and create the folder if needed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / FILE).is_dir():
@@ -339,11 +340,11 @@ def _locked(folder: Path) -> Iterator[None]:
         lock = FileLock(folder / "lock", timeout=0, thread_local=False).acquire()
     except Timeout:
         raise RuntimeError(
-            f"log_dir {folder} is in use by another compile. Wait until that ends, or pass another log_dir."
+            f"log_dir {folder} is in use by another compile. Wait until that compile ends, or pass another log_dir."
         ) from None
-    except (OSError, ValueError) as error:  # ValueError: null byte in the path
+    except (OSError, ValueError) as error:  # A null byte in the path raises a ValueError.
         raise UserError(
-            f"log_dir must be a writable folder; got {folder} ({error}). Pass another one."
+            f"log_dir must be a writable folder; got {folder} ({error}): pass another folder"
         ) from error
     with lock:
         yield
@@ -360,7 +361,7 @@ def _changes(previous: Facts, current: Facts) -> str:
         if str(before).startswith("#") or str(after).startswith("#"):
             phrases.append(f"{name} changed")
         else:
-            phrases.append(f"{name} was {before!r}, is {after!r}")
+            phrases.append(f"{name} was {before!r} and is now {after!r}")
     return "; ".join(phrases)
 
 

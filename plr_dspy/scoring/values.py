@@ -1,7 +1,7 @@
 """Conversion of a program's values to JSON and back.
 
-Tags mark types that JSON lacks. Values of unsupported types are refused, and the next run
-repeats their calls.
+Tags mark types that JSON lacks. Values of unsupported types are not written. The next run
+repeats the calls that returned such values.
 """
 
 import dataclasses
@@ -35,11 +35,11 @@ class Unreadable(LookupError):
 
 
 class ValueCodec:
-    """A codec that writes values as JSON data and reads them back, so that prompts show them unchanged.
+    """A codec that encodes values as JSON data, and decodes them so that prompts stay the same.
 
-    Subclasses of supported types are refused. Pydantic models, dataclasses, enums and named
-    tuples are supported if their class is in `classes`; files can load no others. Time zones
-    are reduced to their offset.
+    Instances of subclasses of supported types are rejected. Pydantic models, dataclasses,
+    enums and named tuples are supported if their class is in `classes`. Files cannot load any
+    other class. Time zones are reduced to their offset from UTC.
     """
 
     def __init__(self, classes: Iterable[type] = ()) -> None:
@@ -49,7 +49,7 @@ class ValueCodec:
         """Encode a value as JSON data.
 
         Raises:
-            Unwritable: If the value cannot be read back equal.
+            Unwritable: If `decode()` could not restore an equal value.
         """
         try:
             return self._encode(value)
@@ -122,7 +122,7 @@ def _is_json(value: str | int | float) -> bool:
 
 
 def _contents(value: Any) -> Any:
-    """Return the contents of an object, from which `_rebuild` makes an equal one."""
+    """Return the contents of an object, from which `_rebuild()` makes an equal object."""
     if type(value) in BUILT_IN:
         return TypeAdapter(type(value), config=BYTES).dump_json(value).decode()
     if isinstance(value, Enum):
@@ -148,7 +148,8 @@ def _rebuild(kind: Any, contents: Any) -> Any:
         value.__setstate__(contents)
         return value
     if not {field.name for field in dataclasses.fields(kind)} <= contents.keys():
-        raise ValueError("it has other fields")
+        raise ValueError("its fields differ")
     for name, content in contents.items():
-        object.__setattr__(value, name, content)  # works if frozen, too
+        # Unlike setattr, `object.__setattr__` works in frozen classes.
+        object.__setattr__(value, name, content)
     return value

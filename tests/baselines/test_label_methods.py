@@ -130,7 +130,7 @@ def test_few_requests_are_made_if_the_lm_returns_no_log_probabilities(kind, erro
     optimizer = kind(exact, num_threads=8, num_candidates=6, max_errors=1_000)
     table.engine.logprobs = False
     table.engine.refusal = error
-    match = f"{kind.__name__} needs the log-probabilities of tokens.*(gives no|refuses)"
+    match = f"{kind.__name__} needs the log-probabilities of tokens.*(returns no|rejects)"
     with pytest.raises(NoProbabilities, match=match):
         table.chosen(optimizer)
     num_written = 6 if issubclass(kind, LocalE) else 0

@@ -395,7 +395,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments("--train", "short.csv"), "row 1 of short.csv must have a value for each column"),
         (
             compile_arguments("--train", "hub:SetFit/subj"),
-            "must be hub:NAME:SPLIT or hub:NAME:CONFIGURATION:SPLIT",
+            "must have the form hub:NAME:SPLIT or hub:NAME:CONFIGURATION:SPLIT",
         ),
         (compile_arguments("--train", "hub:SetFit/subj:train"), "cannot be read from the Hugging Face hub"),
         (compile_arguments("--train", "latin.csv"), "latin.csv cannot be read"),

@@ -230,5 +230,5 @@ class TestCompilation:
         """The cause is probably an outage of a service that the program calls."""
         scores = table(seed=1)
         scores[:, :30] = np.nan
-        with pytest.raises(NothingRan, match="calls succeeded"):
+        with pytest.raises(NothingRan, match="calls failed"):
             self.ended(scores)

@@ -1,4 +1,4 @@
-"""Rows of data sets and dicts become examples: their inputs, the names of their classes, and what is refused."""
+"""Conversion of data sets and dicts to examples: inputs, class names, and errors for invalid rows."""
 
 import dspy
 import pytest
@@ -31,7 +31,7 @@ def with_demos(number=3):
 
 
 def optimize(make_optimizer):
-    """Return a function that compiles a program with three demos, and returns the new program's demos."""
+    """Return a function that compiles a program, and returns its new demos and the number of calls."""
 
     def compiled_demos(rows, **options):
         optimizer = make_optimizer()
@@ -67,21 +67,21 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_every_function_takes_data_sets_and_dicts_like_examples(use):
+def test_every_function_accepts_data_sets_and_dicts(use):
     with dspy.context(lm=lm_of(PlainLabels(lean=0.5)), adapter=PlainTextAdapter()):
         expected = use(REVIEWS)
         assert use(REVIEW_DATASET) == expected
         assert use([example.toDict() for example in REVIEWS], inputs=["review"]) == expected
 
 
-def test_estimates_take_data_sets():
+def test_estimates_accept_data_sets():
     optimizer = PLReorder(accuracy, **CALLS)
     with dspy.context(lm=lm_of(PlainLabels())):
         expected = optimizer.estimate(with_demos(), trainset=REVIEWS)
         assert optimizer.estimate(with_demos(), trainset=REVIEW_DATASET, inputs=["review"]) == expected
 
 
-def test_names_of_classes():
+def test_class_names_replace_class_indices():
     rows = Dataset.from_dict(
         {"review": ["a", "b", "c", "d"], "sentiment": [1, 0, -1, None]}, features=FEATURES
     )
@@ -111,7 +111,7 @@ def test_inferred_inputs():
     assert inputs_of(optional, "question", "context", "answer") == {"question", "context"}
     assert inputs_of(Wrapped(), "question", "answer") == {"question"}
     any_inputs = Program(answer=dspy.Predict("question -> answer"))
-    assert inputs_of(any_inputs, "question", "answer") == {"question"}, "those of its first predictor"
+    assert inputs_of(any_inputs, "question", "answer") == {"question"}, "the inputs of the first predictor"
     assert inputs_of(WithOptionalContext(), "question", "answer") == {"question"}
     assert inputs_of(WithOptionalContext(), "question", "context", inputs=["question", "context"]) == {
         "question",
@@ -134,9 +134,9 @@ def test_examples_keep_the_inputs_that_they_declare():
             [{"question": "q", "context": "c"}],
             WithOptionalContext(),
             ValueError,
-            r"does not need \['context'\], which trainset\[0\] has: pass inputs=\['question', 'context'\], or leave",
+            r"trainset\[0\] has the columns \['context'\], .* pass inputs=\['question', 'context'\], or omit",
         ),
-        ([{"text": "t"}], Program(), ValueError, r"inputs \[\]; it has \['text'\]: .* pass inputs="),
+        ([{"text": "t"}], Program(), ValueError, r"inputs \[\]; got the columns \['text'\]: .* inputs="),
         ([{"review": "a"}, {"text": "b"}], with_demos(), ValueError, r"trainset\[1\] must have the inputs"),
         (
             DatasetDict({"test": REVIEW_DATASET}),
@@ -149,10 +149,10 @@ def test_examples_keep_the_inputs_that_they_declare():
             REVIEW_DATASET.rename_column("review", "text"),
             with_demos(),
             ValueError,
-            r"\['review'\]; it has \['text'",
+            r"\['review'\]; got the columns \['text'",
         ),
     ],
 )
-def test_what_is_refused(rows, program, error, words):
+def test_invalid_rows_are_rejected(rows, program, error, words):
     with pytest.raises(error, match=words):
         as_examples(rows, program, name="trainset")

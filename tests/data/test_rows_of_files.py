@@ -1,4 +1,4 @@
-"""Files and data sets of the hub: the text of every cell, what is refused, and that nothing is left behind."""
+"""Loading of files and of data sets on the hub: cells, errors, and no leftover files."""
 
 import json
 import sys
@@ -45,8 +45,8 @@ def save(path, cells):
 
 @pytest.mark.parametrize("kind", ["csv", "CSV", "jsonl", "json", "parquet"])
 @pytest.mark.parametrize("cells", [CELLS, *([cell, cell] for cell in CELLS)], ids=repr)
-def test_text_stays_as_it_is(tmp_path, kind, cells):
-    """Columns in which all cells look like numbers or dates are text, too."""
+def test_text_stays_unchanged(tmp_path, kind, cells):
+    """Cells stay text even if all cells of a column look like numbers or dates."""
     path = tmp_path / f"file.{kind}"
     rows = save(path, cells) if kind != "CSV" else save(tmp_path / "file.csv", cells)
     if kind == "CSV":
@@ -101,7 +101,7 @@ def test_files_leave_nothing_in_the_cache(tmp_path, monkeypatch, capfd):
         ("a.parquet", b"none", r"a.parquet cannot be read"),
     ],
 )
-def test_bad_files_are_named(tmp_path, capfd, name, content, words):
+def test_errors_name_the_file(tmp_path, capfd, name, content, words):
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(ValueError, match=words):
@@ -129,19 +129,21 @@ def test_a_missing_package_is_not_blamed_on_the_file(tmp_path, monkeypatch, name
         ("hub:openai/gsm8k:main:train[5:1000]", HubSplit("openai/gsm8k", "main", "train[5:1000]")),
     ],
 )
-def test_names_of_splits(name, split):
+def test_valid_split_names(name, split):
     assert hub_split(name) == split
     assert str(split) == name
 
 
 @pytest.mark.parametrize("name", ["hub:", "hub:SetFit/subj", "hub:SetFit/subj:", "hub:a:b:c:d"])
-def test_bad_names_of_splits(name):
-    with pytest.raises(ValueError, match=r"must be hub:NAME:SPLIT or hub:NAME:CONFIGURATION:SPLIT; got"):
+def test_invalid_split_names(name):
+    with pytest.raises(
+        ValueError, match=r"must have the form hub:NAME:SPLIT or hub:NAME:CONFIGURATION:SPLIT; got"
+    ):
         hub_split(name)
 
 
-def test_splits_of_the_hub(tmp_path, monkeypatch):
-    """A local folder stands for the data set of the same name, and there is no network."""
+def test_loading_splits_from_the_hub(tmp_path, monkeypatch):
+    """Without a network, a local folder replaces the data set with the same name."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "owner" / "reviews"
     folder.mkdir(parents=True)
@@ -149,8 +151,8 @@ def test_splits_of_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "cache")
     assert list(load_hub_split(HubSplit("owner/reviews", None, "test[:2]"))) == [{"text": "a"}, {"text": "b"}]
     with pytest.raises(
-        ValueError, match=r"hub:owner/reviews:train cannot be read .*: check its name, its split"
+        ValueError, match=r"hub:owner/reviews:train cannot be read .*: check the name, the split"
     ):
         load_hub_split(HubSplit("owner/reviews", None, "train"))
-    with pytest.raises(ValueError, match=r"hub:owner/other:train cannot be read .*other.*: check its name"):
+    with pytest.raises(ValueError, match=r"hub:owner/other:train cannot be read .*other.*: check the name"):
         load_hub_split(HubSplit("owner/other", None, "train"))

@@ -1,4 +1,4 @@
-"""BatchCalibration: what it finds, what it reads and pays for, and what it refuses before any call."""
+"""`BatchCalibration`: calibrations, choices by labels, calls, and errors for invalid arguments."""
 
 import itertools
 import math
@@ -37,7 +37,7 @@ def inputs(count):
 
 
 def fixed(negative):
-    """Return a model that gives every text the same probabilities."""
+    """Return a model with the same label probabilities for every text."""
     probabilities = {"negative": negative, "positive": 1 - negative}
     return Classifier(lambda text: probabilities)
 
@@ -55,7 +55,7 @@ def centred(values):
 
 
 def table_of(probabilities, texts):
-    """Return the probabilities of the labels, with a row for each text."""
+    """Return the label probabilities, with a row for each text."""
     rows = map(probabilities, texts)
     return np.array([[row["negative"], row["positive"]] for row in rows])
 
@@ -65,11 +65,11 @@ def offsets_of(probabilities, texts):
     return centred(-np.log(means))
 
 
-class TestWhatItFinds:
+class TestOffsets:
     @pytest.mark.parametrize("adapter", ADAPTERS)
     @pytest.mark.parametrize("unreadable", [False, True])
-    def test_the_offsets_of_the_inputs_and_the_probabilities_of_a_prediction(self, adapter, unreadable):
-        """ChatAdapter would ask again for a reply that cannot be read, but one request must do."""
+    def test_offsets_and_calibrated_probabilities(self, adapter, unreadable):
+        """Each input takes one call, although ChatAdapter would retry unparsable replies."""
         engine = Classifier(leaning(LABELS, 2.0), unreadable=lambda text: unreadable)
         program = calibrate(engine, adapter=adapter())
         calibration = program.calibration
@@ -85,7 +85,7 @@ class TestWhatItFinds:
         assert prediction.probabilities == pytest.approx(softmax(scores), abs=1e-3)
         assert prediction.label == max(scores, key=scores.get)
 
-    def test_demos_are_left_out_and_a_prior_moves_the_offsets_by_its_logarithm(self):
+    def test_demos_are_excluded_and_a_prior_adds_its_logarithm_to_the_offsets(self):
         engine = Classifier(leaning(LABELS, 0.0))
         even = calibrate(engine)
         uneven = calibrate(engine, prior={"negative": 0.2, "positive": 0.8})
@@ -98,7 +98,7 @@ class TestWhatItFinds:
         calibrate(engine, program, trainset=trainset)
         assert sorted(engine.inputs) == sorted(example.text for example in trainset[4:])
 
-    def test_at_most_so_many_inputs_chosen_by_the_seed(self):
+    def test_num_inputs_and_seed_determine_the_inputs(self):
         def chosen(**options):
             engine = Classifier(leaning(LABELS, 1.0))
             calibrate(engine, num_inputs=12, **options)
@@ -117,7 +117,7 @@ class TestWhatItFinds:
         for label in LABELS:
             assert abs(drawn.count(label) - labels.count(label) / 2) < 1
 
-    def test_with_a_prior_labels_are_not_read(self):
+    def test_labels_are_ignored_with_a_prior(self):
         engine = Classifier(leaning(LABELS, 1.0))
         right = examples(20)
         other_label = dict(zip(LABELS, LABELS[::-1], strict=True))
@@ -130,11 +130,15 @@ class TestWhatItFinds:
         first, *others = map(calibration_of, (right, wrong, nonsense, inputs(20)))
         for other in others:
             assert other.shares == first.shares
-            assert other.offsets == pytest.approx(first.offsets)  # sums in another order
+            # Offsets are not exactly equal, because terms are summed in another order.
+            assert other.offsets == pytest.approx(first.offsets)
 
 
 def world(seed, rare, lean):
-    """Return examples of which a share is negative, and a model that leans to "positive"."""
+    """Return a trainset with a share `rare` of negative texts, label probabilities, and the true labels.
+
+    The label probabilities lean to "positive" by `lean`.
+    """
 
     def right(text):
         return LABELS[digest(f"label {seed} {text}") >= rare]
@@ -149,7 +153,7 @@ def world(seed, rare, lean):
 
 
 def held_out(program, probabilities, right):
-    """Return the accuracy of the student and of the program on texts that nobody has seen."""
+    """Return the accuracy of the student and of the program on held-out texts."""
     texts = [f"text {i}" for i in range(1_000, 1_600)]
     logs = np.log(table_of(probabilities, texts))
     gold = np.array([LABELS.index(right(text)) for text in texts])
@@ -171,9 +175,9 @@ def first_alone(i, label):
     return label if i == 0 else None
 
 
-class TestLabelsDecide:
-    def test_whether_and_to_which_shares(self):
-        """In 30 worlds, even and uneven, the promised scores are those of held-out examples."""
+class TestChoiceByLabels:
+    def test_reported_scores_match_held_out_accuracy(self):
+        """Across 30 balanced and imbalanced worlds, reported scores match the scores on held-out texts."""
         gains = {}
         missed = []
         for seed, rare, lean in itertools.product(range(5), (0.5, 0.2, 0.05), (0.0, 2.0)):
@@ -187,8 +191,8 @@ class TestLabelsDecide:
             ways = [name for name in scores if not name.startswith("always")]
             promised = max(scores[name] for name in ways)
             missed += [after - promised, before - scores["as it is"]]
-        assert np.mean(gains[0.5, 2.0]) > 0.05  # Where calibration helps, it is found,
-        assert min(map(np.mean, gains.values())) > -0.02  # and does no harm elsewhere.
+        assert np.mean(gains[0.5, 2.0]) > 0.05  # Calibration helps a model that leans to one label.
+        assert min(map(np.mean, gains.values())) > -0.02  # Calibration does no harm to other models.
         error = np.sqrt(0.15 * (1 / 64 + 1 / 600))
         assert abs(np.mean(missed)) < 0.02
         assert np.mean(np.abs(missed) < 2 * error) >= 0.9
@@ -201,8 +205,8 @@ class TestLabelsDecide:
             lambda prediction: dspy.Prediction(mood=prediction.label),
         ],
     )
-    def test_each_input_is_left_out_of_what_calibrates_it(self, answer):
-        """Three of twenty are negative: calibrated by all of them, none would be answered so."""
+    def test_scores_are_cross_validated(self, answer):
+        """If an input's own reply affected the calibration of that input, no answer would be negative."""
         program = Program(lambda self, text: answer(self.step(text=text)), step=student())
         trainset = labelled(20, lambda i: LABELS[i > 2])
 
@@ -217,8 +221,8 @@ class TestLabelsDecide:
         assert optimizer.report.scores["calibrated to 'negative' 0.18, 'positive' 0.82"] == 1.0
 
     @pytest.mark.parametrize("fallback", [True, False])
-    def test_the_student_counts_with_its_failed_replies(self, fallback):
-        """A third of the replies has no format, for which ChatAdapter may ask again."""
+    def test_unparsable_replies_count_in_the_students_score(self, fallback):
+        """A third of the replies is unparsable, and ChatAdapter retries such replies if `fallback` is set."""
         trainset, probabilities, _ = world(1, 0.5, 0.0)
         engine = Classifier(probabilities, unreadable=lambda text: number(text) % 3 == 0)
         optimizer = BatchCalibration(num_inputs=150, num_threads=1, display_progress=False)
@@ -231,7 +235,7 @@ class TestLabelsDecide:
         assert optimizer.report.scores["as it is"] == pytest.approx(scored, abs=1e-3)
         assert optimizer.report.scores[optimizer.report.chosen] > scored
 
-    def test_replies_that_say_nothing_of_labels_count_as_wrong(self):
+    def test_replies_without_label_probabilities_count_as_incorrect(self):
         def silent(text):
             return number(text) % 2 == 0
 
@@ -246,8 +250,8 @@ class TestLabelsDecide:
         assert LABELS[0] == "negative"
         assert optimizer.report.scores["as it is"] == 0.25
 
-    def test_calls_that_fail_are_left_out(self):
-        """A broken line must not make a program look worse than to answer always the same."""
+    def test_failed_calls_do_not_affect_scores(self):
+        """Failed calls must not make the program look worse than a constant answer."""
 
         def flaky(text):
             return 1 / (number(text) % 5) and {"negative": 0.1, "positive": 0.9}
@@ -261,8 +265,8 @@ class TestLabelsDecide:
         scores = optimizer.report.scores
         assert scores["as it is"] == scores["always 'positive'"] == 24 / 32
 
-    def test_ties_leave_the_program_as_it_is(self):
-        """The model is always right and sure of it."""
+    def test_in_a_tie_the_program_stays_uncalibrated(self):
+        """The model always gives the correct label a high probability."""
         trainset, _, right = world(2, 0.2, 0.0)
         engine = Classifier(lambda text: dict.fromkeys(LABELS, 0.01) | {right(text): 0.99})
         program = calibrate(engine, trainset=trainset)
@@ -274,12 +278,12 @@ class TestLabelsDecide:
         ("spoilt", "warning"),
         [
             (tenth_becomes(None), "of 150 examples have none of the labels"),
-            (tenth_becomes("unsure"), "in field 'label'; they are ignored"),
+            (tenth_becomes("unsure"), "in field 'label'; these examples are ignored"),
             (first_alone, "all labels are assumed to be equally frequent"),
             (lambda i, label: label.title(), "all labels are assumed to be equally frequent"),
         ],
     )
-    def test_warns_of_labels_that_cannot_be_used(self, spoilt, warning, caplog):
+    def test_warns_about_unusable_labels(self, spoilt, warning, caplog):
         trainset, probabilities, right = world(0, 0.15, 0.0)
         trainset = labelled(150, lambda i: spoilt(i, trainset[i].label))
         program = calibrate(Classifier(probabilities), trainset=trainset)
@@ -287,13 +291,13 @@ class TestLabelsDecide:
         before, after = held_out(program, probabilities, right)
         assert after > before - 0.02 or "all labels are assumed" in warning
 
-    def test_warns_of_a_program_that_scores_no_more_than_the_most_frequent_label(self, caplog):
+    def test_warns_if_a_constant_answer_scores_as_high(self, caplog):
         calibrate(fixed(0.9), trainset=examples(30))
-        assert "no more than always 'negative'" in caplog.text
+        assert "no more than the constant answer: always 'negative'" in caplog.text
 
 
 class TestRequests:
-    def test_replies_that_say_nothing_of_labels(self, caplog):
+    def test_replies_without_label_probabilities(self, caplog):
         def probabilities(text):
             if text in ("text 3", "text 7"):
                 return {"neither": 1.0}
@@ -322,7 +326,7 @@ class TestLabelSets:
             (Mood, ["fine", "awful"], [Mood.GOOD, Mood.BAD]),
         ],
     )
-    def test_probabilities_by_the_value(self, kind, texts, values, adapter):
+    def test_probabilities_are_keyed_by_label_value(self, kind, texts, values, adapter):
         engine = Classifier(leaning(texts, 1.0))
         program = calibrate(engine, student(kind), adapter=adapter())
         prediction = ask(engine, program, adapter())
@@ -331,7 +335,7 @@ class TestLabelSets:
         assert prediction.label is max(probabilities, key=probabilities.get)
         assert sum(probabilities.values()) == pytest.approx(1)
 
-    def test_none_stays_the_answer_where_the_type_allows_it(self):
+    def test_none_remains_the_answer_if_the_type_allows_none(self):
         nothing = {"None": 0.8, "positive": 0.15, "negative": 0.05}
         others = leaning(LABELS, 1.0)
         engine = Classifier(lambda text: nothing if text == "nothing" else others(text))
@@ -370,12 +374,12 @@ BAD_ARGUMENTS = [
     ({"predictor": "other"}, r"predictor must be one of \['self'\]; got 'other'"),
     ({"trainset": []}, "trainset must contain at least 2 distinct inputs"),
     ({"trainset": examples(1) * 20}, "2 distinct inputs.*got 1 in 20 examples"),
-    (predicting("label"), "0 outputs are a Literal, an enum or a"),
-    (predicting("a: bool, b: bool"), "2 outputs are a Literal"),
+    (predicting("label"), "there are 0 outputs of type Literal, enum or bool"),
+    (predicting("a: bool, b: bool"), "there are 2 outputs of type Literal"),
     (predicting("a: Literal['x', '']"), "has an empty label, or fewer than two labels"),
     (predicting("a: Literal['x']"), "has an empty label, or fewer than two labels"),
     (predicting("a: bool, probabilities"), "'probabil.*rename"),
-    ({"program": TWO}, r"2 outputs.*predictor= with one of \['first', 'second'\]"),
+    ({"program": TWO}, r"2 outputs.*one of the names \['first', 'second'\] as predictor"),
 ]
 
 
@@ -387,7 +391,7 @@ class TestBadInput:
             calibrate(engine, **options)
         assert not engine.asked
 
-    def test_what_enums_are_called_in_data_will_do(self):
+    def test_examples_may_contain_values_of_enum_members(self):
         engine = Classifier(leaning(["fine", "awful"], 1.0))
         trainset = labelled(12, lambda i: "awful" if i % 2 else Mood.GOOD)
         report = calibrate(engine, student(Mood), trainset=trainset).calibration_report
@@ -395,7 +399,7 @@ class TestBadInput:
         assert report["chosen"]
 
 
-def test_a_calibrated_program_is_calibrated_anew():
+def test_a_calibrated_student_gets_a_new_calibration():
     engine = Classifier(leaning(LABELS, 2.0))
     steps = {"first": student(), "second": student()}
     program = Program(lambda self, text: self.second(text=text), **steps)

@@ -1,4 +1,4 @@
-"""CalibratedProgram in use: what it answers, pays for and saves, with whatever DSPy does with programs."""
+"""`CalibratedProgram`: answers, calls, saved state, and use in DSPy's modules."""
 
 import asyncio
 import copy
@@ -15,8 +15,8 @@ from plr_dspy import CalibratedProgram, Calibration, PlainTextAdapter
 from plr_dspy.labels.reader import NoProbabilities
 
 TOWARDS_NEGATIVE = Calibration(tuple(LABELS), (5.0, -5.0))
-"""Strong enough to turn every answer."""
-TURNED = Literal["positive", "negative"]
+"""A calibration that makes every answer negative."""
+REVERSED = Literal["positive", "negative"]
 
 
 def positive(text="good"):
@@ -24,8 +24,8 @@ def positive(text="good"):
 
 
 class TestAnswers:
-    def test_the_likeliest_label_by_calibrated_probabilities(self):
-        """A program without a calibration gives probabilities but decides nothing."""
+    def test_the_answer_has_the_largest_calibrated_probability(self):
+        """Without a calibration, predictions have probabilities, but answers stay unchanged."""
         prediction = ask(positive(), CalibratedProgram(student(), TOWARDS_NEGATIVE))
         assert prediction.label == "negative"
         odds = 0.2 / 0.8 * 2.718281828**10
@@ -43,7 +43,7 @@ class TestAnswers:
         assert prediction.probabilities["positive"] > 0.5
 
     @pytest.mark.parametrize("adapter", [dspy.ChatAdapter(), dspy.JSONAdapter(), PlainTextAdapter()])
-    def test_replies_that_cannot_be_read(self, adapter):
+    def test_unparsable_replies(self, adapter):
         engine = positive()
         engine.unreadable = lambda text: True
         prediction = ask(engine, CalibratedProgram(student(), TOWARDS_NEGATIVE), adapter)
@@ -51,8 +51,8 @@ class TestAnswers:
         assert prediction.label == "negative"
         assert engine.asked == [20]
 
-    def test_with_other_outputs_the_error_stays(self):
-        """ChatAdapter still makes its second call."""
+    def test_unparsable_replies_with_several_outputs_are_errors(self):
+        """ChatAdapter still retries the call."""
         engine = positive()
         bare = positive()
         engine.unreadable = bare.unreadable = lambda text: True
@@ -63,7 +63,7 @@ class TestAnswers:
             ask(engine, CalibratedProgram(program, TOWARDS_NEGATIVE))
         assert len(engine.asked) == len(bare.asked) == 2
 
-    def test_what_the_program_makes_of_the_label_and_of_several_completions(self):
+    def test_converted_labels_and_several_completions(self):
         def answer(classify, text):
             label = classify(text=text).label
             return label if text == "bare" else dspy.Prediction(label=label.upper())
@@ -80,7 +80,7 @@ class TestAnswers:
         assert prediction.probabilities["negative"] > 0.9
 
     @pytest.mark.parametrize(("second", "expected"), [(0.3, 0.9), (0.7, 0.7)])
-    def test_the_probabilities_are_those_of_the_last_call_whose_label_was_taken(self, second, expected):
+    def test_probabilities_come_from_the_last_call_with_the_answers_label(self, second, expected):
         def first(classify, text):
             taken = classify(text=f"{text} first")
             classify(text=f"{text} second")
@@ -97,7 +97,7 @@ class TestAnswers:
         assert prediction.probabilities["negative"] == pytest.approx(expected)
         assert len(engine.asked) == 2
 
-    def test_inputs_by_position_and_a_vote(self):
+    def test_positional_inputs_and_majority_votes(self):
         positional = Program(lambda self, text: self.inner(text=text), inner=student())
         program = CalibratedProgram(positional, TOWARDS_NEGATIVE)
         ensemble = dspy.Ensemble(reduce_fn=dspy.majority).compile([program, program])
@@ -135,15 +135,15 @@ def with_offsets(*offsets):
     return Calibration(tuple(LABELS), offsets)
 
 
-def of_turned_labels():
-    return CalibratedProgram(student(TURNED), TOWARDS_NEGATIVE)
+def with_reversed_labels():
+    return CalibratedProgram(student(REVERSED), TOWARDS_NEGATIVE)
 
 
 BAD_INPUT = [
     (lambda: CalibratedProgram("text -> label"), TypeError, r"program must be a dspy\.Module"),
     (lambda: CalibratedProgram(CalibratedProgram(student())), TypeError, "calibrated already"),
     (lambda: CalibratedProgram(student(), {}), TypeError, "calibration must be a Calibration"),
-    (of_turned_labels, ValueError, "the calibration is for the labels"),
+    (with_reversed_labels, ValueError, "calibration must have the program.s labels"),
     (lambda: with_offsets(1.0), ValueError, "finite offset"),
     (lambda: with_offsets(1.0, float("nan")), ValueError, "finite offset"),
 ]
@@ -156,11 +156,11 @@ def test_bad_input(make, error, match):
 
 
 @pytest.mark.parametrize("endpoint", [{"logprobs": False}, {"refusal": REFUSAL}])
-def test_without_log_probabilities_an_error_for_each_prediction_and_one_call(endpoint):
+def test_each_prediction_fails_after_one_call_without_log_probabilities(endpoint):
     engine = Classifier(positive().probabilities, **endpoint)
     program = CalibratedProgram(student(), TOWARDS_NEGATIVE)
     for _ in range(2):
-        with pytest.raises(NoProbabilities, match=r"fake/x (gives no|refuses)"):
+        with pytest.raises(NoProbabilities, match=r"fake/x (returns no|rejects)"):
             ask(engine, program)
     assert engine.asked == [20, 20]
 
@@ -176,17 +176,17 @@ class TestSaving:
         duplicate.program.demos = [{"text": "a", "label": "positive"}]
         assert not program.program.demos
 
-    def test_a_frozen_student_is_saved_whole(self):
+    def test_a_compiled_student_is_saved_completely(self):
         program = student()
         program._compiled = True
         assert "program" in CalibratedProgram(program, TOWARDS_NEGATIVE).dump_state()
 
-    def test_a_state_that_does_not_fit_changes_nothing(self):
+    def test_loading_an_incompatible_state_changes_nothing(self):
         program = CalibratedProgram(student(), TOWARDS_NEGATIVE)
         program.program.demos = [{"text": "a", "label": "positive"}]
         before = program.dump_state()
         of_others = CalibratedProgram(student(Literal["a", "b"]), Calibration.none("ab"))
-        with pytest.raises(ValueError, match="for the labels"):
+        with pytest.raises(ValueError, match="must have the program's labels"):
             program.load_state(of_others.dump_state())
         assert program.dump_state() == before
 

@@ -1,4 +1,4 @@
-"""Calibration among other optimizers: it comes after any of them, and none of them takes a calibrated student."""
+"""Calibration after other optimizers, which themselves reject calibrated students."""
 
 import pytest
 from fakes import LabelEngine, Program, using
@@ -44,7 +44,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_calibrated_students_are_refused_before_any_call(engine, way):
+def test_calibrated_students_are_rejected_before_any_call(engine, way):
     program = calibrated()
     before = engine.requests
     message = r"must not be calibrated.*: pass \w+\.program"
@@ -65,7 +65,7 @@ def test_the_metric_over_a_set_of_a_search_is_asked_for_again(engine, caplog, me
 
 
 @pytest.mark.parametrize("optimizer", [PLReorder, TopKOrder])
-def test_what_optimizers_return_is_calibrated(engine, optimizer):
+def test_compiled_programs_can_be_calibrated(engine, optimizer):
     optimizer = optimizer(exact, max_metric_calls=100, **QUIET)
     ordered = optimizer.compile(student(), trainset=EXAMPLES)
     program = calibrated(ordered)

@@ -1,4 +1,4 @@
-"""The report of BatchCalibration: what answers were calibrated to, by which examples, and what else was compared."""
+"""The report of `BatchCalibration`: target shares, scores of strategies, and numbers of examples and calls."""
 
 import json
 
@@ -15,7 +15,7 @@ LEANING = leaning(LABELS, 2.0)
 
 
 def labelled(count, *, num_negative, first=0):
-    """Return examples of which the first ones are negative."""
+    """Return examples, of which the first `num_negative` are negative."""
     texts = [f"text {i}" for i in range(first, first + count)]
     labels = np.repeat(["negative", "positive"], [num_negative, count - num_negative]).tolist()
     pairs = zip(texts, labels, strict=True)
@@ -29,7 +29,7 @@ def unlabelled(count):
 def reported(
     trainset, *, probabilities=LEANING, program=None, adapter=None, unreadable=lambda text: False, **options
 ):
-    """Return the optimizer after a compile, and the program."""
+    """Return the optimizer after a compile, and the calibrated program."""
     optimizer = BatchCalibration(num_threads=1, display_progress=False, **options)
     engine = Classifier(probabilities, unreadable=unreadable)
     with dspy.context(lm=engine.lm(), adapter=adapter or dspy.ChatAdapter()):
@@ -50,14 +50,14 @@ MIXED = labelled(60, num_negative=20)
     ],
     ids=["labels", "metric", "prior", "no labels"],
 )
-def test_says_which_shares_answers_were_calibrated_to(trainset, options):
+def test_target_shares(trainset, options):
     optimizer, program = reported(trainset, **options)
     report = optimizer.report
     calibration = program.calibration
     shares = calibration.shares if calibration else ()
     assert (report.shares is None) == (not shares)
     assert tuple((report.shares or {}).values()) == shares
-    assert optimizer.prior == options.get("prior"), "an argument stays as it was set"
+    assert optimizer.prior == options.get("prior"), "the compile must not change the optimizer's arguments"
     assert list(report.mean_probabilities) == LABELS
     assert sum(report.mean_probabilities.values()) == pytest.approx(1.0, abs=1e-3)
     plain = json.loads(json.dumps(program.calibration_report))
@@ -68,7 +68,7 @@ def test_says_which_shares_answers_were_calibrated_to(trainset, options):
 
 
 @pytest.mark.parametrize("metric", [None, F1("negative")])
-def test_has_each_way_that_was_compared_and_the_one_that_was_chosen(metric):
+def test_scores_of_all_strategies_and_the_choice(metric):
     optimizer, _ = reported(labelled(60, num_negative=15), metric=metric)
     report = optimizer.report
     *ways, always = report.scores
@@ -82,20 +82,20 @@ def test_has_each_way_that_was_compared_and_the_one_that_was_chosen(metric):
     if metric is None:
         low, high = report.gain_interval
         assert low <= report.scores[report.chosen] - report.scores["as it is"] <= high
-        assert f"gain over the program as it is: between {low:+.3f} and {high:+.3f}" in str(report)
+        assert f"gain over the uncalibrated program: between {low:+.3f} and {high:+.3f}" in str(report)
 
 
-def test_answers_that_stay_as_they_are():
+def test_answers_that_stay_unchanged():
     right = {example.text: example.label for example in MIXED}
     sure = lambda text: {label: 0.99 if right[text] == label else 0.01 for label in LABELS}  # noqa: E731
     optimizer, program = reported(MIXED, probabilities=sure)
     assert program.calibration is None
     assert (optimizer.report.shares, optimizer.report.chosen) == (None, "as it is")
-    assert "answers stay as they are" in str(optimizer.report)
+    assert "answers stay unchanged" in str(optimizer.report)
 
 
 def test_counts_the_examples(caplog):
-    """Copies, examples without a label and those that a demo shows are not used."""
+    """Ignore duplicates, unlabelled examples, and examples used as demos."""
     distinct = labelled(60, num_negative=20)
     without = [example.without("label").with_inputs("text") for example in distinct[-5:]]
     program = student()
@@ -126,7 +126,7 @@ def test_counts_calls_that_failed_and_replies_with_label_probabilities():
     assert "60 program calls (1 failed, 58 with label probabilities)" in str(report)
 
 
-def test_no_report_is_of_an_earlier_compile():
+def test_a_failed_compile_discards_the_previous_report():
     optimizer, _ = reported(MIXED)
     engine = Classifier(LEANING)
     with dspy.context(lm=engine.lm()), pytest.raises(ValueError, match="at least 2 distinct inputs"):

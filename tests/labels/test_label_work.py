@@ -1,4 +1,4 @@
-"""What a metric gives to each label, found without a call of a model; which log-probabilities are learned from."""
+"""A metric's scores of labels without LM calls, and the log-probabilities that a search learns from."""
 
 import itertools
 from typing import Literal
@@ -26,10 +26,10 @@ class TestLabelScores:
         "metric",
         [exact, lambda gold, pred, trace, name, pred_trace: dspy.Prediction(score=gold.label == pred.label)],
     )
-    def test_every_way_to_the_label(self, metric):
+    def test_scores_of_all_labels(self, metric):
         np.testing.assert_array_equal(label_scores(metric, EXAMPLES, OUTPUT), TABLE)
 
-    def test_examples_are_not_written_to(self):
+    def test_examples_are_not_modified(self):
         def metric(example, prediction):
             example.label = "changed" if example.label == prediction.label else "other"
             return example.label == "changed"
@@ -53,7 +53,7 @@ def catching(example, prediction):
 
 class TestMetricsThatCallAModel:
     @pytest.mark.parametrize("metric", [judge(), catching, lambda e, p: bool(dspy.settings.lm(p.label))])
-    def test_are_stopped_before_they_do(self, metric):
+    def test_are_stopped_before_the_call(self, metric):
         heard = []
 
         class Listening(BaseCallback):
@@ -73,8 +73,8 @@ class TestMetricsThatCallAModel:
         [([1] * 8, None, 2), ([9] + [0] * 7, None, 8), ([0, 1] * 4, None, 4), ([0.04] * 8, 1.0, 3)],
         ids=["all", "first", "every second", "together"],
     )
-    def test_unseen_ones_by_the_time_they_take(self, monkeypatch, durations, seconds, asked):
-        """A metric that is slow at its first call alone is not taken for a slow one."""
+    def test_are_detected_by_their_duration(self, monkeypatch, durations, seconds, asked):
+        """A metric counts as fast if only its first call is slow."""
         starts_and_ends = itertools.chain.from_iterable((0, duration) for duration in durations)
         now = iter([*starts_and_ends])
         calls = []
@@ -110,16 +110,16 @@ class TestMetricsThatFail:
             (None, "UserTypeError"),
         ],
     )
-    def test_are_refused(self, metric, name):
+    def test_the_reason_names_the_error(self, metric, name):
         reason = label_scores(metric, EXAMPLES, OUTPUT)
         assert reason == f"the metric raises {name} for a prediction whose only field is 'label'"
 
-    def test_an_interrupt_passes(self):
+    def test_interrupts_are_raised(self):
         with pytest.raises(KeyboardInterrupt):
             label_scores(raising(KeyboardInterrupt()), EXAMPLES, OUTPUT)
 
     @pytest.mark.parametrize("examples", [EXAMPLES, []])
-    def test_all_labels_alike(self, examples):
+    def test_equal_scores_for_all_labels(self, examples):
         reason = label_scores(lambda e, p: e.text == "text 1", examples, OUTPUT)
         assert reason == "the metric gives every label the same score"
 
@@ -145,15 +145,15 @@ def fickle():
         (
             lambda label: dspy.Prediction(label=LABELS[LABELS[0] == label]),
             lenient,
-            "answer differs from the label",
+            "answer differs from the classifier's label",
         ),
-        (lambda label: label, lenient, "answer differs from the label"),
-        (lambda label: dspy.Prediction(verdict=label), lenient, "answer differs from the label"),
+        (lambda label: label, lenient, "answer differs from the classifier's label"),
+        (lambda label: dspy.Prediction(verdict=label), lenient, "answer differs from the classifier's label"),
         (lambda label: dspy.Prediction(label=label), fickle(), "gives the same answer another score"),
     ],
     ids=["another label", "no prediction", "another field", "another score"],
 )
-def test_others_are_left_alone_and_the_report_says_why(answer, metric, reason):
+def test_labels_that_do_not_explain_the_score_are_ignored(answer, metric, reason):
     program = around(lambda classify, text: answer(classify(text=text).label))
     program.predict.demos = list(DEMOS)
     _, report = go(Engine(), program=program, metric=metric)
@@ -161,7 +161,7 @@ def test_others_are_left_alone_and_the_report_says_why(answer, metric, reason):
     assert reason in report.signal.reason
 
 
-def test_the_label_is_what_the_program_answered_and_not_what_the_metric_makes_of_it():
+def test_the_label_is_read_before_the_metric_modifies_the_answer():
     def metric(example, prediction):
         right = exact(example, prediction)
         prediction.label = "changed"

@@ -1,4 +1,4 @@
-"""What optimizers return is saved, and loaded in one way: plain, calibrated, and as a part of a larger program."""
+"""Saving and loading of programs: plain, calibrated, and with calibrated parts."""
 
 import json
 from functools import partial
@@ -54,7 +54,7 @@ def lm():
     ("kind", "what"),
     [*product(STUDENTS, ["nothing", "the whole"]), *product(["larger"], ["parts", "parts, the whole"])],
 )
-def test_the_same_answers(kind, what, lm, tmp_path, caplog):
+def test_loaded_programs_give_the_same_answers(kind, what, lm, tmp_path, caplog):
     program = STUDENTS[kind]()
     for predictor in program.predictors():
         predictor.demos = [dspy.Example(text="a", label="negative", reasoning="b")]
@@ -79,7 +79,7 @@ def larger(part):
 class TestPartsOfLargerPrograms:
     def test_are_saved_and_loaded_by_dspy_itself(self, lm, tmp_path):
         outer = larger(calibrated())
-        outer.part._compiled = True  # As optimizers do; DSPy saves nothing of other modules then.
+        outer.part._compiled = True  # Optimizers set this mark, and DSPy saves no marked modules.
         outer.save(tmp_path / "outer.json")
         loaded = larger(CalibratedProgram(student()))
         loaded.load(tmp_path / "outer.json")
@@ -91,15 +91,15 @@ class TestPartsOfLargerPrograms:
         with pytest.raises(ValueError, match="cannot be loaded into the student"):
             load_program(larger(CalibratedProgram(student())), tmp_path / "outer.json")
 
-    def test_compiled_by_themselves_need_what_the_error_says(self, tmp_path):
-        """DSPy leaves these parts out of the file of a larger program."""
+    def test_that_were_compiled_separately_need_the_fix_in_the_error(self, tmp_path):
+        """DSPy omits compiled parts from a larger program's file."""
         part = dspy.Module()
         plain = dspy.Module()
         part.step = dspy.LabeledFewShot(k=2).compile(student(), trainset=EXAMPLES)
         plain.step = student()
         part._compiled = True
         larger(part).save(tmp_path / "outer.json")
-        with pytest.raises(ValueError, match="set their _compiled to False"):
+        with pytest.raises(ValueError, match="set _compiled to False in such modules"):
             load_program(larger(plain), tmp_path / "outer.json")
         part._compiled = False
         larger(part).save(tmp_path / "outer.json")
@@ -122,7 +122,7 @@ class TestFiles:
             (
                 CalibratedProgram(student(Literal["a", "b"]), Calibration.none("ab")),
                 student(),
-                "for the labels",
+                "must have the program's labels",
             ),
             (CalibratedProgram(student(), FOUND), larger(student()), r"load.*\['part'\]; got 'self'"),
             (CalibratedProgram(student(), FOUND), dspy.Predict("text -> label"), "few possible values"),
@@ -157,7 +157,7 @@ class TestFiles:
             ({"offsets": ["a", "b"]}, r"(?s)offsets\.0.*valid number"),
         ],
     )
-    def test_with_a_calibration_that_cannot_be_read(self, tmp_path, change, match):
+    def test_with_an_invalid_calibration(self, tmp_path, change, match):
         path = tmp_path / "program.json"
         CalibratedProgram(student(), FOUND).save(path)
         state = json.loads(path.read_text())
@@ -175,17 +175,17 @@ class TestFiles:
             ("x.pkl", "", "is a pickle"),
         ],
     )
-    def test_that_hold_no_program(self, tmp_path, name, text, match):
+    def test_without_a_program(self, tmp_path, name, text, match):
         (tmp_path / name).write_text(text)
         with pytest.raises(ValueError, match=match):
             load_program(student(), tmp_path / name)
 
-    def test_only_programs_are_loaded_into(self, tmp_path):
+    def test_the_student_must_be_a_program(self, tmp_path):
         with pytest.raises(TypeError, match=r"student must be a dspy\.Module; got ProgramMeta"):
             load_program(dspy.Predict, tmp_path / "x.json")
 
 
-def test_another_model_or_adapter_than_it_was_found_with_is_told_once(lm, tmp_path, caplog):
+def test_warns_once_about_another_model_and_adapter(lm, tmp_path, caplog):
     calibrated().save(tmp_path / "program.json")
     caplog.clear()
     load_program(student(), tmp_path / "program.json")

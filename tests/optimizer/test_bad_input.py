@@ -80,11 +80,15 @@ COMPILE = [
     ),
     (student, {"trainset": "data.json"}, "trainset must be a list of dspy.Example .*; got str: pass a list"),
     (student, {"trainset": iter(EXAMPLES)}, "trainset must be a list of dspy.Example"),
-    (student, {"trainset": [("q", "a")]}, r"trainset\[0\] must be a dspy.Example; got tuple: pass .* a dict"),
+    (
+        student,
+        {"trainset": [("q", "a")]},
+        r"trainset\[0\] must be a dspy.Example or a dict; got tuple: pass .* a dict",
+    ),
     (
         student,
         {"trainset": [{"text": "t"}]},
-        r"trainset\[0\] must have columns for .*\['question'\]; it has \['text'\]",
+        r"trainset\[0\] must have columns for .*\['question'\]; got the columns \['text'\]",
     ),
     (
         Wrapped,
@@ -101,19 +105,19 @@ COMPILE = [
     (
         student,
         {"inputs": ["text"]},
-        r"inputs must be those .*; got \['text'\], but trainset\[0\] declares \['question'\]",
+        r"inputs must equal the inputs .*; got \['text'\], but trainset\[0\] declares \['question'\]",
     ),
     (
         student,
         {"trainset": [{"question": "q"}], "inputs": ["question", "text"]},
-        r"trainset\[0\] must have the inputs .*; it has \['question'\]: add \['text'\]",
+        r"trainset\[0\] must have the inputs .*; got the columns \['question'\]: add \['text'\]",
     ),
     (
         student,
         {"trainset": [*EXAMPLES, TEXT]},
         r"\[120\] must have .* \['question'\]; its inputs are \['text'\]: rename",
     ),
-    (student, {"valset": [1]}, r"valset\[0\] must be a dspy.Example; got int"),
+    (student, {"valset": [1]}, r"valset\[0\] must be a dspy.Example or a dict; got int"),
     (
         student,
         {"valset": EXAMPLES[:6]},

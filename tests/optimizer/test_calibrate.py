@@ -229,12 +229,12 @@ def test_bad_shares_and_unsuitable_programs_raise_errors(tmp_path):
 
     unsure = around(twice_for_some)
     unsure.predict.demos = list(DEMOS)
-    message = r"several times for an answer. Leave calibrate out"
+    message = r"several times per answer. Omit calibrate"
     with pytest.raises(NoProbabilities, match=message):
         go(engine, program=unsure, calibrate=True)
     go(engine, log_dir=tmp_path)
     before = len(engine.prompts)
-    with pytest.raises(ValueError, match="calibrate was False, is True"):
+    with pytest.raises(ValueError, match="calibrate was False and is now True"):
         go(engine, log_dir=tmp_path, calibrate=True)
     assert len(engine.prompts) == before
 

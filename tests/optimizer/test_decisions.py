@@ -116,7 +116,7 @@ class TestOrders:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_decision_outputs_are_not_calibrated(engine, kind):
-    fix = r"replies of 'self' state probabilities themselves.*dspy\.experimental\.ReAnchor"
+    fix = r"replies of predictor 'self' already contain probabilities.*dspy\.experimental\.ReAnchor"
     with pytest.raises(ValueError, match=fix):
         BatchCalibration().compile(student(kind), trainset=examples(kind))
     with pytest.raises(ValueError, match="ReAnchor"):

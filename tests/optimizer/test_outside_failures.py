@@ -23,11 +23,11 @@ CAUSES = {
     "LMBillingError": (lm15.BillingError, "credit"),
     "LMUnsupportedModelError": (lm15.UnsupportedModelError, "name of the model.*api_base"),
     "LMNotConfiguredError": (lm15.NotConfiguredError, "api_key"),
-    "LMTransportError": (lm15.TransportError, "server is up.*api_base"),
+    "LMTransportError": (lm15.TransportError, "server is running.*api_base"),
     "LMRateLimitError": (lm15.RateLimitError, "num_threads"),
     "LMServerError": (lm15.ServerError, "the server's log"),
     "LMTimeoutError": (lm15.TimeoutError, "timeout"),
-    "LMInvalidRequestError": (lm15.InvalidRequestError, "refused the request"),
+    "LMInvalidRequestError": (lm15.InvalidRequestError, "rejected the request"),
     "LMProviderError": (lm15.ProviderError, "the server's log"),
 }
 STATUSES = {

@@ -12,9 +12,9 @@ from label_world import DEMOS, EXAMPLES, Engine, exact, found, go, number, stude
 from plr_dspy import PLFewShot
 from plr_dspy.labels.reader import NoProbabilities
 
-SILENCE = "fake/x gives no log-probabilities"
+SILENCE = "fake/x returns no log-probabilities"
 ALONE = "the metric raises TypeError for a prediction whose only field is 'label'"
-SEVERAL = "the program calls its classifier several times for an answer"
+SEVERAL = "the program calls its classifier several times per answer"
 PAPER = {"auto": "paper", "max_metric_calls": 300, "num_samples": 3, "num_final_draws": 2}
 
 
@@ -24,11 +24,11 @@ class TestWithoutLogProbabilities:
         [
             (SILENCE, {"logprobs": False}, {}),
             (SILENCE, {"logprobs": False}, {"program": student(demos=[]), "num_demos": 4}),
-            ("fake/x refuses requests for log-probabilities", {"refusal": REFUSAL}, {}),
+            ("fake/x rejects requests for log-probabilities", {"refusal": REFUSAL}, {}),
             ("auto='paper' scores orders as the paper does", {}, PAPER),
             (ALONE, {}, {"metric": label_world.whole_prediction}),
             ("the metric calls a language model", {}, {"metric": label_world.judged}),
-            ("0 outputs are a Literal, an enum or a bool", {}, {"program": student(str)}),
+            ("there are 0 outputs of type Literal, enum or bool", {}, {"program": student(str)}),
             ("the first calls failed", {}, {"failing": (0, 1), "max_errors": 5}),
             (SEVERAL, {}, {"program": label_world.twice()}),
         ],
@@ -74,7 +74,7 @@ class TestWithoutLogProbabilities:
 
     def test_impossible_signals_are_rejected_before_any_call(self):
         for options, reason in [
-            ({"program": student(str)}, "0 outputs are a Literal, an enum or a bool"),
+            ({"program": student(str)}, "there are 0 outputs of type Literal, enum or bool"),
             ({"metric": label_world.whole_prediction}, "the metric raises TypeError for a prediction"),
             ({"metric": label_world.judged}, "calls a language model"),
         ]:

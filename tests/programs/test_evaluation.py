@@ -74,7 +74,7 @@ def test_accuracy_and_difference():
     assert evaluation.constant.label == "no"
     assert evaluation.constant.score == 0.75
     assert "\n  always 'no'  0.750, without any call" in text
-    assert "1 of the replies could not be parsed" in text
+    assert "replies that could not be parsed: 1" in text
 
 
 def test_the_constant_answer_has_the_best_score_of_all_labels():
@@ -227,7 +227,7 @@ def test_an_example_with_a_failed_call_is_omitted_for_all_programs(metric, caplo
     evaluation = evaluated({"fine": Answering(range(6)), "failing": failing}, metric, devset)
     assert evaluation.num_examples == 18
     assert evaluation.num_failed == 2
-    assert "18 examples, without 2 on which a call failed\n" in str(evaluation)
+    assert "18 examples (2 others omitted because of failed calls)\n" in str(evaluation)
     assert f"calls on 2 of 20 examples failed, {cause}" in caplog.text
     left = [example for example in devset if example.number not in (3, 19)]
     programs = {"fine": Answering(range(6)), "failing": Answering(range(7))}

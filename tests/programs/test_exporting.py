@@ -198,8 +198,8 @@ class FirstWordsAdapter(dspy.ChatAdapter):
     ("make", "fix"),
     [
         (lambda: CalibratedProgram(dspy.Predict("text -> label: bool")), "export program.program"),
-        (retrieving, "compile it with PLFewShot"),
-        (nearest_by_dspy, "compile it with an optimizer that keeps forward"),
+        (retrieving, "compile the program with PLFewShot"),
+        (nearest_by_dspy, "compile the program with an optimizer that keeps forward"),
         (lambda: dspy.Predict("photo: dspy.Image -> label"), "'photo' of predictor 'self' is of type Image"),
         (lambda: dspy.Predict("history: dspy.History, question -> answer"), "is of type History"),
         (lambda: dspy.Predict("tools: list[dspy.Tool] -> answer"), "is of type Tool"),
@@ -230,7 +230,7 @@ def test_arguments_are_checked():
     with pytest.raises(TypeError, match=r"program must be a dspy\.Module; got str"):
         export("program")
     prompt = export(program)["self"]
-    with pytest.raises(ValueError, match="fill got 'text', but the prompt has the inputs"):
+    with pytest.raises(ValueError, match=r"fill must get only the inputs .*; got 'text': omit 'text'"):
         prompt.fill(question="a", text="b")
     for inputs in ({}, {"question": None}):
         with pytest.raises(ValueError, match="fill needs a value for the input 'question'"):

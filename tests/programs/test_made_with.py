@@ -77,7 +77,7 @@ class TestWarns:
         assert message.startswith(
             f"{path} was made with the adapter ChatAdapter, but is used with PlainTextAdapter"
         )
-        assert message.endswith("configure ChatAdapter, or compile it again")
+        assert message.endswith("configure ChatAdapter, or compile the program again")
 
     def test_of_another_model(self, saved, caplog):
         path, make = saved

@@ -223,9 +223,8 @@ def test_a_value_that_cannot_be_copied_is_rejected_before_any_call(make, way):
         WAYS[way](world)
     dataset = "devset" if way == "evaluate_programs" else "trainset"
     kind = type(world.trainset[7].memory).__name__
-    assert str(error.value).startswith(
-        f"{dataset}[7] must hold values that can be copied; its field 'memory' is a {kind}"
-    )
+    message = f"field 'memory' of {dataset}[7] cannot be copied for each call: it is a {kind}"
+    assert str(error.value).startswith(message)
     assert "__deepcopy__" in str(error.value)
     assert not engine.prompts
 
@@ -238,7 +237,7 @@ def test_a_label_in_the_valset_that_cannot_be_copied_is_rejected_before_any_call
         "trainset": world.trainset,
         "valset": [example.with_inputs("text", "memory") for example in locked],
     }
-    message = r"valset\[0\] .* its field 'notes' is a lock"
+    message = r"field 'notes' of valset\[0\] cannot be copied for each call: it is a lock"
     with using(engine), pytest.raises(TypeError, match=message):
         PLReorder(exact, **QUIET).compile(world.program(), **data)
     assert not engine.prompts

@@ -123,7 +123,7 @@ def test_an_example_on_which_a_metric_fails_is_omitted(order, caplog):
 def test_a_failed_call_of_a_program_is_reported_once(caplog):
     evaluations = evaluated({"a": Counting(range(5), failing=[7])}, METRICS)
     assert {evaluation.num_failed for evaluation in evaluations.values()} == {1}
-    assert caplog.text.count("these examples are left out") == 1
+    assert caplog.text.count("these examples are omitted") == 1
 
 
 @pytest.mark.parametrize(

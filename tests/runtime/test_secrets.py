@@ -1,4 +1,4 @@
-"""Keys in messages are hidden, and words are not."""
+"""Redaction of keys in messages, without changes to other text."""
 
 import re
 
@@ -17,7 +17,7 @@ AKIASECRET99AAAA | AIzaSECRET99_abcdef | token=SECRET99
 
 
 @pytest.mark.parametrize("text", re.split(r"[|\n] ?", KEYS.strip().replace(" |", "|")))
-def test_hides_what_looks_like_a_key(text):
+def test_hides_text_that_looks_like_a_key(text):
     hidden = Redactor([])(text)
     assert "SECRET" not in hidden
     assert "[hidden]" in hidden
@@ -31,11 +31,11 @@ maximum context length is 4096 tokens
 
 
 @pytest.mark.parametrize("text", re.split(r"[|\n] ?", WORDS.strip().replace(" |", "|")))
-def test_leaves_words_alone(text):
+def test_keeps_other_text(text):
     assert Redactor([])(text) == text
 
 
-def test_hides_what_the_models_hold(monkeypatch):
+def test_hides_the_secrets_of_models(monkeypatch):
     monkeypatch.setenv("MY_VLLM_AUTH", "from the environment")
     monkeypatch.setenv("SORT_KEY", "question")
     models = [

@@ -1,4 +1,4 @@
-"""What a user sees in a terminal: whole lines above the bar, one line at the end."""
+"""Terminal output: complete lines above the progress bar, and one line at the end."""
 
 import io
 import itertools
@@ -19,7 +19,7 @@ EXAMPLES = questions(60)
 
 
 def rendered(raw):
-    """Return the lines that a terminal shows after these characters."""
+    """Return the lines that a terminal shows after printing these characters."""
     lines = [[]]
     column = 0
     for character in raw:
@@ -42,7 +42,7 @@ def terminal(monkeypatch, capsys):
 
 
 def compiled(kind=PLReorder, metric=exact_match, *, num_demos=5, handlers=(), **options):
-    """Return an optimizer that has compiled with these log handlers only."""
+    """Return an optimizer after a compile with only these log handlers."""
     program = dspy.LabeledFewShot(k=num_demos).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
     optimizer = kind(metric, **{"max_metric_calls": 200, "num_threads": 2, **options})
     with mock.patch.object(logging.root, "handlers", list(handlers)):
@@ -51,8 +51,8 @@ def compiled(kind=PLReorder, metric=exact_match, *, num_demos=5, handlers=(), **
 
 
 @pytest.mark.parametrize("broken", [BrokenPipeError, OSError, None])
-def test_a_bar_that_cannot_be_written_ends_nothing(terminal, monkeypatch, broken):
-    """Standard error is closed, on a full disk, or missing."""
+def test_a_compile_continues_if_the_bar_cannot_be_written(terminal, monkeypatch, broken):
+    """Standard error is a closed pipe, a file on a full disk, or None."""
 
     class Gone(io.StringIO):
         def write(self, text):
@@ -64,7 +64,7 @@ def test_a_bar_that_cannot_be_written_ends_nothing(terminal, monkeypatch, broken
     assert compiled().report.program_calls["total"] > 150
 
 
-def test_lines_stand_above_the_bar_and_the_result_below(terminal, monkeypatch):
+def test_log_lines_are_above_the_bar_and_the_result_is_below(terminal, monkeypatch):
     numbers = itertools.count(1)
 
     def to_standard_error(message, category, filename, lineno, file=None, line=None):
@@ -101,7 +101,7 @@ def test_lines_stand_above_the_bar_and_the_result_below(terminal, monkeypatch):
     assert first.startswith("20")
 
 
-def test_it_can_be_switched_off_but_for_warnings(terminal, caplog):
+def test_all_output_except_warnings_can_be_switched_off(terminal, caplog):
     compiled(display_progress=False)
     assert terminal() == ""
     compiled(display_progress=False, num_demos=1)
@@ -118,11 +118,11 @@ def test_it_can_be_switched_off_but_for_warnings(terminal, caplog):
     assert all("call/s" in line for line in rendered(terminal()))
 
 
-def test_what_a_program_writes_stands_above_the_bar_and_is_not_lost(terminal):
+def test_stderr_of_programs_is_shown_above_the_bar(terminal):
     before = sys.stderr
 
     def metric(example, prediction):
-        # The metric is also asked what one constant answer scores, which no program gave.
+        # The metric also scores constant answers, which have no completions.
         if prediction.completions is not None:
             print("half a line,", end=" ", file=sys.stderr)
             print("the other half", file=sys.stderr)
@@ -155,7 +155,7 @@ def test_lines_of_configured_logging_are_shown_once_above_the_bar(terminal):
         ({"kind": TopKOrder}, r"your program stays: .*; 154 calls; all iterations done"),
     ],
 )
-def test_the_last_line_says_what_came_of_it(terminal, options, ending):
+def test_the_last_line_states_the_result(terminal, options, ending):
     optimizer = compiled(**options)
     assert re.search(f"{ending}$", rendered(terminal())[-1])
     assert re.search(ending, repr(optimizer.report))

@@ -1,4 +1,4 @@
-"""Calls, money and time are set aside before a call."""
+"""Limits on calls, cost and time, which are checked before each call."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -34,10 +34,10 @@ def begun(budget):
 
 
 def make(budget, *dollars):
-    """Make calls at these prices within the budget; count them."""
-    for number, cost in enumerate(dollars):
+    """Make calls at these prices within the budget, and return the number of calls made."""
+    for num_made, cost in enumerate(dollars):
         if not budget.begin():
-            return number
+            return num_made
         budget.log.add((f"order {budget.log.num_calls}", 0), CallRecord(1.0), tokens(cost))
         budget.end(tokens(cost))
     return len(dollars)
@@ -45,7 +45,7 @@ def make(budget, *dollars):
 
 @pytest.fixture
 def resumed(tmp_path):
-    """Return the log of a second run after calls at these prices."""
+    """Yield a function that makes calls at given prices, and returns a log that can recall these calls."""
     logs = []
 
     def resume(*dollars):
@@ -60,26 +60,26 @@ def resumed(tmp_path):
         log.close()
 
 
-class TestMoney:
-    def test_of_calls_under_way_is_set_aside(self):
+class TestCost:
+    def test_running_calls_are_reserved(self):
         budget = Budget(max_cost=10, expected_cost=1)
         assert begun(budget) == 10
         assert budget.refused == StopReason.COST
-        budget.end({})  # not made after all
+        budget.end({})  # The model was not called.
         assert budget.needs_one
         for _ in range(9):
-            budget.end(tokens(0))  # free, as from a cache
+            budget.end(tokens(0))  # costs nothing, like a cached reply
         assert (begun(budget), budget.needs_one) == (10, False)
         budget.end({})
         assert begun(budget) == 1
 
-    def test_a_call_may_cost_as_much_as_the_costliest_did(self):
+    def test_the_largest_cost_so_far_is_reserved_for_each_call(self):
         budget = Budget(max_cost=101)
         assert make(budget, 50, 1, 1, 1) == 3
         assert budget.cost == 52
         assert budget.calls_left == 0
 
-    def test_is_never_passed_by_threads(self):
+    def test_threads_never_exceed_the_limit(self):
         budget = Budget(max_cost=97, expected_cost=3)
         waiting = threading.Event()
 
@@ -94,7 +94,7 @@ class TestMoney:
         assert budget.cost == 96
 
     @pytest.mark.parametrize("earlier", [[5], [5, 5, 5], [1, 9, 4], [0, 0, 7]])
-    def test_recalled_calls_count_and_tell_what_those_to_come_cost(self, resumed, earlier):
+    def test_recalled_calls_count_and_predict_later_costs(self, resumed, earlier):
         budget = Budget(resumed(*earlier), max_cost=1000, expected_cost=3)
         for number in range(len(earlier)):
             assert budget.recall((f"order {number}", 0))
@@ -106,35 +106,35 @@ class TestMoney:
         mean = sum(paid) / len(paid)
         assert budget.calls_left == int((1000 - sum(paid) - max(paid)) / (MARGIN * mean))
 
-    def test_what_other_runs_of_the_log_cost_is_not_passed_by_new_calls(self, resumed):
+    def test_the_limit_includes_the_cost_of_earlier_runs(self, resumed):
         budget = Budget(resumed(*[10] * 7), max_cost=100, expected_cost=10)
         assert make(budget, *[10] * 9) == 3
         assert budget.cost == 30
         assert budget.refused == StopReason.COST
 
-    def test_a_model_without_a_price_lets_no_further_call_begin(self, monkeypatch):
+    def test_no_further_call_starts_if_the_price_is_unknown(self, monkeypatch):
         monkeypatch.setattr("plr_dspy.scoring.budget.cost_of", lambda _: None)
         budget = Budget(max_cost=1.0)
         assert (budget.begin(), budget.unpriced) == (True, "")
         budget.end(tokens(1))
         assert (budget.begin(), budget.unpriced) == (False, "a price for model")
 
-    def test_the_first_call_that_is_paid_for_says_more_than_what_was_expected(self):
+    def test_the_first_cost_replaces_the_expected_cost(self):
         budget = Budget(max_cost=10, expected_cost=5)
         make(budget, 1)
         assert (budget.largest_cost, begun(budget)) == (1, 9)
 
 
 class TestTimeAndCalls:
-    def test_the_pace_is_that_of_the_calls_that_were_made(self, clock, resumed):
-        """Calls of the log take no time."""
+    def test_the_pace_is_measured_on_new_calls(self, clock, resumed):
+        """Recalled calls take no time."""
         budget = Budget(resumed(*[0] * 500), max_seconds=1000)
         for number in range(500):
             budget.recall((f"order {number}", 0))
         assert make(budget, *[0] * 10) == 10
         clock[0] = 30.0
         assert budget.calls_left == int(970 / 3 / MARGIN)
-        # Now others come, as the student's after a teacher's.
+        # Reset the estimates, as between a teacher's calls and the student's calls.
         budget.expect(None)
         make(budget, 0)
         clock[0] = 40.0
@@ -144,10 +144,10 @@ class TestTimeAndCalls:
         ("kept", "planned", "num_made"),
         [
             (100, 0, 1000 - int(100 * MARGIN)),
-            (250, 2_000, 859),  # an eighth of those that the time pays for
+            (250, 2_000, 859),  # reserves an eighth of the affordable calls
         ],
     )
-    def test_a_search_leaves_time_to_the_calls_that_follow(self, clock, kept, planned, num_made):
+    def test_a_search_leaves_time_for_later_calls(self, clock, kept, planned, num_made):
         budget = Budget(max_seconds=1000)
         budget.keep(kept, planned=planned)
         number = 0
@@ -160,7 +160,7 @@ class TestTimeAndCalls:
         assert budget.refused is None
         assert begun(budget) == 30
 
-    def test_a_search_leaves_money_to_the_calls_that_follow(self):
+    def test_a_search_leaves_money_for_later_calls(self):
         budget = Budget(max_cost=100, expected_cost=1)
         budget.keep(20)
         number = make(budget, *[1] * 100)
@@ -169,7 +169,7 @@ class TestTimeAndCalls:
         budget.keep(0)
         assert make(budget, *[1] * 100) == 100 - number
 
-    def test_only_a_share_of_money_and_time_may_be_used_for_now(self, clock):
+    def test_a_phase_may_use_a_share_of_the_cost_and_time_limits(self, clock):
         budget = Budget(max_cost=10, max_seconds=10, expected_cost=1)
         budget.share = 0.5
         assert begun(budget) == 5
@@ -185,7 +185,7 @@ class TestTimeAndCalls:
         assert begun(budget) == 0
         assert budget.refused == StopReason.TIME
 
-    def test_another_model_has_its_own_price_and_share_and_changes_no_later_estimate(self, clock):
+    def test_another_model_has_its_own_price_and_share(self, clock):
         budget = Budget(max_cost=100, max_seconds=100, expected_cost=1)
         make(budget, *[1] * 20)
         clock[0] = 10.0
@@ -205,7 +205,7 @@ class TestTimeAndCalls:
             assert budget.refused == StopReason.TIME
         assert begun(budget) > 0
 
-    def test_those_left_are_of_the_scarcest_limit(self, clock):
+    def test_calls_left_depend_on_the_tightest_limit(self, clock):
         budget = Budget(expected_cost=1, max_calls=100, max_cost=400, max_seconds=1000)
         assert budget.calls_left == 100
         make(budget, *[5] * 10)
@@ -217,7 +217,7 @@ class TestTimeAndCalls:
         clock[0] = 600.0
         assert budget.calls_left == 2
 
-    def test_calls_under_way_count_and_without_a_limit_all_begin(self):
+    def test_running_calls_count_towards_the_maximum(self):
         budget = Budget(max_calls=7)
         assert begun(budget) == 7
         assert budget.refused == StopReason.BUDGET

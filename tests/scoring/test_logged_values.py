@@ -1,4 +1,4 @@
-"""Values in a log: what a file may make of itself."""
+"""Restored and rejected values in a log file."""
 
 import dataclasses
 
@@ -17,12 +17,12 @@ POINT = {"$type": f"{__name__}.Point", "of": {"x": 1}}
 
 
 @pytest.mark.parametrize("data", [POINT, {"$type": "builtins.dict", "of": {}}])
-def test_a_file_makes_no_object_of_a_class_that_was_not_supplied(data):
+def test_objects_of_unlisted_classes_are_not_created(data):
     with pytest.raises(Unreadable):
         ValueCodec().decode(data)
 
 
-def test_a_file_makes_objects_of_supplied_classes():
+def test_objects_of_listed_classes_are_restored():
     codec = ValueCodec([Point])
     assert codec.encode(Point(1)) == POINT
     assert codec.decode(POINT) == Point(1)
@@ -34,7 +34,7 @@ class Slotted:
     more: list[int] = dataclasses.field(init=False)
 
 
-def test_dataclasses_with_slots_are_kept_unless_a_field_is_not_set():
+def test_dataclasses_with_slots_are_restored_unless_a_field_is_unset():
     codec = ValueCodec([Slotted])
     value = Slotted(1)
     with pytest.raises(Unwritable):
@@ -43,13 +43,13 @@ def test_dataclasses_with_slots_are_kept_unless_a_field_is_not_set():
     assert codec.decode(codec.encode(value)) == value
 
 
-def test_a_class_with_another_field_is_refused():
+def test_a_class_with_another_field_is_rejected():
     data = {**POINT, "of": {"y": 1}}
     with pytest.raises(Unreadable, match="has changed"):
         ValueCodec([Point]).decode(data)
 
 
-def test_a_value_that_contains_itself_is_refused():
+def test_a_value_that_contains_itself_is_rejected():
     value = []
     value.append(value)
     with pytest.raises(Unwritable):
@@ -57,7 +57,7 @@ def test_a_value_that_contains_itself_is_refused():
 
 
 @pytest.mark.parametrize("value", ["\ud83d", {"\ud83d": 1}, [("\ud83d",)]])
-def test_half_of_a_character_is_read_back(value):
-    """No file in UTF-8 can hold it as it is."""
+def test_lone_surrogates_are_restored(value):
+    """UTF-8 cannot encode a lone surrogate."""
     data = ValueCodec().encode(value)
     assert ValueCodec().decode(orjson.loads(orjson.dumps(data))) == value

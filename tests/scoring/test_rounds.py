@@ -1,4 +1,4 @@
-"""Which examples score an ordering, and what its score is where calls fail or time runs out."""
+"""Examples on which orderings are scored, and their scores if calls fail or the budget runs out."""
 
 from itertools import chain
 
@@ -15,7 +15,7 @@ from plr_dspy.search.space import WholeProgram
 
 
 class Rounds:
-    """Scores orderings as a search asks for them."""
+    """Rounds of scoring, as in a search."""
 
     def __init__(self, payer, *, favoured=None, num_first=4, num_more=6, shifted=False):
         self.evaluator = Evaluator(payer)
@@ -40,7 +40,7 @@ class Rounds:
 
 
 def scores_of_round(rounds, orderings, num_examples=None):
-    """What a round tells of each ordering: scores by example."""
+    """Score orderings in a round, and return each complete ordering's scores by example."""
     scored = rounds.score(rounds.wanted(orderings, num_examples))
     rows = rounds.scores()
     return [rows[ordering] for ordering in orderings if ordering in scored]
@@ -51,7 +51,7 @@ def mean(row):
 
 
 class TestExamples:
-    def test_first_few_examples_then_further_ones(self):
+    def test_each_round_adds_examples(self):
         payer = TablePayer(table())
         scores = Rounds(payer)
         seen = []
@@ -64,7 +64,7 @@ class TestExamples:
         assert len(payer.paid) == len(set(payer.paid)) == 40
         assert scores.scores() == {ORDERINGS[0]: row}
 
-    def test_retired_ones_are_not_new_for_any_ordering(self):
+    def test_retired_examples_are_not_added(self):
         scores = Rounds(TablePayer(table()))
         first, other = ORDERINGS[:2]
         scores_of_round(scores, [first])
@@ -75,7 +75,7 @@ class TestExamples:
         assert set(range(40)) - set(wanted[first]) == {20, 30}
         assert set(range(40)) - set(wanted[other]) == {known[0], 20, 30}
 
-    def test_the_first_look_at_a_program_is_longer(self):
+    def test_a_new_program_gets_more_examples_than_a_new_order(self):
         """Two examples suffice for an order, but not for a program."""
         scores = Rounds(TablePayer(table()), num_first=2)
         program = WholeProgram(0, "nearest last")
@@ -84,8 +84,8 @@ class TestExamples:
         assert len(scores.wanted([program], 1)[program]) == 4
         assert len(scores.wanted([program], 9)[program]) == 9
 
-    def test_programs_share_a_cell_and_are_asked_on_their_own_examples(self):
-        """Two programs give the same prompt for some examples."""
+    def test_programs_with_equal_prompts_share_a_call(self):
+        """Two programs produce the same prompt for some examples."""
         first = WholeProgram(0, "nearest last")
         second = WholeProgram(1, "nearest first")
         prompts = dict(zip([(first, i) for i in range(3)], "abc", strict=True))
@@ -110,7 +110,7 @@ class TestExamples:
 
     @settings(deadline=None, max_examples=30)
     @given(st.lists(st.lists(st.integers(0, 7), max_size=6), max_size=5), st.integers(1, 12))
-    def test_what_is_wanted_is_what_is_paid_for_and_no_cell_twice(self, batches, num_first):
+    def test_each_wanted_call_is_paid_for_once(self, batches, num_first):
         payer = TablePayer(table(num_examples=15))
         scores = Rounds(payer, num_first=min(num_first, 15))
         for batch in batches:
@@ -125,7 +125,7 @@ class TestExamples:
             assert set(payer.paid[before:]) == new
             assert len(payer.paid) == len(set(payer.paid)) == before + len(new)
 
-    def test_the_split_is_used_evenly_and_old_orderings_leave_no_gap_between_new_ones(self):
+    def test_new_orderings_use_all_examples_equally_often(self):
         scores = Rounds(TablePayer(table(num_examples=10)))
         first, second, *others = scores_of_round(scores, ORDERINGS[:3])
         examples = list(map(list, (first, second, *others)))
@@ -136,8 +136,8 @@ class TestExamples:
         assert set(np.bincount(list(chain.from_iterable(new)))) == {6}
 
     @pytest.mark.parametrize("num_examples", [6, 8, 9])
-    def test_shifted_no_group_of_orderings_meets_examples_of_its_own(self, num_examples):
-        """Orderings connect every pair of examples."""
+    def test_a_shifted_schedule_connects_all_examples(self, num_examples):
+        """Common examples of orderings link each example to all other examples."""
         scores = Rounds(TablePayer(table(num_examples=num_examples)), num_first=2, shifted=True)
         met = [set(row) for row in scores_of_round(scores, ORDERINGS[:10])]
         reached = met[0]
@@ -148,8 +148,8 @@ class TestExamples:
         assert max(used) - min(used) <= 2
 
     @pytest.mark.parametrize(("calls", "count"), [(0, 0), (3, 0), (4, 1), (11, 2), (12, 3), (99, 5)])
-    def test_orderings_scored_whole_are_told_when_the_time_is_up(self, calls, count):
-        """Only those before the first unfinished one are told."""
+    def test_only_complete_orderings_count_when_the_budget_runs_out(self, calls, count):
+        """Only the orderings before the first incomplete one are returned."""
         payer = TablePayer(table())
         payer.pay([("4", example) for example in range(16, 20)])
         payer.most = 4 + calls
@@ -165,7 +165,7 @@ class TestFailures:
         assert [len(row) for row in scores_of_round(scores, ORDERINGS[:5])] == [5, 6, 5, 6, 5]
         assert len(scores_of_round(scores, ORDERINGS[5:8], 10)[0]) == 9
 
-    def test_a_call_that_fails_now_and_then_counts_as_the_worst_but_for_the_favoured_ordering(self):
+    def test_a_failed_call_gets_the_worst_score_except_for_the_favoured_ordering(self):
         values = np.full((len(ORDERINGS), 8), 0.5)
         values[0, 2] = np.nan
         values[1, 5] = -1.0
@@ -176,7 +176,7 @@ class TestFailures:
         first, _ = scores_of_round(favouring, ORDERINGS[:2])
         assert first == {e: 0.5 for e in range(8) if e != 2}
 
-    def test_an_ordering_that_always_fails_is_the_worst(self):
+    def test_an_ordering_that_always_fails_gets_the_worst_score(self):
         values = table()
         values[[1, 2]] = np.nan
         scores = Rounds(TablePayer(values), num_first=10)
@@ -185,7 +185,7 @@ class TestFailures:
 
 
 class TestBudgets:
-    """Calls of the log count as if they were paid now."""
+    """Recalled calls count towards the budget like new calls."""
 
     def scorer(self, *, max_calls, log=None):
         payer = TablePayer(table(), log)
@@ -195,13 +195,13 @@ class TestBudgets:
     @pytest.mark.parametrize(
         ("max_calls", "kept", "count"), [(7, 0, 0), (8, 0, 1), (8, 1, 0), (17, 1, 2), (23, 0, 2), (24, 0, 3)]
     )
-    def test_to_the_last_call_and_for_what_follows(self, max_calls, kept, count):
+    def test_affordable_candidates_leave_the_kept_calls(self, max_calls, kept, count):
         wanted = {ordering: list(range(8)) for ordering in ORDERINGS[:3]}
         scorer = self.scorer(max_calls=max_calls)
         assert list(scorer.affordable(wanted, kept=kept)) == ORDERINGS[:count]
         assert len(scorer.evaluate(scorer.affordable(wanted, kept=kept))) == count
 
-    def test_calls_that_score_nothing_count(self):
+    def test_unscored_calls_count(self):
         scorer = self.scorer(max_calls=12)
         scorer.evaluate({ORDERINGS[0]: range(4)})
         other = TablePayer(table(), scorer.log)
@@ -210,8 +210,8 @@ class TestBudgets:
         assert scorer.num_calls() == scorer.num_calls("search") == 5
         assert len(scorer.records_asked()) == 4
 
-    def test_calls_of_the_log_count_for_the_phase_that_asks_for_them(self, tmp_path):
-        """A resumed run ends a phase where an uninterrupted one would."""
+    def test_recalled_calls_count_for_the_phase_that_requests_them(self, tmp_path):
+        """A resumed run ends each phase after the same calls as an uninterrupted run."""
         log = RunLog(tmp_path / "calls.jsonl")
         TablePayer(table(), log).pay([("0", example) for example in range(8)])
         log.close()
