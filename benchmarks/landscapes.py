@@ -267,6 +267,7 @@ class ArrangementWorld(Landscape):
 
     num_held_out = 2_000
     max_shown = 8
+    noise = 0.6  # standard deviation of an arrangement's own effects on single examples
 
     def __init__(self, kind: str, num_demos: int, seed: int, num_examples: int = 2_100) -> None:
         rng = np.random.default_rng([num_demos, seed])
@@ -280,6 +281,11 @@ class ArrangementWorld(Landscape):
         self._easiness = rng.normal(0.2, 0.9, size=num_examples)
 
     def odds(self, order: Order) -> np.ndarray:
+        rng = np.random.default_rng([self.seed, zlib.crc32(repr(list(order)).encode())])
+        return self.expected_odds(order) + self.noise * rng.normal(size=self.num_examples)
+
+    def expected_odds(self, order: Order) -> np.ndarray:
+        """Return the log-odds without the noise of the arrangement on single examples."""
         items = list(order)
         lean, worth, more, harm = self._strengths
         nearness = 0.6 ** np.arange(len(items))[::-1]  # 1 for the last demo
@@ -289,9 +295,7 @@ class ArrangementWorld(Landscape):
         quality += more * np.log1p(len(items))
         if items:
             quality -= harm
-        rng = np.random.default_rng([self.seed, zlib.crc32(repr(items).encode())])
-        noise = 0.6 * rng.normal(size=self.num_examples)
-        return self._easiness + quality + leaning * (2.0 * self.right_labels - 1.0) + noise
+        return self._easiness + quality + leaning * (2.0 * self.right_labels - 1.0)
 
 
 class RecordedLandscape(Landscape):

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scipy import special
@@ -19,23 +19,30 @@ from plr_dspy.search.model.ordering_model import FittedModel, Gain, OrderingMode
 from plr_dspy.search.space import Candidate, Scores
 from plr_dspy.statistics.comparisons import paired_probability
 
+# To replace the original, one of the user's programs needs lower odds than `MIN_ODDS`, because
+# the user already trusts it. At even odds, it could do so with equal scores: the model may
+# infer a tiny gain from the scores of other candidates.
+OWN_ODDS = 1.5
+
 
 @dataclass(frozen=True)
 class Result:
-    """The score of a finalist and its gain over the original.
+    """The score of a finalist and its gain over a reference, such as the original.
 
     Attributes:
         ordering: The finalist.
         score: Mean score on the compared examples or, for a metric over a set, the metric's
             value on them.
-        gain: Gain over the original on new examples, clipped to the range of scores.
+        gain: Gain over the reference on new examples, clipped to the range of scores.
         estimate: Expected gain before clipping, which ranks the finalists.
+        comparison: For a metric over a set, the comparison with the reference by this metric.
     """
 
     ordering: Candidate
     score: float
     gain: Gain
     estimate: float = 0.0
+    comparison: Comparison | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,9 @@ class Decision:
 
     Attributes:
         ordering: The chosen candidate.
+        comparison: The comparison of the chosen candidate with the original.
+        best_own: The best of the user's programs, if it is neither the original nor chosen.
+        over_best_own: The comparison of the chosen candidate with `best_own`.
         chosen: Index of the chosen candidate's result in `candidates`; None if nothing was
             compared.
         effect: Effect of calibration; None if calls returned no log-probabilities.
@@ -54,6 +64,8 @@ class Decision:
 
     ordering: Candidate
     comparison: Comparison | None = None
+    best_own: Candidate | None = None
+    over_best_own: Comparison | None = None
     candidates: Sequence[Result] = ()
     chosen: int | None = None
     evidence: Evidence | None = None
@@ -107,8 +119,12 @@ def compare_finalists(
     min_probability: float | None,
     by_score: bool = False,
     num_dropped: int = 0,
+    own_programs: Collection[Candidate] = (),
 ) -> Decision:
     """Choose one of the finalists, and compare it with the original.
+
+    First, choose the best of the user's programs, which is the original unless another one is
+    probably better. Another finalist can replace this program, but only at higher odds.
 
     Args:
         finalists: The finalists, starting with the original.
@@ -116,143 +132,174 @@ def compare_finalists(
         observations: The calls on which to base the choice.
         min_probability, by_score: As in `choose`.
         num_dropped: Number of candidates dropped because of their scores on these examples.
+        own_programs: The user's programs other than the original.
     """
     original = finalists[0]
     scores = observations.counted()
     fitted = model.fit(scores, kept=finalists)
-    results = _results(finalists, examples, scores, fitted)
-    num_candidates = num_dropped + len(results)
-    metric = observations.effective
-    by_metric: list[tuple[Gain, Comparison]] = []
-    if isinstance(metric, ConfusionScores):
-        by_metric = _measure(results, observations, metric, fitted, num_candidates)
-        for number, (gain, measured) in enumerate(by_metric):
-            results[number] = Result(results[number].ordering, measured.chosen, gain, gain.expected)
+    scored = _ScoredFinalists(finalists, examples, observations, scores, fitted, num_dropped)
+    results = scored.results(original)
     counted = fitted.counted(scores)
     if fitted.keeps_scores:
         counted = observations.scores()  # Weighted by a metric over a set, equal scores may differ.
     promising = max(results[1:], key=lambda result: result.gain.probability).ordering
     evidence = count_evidence(counted, original, promising)
+    own = [number for number, result in enumerate(results) if not number or result.ordering in own_programs]
+    best_own = 0
     chosen = 0
+    over_best_own = results
     if evidence.num_differing or not fitted.keeps_scores:
-        chosen = choose(results, min_probability=min_probability, by_score=by_score)
+        best_own = own[choose([results[number] for number in own], min_probability, odds=OWN_ODDS)]
+        if best_own:
+            over_best_own = scored.results(results[best_own].ordering)
+        allowed = [best_own, *(number for number in range(len(results)) if number not in own)]
+        chosen = allowed[choose([over_best_own[number] for number in allowed], min_probability, by_score)]
     else:  # No score differs, so no finalist is better than another.
         results = [replace(result, gain=Gain(0.0, 0.0)) for result in results]
     ordering = results[chosen].ordering
     if chosen:
         evidence = count_evidence(counted, original, ordering)
-    effect = estimate_effect(fitted, original, ordering, applied=chosen > 0)
-    if isinstance(metric, ConfusionScores):
-        compared = by_metric[chosen][1]
-        results[0] = replace(results[0], score=compared.original)
-        if effect is not None:
-            effect = effect_on_set_metric(effect, metric, observations.records, fitted, original)
-    else:
-        compared = _compare_means(results, chosen, examples, scores, fitted, num_candidates)
-    return Decision(ordering, compared, results, chosen, evidence, effect, fitted)
-
-
-def _results(
-    finalists: Sequence[Candidate], examples: Sequence[int], scores: Scores, fitted: FittedModel
-) -> list[Result]:
-    """Return the finalists' results by the score model, starting with the unchanged original.
-
-    If answers are calibrated, the second result is that of the calibrated original.
-    """
-    original = finalists[0]
-    before = fitted.as_it_is(original)
-    counted = fitted.counted(scores)
-    gains = fitted.gains(original)
-    expected = fitted.expected_scores(original)
-    results = []
-    if not fitted.keeps_scores:
-        results.append(Result(original, _mean(scores[original], examples), Gain(0.0, 0.0)))
-    for ordering in finalists:
-        # Adding 0.0 turns -0.0 into 0.0.
-        gain = replace(gains[ordering], expected=round(expected[ordering] - before, 9) + 0.0)
-        if results and fitted.responses is None:
-            gain = _limit_certainty(gain, scores[original], scores[ordering])
-        results.append(Result(ordering, _mean(counted[ordering], examples), gain, gains[ordering].expected))
-    return results
-
-
-def _mean(row: Mapping[int, float], examples: Sequence[int]) -> float:
-    return math.fsum(row[example] for example in examples) / len(examples)
-
-
-def _measure(
-    results: Sequence[Result],
-    observations: Observations,
-    metric: ConfusionScores,
-    fitted: FittedModel,
-    num_candidates: int,
-) -> list[tuple[Gain, Comparison]]:
-    """Measure the gains of all finalists with the metric over a set, not with its approximation by the model."""
-    before = metric.answers(observations.records[results[0].ordering], {})
-    measured = []
-    for number, result in enumerate(results):
-        labels = fitted.revised_labels(result.ordering) if number else {}
-        after = metric.answers(observations.records[result.ordering], labels)
-        gain = measure_gain(
-            metric,
-            before,
-            after,
-            result.gain,
-            num_orderings=len(fitted.orderings),
-            num_candidates=num_candidates,
-        )
-        measured.append(gain)
-    return measured
-
-
-def _compare_means(
-    results: Sequence[Result],
-    chosen: int,
-    examples: Sequence[int],
-    scores: Scores,
-    fitted: FittedModel,
-    num_candidates: int,
-) -> Comparison:
-    """Compare the chosen finalist with the unchanged original by their mean scores."""
-    original = results[0].ordering
-    ordering = results[chosen].ordering
-    gain = results[chosen].gain
-    chosen_scores = fitted.counted(scores) if chosen else scores
-    before = fitted.as_it_is(original)
-    after = before + gain.expected
-    return comparison(
-        [scores[original][example] for example in examples],
-        [chosen_scores[ordering][example] for example in examples],
-        num_candidates=num_candidates,
-        gain=gain,
-        expected_original=(before, *fitted.interval(original, before, reference=original)),
-        expected_chosen=(after, *fitted.interval(ordering, after, reference=original)),
+    compared = scored.compared(results, 0, chosen)
+    results[0] = replace(results[0], score=compared.original)
+    decision = Decision(
+        ordering,
+        compared,
+        candidates=results,
+        chosen=chosen,
+        evidence=evidence,
+        effect=scored.effect(original, ordering, applied=chosen > 0),
+        fitted=fitted,
+    )
+    if best_own in (0, chosen):
+        return decision
+    return replace(
+        decision,
+        best_own=results[best_own].ordering,
+        over_best_own=scored.compared(over_best_own, best_own, chosen),
     )
 
 
-def choose(results: Sequence[Result], *, min_probability: float | None = None, by_score: bool = False) -> int:
+@dataclass(frozen=True)
+class _ScoredFinalists:
+    """The finalists and their scores. The attributes are as in `compare_finalists`."""
+
+    finalists: Sequence[Candidate]
+    examples: Sequence[int]
+    observations: Observations
+    scores: Scores
+    fitted: FittedModel
+    num_dropped: int
+
+    def results(self, reference: Candidate) -> list[Result]:
+        """Return the finalists' results, starting with the original, with gains over the reference.
+
+        If answers are calibrated, the first result is that of the uncalibrated original, and
+        the second that of the calibrated original.
+        """
+        results = self._by_model(reference)
+        metric = self.observations.effective
+        if not isinstance(metric, ConfusionScores):
+            return results
+        # Measure the gains with the metric itself, because the model only approximates it.
+        fitted = self.fitted
+        records = self.observations.records
+        before = metric.answers(records[reference], {})
+        measured = []
+        for number, result in enumerate(results):
+            labels = fitted.revised_labels(result.ordering) if number else {}
+            gain, compared = measure_gain(
+                metric,
+                before,
+                metric.answers(records[result.ordering], labels),
+                result.gain,
+                num_orderings=len(fitted.orderings),
+                num_candidates=self.num_dropped + len(results),
+            )
+            measured.append(Result(result.ordering, compared.chosen, gain, gain.expected, compared))
+        return measured
+
+    def _by_model(self, reference: Candidate) -> list[Result]:
+        """Return the finalists' results according to the score model."""
+        fitted = self.fitted
+        scores = self.scores
+        before = fitted.as_it_is(reference)
+        counted = fitted.counted(scores)
+        gains = fitted.gains(reference)
+        expected = fitted.expected_scores(reference)
+        results = []
+        if not fitted.keeps_scores:
+            results.append(Result(reference, self._mean(scores[reference]), Gain(0.0, 0.0)))
+        for ordering in self.finalists:
+            # Adding 0.0 turns -0.0 into 0.0.
+            expected_gain = round(expected[ordering] - before, 9) + 0.0
+            gain = replace(gains[ordering], expected=expected_gain)
+            if ordering != reference and fitted.responses is None:
+                gain = _limit_certainty(gain, scores[reference], scores[ordering])
+            results.append(Result(ordering, self._mean(counted[ordering]), gain, gains[ordering].expected))
+        return results
+
+    def _mean(self, row: Mapping[int, float]) -> float:
+        return math.fsum(row[example] for example in self.examples) / len(self.examples)
+
+    def compared(self, results: Sequence[Result], reference: int, chosen: int) -> Comparison:
+        """Compare the chosen result with the reference, from which the gains are measured."""
+        result = results[chosen]
+        if result.comparison is not None:
+            return result.comparison
+        fitted = self.fitted
+        first = results[reference].ordering
+        ordering = result.ordering
+        chosen_scores = self.scores if chosen == reference else fitted.counted(self.scores)
+        before = fitted.as_it_is(first)
+        after = before + result.gain.expected
+        return comparison(
+            [self.scores[first][example] for example in self.examples],
+            [chosen_scores[ordering][example] for example in self.examples],
+            num_candidates=self.num_dropped + len(results),
+            gain=result.gain,
+            expected_original=(before, *fitted.interval(first, before, reference=first)),
+            expected_chosen=(after, *fitted.interval(ordering, after, reference=first)),
+        )
+
+    def effect(self, original: Candidate, chosen: Candidate, *, applied: bool) -> CalibrationEffect | None:
+        """Return the effect of calibration, measured with the metric itself."""
+        effect = estimate_effect(self.fitted, original, chosen, applied=applied)
+        metric = self.observations.effective
+        if effect is None or not isinstance(metric, ConfusionScores):
+            return effect
+        return effect_on_set_metric(effect, metric, self.observations.records, self.fitted, original)
+
+
+def choose(
+    results: Sequence[Result],
+    min_probability: float | None = None,
+    by_score: bool = False,
+    *,
+    odds: float = MIN_ODDS,
+) -> int:
     """Return the index of the result with the best estimate or, with `by_score`, the best score.
 
-    The first result is that of the original. Only a finalist whose gain is `likely` can
-    replace the original. The first result wins ties.
+    The first result is that of the reference. Only a result whose gain over the reference is
+    `likely` can replace the reference. The first result wins ties.
     """
     values = [result.score if by_score else result.estimate for result in results]
-    allowed = [
-        number for number, result in enumerate(results) if not number or likely(result.gain, min_probability)
-    ]
+    allowed = [0]
+    for number, result in enumerate(results):
+        if number and likely(result.gain, min_probability, odds=odds):
+            allowed.append(number)
     return max(allowed, key=values.__getitem__)
 
 
-def likely(gain: Gain, min_probability: float | None) -> bool:
-    """Return whether a gain is likely enough to replace the original.
+def likely(gain: Gain, min_probability: float | None, *, odds: float = MIN_ODDS) -> bool:
+    """Return whether a gain over a reference is likely enough to replace it.
 
-    The threshold is `min_probability` or, if that is None, the odds `MIN_ODDS`. If answers are
-    calibrated, the gain over the calibrated original must reach this threshold, too.
+    The threshold is `min_probability` or, if that is None, `odds`. If answers are calibrated,
+    the gain over the calibrated reference must reach this threshold, too.
     """
     if min_probability is not None:
         return gain.min_probability >= min_probability
-    is_better = gain.probability >= MIN_ODDS * gain.worse
-    is_better_alike = gain.probability_alike >= MIN_ODDS * gain.worse_alike
+    is_better = gain.probability >= odds * gain.worse
+    is_better_alike = gain.probability_alike >= odds * gain.worse_alike
     return gain.min_probability > 0.0 and is_better and is_better_alike
 
 

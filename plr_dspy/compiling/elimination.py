@@ -29,6 +29,9 @@ class EliminationRun(CompileRun):
     search: EliminationSearch = field(kw_only=False)
 
     def __post_init__(self) -> None:
+        # All programs are the user's own, but only the first is in use: it stays unless another
+        # is probably better.
+        self.own_programs = ()
         super().__post_init__()
         # Count failed calls as incorrect for every program. Otherwise, a first program that
         # often fails would be favoured.

@@ -1,7 +1,7 @@
 """The race between the best orderings of a search, whose winners enter the final comparison."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from plr_dspy.compiling.plan import Plan
 from plr_dspy.scoring.evaluator import Wanted
@@ -21,6 +21,7 @@ def run_race(
     estimate: Callable[[], Mapping[Candidate, float]],
     plan: Plan,
     num_calls: int,
+    own_programs: Collection[Candidate] = (),
 ) -> list[Candidate]:
     """Race the entrants by successive halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
 
@@ -37,10 +38,10 @@ def run_race(
         estimate: Returns the estimated scores of candidates, given all calls so far.
         plan: The plan, which has the number of winners and the maximum number of examples.
         num_calls: Maximum number of program calls in the race, shared equally by the heats.
+        own_programs: As in `first_of_each_kind`.
 
     Returns:
-        The winners, best first. If there are several, they include the best whole program and
-        the best ordering.
+        The winners, best first. If there are several, they include the best of each kind.
     """
     # Use up to half the calls to score new entrants on as many examples as the scored entrant
     # with the fewest examples.
@@ -75,8 +76,9 @@ def run_race(
         alive = sorted(estimated, key=lambda ordering: -estimates[ordering])
         if num_scored < len(runners):
             break
-        alive = first_of_each_kind(alive, max(num_winners, math.ceil(KEPT_SHARE * len(alive))))
-    return first_of_each_kind(alive, num_winners)
+        num_kept = max(num_winners, math.ceil(KEPT_SHARE * len(alive)))
+        alive = first_of_each_kind(alive, num_kept, own_programs)
+    return first_of_each_kind(alive, num_winners, own_programs)
 
 
 def _calls_up_to(level: int, counts: Sequence[int]) -> int:
@@ -84,7 +86,17 @@ def _calls_up_to(level: int, counts: Sequence[int]) -> int:
     return sum(max(0, level - count) for count in counts)
 
 
-def first_of_each_kind(ranked: Sequence[Candidate], number: int) -> list[Candidate]:
-    """Return the first `number` candidates, after moving the best whole program and ordering to the front."""
-    best = {isinstance(ordering, WholeProgram): ordering for ordering in reversed(ranked)}.values()
+def first_of_each_kind(
+    ranked: Sequence[Candidate], number: int, own_programs: Collection[Candidate] = ()
+) -> list[Candidate]:
+    """Return the first `number` candidates, after moving the best of each kind to the front.
+
+    The two kinds are the user's programs and all other candidates. If the user passed no
+    programs, the kinds are whole programs and orderings.
+    """
+
+    def kind(candidate: Candidate) -> bool:
+        return candidate in own_programs if own_programs else isinstance(candidate, WholeProgram)
+
+    best = {kind(ordering): ordering for ordering in reversed(ranked)}.values()
     return sorted(ranked, key=lambda ordering: ordering not in best)[:number]

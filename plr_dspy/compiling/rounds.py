@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plr_dspy.compiling.futility import FIRST_ANSWERS, FutilityCheck
@@ -24,6 +24,9 @@ WIDENED_AT = 0.5  # share of the search's calls after which its space may be wid
 MAX_LOW = 8  # maximum number of low-scoring examples from which new items are made
 MIN_PER_LOW = 8  # train examples, and remaining calls of the search, required per low-scoring example
 NUM_WIDENED = 4  # number of best orderings to score with each new item
+# Share of the search's calls that first score the user's programs. They get more calls than
+# arrangements, because the scores of other candidates do not predict theirs.
+OWN_SHARE = 0.25
 MIN_FAILURES = 8  # If all new calls of a round fail, and there are at least this many, assume an outage.
 
 
@@ -42,6 +45,7 @@ class SearchRounds:
             the selection split.
         plan: The planned rounds and program calls.
         original: The user's program, as an ordering, `WITHOUT_DEMOS` or a whole program.
+        own_programs: The user's other programs, which replace the original at lower odds.
         min_probability, stop_at_score, patience: As in `PLReorder`.
         sample, advice: As in `FutilityCheck`.
         shifted: As in `ExampleSchedule`.
@@ -58,6 +62,7 @@ class SearchRounds:
     plan: Plan
     num_train: int
     original: Candidate
+    own_programs: Collection[Candidate] = ()
     min_probability: float | None = None
     sample: Callable[[], str] = str
     advice: str = FutilityCheck.advice
@@ -79,6 +84,9 @@ class SearchRounds:
             num_more=plan.num_more_examples,
             shifted=self.shifted,
         )
+        if self.own_programs:
+            self.schedule.paired = [self.original, *self.own_programs]
+            self.schedule.num_paired = int(OWN_SHARE * plan.search_calls) // len(self.schedule.paired)
         self.stop = Stop(StopReason.INTERRUPTED)
         self._futility = FutilityCheck(
             self.evaluator,

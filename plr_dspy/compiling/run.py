@@ -88,6 +88,7 @@ class CompileRun(SearchRounds):
             estimate=self.estimated_scores,
             plan=self.plan,
             num_calls=remaining.race,
+            own_programs=self.own_programs,
         )
         self.replace_stop_by_limit()
 
@@ -148,7 +149,7 @@ class CompileRun(SearchRounds):
     def entrants(self) -> list[Candidate]:
         """Return the candidates for the race: the best of the search, the distribution's mode, and draws from it."""
         others = [candidate for candidate in self.best() if candidate != self.original]
-        best = first_of_each_kind(others, self.plan.num_entrants)
+        best = first_of_each_kind(others, self.plan.num_entrants, self.own_programs)
         if not best:  # The distribution has learnt nothing, so its mode would be a random order.
             return []
         entrants = [*best, self.search.mode(), *self.search.draw(self.plan.num_final_draws)]
@@ -229,6 +230,7 @@ class CompileRun(SearchRounds):
             min_probability=self.min_probability,
             by_score=by_score,
             num_dropped=comparison.num_dropped,
+            own_programs=self.own_programs,
         )
         return self.outcome(decision)
 

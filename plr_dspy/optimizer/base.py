@@ -181,7 +181,9 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             seed: Random seed that overrides the constructor's.
             programs: Programs to compare unchanged, such as results of other optimizers: a
                 list, or a dict whose keys name the programs in the report. Examples that are
-                demos in these programs are not scored. `PLFewShot` also chooses among the
+                demos in these programs are not scored. One of them replaces the student at
+                odds of 3 to 2. A result of the search replaces the best of them and the
+                student at odds of 3 to 1. `PLFewShot` also chooses among the
                 demos and instructions of their predictors that have the name and fields of
                 one of the student's predictors. If the names differ, the program must have
                 only one predictor with these fields.
@@ -406,6 +408,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             plan=setup.plan,
             num_train=len(setup.splits.train),
             original=setup.original,
+            own_programs=setup.slots.competing,
             sample=lambda: opened.work.sample,
             advice=adapter_advice(),
             min_probability=self.min_probability,

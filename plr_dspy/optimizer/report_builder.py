@@ -26,6 +26,7 @@ from plr_dspy.report.schema import (
     ErrorCount,
     FrontEntry,
     InstructionReport,
+    ProgramComparison,
     ProgramState,
     RetrievalReport,
     Signal,
@@ -87,6 +88,7 @@ def build_report(
         returned=_program_state(setup, decision.ordering, scorer),
         slots=_slot_reports(setup, outcome, original),
         comparison=decision.comparison,
+        over_best_own=_over_best_own(setup, decision),
         candidates=_candidates(setup, decision),
         evidence=decision.evidence,
         signal=signal,
@@ -130,6 +132,14 @@ def _new_prompt_tokens(setup: CompileSetup, scorer: Evaluator) -> int | None:
         return PromptPrefixes(setup.slots.build).num_new(scorer.tokens_in_order())
     except Exception:  # The adapter or litellm may fail; the rest of the report is still useful.
         return None
+
+
+def _over_best_own(setup: CompileSetup, decision: Decision) -> ProgramComparison | None:
+    """Return the comparison with the best of the user's programs, with its name."""
+    comparison = decision.over_best_own
+    if comparison is None or decision.best_own is None:
+        return None
+    return ProgramComparison(name=_name(setup, decision.best_own), **dict(comparison))
 
 
 def _candidates(setup: CompileSetup, decision: Decision) -> list[Candidate]:

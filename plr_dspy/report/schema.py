@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, PlainSerializer
 
 from plr_dspy.report.stop import StopReason
 
-SCHEMA_VERSION: Literal[22] = 22  # version of the JSON format
+SCHEMA_VERSION: Literal[23] = 23  # version of the JSON format
 
 AS_GOOD = 0.01  # maximum loss of expected score for a prompt to count as good as the returned prompt
 
@@ -234,6 +234,16 @@ class Comparison(Part):
     expected_chosen: ScoreRange
 
 
+class ProgramComparison(Comparison):
+    """A comparison with one of the user's programs instead of the original.
+
+    Attributes:
+        name: The program's name.
+    """
+
+    name: str
+
+
 class Evidence(Part):
     """The numbers of examples that show whether orders differ."""
 
@@ -316,6 +326,8 @@ class ReportData(Part):
         original, returned: The student, and the returned program.
         comparison: The final comparison, or the comparison in a race of programs; None if
             nothing was compared.
+        over_best_own: The comparison with the best of the user's `programs`; None if the best
+            one is the student or the returned program.
         candidates: The orderings that reached the final comparison, or the programs that
             finished a race. The original is first. If answers are calibrated, the calibrated
             original is second, and all later candidates are also calibrated.
@@ -348,6 +360,7 @@ class ReportData(Part):
     returned: ProgramState
     slots: list[SlotReport]
     comparison: Comparison | None = None
+    over_best_own: ProgramComparison | None = None
     candidates: list[Candidate] = []
     evidence: Evidence | None = None
     signal: Signal | None = None
@@ -364,7 +377,7 @@ class ReportData(Part):
     settings: dict[str, Any]
     plr_dspy_version: str
     dspy_version: str
-    schema_version: Literal[22] = SCHEMA_VERSION
+    schema_version: Literal[23] = SCHEMA_VERSION
     front: list[FrontEntry] = []
     programs: list[Alternative] = []
     instructions: list[InstructionReport] = []
@@ -398,6 +411,11 @@ class ReportData(Part):
         if (self.returned.num_demos, self.returned.name) != (self.original.num_demos, self.original.name):
             return False
         return all(slot.ordering == slot.original for slot in self.slots)
+
+    @property
+    def returns_own(self) -> bool:
+        """Whether the returned program is one of `programs`, in place of the student."""
+        return bool(self.returned.name) and not self.original.name
 
     @property
     def best_by_number(self) -> list[FrontEntry]:

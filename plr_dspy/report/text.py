@@ -81,7 +81,7 @@ def result(report: ReportData) -> str:
     """Describe the result of a compile and its cost in one line."""
     verdict = next(_verdict(report), "")
     if report.comparison is not None and not report.original_stays:
-        verdict = f"gain {_gain(report.comparison)}"
+        verdict = f"{_name_of_gain(report)} {_gain(report.comparison)}"
     return f"{verdict}; {count(report.program_calls['total'], 'call')}{_cost(report)}; {report.stopped}"
 
 
@@ -200,7 +200,10 @@ def _scores(report: ReportData) -> Iterator[str]:
             if report.is_calibrated:
                 name += ", calibrated"
             rows[name] = score_text(*comparison.expected_chosen)
-            rows["gain"] = _gain(comparison)
+            rows[_name_of_gain(report)] = _gain(comparison)
+        over_best_own = report.over_best_own
+        if over_best_own is not None:
+            rows[f"gain over {over_best_own.name!r}"] = _gain(over_best_own)
     for rival in _simpler_methods(report):
         rows[rival.name] = _score_of(rival)
     if rows:
@@ -238,6 +241,13 @@ def _table(rows: dict[str, str]) -> Iterator[str]:
     width = max(map(len, names))
     for name, text in zip(names, rows.values(), strict=True):
         yield f"  {name:<{width}}  {text}"
+
+
+def _name_of_gain(report: ReportData) -> str:
+    """Return "gain", or "difference" if another program of the user is returned without a proven gain."""
+    comparison = report.comparison
+    is_better = comparison is not None and comparison.probability >= MIN_WIN_PROBABILITY
+    return "gain" if is_better or not report.returns_own else "difference"
 
 
 def _gain(comparison: Comparison) -> str:

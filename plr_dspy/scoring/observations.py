@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeAlias
@@ -122,6 +122,9 @@ class ExampleSchedule:
         shifted: Whether each pass through the examples starts one example later, so that
             no group of orderings is always scored on the same examples.
         retired: Examples on which no more candidates are scored.
+        paired: Candidates that all start at the first example, so that their scores can be
+            compared.
+        num_paired: Minimum number of examples for a new candidate in `paired`.
     """
 
     strata: Sequence[Sequence[int]]
@@ -129,6 +132,8 @@ class ExampleSchedule:
     num_more: int = 0
     shifted: bool = False
     retired: set[int] = field(default_factory=set)
+    paired: Collection[Candidate] = ()
+    num_paired: int = 0
     _cycle: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -159,13 +164,15 @@ class ExampleSchedule:
         wanted: dict[Candidate, list[int]] = {}
         for candidate in dict.fromkeys(candidates):
             known = list(observations.records.get(candidate, ()))
-            count = max(self.num_more if known else self.num_first, min_new.get(candidate, 0))
+            is_paired = candidate in self.paired
+            num_first = max(self.num_first, self.num_paired) if is_paired else self.num_first
+            count = max(self.num_more if known else num_first, min_new.get(candidate, 0))
             if num_examples is not None:
                 count = num_examples - len(known)
             if known:
                 start = self._cycle.index(known[0])
             else:
-                start = self._start(num_seen)
+                start = 0 if is_paired else self._start(num_seen)
                 num_seen += 1
                 if isinstance(candidate, WholeProgram):
                     count = max(count, MIN_FIRST_OF_PROGRAM)

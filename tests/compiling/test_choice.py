@@ -17,6 +17,7 @@ from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.observations import Observations
 from plr_dspy.scoring.run_log import CallRecord
 from plr_dspy.search.model.ordering_model import Gain, OrderingModel
+from plr_dspy.search.space import WholeProgram
 from plr_dspy.statistics.comparisons import paired_interval, paired_probability
 
 
@@ -190,3 +191,63 @@ class TestChoice:
         assert decision.candidates[1].gain.probability == pytest.approx(sure)
         assert sure < 0.985
         assert decision.ordering == original
+
+
+class TestOwnPrograms:
+    """The original, one of the user's programs, and an ordering of the search are scored on 40 examples."""
+
+    ORIGINAL = ORDERINGS[0]
+    OWN = WholeProgram(0, "theirs")
+    SEARCHED = ORDERINGS[5]
+
+    def decided(self, own, searched, *, min_probability=None):
+        """Decide, given how many of the original's wrong and right answers the two others change."""
+        space = OrderingSpace(OrderingSpace.of_sizes(4).kinds, programs=(self.OWN,))
+        right = np.arange(40) % 2
+        scores = {}
+        for ordering, (gained, lost) in {
+            self.ORIGINAL: (0, 0),
+            self.OWN: own,
+            self.SEARCHED: searched,
+        }.items():
+            row = right.copy()
+            row[np.flatnonzero(right == 0)[:gained]] = 1
+            row[np.flatnonzero(right)[:lost]] = 0
+            scores[ordering] = dict(enumerate(row.astype(float).tolist()))
+        return compare_finalists(
+            list(scores),
+            range(40),
+            observed(scores),
+            OrderingModel(space),
+            min_probability=min_probability,
+            own_programs=[self.OWN],
+        )
+
+    def test_one_that_is_probably_better_replaces_the_original_without_proof(self):
+        decision = self.decided((8, 4), (4, 4))
+        gain = decision.candidates[1].gain
+        assert gain.worse < gain.probability < 3 * gain.worse
+        assert decision.ordering == self.OWN
+        assert self.decided((4, 8), (4, 4)).ordering == self.ORIGINAL
+
+    @pytest.mark.parametrize("searched", [(0, 0), (4, 4), (5, 0)])
+    def test_the_original_stays_if_scores_are_equal_or_another_order_is_better(self, searched):
+        assert self.decided((0, 0), searched).ordering != self.OWN
+
+    def test_the_search_must_be_probably_better_than_the_best_of_them(self):
+        close = self.decided((12, 2), (13, 3))
+        assert close.candidates[2].gain.expected > close.candidates[1].gain.expected > 0.1
+        assert close.ordering == self.OWN
+        assert close.over_best_own is None
+        better = self.decided((12, 2), (20, 0))
+        assert better.ordering == self.SEARCHED
+        assert better.best_own == self.OWN
+        assert better.over_best_own.original == 0.75
+        assert better.over_best_own.chosen == 1.0
+        assert 0 < better.over_best_own.expected_gain < better.comparison.expected_gain
+        assert better.over_best_own.probability > 0.9
+
+    def test_a_minimum_probability_holds_for_all(self):
+        assert self.decided((8, 4), (4, 4), min_probability=0.9).ordering == self.ORIGINAL
+        assert self.decided((12, 2), (13, 3), min_probability=0.9).ordering == self.OWN
+        assert self.decided((12, 2), (20, 0), min_probability=0.9).ordering == self.SEARCHED

@@ -11,10 +11,11 @@ from worlds import ORDERINGS, TablePayer, table
 
 from plr_dspy import OrderingSpace, ThompsonSearch
 from plr_dspy.compiling.plan import Plan, ProblemSize, make_plan
-from plr_dspy.compiling.race import run_race
+from plr_dspy.compiling.race import first_of_each_kind, run_race
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.scoring.evaluator import Evaluator, NothingRan
 from plr_dspy.scoring.observations import ExampleSchedule, Observations
+from plr_dspy.search.space import WholeProgram
 
 
 class Raced:
@@ -68,6 +69,15 @@ class Raced:
             plan=replace(self.plan, num_best_seen=num_winners),
             num_calls=num_calls,
         )
+
+
+def test_the_best_program_of_the_user_takes_part_to_the_end():
+    retrieved = WholeProgram(1, "nearest last")
+    own = WholeProgram(0, "theirs")
+    ranked = [*ORDERINGS[:3], retrieved, own]
+    assert first_of_each_kind(ranked, 2) == [ORDERINGS[0], retrieved]
+    assert first_of_each_kind(ranked, 2, [own]) == [ORDERINGS[0], own]
+    assert first_of_each_kind(ranked, 3, [own]) == [ORDERINGS[0], own, ORDERINGS[1]]
 
 
 class TestRace:

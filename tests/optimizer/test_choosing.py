@@ -299,18 +299,43 @@ def test_the_budget_must_allow_two_examples_per_program():
 class TestUserPrograms:
     @pytest.mark.parametrize("kind", [PLFewShot, PLReorder])
     @pytest.mark.parametrize("signal", ["auto", "score"])
-    def test_a_good_program_wins_and_the_report_names_it(self, kind, signal):
+    @pytest.mark.parametrize("metric", [exact, F1("positive")])
+    def test_a_good_program_wins_and_the_report_names_it(self, kind, signal, metric):
         """The good program answers correctly without a model."""
         right = {example.text: example.label for example in EXAMPLES}
         good = Program(lambda self, text: dspy.Prediction(label=right[text]), inner=student(demos=[]))
         others = {"good": good, "fewer": student(demos=DEMOS[1:3])}
-        optimizer = kind(exact, max_metric_calls=150, signal=signal, display_progress=False)
+        optimizer = kind(metric, max_metric_calls=150, signal=signal, display_progress=False)
         with using(Engine(), "fake/x"):
             program = optimizer.compile(student(demos=LEANING), trainset=EXAMPLES, programs=others)
         assert optimizer.report.returned.name == "good"
         assert [way.name for way in optimizer.report.programs] == ["good", "fewer"]
         assert isinstance(program, Program)
         assert "returned program 'good'" in str(optimizer.report)
+
+    @pytest.mark.parametrize("metric", [exact, F1("positive")])
+    def test_a_better_result_of_the_search_is_also_compared_with_the_best_of_them(self, metric, tmp_path):
+        """The other program is right on two thirds of the examples."""
+        right = {example.text: example.label for example in EXAMPLES}
+
+        def forward(self, text):
+            return dspy.Prediction(label="positive" if int(text.split()[-1]) % 3 else right[text])
+
+        optimizer = PLFewShot(metric, max_metric_calls=600, signal="score", display_progress=False)
+        with using(Engine(), "fake/x"):
+            optimizer.compile(
+                student(demos=LEANING),
+                trainset=EXAMPLES,
+                programs={"fair": Program(forward, inner=student(demos=[]))},
+            )
+        report = optimizer.report
+        assert report.returned.name == ""
+        assert report.over_best_own.name == "fair"
+        assert report.over_best_own.chosen == pytest.approx(report.comparison.chosen)
+        assert report.over_best_own.probability > 3 * report.over_best_own.probability_worse
+        assert "gain over 'fair'" in str(report)
+        report.save(tmp_path / "report.json")
+        assert Report.load(tmp_path / "report.json") == report
 
     @pytest.mark.parametrize(
         ("optimizer", "candidates", "message"),

@@ -14,6 +14,7 @@ import evidence
 import levers
 import live
 import numpy as np
+import own_programs
 import peers
 import probability
 import pytest
@@ -365,6 +366,14 @@ def test_most_answers_of_an_unfinished_record_are_used():
     arrangements, examples = levers.known_part(is_known)
     assert arrangements.tolist() == [0, 1, 2]
     assert len(examples) == 10
+
+
+def test_a_much_better_user_program_is_returned():
+    rows = [own_programs.compiled(seed, world="better", calls=300, num_known=40) for seed in range(3)]
+    assert sum(row["returned"] == row["best own"] > row["student"] + 0.1 for row in rows) >= 2
+    equal = own_programs.compiled(0, world="nothing", calls=100, num_known=20)
+    assert equal["returned"] == equal["student"]
+    assert equal["claims"] == 0
 
 
 def test_tables_include_records_of_both_kinds(record_reviews, tmp_path, monkeypatch, capsys):

@@ -128,11 +128,11 @@ class TestData:
             data = json.loads(json.dumps(saved.to_dict()))
             assert Report.model_validate(data) == saved
         path = tmp_path / "odd.json"
-        version = '"schema_version":22'
-        older = chosen.model_dump_json().replace(version, '"schema_version":21')
-        for text in ("[1]", "{}", "not JSON", '{"schema_version": 22}', older):
+        version = '"schema_version":23'
+        older = chosen.model_dump_json().replace(version, '"schema_version":22')
+        for text in ("[1]", "{}", "not JSON", '{"schema_version": 23}', older):
             path.write_text(text)
-            with pytest.raises(ValueError, match="not a plr_dspy report of schema version 22: pass a file"):
+            with pytest.raises(ValueError, match="not a plr_dspy report of schema version 23: pass a file"):
                 Report.load(path)
 
     def test_demos_are_formatted_as_in_prompts_shortened_and_without_keys(self):
@@ -254,6 +254,23 @@ class TestText:
         assert "; 1 call; " in repr(report)
         assert "  one two, 1 demo        0.000 [0.000, 1.000] on 1 example" in lines
         assert "  a longer name, 1 demo  0.000 [0.000, 1.000] on 2 examples" in lines
+
+    @pytest.mark.parametrize(("probability", "row"), [(0.6, "difference"), (0.95, "gain")])
+    def test_a_returned_user_program_has_a_difference_until_its_gain_is_proven(self, probability, row):
+        returned = {"num_demos": 2, "demo_tokens": None, "num_calls": 20, "num_failed": 0, "name": "theirs"}
+        report = by_hand(returned=returned, others=((0.02, probability),))
+        text = " ".join(str(report).split())
+        assert f"{row} +0.020 [-0.030, +0.070], better with probability {probability:.2f}" in text
+        is_sure = row == "gain"
+        assert ("worse with 0.05: may be chance" in text) != is_sure
+        assert (" gain " in text) == is_sure
+        assert f": {row} +0.020" in repr(report)
+
+    def test_the_gain_over_the_best_user_program_is_shown(self):
+        report = by_hand()
+        over = {**dict(report.comparison), "name": "theirs", "expected_gain": 0.03, "probability": 0.8}
+        text = " ".join(str(by_hand(over_best_own=over)).split())
+        assert "gain over 'theirs' +0.030 [+0.050, +0.150], better with probability 0.80, worse with" in text
 
     def test_a_calibrated_program_states_the_assumed_label_shares(self):
         applied = CalibrationEffect(

@@ -84,6 +84,16 @@ class TestExamples:
         assert len(scores.wanted([program], 1)[program]) == 4
         assert len(scores.wanted([program], 9)[program]) == 9
 
+    def test_paired_candidates_start_at_the_same_example_with_more_examples(self):
+        rounds = Rounds(TablePayer(table()))
+        rounds.schedule.paired = [ORDERINGS[1], ORDERINGS[3]]
+        rounds.schedule.num_paired = 9
+        wanted = rounds.wanted(ORDERINGS[:4])
+        assert list(map(len, wanted.values())) == [4, 9, 4, 9]
+        assert wanted[ORDERINGS[1]] == wanted[ORDERINGS[3]] == list(range(9))
+        rounds.score(wanted)
+        assert len(rounds.wanted([ORDERINGS[1]])[ORDERINGS[1]]) == 9 + 6
+
     def test_programs_with_equal_prompts_share_a_call(self):
         """Two programs produce the same prompt for some examples."""
         first = WholeProgram(0, "nearest last")
