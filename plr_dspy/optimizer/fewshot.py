@@ -107,7 +107,7 @@ class PLFewShot(LearningOptimizer):
         min_per_class: Minimum number of demos of each class, or as many as there are; the
             report names the scarce classes. Classes are the values of the predictor's only
             output that is a Literal, an enum or a bool, or else of its single output. The
-            student and `programs` compete as they are. None sets no minimum.
+            student and `programs` are compared unchanged. None sets no minimum.
         candidates: Source of the demos. "labeled" uses examples of the trainset, and
             "bootstrapped" uses a teacher's correct answers to examples of the trainset. "both"
             uses both, but calls no teacher if all outputs are labels that the examples
@@ -190,7 +190,7 @@ class PLFewShot(LearningOptimizer):
         if self.demos != "fixed" and self.min_per_class is not None:
             raise UserError(
                 f"min_per_class needs demos='fixed', because retrieved demos may lack any class; got demos="
-                f"{self.demos!r}: pass demos='fixed', or leave min_per_class out"
+                f"{self.demos!r}: pass demos='fixed', or omit min_per_class"
             )
         if self.demos == "fixed" and self.embedder is not None:
             raise UserError(

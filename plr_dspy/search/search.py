@@ -182,14 +182,16 @@ class Search(ABC):
         """
         candidates = self._first(number, ())
         num_first = len(candidates)
+        num_dealt = 0  # over all deals, because a deal from a small pool has only one ordering
         for _ in range(MAX_REDRAWS):
             if len(candidates) >= number:
                 break
-            for draw_number, dealt in enumerate(self._deal()):
+            for dealt in self._deal():
                 ordering = dealt
-                if draw_number % RANDOM_CHOICES_EVERY:
+                if num_dealt % RANDOM_CHOICES_EVERY:
                     ordering = self.space.with_first_choices(dealt)
-                candidates |= dict.fromkeys(self._beginnings(ordering, draw_number % BEGINNING_STEP))
+                candidates |= dict.fromkeys(self._beginnings(ordering, num_dealt % BEGINNING_STEP))
+                num_dealt += 1
         chosen = list(candidates)[: max(number, num_first)]
         # Shuffle the orderings. Otherwise, similar orderings would be scored on the same
         # examples, and their effects would be confounded with those of the examples.

@@ -121,7 +121,7 @@ class TestChoice:
         for ordering in searched:
             assert show_each([counts_of(slot.demos[item] for item in ordering)], NAMES[:4], 2)
 
-    def test_the_student_and_other_programs_compete_as_they_are(self, engine):
+    def test_the_student_and_other_programs_are_compared_unchanged(self, engine):
         student = typed()
         student.demos = EXAMPLES[:2]
         rival = typed()
@@ -133,7 +133,7 @@ class TestChoice:
 
     def test_the_shortest_prompt_within_a_token_limit_has_all_classes(self, engine):
         with pytest.raises(
-            ValueError, match="min_per_class; got 30: raise it, or lower min_demos or"
+            ValueError, match="min_per_class; got 30: increase max_demo_tokens, or decrease min_demos or"
         ) as error:
             compiled(min_per_class=2, max_demo_tokens=30)
         least = int(str(error.value).split("at least ")[1].split(",")[0])
@@ -227,7 +227,7 @@ BAD = [
         {"max_demos": 7, "min_per_class": 2},
         typed(),
         "max_demos must be at least 8 for min_per_class=2, because the demos of 'self' have 4 values of 'answer'; "
-        "got 7: raise it",
+        "got 7: increase max_demos, or reduce or omit min_per_class",
     ),
     (
         {},
@@ -237,7 +237,7 @@ BAD = [
     (
         {},
         dspy.Predict("question -> label"),
-        "needs demos with a value of 'label', and there are none: pass examples",
+        "needs demos with a value of 'label', but there are none: pass examples",
     ),
 ]
 
@@ -250,6 +250,6 @@ class TestBadInput:
                 getattr(optimizer(**{"min_per_class": 1, **options}), method)(program, trainset=EXAMPLES)
         assert engine.num_calls == 0
 
-    def test_the_cures_work(self, engine):
+    def test_the_fixes_work(self, engine):
         compiled(max_demos=8, min_per_class=2)
         assert show_each(prompts(engine), NAMES[:4], 2)
