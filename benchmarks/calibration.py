@@ -1,14 +1,14 @@
 """The gain from calibration on recorded answers and in simulations.
 
 python benchmarks/calibration.py --recorded benchmarks/recorded/*.npz
-python benchmarks/calibration.py      # simulations that compare it with dspy.experimental.ReAnchor
+python benchmarks/calibration.py      # simulations, compared with dspy.experimental.ReAnchor
 
 Recorded examples are split into a pool and a held-out half. Each order is calibrated by its mean label
 probabilities on the pool. "Best" is the order with the highest accuracy on the pool. Means are over 40 splits.
 
 Simulated models favour the last label by `--leans`, in log-odds. `--shares` is the share of inputs whose
-correct label is the first; with 0, all labels are equally frequent. Calibrations are fitted to `--inputs`
-inputs and scored on 500 other inputs, in 200 worlds.
+correct label is the first. If the share is 0, all labels are equally frequent. Calibrations are fitted to
+`--inputs` inputs and scored on 500 other inputs, in 200 worlds.
 """
 
 import argparse
@@ -106,8 +106,8 @@ def by_labels(table: np.ndarray, right_labels: np.ndarray) -> np.ndarray:
 def simulated(num_labels: int, share: float, lean: float, num_inputs: int, seed: int) -> dict[str, float]:
     """Return the accuracy of each method on held-out inputs.
 
-    Logits are normally distributed around the log share of each label. Without the lean, the model's probabilities are
-    the true probabilities.
+    Logits are normally distributed around the log share of each label. A model that favours no label would return the
+    true probabilities.
     """
     rng = np.random.default_rng(seed)
     share = share or 1 / num_labels

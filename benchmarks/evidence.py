@@ -1,4 +1,4 @@
-"""A comparison of figures in the docs that need no model with newly computed figures.
+"""A check of the docs' figures that need no model, against newly computed figures.
 
 python benchmarks/evidence.py                      # a few compiles for each figure, 20 minutes on 2 cores
 python benchmarks/evidence.py --only recorded --compiles 48
@@ -63,7 +63,7 @@ class Compiles:
 
 
 def stated(cell: str) -> float:
-    """Return the number at the start of a cell; return "15%" and "3 of 20" as shares."""
+    """Return the number at the start of a cell. Return "15%" and "3 of 20" as shares."""
     shares = re.match(r"(\d+) of (\d+)", cell)
     if shares:
         return int(shares[1]) / int(shares[2])
@@ -185,7 +185,7 @@ def lone_original(compiles: Compiles) -> Iterator[Figure]:
 
 
 def simulated_headroom(_: Compiles) -> Iterator[Figure]:
-    """Measure how often `headroom` advises users to keep the program if there is nothing to gain."""
+    """Measure how often `headroom` advises keeping the program if there is nothing to gain."""
     kept = np.array([headroom.results(world, tables=10)["kept"][0] for world in headroom.without_effect()])
     (cell,) = re.findall(r"the advice is to keep the program \| (\d+%)", page("evidence"))
     yield Figure("headroom: the program is kept", cell, kept, len(kept))
@@ -229,7 +229,7 @@ def main() -> int:
     args = options(__doc__, among={"only": names}, only=names, compiles=6, jobs=2)
     if args.compiles < 4:
         raise SystemExit(
-            f"--compiles must be at least 4, to estimate the noise; got {args.compiles}: increase it"
+            f"--compiles must be at least 4, to estimate the noise; got {args.compiles}: increase --compiles"
         )
     logging.disable(logging.WARNING)
     agreed: list[bool] = []

@@ -57,7 +57,7 @@ class World:
 
     @property
     def rows(self) -> dict[str, list[int]]:
-        """The row indices of each lever's programs; rows of calibrated answers need no calls."""
+        """The row indices of each lever's programs. Rows of calibrated answers need no calls."""
         sizes = {PROGRAM: 1, NO_DEMOS: int(self.has_demos), RANDOM: headroom.NUM_SETS, NEAREST: 1}
         sizes |= {ORDERS: headroom.NUM_ORDERS, INSTRUCTION: int(self.instruction is not None)}
         sizes |= {CALIBRATED: 1, BOTH: headroom.NUM_SETS}
@@ -124,7 +124,7 @@ class World:
 
 @cache
 def shared_variance(accuracy: float, disagreement: float) -> float:
-    """Return how much of the variance of answers must come from examples to get this disagreement.
+    """Return the share of variance that two programs' answers must have in common to disagree this often.
 
     Args:
         accuracy: Accuracy of two equally good programs.

@@ -49,7 +49,7 @@ class Landscape:
         raise NotImplementedError
 
     def log_probabilities(self, order: Order) -> np.ndarray:
-        """Return the log-probabilities of labels, ``[num_examples, labels]``; the answer is the likeliest label."""
+        """Return the log-probabilities of labels, ``[num_examples, labels]``. The answer is the likeliest label."""
         odds = self.odds(order)
         right = -np.logaddexp(0.0, -odds)
         of_right_and_wrong = np.stack([right, right - odds], axis=1)
@@ -58,7 +58,7 @@ class Landscape:
 
     @cached_property
     def classes(self) -> Sequence[int]:
-        """The correct labels of the demos; by default, labels alternate."""
+        """The correct labels of the demos. By default, labels alternate."""
         return [i % self.num_labels for i in range(self.num_demos)]
 
     @cached_property
@@ -164,7 +164,7 @@ def _standardized(effect: Effect, sample: np.ndarray) -> Effect:
 class OwnEffectsLandscape(Landscape):
     """A landscape where each demo at each position has a common effect and an own effect on each example.
 
-    `own` and `common` are the standard deviations of the effects over orders, in logits. Without a common effect, all
+    `own` and `common` are the standard deviations of the effects over orders, in logits. If `common` is 0, all
     orders are equally good on new examples. If `leaning`, the common effect favours one label, correct or not.
     """
 
@@ -261,8 +261,8 @@ class ArrangementWorld(Landscape):
     As in `SyntheticLandscape`, an arrangement has a quality and a leaning. The quality is a weighted sum of the demos'
     worths, with larger weights towards the end, and grows with the number of demos. The leaning is a constant of the
     model plus a sum over the classes of the demos, with similar weights. The kind decides what matters most: "classes",
-    as in recorded answers, or "items". With "nothing", all arrangements are equal. With "harm", any demos at all lower
-    the accuracy. With "cost", each additional demo lowers the accuracy.
+    as in recorded answers, or "items". In "nothing", all arrangements are equal. In "harm", any demos lower the
+    accuracy. In "cost", each additional demo lowers the accuracy.
     """
 
     num_held_out = 2_000
@@ -299,7 +299,7 @@ class ArrangementWorld(Landscape):
 
 
 class RecordedLandscape(Landscape):
-    """The answers of a real model for every order; the seed shuffles the examples.
+    """The answers of a real model for every order. The seed shuffles the examples.
 
     The .npz file holds ``orders`` [orders, demos], ``logprobs`` [orders, examples, labels], ``gold`` [examples],
     ``labels`` [labels] and ``demo_labels`` [demos].

@@ -3,9 +3,9 @@
 python benchmarks/levers.py                                  # all records, in seconds, without a model
 python benchmarks/levers.py --records benchmarks/recorded/chat/*.npz
 
-Records come from `record_chat.py`, or from `record.py`, which records one set of demos in all orders. They may be
-unfinished. 95% intervals are from a bootstrap over the examples. The intervals hold for the recorded sets of demos;
-other sets may differ more.
+Records come from `record_chat.py`, or from `record.py`, which records one set of demos in all orders. Records may be
+unfinished. 95% intervals are from a bootstrap over the examples. The intervals hold only for the recorded sets of
+demos. Other sets may differ more.
 
 best recorded      the random arrangement with the highest accuracy, measured on the same examples (biased upwards)
 best on half       the best random arrangement on one half of the examples, measured on the other half

@@ -37,16 +37,16 @@ KNNFewShot        DSPy's `KNNFewShot`, which bootstraps the nearest demos
 With `--share`, the seed selects a label that gets this share of the examples, and the score is this label's F1. With
 "F1" before the name, PLReorder, scores, calibrate and calibrated also optimize this F1.
 
-A number after a side's name limits its program calls, as in "PLFewShot@300". Without a number, the limit is the number
-of calls in the random search if that is one of the sides, and otherwise the side's own default.
+A number after a side's name limits its program calls, as in "PLFewShot@300". If there is no number, the limit is the
+number of calls in the random search, or the side's own default if the random search is not one of the sides.
 
 With `--format chat`, `dspy.ChatAdapter` renders prompts, and replies have at most 64 tokens. PLR_DSPY_GGUF=FILE
 replaces the local model.
 
-Tables have the difference of each side from each of `--against` (by default the first side), with intervals over draws
+Tables show each side's difference from each side in `--against` (by default the first side), with intervals over draws
 and over all held-out examples. "LM calls" include calls that write instructions. "Tokens read" are the prompt tokens
 of these calls that were not in the server's prefix cache. The last columns check the reports: how many held-out scores
-and gains lie in the reported intervals, how many reports say "better", and how many of these reports are right. Gains
+and gains lie in the reported intervals, how many reports say "better", and how many of these are correct. Gains
 are over the student, if that is one of the sides. With --cache, DSPy caches all calls, so an interrupted command
 resumes, but seconds and tokens read are meaningless.
 """
@@ -100,7 +100,7 @@ USUAL_CALLS = 300  # default limit for DSPy's optimizers
 
 @dataclass(frozen=True)
 class SideProgram:
-    """The program of a side, the number of calls of its compile, and the comparison in its report."""
+    """The program of a side, the number of calls that were made to get it, and the comparison in its report."""
 
     program: dspy.Module
     calls: int = 0
@@ -172,7 +172,7 @@ class Draw:
         return dspy.context(lm=lm, adapter=self.task.adapter(self.args.format))
 
     def result(self, side: str) -> Result:
-        """Return the result of a side; compute it only once."""
+        """Return the result of a side. Each result is computed only once."""
         if side not in self._results:
             name, _, calls = side.partition("@")
             budget = int(calls) if calls else None
@@ -539,12 +539,15 @@ def main() -> None:
     unknown = [side for side in args.sides if side.partition("@")[0] not in SIDES]
     if unknown:
         raise SystemExit(
-            f"--sides must be among {list(SIDES)}, optionally with @ and a number of calls; got {unknown}: fix them"
+            f"--sides must be among {list(SIDES)}, optionally with @ and a number of calls; got {unknown}: fix the "
+            "names"
         )
     against = args.against or args.sides[:1]
     missing = set(against) - set(args.sides)
     if missing:
-        raise SystemExit(f"--against must be among --sides; got {sorted(missing)}: add them to --sides")
+        raise SystemExit(
+            f"--against must be among --sides; got {sorted(missing)}: add these sides to --sides"
+        )
     results_by_task: dict[str, list[Results]] = {task: [] for task in args.tasks}
     with open_model(args) as make_lm:
         for seed in args.seeds:

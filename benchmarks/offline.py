@@ -3,8 +3,8 @@
 python benchmarks/offline.py                                           # at a tenth of the paper's calls
 python benchmarks/offline.py --recorded FILES --methods halving@500 light@500 logprobs@500
 
-A number after a method's name limits its program calls. Without a number, the limit is that of the method's paper, or
-of `auto="light"`:
+A number after a method's name limits its program calls. If there is no number, the limit is that of the method's paper,
+or of `auto="light"`:
 
 original       the original program
 light          PLReorder by scores
@@ -116,7 +116,7 @@ class World:
     def _rearranged(
         self, landscape: Landscape, best_of: int, num_pool: int, rng: np.random.Generator
     ) -> Landscape:
-        """Return the landscape with the best of random orders as the original; if `share` is set, make a label rare."""
+        """Return the landscape with the best of random orders as the original. If `share` is set, make a label rare."""
         orders = [tuple(rng.permutation(landscape.num_demos).tolist()) for _ in range(best_of)]
         original = max(orders, key=lambda order: landscape.answers(order).mean())
         examples = []
@@ -172,7 +172,7 @@ def measure(seed: int, *, world: World, method: str) -> dict[str, float]:
 def cells(
     method: str, frame_by_method: dict[str, pd.DataFrame], against: list[str], num_tasks: int
 ) -> dict[str, str]:
-    """Return a row of a table. With several tasks, average over the tasks of each split before computing intervals."""
+    """Return a row of a table. Average over the tasks of each split before computing intervals."""
     frame = frame_by_method[method]
     scores = frame["held-out"]
     gains = scores - frame["original"]

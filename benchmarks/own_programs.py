@@ -1,28 +1,28 @@
-"""Measure what `PLFewShot` returns if other programs of the user compete, in simulated worlds.
+"""The choice that `PLFewShot` makes between demos and the user's other programs, in simulated worlds.
 
-python benchmarks/own_programs.py                 # 24 compiles in each cell, half an hour on a core
+python benchmarks/own_programs.py                 # 24 compiles in each cell, half an hour on one core
 python benchmarks/own_programs.py --worlds better --calls 100 --examples 40
 
-The student shows no demos. Two programs of the user, a and b, show none of the demos to choose from. The worlds are:
+The student shows no demos. The user's other programs, a and b, show none of the demos to choose from. The worlds are:
 
-better     a is much better than the student and b; demos make no difference
-bit        a is a bit better
-both       a is much better, and demos make a difference
+better     a is much better than the student and b, and demos make no difference
+bit        a is slightly better than the student and b, and demos make no difference
+both       a is much better than the student and b, and demos make a difference
 demos      only demos make a difference
-worse      a and b are a bit worse than the student; demos make no difference
-nothing    all programs and demos are equal
+worse      a and b are slightly worse than the student, and demos make no difference
+nothing    all programs are equally good, and demos make no difference
 
-Scores are known exactly, so they differ only if programs do:
+All scores in the table are true scores, which the worlds define without noise:
 
-student    the student's score
+student    score of the student
 best own   score of the best of student, a and b
 returned   score of the returned program
 behind     "returned" minus "best own", with its 95% interval
-lost       share of the compiles that return a program at least a point worse than the best of the user's
-worse      share of the compiles that return a program at least a point worse than the student
-kept       share of the compiles that return the student
-claims     share of the compiles whose report says "better" (p >= .9)
-false      share of the compiles whose report says so by mistake
+lost       share of compiles that return a program at least a point worse than "best own"
+worse      share of compiles that return a program at least a point worse than the student
+kept       share of compiles that return the student
+claims     share of compiles whose report says "better" (p >= .9)
+false      share of compiles whose report says "better" although the program is not better than the student
 """
 
 import itertools
@@ -51,7 +51,7 @@ POINT = 0.01
 
 @dataclass(frozen=True)
 class Programs:
-    """Effects of the user's programs a and b on the log-odds of a right answer, and the kind of `ArrangementWorld`."""
+    """The effects of the programs a and b on the log-odds of a correct answer, and the kind of `ArrangementWorld`."""
 
     demos: str
     effects: tuple[float, float]
@@ -68,7 +68,7 @@ WORLDS = {
 
 
 class OwnProgram(dspy.Module):
-    """A program without predictors, whose answers are right where `is_right` says so."""
+    """A program without predictors, which answers correctly the examples for which `is_right` is true."""
 
     def __init__(self, engine: ReplayEngine, is_right: np.ndarray) -> None:
         super().__init__()

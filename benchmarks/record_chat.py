@@ -225,7 +225,7 @@ class ChatModel:
 
 
 def batches(rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Yield batches of indices of rows with similar lengths; a padded batch has at most `BATCH_TOKENS` tokens."""
+    """Yield batches of indices of rows with similar lengths. A padded batch has at most `BATCH_TOKENS` tokens."""
     batch: list[int] = []
     for row in sorted(range(len(rows)), key=lambda row: len(rows[row])):
         if batch and (len(batch) + 1) * len(rows[row]) > BATCH_TOKENS:

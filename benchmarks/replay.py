@@ -43,7 +43,7 @@ METHODS = [*LEARNS, "paper", "top-k", "batch", *SHOWS, *BY_F1]
 class Pool:
     """A landscape with its first examples known and its other examples held out.
 
-    If `share` is set, scores are the F1 of the `rare` label, and examples are weighted so that it has this share.
+    If `share` is set, scores are the F1 of the `rare` label, and examples are weighted to give this label this share.
     """
 
     landscape: Landscape
@@ -79,9 +79,10 @@ class Pool:
 
 
 class ReplayEngine:
-    """An LM engine with answers from a landscape, in the format of DSPy's `ChatAdapter`, and a count of calls.
+    """An LM engine that takes its answers from a landscape, and counts calls.
 
-    Each label is one token with the landscape's log-probability; all other tokens have probability 1.
+    Replies are in the format of DSPy's `ChatAdapter`. Each label is one token with the landscape's log-probability. All
+    other tokens have probability 1.
     """
 
     def __init__(self, landscape: Landscape) -> None:

@@ -83,7 +83,7 @@ def copro(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM)
 
 
 def gepa(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """Choose demos before GEPA, which keeps the demos; GEPA's metric takes five arguments."""
+    """Choose demos before GEPA, which keeps the demos. GEPA's metric takes five arguments."""
 
     def gepa_metric(gold, pred, trace=None, pred_name=None, pred_trace=None):  # type: ignore[no-untyped-def]
         return float(metric(gold, pred))
@@ -95,7 +95,7 @@ def gepa(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) 
 
 
 def better_together(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """Run several steps in one optimizer, which returns the best program of any step."""
+    """Run several steps in one optimizer, which returns the best program from any step."""
     student = student.deepcopy()
     student.set_lm(lm)
     optimizer = dspy.BetterTogether(

@@ -1,4 +1,4 @@
-"""An ordering of a sentiment program's demos on a local model, scored on held-out reviews.
+"""A run that orders a sentiment program's demos with a local model, and scores orders on held-out reviews.
 
 python examples/quickstart.py                                       # the bundled reviews
 python examples/quickstart.py --task mr                             # a task of the paper, from the Hugging Face hub
@@ -157,7 +157,7 @@ def parse_args() -> argparse.Namespace:
     add("--random-orders", type=int, default=12, help="number of random orders to score for comparison")
     add("--update", default="mle", choices=["mle", "ema", "mixture"])
     add("--auto", default="light", choices=["light", "medium", "heavy", "paper"])
-    add("--max-calls", type=int, help="maximum number of program calls, instead of the limit of --auto")
+    add("--max-calls", type=int, help="maximum number of program calls, instead of the limit set by --auto")
     add("--signal", default="auto", choices=["auto", "score", "logprobs"])
     add("--seeds", type=int, nargs="+", default=[0], help="seeds; each run draws its own demos")
     add("--threads", type=int, default=2, help="number of concurrent calls")

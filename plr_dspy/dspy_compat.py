@@ -1,4 +1,4 @@
-"""All uses of undocumented DSPy names; look here first if a new version of DSPy breaks this package."""
+"""All uses of undocumented DSPy names. Look here first if a new version of DSPy breaks this package."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -59,7 +59,7 @@ def has_inputs(example: dspy.Example) -> bool:
 
 
 def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:
-    """Return the adapter for a decision output, such as a `Choice`, or None without such an output."""
+    """Return the adapter for a decision output, such as a `Choice`, or None if there is no such output."""
     lm = predictor.lm or dspy.settings.lm
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     resolved = resolve_adapter(lm, adapter, predictor.signature, predictor.fields, predictor.signature)
@@ -67,7 +67,7 @@ def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:
 
 
 def rendered_signature(predictor: dspy.Predict) -> type[dspy.Signature]:
-    """Return the signature that the adapter renders, which lacks fields that native model features replace."""
+    """Return the signature that the adapter renders, without fields that native model features replace."""
     signature: type[dspy.Signature] = predictor.signature
     lm = predictor.lm or dspy.settings.lm
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
@@ -79,7 +79,7 @@ def rendered_signature(predictor: dspy.Predict) -> type[dspy.Signature]:
 
 
 class _Sent(BaseException):
-    """An exception that carries the messages of a call, and that no adapter catches to retry the call."""
+    """An exception that carries a call's messages. It is a BaseException, so that no adapter retries the call."""
 
     def __init__(self, messages: list[dict[str, Any]]) -> None:
         super().__init__()
@@ -112,10 +112,10 @@ def sent_messages(predictor: dspy.Predict, inputs: Mapping[str, Any]) -> list[di
 
 
 def call_back(optimizer: Teleprompter, event: str, outputs: object) -> None:
-    """Call the method `event` of each DSPy callback that defines it, with the compile's call ID.
+    """Call the method `event` of each DSPy callback that has this method.
 
-    DSPy itself has no events within a compile. The arguments are the same as for DSPy's events
-    at the end of a call.
+    DSPy itself has no events during `compile()`. The arguments are the same as for DSPy's
+    events at the end of a call. The call ID is that of `compile()`.
     """
     callbacks = [*(dspy.settings.callbacks or []), *getattr(optimizer, "callbacks", [])]
     for callback in callbacks:
@@ -131,9 +131,10 @@ def call_back(optimizer: Teleprompter, event: str, outputs: object) -> None:
 
 
 class TruncationCounter:
-    """Counts the truncated replies to the calls in a context with `caller_modules=[counter]`.
+    """A counter of truncated replies to the calls in a context with `caller_modules=[counter]`.
 
-    DSPy appends each call to the history of its callers. This one keeps none.
+    DSPy appends each call to the histories of its callers. The counter is its own history, and
+    keeps no entries.
     """
 
     def __init__(self) -> None:
@@ -148,17 +149,17 @@ class TruncationCounter:
         response = entry["response"]
         replies = response if isinstance(response, tuple) else [response]
         for reply in replies:
-            # DSPy's own engines return one reply, litellm a list of choices.
+            # DSPy's own engines return one reply, but litellm returns a list of choices.
             choices = getattr(reply, "choices", None) or [reply]
             self.num_truncated += any(getattr(choice, "finish_reason", "") == "length" for choice in choices)
 
 
 def drop_from_memory_cache(calls: Iterable[Call]) -> None:
-    """Remove the replies to calls from DSPy's memory cache if the disk cache also has the replies."""
+    """Remove the replies to these calls from DSPy's memory cache if they are also in the disk cache."""
     cache = dspy.cache
     if not (cache.enable_disk_cache and cache.enable_memory_cache):
         return
-    # If a DSPy version lacks these names, replies merely stay in memory.
+    # If a DSPy version does not have these names, replies merely stay in memory.
     with suppress(Exception):
         from dspy.clients.execution import IGNORED_CACHE_KEYS, prepare
 

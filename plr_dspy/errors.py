@@ -14,11 +14,11 @@ class MissingPackageError(ImportError):
 
 
 class MetricError(UserTypeError):
-    """An error for a metric that returns something other than a score."""
+    """An error for a metric that cannot score a prediction, or that returns something other than a score."""
 
 
 class FatalLMError(Exception):
-    """An error in a call of the language model that would also occur in all later calls."""
+    """An error in a language model call that would also occur in all later calls."""
 
 
 USER_ERRORS = (UserError, UserTypeError, MissingPackageError)

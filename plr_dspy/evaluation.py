@@ -1,4 +1,4 @@
-"""Load saved programs, and compare their scores on examples that no optimizer has seen."""
+"""Loading of saved programs, and evaluation on examples that no optimizer has seen."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _check_fields(
 ) -> None:
     """Raise a ValueError if the fields of a saved predictor differ from the student's fields."""
     fields = predictor.signature.fields
-    # DSPy saves descriptions, but no field names.
+    # DSPy saves descriptions, but not field names.
     saved = [field["description"] for field in saved_fields]
     if not saved:
         return
@@ -121,7 +121,7 @@ def _check_fields(
 
 @dataclass(frozen=True)
 class ProgramScore:
-    """The score of a program by a metric.
+    """A program's score by a metric.
 
     Attributes:
         score, interval: The metric's value on the examples, and its 95% confidence interval.
@@ -163,9 +163,9 @@ class Evaluation:
         programs: The score of each program, by name.
         num_examples: Number of examples that every program answered.
         num_failed: Number of examples that were omitted because a call failed.
-        constant: The better score of always answering with one of the two most frequent
-            labels. None if the first program has no label output, or if the metric cannot
-            score predictions that contain only a label.
+        constant: The score of always answering with the same label, for the better of the two
+            most frequent labels. None if the first program has no label output, or if the
+            metric cannot score predictions that contain only a label.
     """
 
     programs: Mapping[str, ProgramScore]
@@ -231,22 +231,22 @@ def evaluate_programs(
     """Score programs on the same examples, with 95% confidence intervals.
 
     If a call fails, its example is omitted for all programs and metrics, with a warning.
-    Intervals of metrics over a set use the infinitesimal jackknife, with two best and two worst
-    pseudo-answers added.
+    For metrics over a set, the intervals use the infinitesimal jackknife, after two best and two
+    worst pseudo-answers are added.
 
     Args:
         programs: Programs by name. All other programs are compared with the first. No program
             is modified.
-        metric: A metric by example, or over a set, such as ``F1("positive")``; or a dict of
-            metrics by name.
+        metric: A metric that scores single examples, or a metric over a set, such as
+            ``F1("positive")``; or a dict of metrics by name.
         devset: Examples that no optimizer has seen. Each program is called once on each
             example, even with several metrics.
         num_threads, max_errors, display_progress: As in `PLReorder`.
-        inputs: As in `PLReorder.compile`; None infers them from the first program.
+        inputs: As in `PLReorder.compile`. By default, they are inferred from the first program.
 
     Raises:
         TypeError, ValueError: If an argument is invalid, before any program call.
-        RuntimeError: If fewer than two examples remain, because calls on the others failed.
+        RuntimeError: If fewer than two examples remain, because calls on all others failed.
         Exception: A fatal error from a program or metric, or the error that reaches
             `max_errors`.
     """
@@ -288,7 +288,7 @@ def evaluate_programs(
 
 
 class _ProgramRun(MetricWork):
-    """The calls of a program on examples, with scores by all metrics."""
+    """A program's calls on examples, with scores by all metrics."""
 
     def __init__(
         self, name: str, program: dspy.Module, metrics: Mapping[str, Metric], examples: Examples
@@ -379,7 +379,7 @@ class _MeanScores:
         self._least = min([0.0, *(score for score in scores if score is not None)])
 
     def score(self, records: Sequence[CallRecord]) -> ProgramScore:
-        """Return the mean score, and an interval with two successes and two failures added.
+        """Return the mean score, and a confidence interval with two successes and two failures added.
 
         Source: A. Agresti and B. Coull, The American Statistician 52, 1998.
         """
@@ -429,7 +429,7 @@ class _SetScores:
     def difference_interval(
         self, before: Sequence[CallRecord], after: Sequence[CallRecord]
     ) -> tuple[float, float]:
-        """Return the interval for the difference, with the metric linearized at both programs' answers."""
+        """Return the interval for the score difference, with the metric linearized at both programs' answers."""
         self._influence.linearize_at([*_labels(before), *_labels(after)])
         low, high = self._influence.bounds
         largest = self._influence.largest_influence()
@@ -450,7 +450,7 @@ def _num_unread(records: Sequence[CallRecord]) -> int:
 def _paired_interval(
     before: Sequence[float], after: Sequence[float], *, largest: float, limit: float
 ) -> tuple[float, float]:
-    """Return the interval for the mean difference.
+    """Return the confidence interval for the mean difference.
 
     If all differences are 0, `largest` sets the width of the interval.
     """

@@ -1,4 +1,4 @@
-"""Export the prompts of a program, for use without DSPy."""
+"""Exported prompts of a program, for use without DSPy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PromptInput:
             field, and as JSON in other fields.
         is_block: Whether blank lines become line breaks, as in `PlainTextAdapter`.
         is_optional: Whether the value can be None.
-        default: The text to show without a value, or None if a value is required.
+        default: The text to show if no value is passed, or None if a value is required.
     """
 
     is_text: bool = True
@@ -61,7 +61,7 @@ class PromptInput:
 
 @dataclass(frozen=True)
 class ExportedPrompt:
-    """The prompt of a predictor, with a placeholder for each input.
+    """A predictor's prompt, with a placeholder for each input.
 
     Attributes:
         format: For "openai", the placeholder for the input `review` is ``{{review}}``. For
@@ -84,7 +84,7 @@ class ExportedPrompt:
         unknown = [name for name in inputs if name not in self.inputs]
         if unknown:
             raise UserError(
-                f"fill must get only the inputs {list(self.inputs)}; got {unknown[0]!r}: omit {unknown[0]!r}"
+                f"fill accepts only the inputs {list(self.inputs)}; got {unknown[0]!r}: omit {unknown[0]!r}"
             )
         texts = {name: self._text_of(name, inputs) for name in self.inputs}
         return [{**message, "content": self._filled(message["content"], texts)} for message in self.messages]
@@ -140,7 +140,7 @@ class ExportedPrompt:
 
 
 def export(program: dspy.Module, format: Format = "openai") -> dict[str, ExportedPrompt]:
-    """Export the prompt of each predictor, for use without DSPy.
+    """Export each predictor's prompt for use without DSPy.
 
     The configured adapter and language model shape the prompt as in a real call, but nothing
     is sent. Each prompt is first filled with sample values, and compared with the messages
@@ -152,8 +152,7 @@ def export(program: dspy.Module, format: Format = "openai") -> dict[str, Exporte
             ``ChatPromptTemplate.from_messages`` takes, with placeholders such as ``{review}``.
 
     Returns:
-        The prompts, by the names of the predictors. If the program is a single predictor, the
-        name is "self".
+        The prompts, by predictor name. If the program is a single predictor, the name is "self".
 
     Raises:
         TypeError: If `program` is not a `dspy.Module`.
@@ -190,8 +189,8 @@ def _check_prompts_are_fixed(program: dspy.Module) -> None:
         name = path.replace("self", "program", 1)
         if isinstance(part, CalibratedProgram):
             raise UserError(
-                f"{name} is a CalibratedProgram, and a prompt cannot hold its calibration: export {name}.program, "
-                "whose answers are not calibrated"
+                f"{name} is a CalibratedProgram, whose calibration cannot be part of a prompt: export "
+                f"{name}.program, whose answers are not calibrated"
             )
         if isinstance(part, PerInputOrder):
             raise UserError(
@@ -219,16 +218,18 @@ def _exported(name: str, predictor: dspy.Predict, format: Format) -> ExportedPro
     messages = sent_messages(predictor, marks)
     if not all(isinstance(message["content"], str) for message in messages):
         raise UserError(
-            f"the prompt of predictor {name!r} has parts that are not text, such as images in demos: remove these "
+            f"the prompt for predictor {name!r} has parts that are not text, such as images in demos: remove these "
             "demos, or call the DSPy program instead"
         )
     templates = [{**message, "content": _template(message["content"], marks, format)} for message in messages]
     inputs = {field_name: _input_of(field, is_block=False) for field_name, field in fields.items()}
     prompt = ExportedPrompt(format, templates, inputs)
     if prompt.fill(**marks) != messages:
+        literals = [f"{{{{{field_name}}}}}" for field_name in fields]
+        literals = [text for text in literals if any(text in message["content"] for message in messages)]
         raise UserError(
-            f"the prompt of predictor {name!r} contains an input's name in double braces, which would be mistaken "
-            "for a placeholder: pass format='langchain', which doubles all other braces"
+            f"the prompt for predictor {name!r} contains the literal text {' and '.join(map(repr, literals))}, which "
+            "would be mistaken for a placeholder: pass format='langchain', which escapes literal braces"
         )
     for field_name in fields:
         inputs[field_name] = _matching_input(name, predictor, prompt, field_name, marks)
@@ -289,7 +290,7 @@ def _matching_input(
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     raise UserError(
         f"{type(adapter).__name__} writes input {field_name!r} of predictor {name!r} in a way that a template cannot "
-        "repeat: use dspy.ChatAdapter, or call the DSPy program instead"
+        "reproduce: use dspy.ChatAdapter, or call the DSPy program instead"
     )
 
 
@@ -298,7 +299,7 @@ class _SampleModel(BaseModel):
 
 
 def _samples(annotation: Any) -> list[Any]:
-    """Return sample values of this type, including values that adapters might change."""
+    """Return sample values for this annotation, including values that adapters might change."""
     kind = without_none(annotation)
     samples: list[Any] = ["", AWKWARD_TEXT]
     if annotation_allows_none(annotation):

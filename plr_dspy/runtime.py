@@ -113,7 +113,7 @@ def progress_bar(
             total=total, desc=title, unit="call", dynamic_ncols=True, disable=hidden, file=stream
         ) as bar:
             with ExitStack() as stack:
-                if not bar.disable:  # Show log lines and stderr of programs above the bar.
+                if not bar.disable:  # Show log lines and programs' stderr output above the bar.
                     if logging.root.handlers:
                         stack.enter_context(logging_redirect_tqdm())
                     stack.enter_context(redirect_stderr(DummyTqdmFile(sys.stderr)))
@@ -183,11 +183,11 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 class Redactor:
-    """A function that hides known secrets in text, and anything that looks like a secret.
+    """A function that hides secrets in text: known secrets, and text that looks like a secret.
 
     Args:
         models: LMs or embedders. Arguments with names such as "api_key" are secrets.
-        variables: Names of further environment variables that contain secrets.
+        variables: Names of additional environment variables that contain secrets.
     """
 
     def __init__(self, models: Iterable[object], *, variables: Iterable[str | None] = ()) -> None:

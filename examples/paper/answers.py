@@ -1,8 +1,8 @@
 """Metrics that decide whether the answer to a reasoning task is correct.
 
-An output may be a bare answer or a whole solution. The final answer is the content of the last box. Without a box, the
-final answer is the text after the last "answer is", "Answer:" or "####", or else the last expression. Ambiguous answers
-are incorrect.
+An output may be a bare answer or a whole solution. The final answer is the content of the last box. If there is no box,
+the final answer is the text after the last "answer is", "Answer:" or "####". If there is no such mark either, the final
+answer is the last expression. Ambiguous answers are incorrect.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def same_expression(predicted: str, gold: str) -> bool:
 
 
 def lenient(predicted: str, gold: str) -> bool:
-    """Return whether the gold answer appears anywhere in an output, as the published code scores answers.
+    """Return whether the gold answer appears anywhere in an output, which is how the published code scores answers.
 
     A gold number must appear in the output, and a gold expression must appear as LaTeX. So "Note" counts as the answer
     "No", and "3 apples and 4 pears make 7" counts as 3. Use this metric only to compare with published numbers.
@@ -186,13 +186,13 @@ def _without_bold(output: str) -> str:
 
 
 def verdict(output: str) -> bool | None:
-    """Return True if an output says yes or true, False if it says no or false, and None if neither or both."""
+    """Return True if an output says yes or true, False if it says no or false, and None if it says neither or both."""
     stated = stated_answer(output)
     text = _without_bold(output if stated is None else stated)
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         return None
-    # A first word before punctuation decides, as in "No, because the limit is not finite".
+    # The first word decides if punctuation follows, as in "No, because the limit is not finite".
     first = re.match(r"\W*([A-Za-z]+)(?=\s*(?:[.,;:!}\u2014-]|$))", lines[0])
     leading = _TRUTHS.get(first[1].lower()) if first else None
     if stated is not None:

@@ -118,7 +118,7 @@ def _add_run_arguments(run: argparse.ArgumentParser) -> None:
         help="metric of reasoning tasks (default: strict)",
     )
     add("--model", default=LOCAL, help="litellm name of the model (default: local, which is SmolLM2-135M)")
-    add_list("--api-base", default=[], metavar="URL", help="addresses of servers of the model")
+    add_list("--api-base", default=[], metavar="URL", help="addresses of the model's servers")
     add("--api-key-env", help="environment variable that holds the API key")
     add(
         "--cache",

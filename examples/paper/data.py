@@ -22,15 +22,15 @@ from .tasks import TASKS, Task
 logger = logging.getLogger(__name__)
 
 NUM_HELD_OUT = 2_000
-"""A data set without a test split holds out a fifth of its examples, but at most this many."""
+"""If a data set has no test split, a fifth of its examples are held out, but at most this many."""
 
 
 class DataError(ValueError):
-    """An error that states why data cannot be used, and the fix."""
+    """An error that states why data cannot be used, and how to fix this."""
 
 
 class Row(BaseModel):
-    """The text and answer in a line of a data file; other fields are ignored."""
+    """The text and answer in a line of a data file. Other fields are ignored."""
 
     model_config = ConfigDict(strict=True, str_strip_whitespace=True)
 
@@ -40,7 +40,7 @@ class Row(BaseModel):
 
 @dataclass(frozen=True)
 class HubSource:
-    """The location of a part of a task on the hub.
+    """The location on the hub of one part of a task, either train or test.
 
     Attributes:
         split: The split of the data set.
@@ -136,7 +136,7 @@ def load(task: Task, *, data_dir: Path | None = None) -> tuple[list[dspy.Example
     for name, rows in (("train", distinct), ("test", test)):
         if not rows:
             raise DataError(
-                f"the {name} part of {task.name!r} must have rows with a text and an answer; it has none. Fix the data."
+                f"the {name} part of {task.name!r} must have rows with a text and an answer; got none. Add such rows."
             )
     if len(distinct) < len(train):
         num_repeats = len(train) - len(distinct)
@@ -210,7 +210,7 @@ def _load_split(source: HubSource) -> Rows:
     datasets = import_datasets()
     columns = [source.text, source.answer]
     if source.is_streamed:
-        # With `columns` but no `features`, `datasets` rejects data sets whose card lists features.
+        # If `features` is not passed with `columns`, `datasets` rejects data sets whose card lists features.
         features = datasets.Features(dict.fromkeys(columns, datasets.Value("string")))
         stream = load_hub_split(source.split, streaming=True, columns=columns, features=features)
         return datasets.Dataset.from_list(list(stream), features=features)
@@ -236,7 +236,7 @@ def hold_out(rows: list[Row]) -> list[list[Row]]:
 
 
 def _usable(task: Task, rows: Iterator[tuple[str, Any]]) -> list[Row]:
-    """Return the rows that have both a text and an answer; raise an error if a row is invalid."""
+    """Return the rows that have both a text and an answer. Raise an error if a row is invalid."""
     usable = []
     num_skipped = 0
     for place, fields in rows:

@@ -26,7 +26,7 @@ DECIMAL = re.compile(r"(\d+)\.(\d+)")
 
 
 class Checker:
-    """A child process that compares expressions, one pair at a time; thread-safe.
+    """A child process that compares expressions, one pair at a time. Several threads may share it.
 
     If a pair takes more than `max_seconds` of wall-clock time, the child is killed. The next pair starts a new child.
     """
@@ -45,7 +45,7 @@ class Checker:
             return self._ask([predicted, gold], seconds=self.max_seconds) == "true\n"
 
     def close(self) -> None:
-        """Kill the child; the next comparison starts a new child."""
+        """Kill the child. The next comparison starts a new child."""
         with self._lock:
             self._end()
 

@@ -1,8 +1,8 @@
 """Comparisons of answers as expressions, and extraction of numbers from answers.
 
-Answers are normalized first, to remove variations in notation. Then numbers are compared exactly, lists and sets are
-compared without regard to order, tuples and intervals with their brackets, and words as text. A computer algebra
-system compares all other expressions. Answers that cannot be compared count as unequal.
+Answers are normalized first, to remove variations in notation. Then numbers are compared exactly, and words as text.
+The order and the brackets matter in tuples and intervals, but not in lists and sets. A computer algebra system compares
+all other expressions. Answers that cannot be compared count as unequal.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def stated_number(answer: str) -> Fraction | None:
 
 
 def last_number(text: str) -> Fraction | None:
-    """Return the last number in a text, or None if it is negated, or one of several terms or alternatives."""
+    """Return the last number in a text, or None if it is negated, or if it is one of several terms or alternatives."""
     number = _whole_number(text)
     if number is not None:
         return number
@@ -231,7 +231,7 @@ _COMMAND = re.compile(r"\\(?:begin|end) ?\{[a-z]+\}|\\[A-Za-z]+ ?")
 
 
 def same(predicted: str, gold: str) -> bool:
-    """Return whether two answers are equal; neither may have surrounding text."""
+    """Return whether two answers are equal. The answers must have no surrounding text."""
     if not predicted.strip() or not gold.strip() or len(predicted) > _MAX_LENGTH:
         return False
     if _is_words(gold):

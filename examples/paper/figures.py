@@ -118,7 +118,7 @@ def _relation(tau: float, p: float) -> str:
 
 
 def rank_frame(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rank methods by mean accuracy, for each task and number of demos; rank 1 is the best.
+    """Rank methods by mean accuracy, for each task and number of demos. Rank 1 is the best.
 
     Only methods with all runs of the grid are ranked, so that all ranks have the same range. Ties share the mean rank.
 

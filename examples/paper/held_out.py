@@ -29,7 +29,7 @@ def digest(examples: Sequence[dspy.Example]) -> str:
 class HeldOut:
     """A program and the held-out examples to score it on.
 
-    With a `folder`, finished calls are saved in this folder, and never repeated. Use one folder per metric.
+    If `folder` is given, finished calls are saved in this folder and never repeated. Use one folder per metric.
     """
 
     def __init__(
@@ -98,5 +98,5 @@ def rank_orders(report: Report, held_out: HeldOut) -> Ranking:
 
 
 def _scores(records: Iterable[CallRecord]) -> list[float]:
-    """Return the scores of call records; a reply that could not be parsed scores 0."""
+    """Return the scores of call records. A reply that could not be parsed scores 0."""
     return [record.score or 0.0 for record in records]

@@ -28,7 +28,7 @@ class ServedModel:
 
     Attributes:
         model: "local" for SmolLM2-135M under llama.cpp, or a litellm name such as "hosted_vllm/Qwen/Qwen2.5-7B".
-        api_bases: Addresses of servers of the model. Each worker uses a single server, because all calls of an ordering
+        api_bases: Addresses of the model's servers. Each worker uses a single server, because all calls of an ordering
             can then share a prefix cache. A router would spread these calls over all servers.
         api_key_env: Environment variable that holds the API key.
         cache: Whether DSPy caches answers. Identical calls of several methods are then made only once, and times are
@@ -41,10 +41,11 @@ class ServedModel:
     cache: bool = False
 
     def check(self, format: Format) -> None:
-        """Raise a ValueError if the API key or a needed address is missing, or an address is not needed."""
+        """Raise a ValueError if the API key or a needed address is missing, or if an unneeded address is given."""
         if self.model == LOCAL and self.api_bases:
             raise ValueError(
-                f"api_bases (--api-base) must be empty for the local model; got {self.api_bases}. Pass --model."
+                f"api_bases (--api-base) must be empty for the local model; got {self.api_bases}. Omit --api-base, "
+                "or pass the served model's name as --model."
             )
         if self.api_key_env is not None and not os.environ.get(self.api_key_env):
             raise ValueError(
@@ -53,13 +54,13 @@ class ServedModel:
         needs_address = format == "plain" or self.model.startswith("hosted_vllm/")
         if needs_address and self.model != LOCAL and not self.api_bases:
             raise ValueError(
-                f"api_bases (--api-base) must have the address of a server of {self.model}; got no address. Pass an "
+                f"api_bases (--api-base) must have an address at which {self.model} is served; got no address. Pass an "
                 "address such as http://127.0.0.1:8000/v1."
             )
 
     @contextmanager
     def open(self, *, format: Format, number: int = 0, num_threads: int | None = None) -> Iterator[MakeLM]:
-        """Yield a function that builds LMs; the server of the local model runs during this context.
+        """Yield a function that builds LMs. The local model's server runs during this context.
 
         Args:
             format: Prompt format of the LMs.

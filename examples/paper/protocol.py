@@ -27,7 +27,7 @@ METHODS = ("Static", "Top-K", *LABEL_METHODS, "PLR-EMA", "PLR-1", "PLR-4", "Ours
 """The methods of the paper's tables, in order; "PLR-C" is the paper's search with a mixture of C components."""
 
 OUR_SHARE = 0.1
-"""Budget of "Ours", relative to the calls of the paper's algorithm."""
+"""Budget of the method "Ours", relative to the number of calls in the paper's algorithm."""
 
 ABLATIONS: dict[str, dict[str, float]] = {
     "components": {f"PLR-{count}": count for count in (1, 2, 4, 8, 16, 32, 64)},

@@ -55,7 +55,7 @@ class Result:
         tokens: Tokens by kind, "prompt" and "completion"; empty if unknown.
         seconds: Wall-clock time of the search.
         data: Digests of the "pool" and "test" examples, which are the same for one task and seed.
-        ranking: All orders, if the run has scored all orders.
+        ranking: All orders with their scores; None unless the run scored all orders.
     """
 
     task: Name
@@ -115,7 +115,7 @@ def read_results(path: Path) -> list[Result]:
 
 
 class Store(dict[Run, Result]):
-    """The results in the folder of an experiment, by run; see `open_store`."""
+    """The results in an experiment's folder, by run. `open_store` opens a store."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Store(dict[Run, Result]):
 
 @contextmanager
 def open_store(folder: Path, settings: Mapping[str, Any]) -> Iterator[Store]:
-    """Lock and yield an experiment's results; raise a ValueError if their settings differ."""
+    """Lock and yield an experiment's results. Raise a ValueError if the stored settings differ."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / "results.lock")
     try:

@@ -92,7 +92,7 @@ def count_calls(experiment: Experiment, run: Run) -> int:
 
 
 def make_run(experiment: Experiment, run: Run, make_lm: MakeLM) -> Result:
-    """Draw examples, order demos, and score held-out examples. Save all finished calls in the folder of the run."""
+    """Draw examples, order demos, and score held-out examples. Save all finished calls in the run's folder."""
     task = TASKS[run.task]
     lm = make_lm(task.max_tokens(experiment.format))
     with _prepare(experiment, run, lm) as (program, optimizer, drawn):
@@ -255,7 +255,7 @@ def run_grid(experiment: Experiment, runs: Sequence[Run], *, engine: Engine = ru
 
 
 def _check_same_examples(experiment: Experiment, missing: Sequence[Run], store: Store) -> None:
-    """Raise a ValueError if missing runs have other examples than stored results with the same task and seed."""
+    """Raise a ValueError if missing runs would use other examples than stored results of the same task and seed."""
     stored = {(result.task, result.seed): result for result in store.values() if result.data}
     first_runs = {(run.task, run.seed): run for run in reversed(missing)}
     for place in stored.keys() & first_runs.keys():

@@ -65,7 +65,7 @@ class Table:
         return "\n\n".join([*parts, *self.notes]) + "\n"
 
     def to_csv(self) -> str:
-        """Return the numbers as CSV, with all digits; unknown numbers are empty."""
+        """Return the numbers as CSV, with all digits. Unknown numbers are empty."""
         return str(self.numbers.to_csv(index=False, lineterminator="\n"))
 
     def save(self, folder: Path) -> list[Path]:
@@ -123,7 +123,7 @@ def _check_comparable(results: Sequence[Result]) -> None:
     for result in results:
         if result.run in runs:
             raise ValueError(
-                f"results must have one line per run; got two lines of {result.run}. Delete one line."
+                f"results must have one line per run; got two lines for {result.run}. Delete one line."
             )
         runs.add(result.run)
         own_examples = (len(result.scores), *sorted(result.data.items()))
@@ -441,7 +441,7 @@ def published_table(frame: pd.DataFrame) -> Table | None:
 
 
 def all_tables(frame: pd.DataFrame) -> list[Table]:
-    """Return all tables for which there are results; the first three tables cover only methods of the paper."""
+    """Return all tables for which there are results. The first three tables cover only the paper's methods."""
     tables: list[Table | None] = []
     ours = frame[frame.method.isin(METHODS)].reset_index(drop=True)
     if len(ours):

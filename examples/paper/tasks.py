@@ -59,7 +59,7 @@ class Task:
         return dspy.Predict(self.signature)
 
     def adapter(self, format: Format) -> dspy.Adapter:
-        """Build the adapter of a prompt format; plain prompts have only the demos and the question."""
+        """Build the adapter for a prompt format. Plain prompts have only the demos and the question."""
         if format == "plain":
             return PlainTextAdapter(show_instructions=False)
         return dspy.ChatAdapter()
@@ -70,7 +70,7 @@ class Task:
         return limits[format]
 
     def metric(self, name: MetricName = "strict") -> Callable[..., bool]:
-        """Build the metric; "lenient" scores open answers as the published code does."""
+        """Build the metric. "lenient" scores open answers like the published code."""
         output_field = self.output_field
         same = self.same
         if name == "lenient" and self.reasoning:

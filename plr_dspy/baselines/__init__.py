@@ -15,7 +15,7 @@ from plr_dspy.programs.checks import Count, WholeNumber, arguments
 __all__ = ["PDO", "DEmO", "GlobalE", "LocalE", "PerInputOrder", "StaticOrder", "TopKOrder"]
 
 BATCH = 15  # number of orders scored between two log lines
-COMPARED_SHARE = 0.2  # maximum share of the budget that is spent on the final comparison
+COMPARED_SHARE = 0.2  # maximum share of the budget for the final comparison
 
 
 class StaticOrder(DemoOptimizer):
@@ -35,7 +35,7 @@ class StaticOrder(DemoOptimizer):
 class TopKOrder(DemoOptimizer):
     """Random search over orders, called "Top-K" in arXiv:2603.21373.
 
-    Random orders are scored on the train split, then the best ones on the selection split.
+    Random orders are scored on the train split, then the best of them on the selection split.
 
     Deviation: The original order is a candidate and a finalist, and wins ties. The paper
     compares only the best random orders.
@@ -45,8 +45,8 @@ class TopKOrder(DemoOptimizer):
         num_candidates: Number of random orders, the paper's T x B.
         num_finalists: Number of orders scored on the selection split, the paper's K.
         max_metric_calls: Maximum number of program calls. None allows
-            ``num_candidates * train + (num_finalists + 1) * selection`` calls, given the
-            splits' sizes.
+            ``num_candidates * train + (num_finalists + 1) * selection`` calls, where `train`
+            and `selection` are the sizes of the splits.
         all others: As in `PLReorder`.
     """
 

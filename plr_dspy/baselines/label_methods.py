@@ -57,8 +57,8 @@ class LabelOptimizer(DemoOptimizer):
 
     scored_on = "probing inputs"
     chooses_by_score = False
-    # Texts of the probing inputs. If there are no texts, the LM writes the inputs at
-    # `temperature`. If `temperature` is None, the inputs come from the train split.
+    # The fixed texts of the probing inputs. If there are no fixed texts, the LM writes the
+    # inputs at `temperature`. If `temperature` is None too, train inputs are used.
     fillers: ClassVar[tuple[str, ...]] = ()
     temperature: ClassVar[float | None] = None
 
@@ -87,8 +87,8 @@ class LabelOptimizer(DemoOptimizer):
             for name, value in example.inputs().items():
                 if not isinstance(value, str):
                     raise UserError(
-                        f"all inputs must be text for {self.name}, which generates inputs; input {name!r} has type "
-                        f"{type(value).__name__}: use PDO(setting='unlabelled'){OTHERS}"
+                        f"all inputs must be text for {self.name}, which generates inputs; got type "
+                        f"{type(value).__name__} for input {name!r}: use PDO(setting='unlabelled'){OTHERS}"
                     )
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
@@ -129,7 +129,10 @@ class LabelOptimizer(DemoOptimizer):
 
 
 class LabelRun(CompileRun):
-    """A compile in progress. `means` holds the mean label distribution ``[L]`` of each order."""
+    """A compile run of a `LabelOptimizer`.
+
+    `means` holds the mean label distribution ``[L]`` of each order.
+    """
 
     def __init__(
         self, optimizer: LabelOptimizer, setup: CompileSetup, work: ProbingWork, scorer: Evaluator
@@ -163,7 +166,10 @@ class LabelRun(CompileRun):
         return self.outcome(Decision(self._winner), Stop(reason or StopReason.TIME))
 
     def _probe(self, orderings: Sequence[Candidate]) -> Rows:
-        """Return the call records of each order by input, or an empty dict if the budget runs out."""
+        """Return the call records of each order by input.
+
+        If the budget runs out before all inputs are written, the result is empty.
+        """
         scorer = self.evaluator
         if self._work.first:
             input_rows = scorer.evaluate(dict.fromkeys(orderings, range(1)))
@@ -174,7 +180,7 @@ class LabelRun(CompileRun):
                 raise scorer.nothing_ran(cells)
             self._work.take([cell.value for cell in cells])
             scorer.log.number_examples(self._optimizer._examples(self._setup, self._work)[1])
-        # Make one call first, which raises an error if the LM returns no log-probabilities.
+        # Make one call first. It raises an error if the LM returns no log-probabilities.
         scorer.evaluate({orderings[0]: self._work.probing[:1]})
         return scorer.evaluate(dict.fromkeys(orderings, self._work.probing))
 
@@ -252,7 +258,7 @@ class ProbingWork(LabelReadingWork):
         self._add(list(distinct.values())[: self.num_probing - 1])
         if not self.inputs:
             raise RuntimeError(
-                f"the LM must write at least one usable probing input; it wrote none in {len(written)} calls: "
+                f"the LM must write at least one usable probing input; got none from {len(written)} calls: "
                 "decrease temperature, or use a method that generates no inputs, such as PDO"
             )
         logger.info("the LM wrote %d distinct probing inputs", len(self.inputs))
@@ -314,9 +320,9 @@ def _writing_prompt(
 class LocalE(LabelOptimizer):
     """An optimizer that chooses the order whose label distributions have the highest mean entropy.
 
-    The LM writes the probing inputs from the demos of each candidate. Labels are not used.
-    The program must have one predictor with text inputs and one output that is a
-    Literal, an enum or a bool. The LM must return log-probabilities. A compile makes at
+    The LM writes the probing inputs from the demos of each candidate. Correct labels are not
+    needed. The program must have one predictor with text inputs and one output that is a
+    Literal, an enum or a bool. The LM must return log-probabilities. Compiling makes at
     most ``num_candidates * (1 + num_candidates)`` program calls.
 
     Source: Y. Lu et al., "Fantastically ordered prompts and where to find them",
@@ -367,8 +373,9 @@ class GlobalE(LocalE):
 class PDO(LabelOptimizer):
     """An optimizer that chooses the order whose mean label distribution is closest to a prior.
 
-    The distance is the KL divergence. Requirements are as for `LocalE`, but only
-    "few-shot" requires text inputs. A compile makes one program call per order and input.
+    The distance is the KL divergence. The requirements are the same as for `LocalE`, except
+    that only setting "few-shot" requires text inputs. Compiling makes one program call per
+    order and probing input.
 
     Source: Z. Xu et al., "In-context example ordering guided by label distributions",
     NAACL Findings 2024.
@@ -389,7 +396,7 @@ class PDO(LabelOptimizer):
     def check_together(self) -> None:
         if self.prior is not None and self.setting != "prior":
             raise UserError(
-                f"prior requires setting='prior'; got setting={self.setting!r}: omit prior, or change setting"
+                f"prior requires setting='prior'; got setting={self.setting!r}: omit prior, or pass setting='prior'"
             )
 
     @property
@@ -408,8 +415,8 @@ class PDO(LabelOptimizer):
         if not counts.all():
             missing = [label for label, count in zip(output.labels, counts, strict=True) if not count]
             raise UserError(
-                f"trainset must have an example of each label for {self.name}; it has none of {missing}: add "
-                "examples of these labels, or pass prior"
+                f"trainset must have an example of each label for {self.name}; got no example of "
+                f"{' or '.join(map(repr, missing))}: add such examples, or pass prior"
             )
         self._shares = counts / counts.sum()
 
@@ -421,18 +428,18 @@ class PDO(LabelOptimizer):
 class DEmO(LabelOptimizer):
     """An optimizer whose program chooses an order of demos for each input (`PerInputOrder`).
 
-    A compile keeps the orders whose mean label distribution over content-free inputs
+    Compiling keeps the orders whose mean label distribution over content-free inputs
     ("[N/A]", "", "[MASK]") is closest to uniform. For each input, the program uses the
     order under which the input most increases the predicted label's probability.
-    A compile makes ``3 * num_candidates`` program calls. The resulting program makes
-    `num_kept` LM calls per input. Requirements are as for `LocalE`.
+    Compiling makes ``3 * num_candidates`` program calls. The resulting program makes
+    `num_kept` LM calls per input. The requirements are the same as for `LocalE`.
 
     Source: Q. Guo et al., "What makes a good order of examples in in-context
     learning", ACL Findings 2024.
 
     Args:
         num_kept: Number of orders to choose from for each input. The report shows the order
-            closest to uniform.
+            whose mean label distribution is closest to uniform.
         metric, num_candidates, all others: As in `LocalE`.
     """
 

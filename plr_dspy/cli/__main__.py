@@ -1,4 +1,4 @@
-"""Run the command-line tool with `python -m plr_dspy.cli`."""
+"""The entry point of `python -m plr_dspy.cli`."""
 
 from plr_dspy.cli.commands import main
 

@@ -24,11 +24,15 @@ Options: TypeAlias = dict[str, dict[str, Any]]
 USER_ERROR = 2  # An argument or a file is invalid.
 FAILED = 1  # The program, metric, model or machine failed.
 INTERRUPTED = 130  # The user pressed Ctrl-C.
-OUTPUT_CLOSED = 141  # The reader of the output has gone: 128 + SIGPIPE, as shells report it.
+OUTPUT_CLOSED = 141  # The output's reader closed the pipe: 128 + SIGPIPE, as in shells.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code; raise SystemExit(2) if the arguments are invalid."""
+    """Run a command and return its exit code.
+
+    Raises:
+        SystemExit: If the arguments are invalid (code 2), or after --help or --version (code 0).
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # Some terminals cannot show the arrows in reports.
     try:
@@ -42,13 +46,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _exit_code(args: argparse.Namespace) -> int:
-    """Run a command and return its exit code; print a message if it fails."""
+    """Run a command and return its exit code. If the command fails, print a message."""
     try:
         _run(args)
     except OutputClosed:
         raise
     except KeyboardInterrupt:
-        print("plr-dspy: interrupted; --log-dir keeps the calls made so far", file=sys.stderr)
+        print(
+            "plr-dspy: interrupted; with --log-dir, the same command reuses the finished calls",
+            file=sys.stderr,
+        )
         return INTERRUPTED
     except Exception as error:
         if args.debug:
@@ -85,12 +92,12 @@ def _run(args: argparse.Namespace) -> None:
 def _file(text: str) -> Path:
     path = Path(text)
     if not path.is_file():
-        raise argparse.ArgumentTypeError(f"file not found: {path}: correct the path")
+        raise argparse.ArgumentTypeError(f"file not found: {path}: pass the path of an existing file")
     return path
 
 
 def _data(text: str) -> Path | HubSplit:
-    """Return the path of a file or, if it begins with "hub:", a split of a data set on the hub."""
+    """Return a file's path or, if the text begins with "hub:", a split of a data set on the Hugging Face hub."""
     if not text.startswith(HUB):
         return _file(text)
     try:
@@ -109,42 +116,46 @@ def _report_file(text: str) -> Path:
 def _new_file(text: str) -> Path:
     path = Path(text)
     if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"folder not found: {path.parent}: create it first")
+        raise argparse.ArgumentTypeError(f"folder not found: {path.parent}: create the folder first")
     return path
 
 
 def _new_program(text: str) -> Path:
     if not text.endswith(".json"):
-        raise argparse.ArgumentTypeError(f"must end in .json; got {text}: add the suffix")
+        raise argparse.ArgumentTypeError(f"must end in .json; got {text!r}: add the suffix .json")
     return _new_file(text)
 
 
 DATA = (
-    "a file of JSON lines, a .csv or .parquet file, or a data set on the Hugging Face hub: hub:NAME:SPLIT or "
+    "a JSON Lines, .csv or .parquet file, or a data set on the Hugging Face hub: hub:NAME:SPLIT or "
     "hub:NAME:CONFIGURATION:SPLIT, such as hub:SetFit/subj:train"
 )
 METRIC = (
-    "FILE.py:NAME or MODULE:NAME of a function metric(example, prediction); or a metric over all examples: f1:LABEL, "
-    "f1 (the mean over labels), mcc or balanced-accuracy"
+    "FILE.py:NAME or MODULE:NAME of a function metric(example, prediction); or the name of a metric over all "
+    "examples: f1:LABEL, f1 (the mean over labels), mcc or balanced-accuracy"
 )
 SELECT = (
-    "also choose which demos to show, and how many: the program's own, and labelled and bootstrapped examples of "
-    "--train; auto and retrieved also retrieve demos for each input (see docs/fewshot.md)"
+    "also choose which demos to show, and how many. fixed (the default) shows the same demos for every input: the "
+    "program's own, or labelled and bootstrapped examples from --train. retrieved shows the examples that are most "
+    "similar to each input. auto compares both (see docs/fewshot.md)"
 )
 
 INSTRUCTIONS = (
-    "with --select: also choose the instruction of a program with one predictor: texts to choose from, or propose, "
-    "which has a model write some; the program's own always competes"
+    "with --select: instructions to choose from, for a program with one predictor; or propose, to let a model write "
+    "instructions. The program's own instruction is always included"
 )
 
 OF_PROGRAM: Options = {
     "program": {"help": "FILE.py:NAME or MODULE:NAME of a DSPy module, or of a function that returns one"},
-    "--inputs": {"nargs": "+", "help": "names of the input columns (default: the inputs of the program)"},
+    "--inputs": {"nargs": "+", "help": "names of the input columns (default: the program's inputs)"},
     "--demos": {"type": _file, "help": "saved program (JSON) to start from"},
-    "--lm": {"required": True, "help": "litellm name of the model, such as openai/gpt-4o-mini; or local"},
+    "--lm": {
+        "required": True,
+        "help": "litellm name of the model, such as openai/gpt-4o-mini, or local for SmolLM2",
+    },
     "--api-base": {"help": "address of the model's server"},
     "--api-key-env": {"help": "environment variable that contains the API key"},
-    "--max-tokens": {"type": int, "help": "maximum tokens of an answer"},
+    "--max-tokens": {"type": int, "help": "maximum number of tokens in an answer"},
     "--adapter": {
         "choices": ["chat", "json", "plain"],
         "help": "prompt format (default: chat, or plain with --lm local)",
@@ -155,37 +166,47 @@ OF_COMPILE: Options = {
     "--metric": {"required": True, "help": METRIC},
     "--train": {"type": _data, "required": True, "help": f"examples: {DATA}"},
     "--val": {"type": _data, "help": "examples for the final comparison (default: 20%% of --train)"},
-    "--out": {"type": _new_program, "help": "file for the program (JSON); required without --estimate"},
+    "--out": {
+        "type": _new_program,
+        "help": "file for the compiled program (JSON); required unless --estimate is passed",
+    },
     "--report": {"type": _new_file, "help": "file for the report (JSON)"},
-    "--auto": {"choices": [*BUDGETS, "paper"], "default": "light", "help": "budget (default: light)"},
+    "--auto": {
+        "choices": [*BUDGETS, "paper"],
+        "default": "light",
+        "help": "budget of program calls, or paper for the settings of the PLR paper (default: light)",
+    },
     "--signal": {
         "choices": SIGNALS,
         "default": "auto",
-        "help": "learn only from scores, or also from log-probabilities of labels (auto, the default: if available)",
+        "help": "what the search learns from: only scores (score), or also log-probabilities of labels (logprobs). "
+        "auto, the default, uses log-probabilities if they are available",
     },
     "--calibrate": {
         "action": "store_true",
         "help": "score calibrated answers, and save a calibrated program",
     },
     "--select": {"nargs": "?", "const": "fixed", "choices": ["fixed", "auto", "retrieved"], "help": SELECT},
-    "--max-demos": {"type": int, "help": "with --select: maximum demos per predictor (default: 8)"},
+    "--max-demos": {"type": int, "help": "with --select: maximum number of demos per predictor (default: 8)"},
     "--instructions": {"nargs": "+", "metavar": "TEXT", "help": INSTRUCTIONS},
     "--prompt-model": {
-        "help": "with --instructions propose: litellm name of the model that proposes, which reads its key from its "
-        "provider's environment variable (default: --lm)"
+        "help": "with --instructions propose: litellm name of the model that writes the instructions (default: --lm). "
+        "Its API key is read from the provider's environment variable"
     },
     "--num-instructions": {
         "type": int,
-        "help": "with --instructions propose: number to propose before the search for each predictor (default: 6)",
+        "help": "with --instructions propose: number of instructions to propose for each predictor before the search "
+        "(default: 6)",
     },
     "--programs": {
         "nargs": "+",
         "default": [],
-        "help": "programs to compare unchanged: saved versions of the program (JSON), or others as FILE.py:NAME",
+        "help": "programs to include in the comparison without changes: saved versions of the program (JSON), or other "
+        "programs as FILE.py:NAME",
     },
     "--min-per-class": {
         "type": int,
-        "help": "with --select: minimum demos of each class, such as each label (default: none)",
+        "help": "with --select: minimum number of demos for each class, such as a label (default: no minimum)",
     },
     "--max-calls": {
         "type": int,
@@ -193,41 +214,45 @@ OF_COMPILE: Options = {
         "help": "maximum number of program calls; overrides --auto",
     },
     "--max-seconds": {"type": float, "help": "start no call after this many seconds"},
-    "--max-cost": {"type": float, "help": "maximum cost in US dollars, at litellm's prices"},
+    "--max-cost": {"type": float, "help": "maximum cost in US dollars, at litellm's list prices"},
     "--seed": {"type": int, "default": 0, "help": "random seed (default: 0)"},
-    "--log-dir": {"type": Path, "help": "folder that saves every finished call, to resume a run"},
+    "--log-dir": {
+        "type": Path,
+        "help": "folder for finished calls, so that an interrupted run can be resumed",
+    },
     "--accept-changes": {
         "action": "store_true",
-        "help": "reuse the calls in --log-dir even if code or arguments have changed; scores must still be valid",
+        "help": "reuse the calls in --log-dir even if code or arguments have changed. Pass this only if the scores "
+        "are still valid",
     },
-    "--estimate": {"action": "store_true", "help": "only print the expected cost"},
+    "--estimate": {"action": "store_true", "help": "print the expected cost, and make no calls"},
 }
 OF_EVALUATE: Options = {
     "--metric": {
         "nargs": "+",
         "required": True,
-        "help": f"{METRIC}. Several metrics, separated by spaces, score the same answers",
+        "help": f"{METRIC}. Pass several metrics, separated by spaces, to score the same answers with each",
     },
     "--data": {"type": _data, "required": True, "help": f"examples that no optimizer has seen: {DATA}"},
     "--programs": {
         "type": _file,
         "nargs": "+",
         "default": [],
-        "help": "saved programs (JSON) to compare the program with",
+        "help": "saved programs (JSON) to compare with the program",
     },
 }
 SHARED = ("--train", "--val", "--report", "--max-calls", "--max-seconds", "--max-cost", "--seed", "--log-dir")
 OF_CHOOSE: Options = {
     "programs": {
         "nargs": "+",
-        "help": "programs to race against it: its saved versions (JSON), or other programs as FILE.py:NAME",
+        "help": "programs to race against the first: its saved versions (JSON), or other programs as FILE.py:NAME",
     },
     **{name: OF_COMPILE[name] for name in ("--metric", *SHARED, "--accept-changes")},
-    "--val": {"type": _data, "help": "more examples, treated like those of --train"},
+    "--val": {"type": _data, "help": "more examples, used in the same way as --train"},
     "--max-calls": {
         "type": int,
         "dest": "max_metric_calls",
-        "help": "maximum program calls (default: unlimited)",
+        "help": "maximum number of program calls (default: unlimited)",
     },
     "--out": {"type": _new_program, "help": "file for the chosen program (JSON)"},
     "--estimate": OF_COMPILE["--estimate"],
@@ -237,7 +262,7 @@ OF_REPORT: Options = {
 }
 COMMANDS = {
     "compile": (
-        "find the best demos of a program, or their best order, and save the program",
+        "find the best order of a program's demos (with --select, also the best demos), and save the program",
         OF_PROGRAM | OF_COMPILE,
     ),
     "evaluate": ("compare the scores of a program and its saved versions", OF_PROGRAM | OF_EVALUATE),
@@ -247,7 +272,7 @@ COMMANDS = {
 
 
 def _parser() -> argparse.ArgumentParser:
-    description = "Choose the few-shot demos of a DSPy program, and their order."
+    description = "Choose the few-shot demos of a DSPy program and their order."
     parser = argparse.ArgumentParser(prog="plr-dspy", description=description)
     parser.add_argument("--version", action="version", version=f"plr-dspy {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -1,4 +1,4 @@
-"""Run the commands `compile`, `evaluate` and `choose` with parsed arguments."""
+"""The commands `compile`, `evaluate` and `choose`, given the parsed arguments."""
 
 import argparse
 import importlib
@@ -40,12 +40,12 @@ SET_METRICS: dict[str, type[SetMetric]] = {
 
 
 def run_compile(args: argparse.Namespace) -> None:
-    """Order or choose demos, and save program and report; with --estimate, only print the cost."""
+    """Order or choose demos, then save the program and the report. With --estimate, only print the cost."""
     for option, value in _selecting(args).items():
         if value is not None and not args.select:
-            raise UserError(f"{option} needs --select: pass both, or neither")
+            raise UserError(f"{option} needs --select: pass --select, or omit {option}")
     if args.out is None and not args.estimate:
-        raise UserError("--out is missing: pass a file for the program, or pass --estimate")
+        raise UserError("--out is missing: pass a file for the compiled program, or pass --estimate")
     program = _named_program(args.program, args.demos)
     programs = _other_programs(args, program)
     metric = _named_metric(args.metric, program)
@@ -65,16 +65,18 @@ def run_compile(args: argparse.Namespace) -> None:
                 if args.report is not None:
                     optimizer.report.save(args.report)
                 show(optimizer.report.details())
-    show(f"saved in {args.out}; load it with plr_dspy.load_program(student, {str(args.out)!r})")
+    show(f"saved in {args.out}; to load the program: plr_dspy.load_program(student, {str(args.out)!r})")
     report = optimizer.report
     assert report is not None
     is_version = not report.returned.name or report.returned.name.endswith(".json")
     if is_version and not report.original_stays:
-        show(f"check it on ROWS that no search has seen:\n  {_check_command(args)}")
+        show(
+            f"to check the program, replace ROWS with examples that no search has seen:\n  {_check_command(args)}"
+        )
 
 
 def _check_command(args: argparse.Namespace) -> str:
-    """Return the command that compares the program with the compiled one."""
+    """Return the command that compares the original program with the compiled program."""
     options = {
         "--metric": args.metric,
         "--inputs": args.inputs,
@@ -110,7 +112,10 @@ def run_evaluate(args: argparse.Namespace) -> None:
 
 
 def run_choose(args: argparse.Namespace) -> None:
-    """Race programs, print the report, and save the chosen program if --out is given; or only print the cost."""
+    """Race programs and print the report. With --estimate, only print the cost.
+
+    Save the report if --report is passed, and the chosen program if --out is passed.
+    """
     first = _named_program(args.program, args.demos)
     programs = {args.program: first, **_other_programs(args, first)}
     metric = _named_metric(args.metric, first)
@@ -133,7 +138,7 @@ def run_choose(args: argparse.Namespace) -> None:
 
 
 def _examples(args: argparse.Namespace, program: dspy.Module) -> dict[str, Any]:
-    """Read the examples of --train and, if it is given, of --val."""
+    """Read the examples of --train and, if the option is passed, of --val."""
     paths = {"trainset": args.train, "valset": args.val}
     return {
         name: read_examples(path, args.inputs, program) for name, path in paths.items() if path is not None
@@ -141,14 +146,16 @@ def _examples(args: argparse.Namespace, program: dspy.Module) -> dict[str, Any]:
 
 
 def _other_programs(args: argparse.Namespace, first: dspy.Module) -> dict[str, dspy.Module]:
-    """Load the programs to compare the first one with, by their references."""
+    """Load the programs to compare with the first program. The keys are the references in the arguments."""
     programs: dict[str, dspy.Module] = {}
     for reference in args.programs:
         if reference == args.program or reference in programs:
-            raise UserError(f"programs must be distinct; got {reference} twice: pass it once")
+            raise UserError(f"programs must be distinct; got {reference!r} twice: pass each program once")
         if Path(reference).suffix == ".json":
             if not Path(reference).is_file():
-                raise UserError(f"file not found: {reference}: pass a file that program.save wrote")
+                raise UserError(
+                    f"file not found: {reference}: pass the path of a program saved with program.save"
+                )
             programs[reference] = load_program(first, reference)
         else:
             programs[reference] = _named_program(reference, None)
@@ -156,12 +163,12 @@ def _other_programs(args: argparse.Namespace, first: dspy.Module) -> dict[str, d
 
 
 def _passed(args: argparse.Namespace, names: Collection[str]) -> dict[str, Any]:
-    """Return the named arguments that the user passed or that have a default."""
+    """Return the arguments in `names` that were passed or have a default other than None."""
     return {name: value for name, value in vars(args).items() if name in names and value is not None}
 
 
 def _selecting(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the values of the options that only a choice of demos has, by option."""
+    """Return the values of the options that need --select, by option name."""
     return {
         "--max-demos": args.max_demos,
         "--min-per-class": args.min_per_class,
@@ -186,7 +193,7 @@ def _optimizer(args: argparse.Namespace, metric: Metric) -> PLReorder | PLFewSho
 def _check_saveable(
     program: dspy.Module, trainset: list[dspy.Example], others: Mapping[str, dspy.Module], *, adds_demos: bool
 ) -> None:
-    """Raise a ValueError unless JSON can store all programs and every row that may become a demo."""
+    """Raise a ValueError unless all programs, and all examples that may become demos, can be saved as JSON."""
     possible_demos = {}
     for name, predictor in program.named_predictors():
         if adds_demos or not predictor.demos:
@@ -198,7 +205,7 @@ def _check_saveable(
 
 
 def _named_metric(reference: str, program: dspy.Module) -> Metric:
-    """Return the metric of a reference; a metric over a set gets the program's label field."""
+    """Return the metric that a reference names. A metric over a set reads the program's label field."""
     name, _, label = reference.partition(":")
     metric_class = SET_METRICS.get(name.lower())
     if metric_class is None:
@@ -224,7 +231,8 @@ def _language_model(args: argparse.Namespace) -> Iterator[None]:
     elif adapter == "plain":
         if args.api_base is None:
             raise UserError(
-                "--api-base is missing: pass the address of a completions endpoint, which plain prompts need"
+                "--api-base is missing: pass the address of a completions endpoint, which --adapter plain needs, or "
+                "pass another --adapter"
             )
         lm = completion_lm(args.lm, api_base=args.api_base, api_key_env=args.api_key_env, **options)
         model = nullcontext(lm)
@@ -239,7 +247,7 @@ def _language_model(args: argparse.Namespace) -> Iterator[None]:
 
 
 def _named_object(reference: str) -> Any:
-    """Import the object of a reference. A file can import modules from its folder."""
+    """Import the object that a reference names. A file can import modules from its own folder."""
     place, _, name = reference.rpartition(":")
     folder = Path.cwd()
     module_name = place
@@ -252,17 +260,19 @@ def _named_object(reference: str) -> Any:
         return getattr(importlib.import_module(module_name), name)
     except (Exception, SystemExit) as error:
         raise UserError(
-            f"{reference} cannot be loaded ({type(error).__name__}: {error}): pass FILE.py:NAME or MODULE:NAME"
+            f"{reference} cannot be loaded ({type(error).__name__}: {error}): pass FILE.py:NAME or MODULE:NAME, and "
+            "check that Python can import the file or module"
         ) from error
 
 
 def _named_program(reference: str, saved_path: Path | None) -> dspy.Module:
-    """Import a DSPy module, or call a function that returns one; then load any saved state."""
+    """Import a DSPy module, or call an imported function that returns one. Then load any saved state."""
     program = _named_object(reference)
     if callable(program) and not isinstance(program, dspy.Module):
         program = program()
     if not isinstance(program, dspy.Module):
         raise UserTypeError(
-            f"program must be a DSPy module, or a function that returns one; got {program!r} from {reference}"
+            f"program must be a DSPy module, or a function that returns one; got {program!r} from {reference}: pass "
+            "the name of a module or function"
         )
     return program if saved_path is None else load_program(program, saved_path)

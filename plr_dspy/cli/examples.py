@@ -1,4 +1,4 @@
-"""Read the examples of a command from a file or from the Hugging Face hub."""
+"""Examples for the commands, read from a file or from the Hugging Face hub."""
 
 import contextlib
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from plr_dspy.errors import UserError
 def read_examples(
     source: Path | HubSplit, inputs: Sequence[str] | None, program: dspy.Module
 ) -> list[dspy.Example]:
-    """Read the examples of a file or a split, and parse their values as the types of the program's fields."""
+    """Read examples from a file or a split, and convert their values to the types of the program's fields."""
     rows = load_hub_split(source) if isinstance(source, HubSplit) else load_file(source)
     examples = as_examples(
         rows, program, name=str(source), inputs=inputs, place=lambda index: f"row {index + 1} of {source}"
     )
     if not examples:
-        raise UserError(f"{source} must contain at least one example; it has none: add rows")
+        raise UserError(f"{source} must contain at least one example; got no rows: add rows")
     types: dict[str, Any] = {}
     for predictor in program.predictors():
         for name, field in predictor.signature.fields.items():
@@ -30,7 +30,7 @@ def read_examples(
     for example in examples:
         for name in example.keys() & types.keys():
             if types[name] is not str and example[name] is not None:
-                # A value that cannot be parsed is kept as it is.
+                # Keep values that cannot be parsed. Later checks report invalid labels.
                 with contextlib.suppress(ValueError):
                     example[name] = parse_value(example[name], types[name])
     return examples

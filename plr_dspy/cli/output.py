@@ -1,4 +1,4 @@
-"""Print the output of a command, whose reader may stop reading, as in `plr-dspy report FILE | head`."""
+"""The output of a command. Its reader may close the pipe early, as in `plr-dspy report FILE | head`."""
 
 import os
 import sys
@@ -7,18 +7,21 @@ from contextlib import contextmanager
 
 
 class OutputClosed(Exception):
-    """The reader of the output has gone."""
+    """The error for output whose reader has closed the pipe."""
 
 
 def show(text: object) -> None:
-    """Print a text at once; raise `OutputClosed` if nobody reads it."""
+    """Print text immediately. Raise `OutputClosed` if the reader has closed the pipe."""
     with printing():
         print(text)
 
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """Raise `OutputClosed` if nobody reads what is printed in a context; no user's code may run in it."""
+    """Raise `OutputClosed` if the reader closes the pipe while this context prints.
+
+    Do not run the user's code in this context, because that code may use other pipes.
+    """
     try:
         try:
             yield
@@ -29,7 +32,10 @@ def printing() -> Iterator[None]:
 
 
 def discard_output() -> None:
-    """Discard the text that could not be written; otherwise, Python would write it again at exit, and complain."""
+    """Discard output that could not be written.
+
+    Otherwise, Python would try to write the output again at exit, and print an error.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -1,1 +1,1 @@
-"""One compile: its budget, its search, the race of the best orderings, and the final choice."""
+"""The steps of a compile run: plan, search, race, final comparison and choice."""

@@ -19,9 +19,9 @@ from plr_dspy.search.model.ordering_model import FittedModel, Gain, OrderingMode
 from plr_dspy.search.space import Candidate, Scores
 from plr_dspy.statistics.comparisons import paired_probability
 
-# To replace the original, one of the user's programs needs lower odds than `MIN_ODDS`, because
-# the user already trusts it. At even odds, it could do so with equal scores: the model may
-# infer a tiny gain from the scores of other candidates.
+# One of the user's programs can replace the original at lower odds than `MIN_ODDS`, because the
+# user already trusts this program. Even odds would be too low: although both have equal scores,
+# the model may infer a tiny gain from the scores of other candidates.
 OWN_ODDS = 1.5
 
 
@@ -49,15 +49,15 @@ class Result:
 class Decision:
     """The chosen candidate, and the evidence for choosing it.
 
-    Attributes that are not listed are as in `Report`.
-
     Attributes:
         ordering: The chosen candidate.
         comparison: The comparison of the chosen candidate with the original.
         best_own: The best of the user's programs, if it is neither the original nor chosen.
         over_best_own: The comparison of the chosen candidate with `best_own`.
+        candidates: The results of the finalists.
         chosen: Index of the chosen candidate's result in `candidates`; None if nothing was
             compared.
+        evidence: As in `Report`.
         effect: Effect of calibration; None if calls returned no log-probabilities.
         fitted: Model fitted to all scores, including those of the final comparison.
     """
@@ -83,8 +83,8 @@ class Decision:
     def scale_of_metric(self, reference: Candidate) -> Callable[[float], float]:
         """Return a function that converts expected scores to the scale of the comparison.
 
-        The model approximates a metric over a set linearly, so its gains over the reference
-        are rescaled to match the expected gain in the comparison.
+        The model approximates a metric over a set linearly. So its gains over the reference are
+        rescaled to match the comparison's expected gain.
         """
         fitted = self.fitted
         comparison = self.comparison
@@ -101,7 +101,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a compile."""
+    """The outcome of a compile run."""
 
     decision: Decision
     distributions: Sequence[PlackettLuce]  # final distribution of each block
@@ -124,7 +124,7 @@ def compare_finalists(
     """Choose one of the finalists, and compare it with the original.
 
     First, choose the best of the user's programs, which is the original unless another one is
-    probably better. Another finalist can replace this program, but only at higher odds.
+    probably better. Then another finalist can replace this program, but only at higher odds.
 
     Args:
         finalists: The finalists, starting with the original.
@@ -141,7 +141,8 @@ def compare_finalists(
     results = scored.results(original)
     counted = fitted.counted(scores)
     if fitted.keeps_scores:
-        counted = observations.scores()  # Weighted by a metric over a set, equal scores may differ.
+        # A metric over a set weights scores, so equal scores may differ after weighting.
+        counted = observations.scores()
     promising = max(results[1:], key=lambda result: result.gain.probability).ordering
     evidence = count_evidence(counted, original, promising)
     own = [number for number, result in enumerate(results) if not number or result.ordering in own_programs]
@@ -193,8 +194,8 @@ class _ScoredFinalists:
     def results(self, reference: Candidate) -> list[Result]:
         """Return the finalists' results, starting with the original, with gains over the reference.
 
-        If answers are calibrated, the first result is that of the uncalibrated original, and
-        the second that of the calibrated original.
+        If answers are calibrated, the result of the uncalibrated reference comes first. All
+        other results are those of calibrated finalists.
         """
         results = self._by_model(reference)
         metric = self.observations.effective
@@ -242,7 +243,12 @@ class _ScoredFinalists:
         return math.fsum(row[example] for example in self.examples) / len(self.examples)
 
     def compared(self, results: Sequence[Result], reference: int, chosen: int) -> Comparison:
-        """Compare the chosen result with the reference, from which the gains are measured."""
+        """Compare the chosen result with the reference.
+
+        Args:
+            results: Results with gains over this reference.
+            reference, chosen: Indices in `results`.
+        """
         result = results[chosen]
         if result.comparison is not None:
             return result.comparison
@@ -262,7 +268,10 @@ class _ScoredFinalists:
         )
 
     def effect(self, original: Candidate, chosen: Candidate, *, applied: bool) -> CalibrationEffect | None:
-        """Return the effect of calibration, measured with the metric itself."""
+        """Return the effect of calibration if calls returned log-probabilities, else None.
+
+        Measure the effect on a metric over a set with the metric itself.
+        """
         effect = estimate_effect(self.fitted, original, chosen, applied=applied)
         metric = self.observations.effective
         if effect is None or not isinstance(metric, ConfusionScores):
@@ -322,7 +331,7 @@ def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[i
 
 
 def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:
-    """Count the examples with several scores, with different scores, and with scores of all `compared` candidates."""
+    """Count the examples with several scores, with different scores, and scored for all `compared` candidates."""
     by_example: dict[int, list[float]] = defaultdict(list)
     for row in scores.values():
         for example, score in row.items():

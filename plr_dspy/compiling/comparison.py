@@ -1,19 +1,21 @@
 """Comparisons of a finalist with the original, by mean scores or by a metric over a set."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from plr_dspy.report.schema import Comparison, ScoreRange
-from plr_dspy.scoring.confusion_scores import Answers, ConfusionScores
+from plr_dspy.scoring.confusion_scores import Answers, ConfusionScores, Pair
 from plr_dspy.search.model.ordering_model import DEVIATIONS, Gain
 from plr_dspy.statistics.arrays import Array
 from plr_dspy.statistics.comparisons import paired_interval
 
 CONFIDENCE = 0.95
-MIN_ODDS = 3.0  # to replace the original, a gain must be this many times as likely as a loss
-ENOUGH_DIFFERING = 20  # minimum number of examples with different scores to trust the normal model
+# A candidate replaces the original only if a gain is this many times as likely as a loss.
+MIN_ODDS = 3.0
+# The normal model is reliable if scores differ on at least this many examples.
+ENOUGH_DIFFERING = 20
 
 
 def comparison(
@@ -57,12 +59,12 @@ def comparison(
 def _interval_of_expected(gain: Gain, observed: float, largest: float) -> tuple[float, float]:
     """Return the 95% interval of the expected gain.
 
-    If the observed gain is larger than the expected gain, the upper end is computed from the
-    observed gain, because shrinkage may be too strong.
+    If the observed gain is larger than the expected gain, the observed gain determines the
+    upper end, because shrinkage may be too strong.
     """
     margin = DEVIATIONS * gain.deviation
     least = max(gain.expected - margin, -largest)
-    # The interval excludes negative gains only if the gain is positive with this confidence.
+    # The interval excludes negative gains only if a positive gain is at least this probable.
     least = max(least, 0.0) if gain.probability > (1 + CONFIDENCE) / 2 else min(least, 0.0)
     most = min(max(gain.expected, observed) + margin, largest)
     return round(least, 6), round(most, 6)
@@ -77,11 +79,9 @@ def measure_gain(
     num_orderings: int,
     num_candidates: int,
 ) -> tuple[Gain, Comparison]:
-    """Return a finalist's gain on new examples and its comparison with the original, by the metric itself.
+    """Return a finalist's gain on new examples, and its comparison with the original, by the metric itself.
 
-    The score model approximates the metric linearly. If the metric gained less than this
-    approximation, the model's expected gain is reduced. A bootstrap over the examples that
-    both programs answered limits the certainty.
+    The score model only approximates the metric, so the metric corrects the model's estimate.
 
     Args:
         before, after: Answers of the original and of the finalist.
@@ -89,6 +89,43 @@ def measure_gain(
         num_orderings: Number of orderings that the finalist was selected from.
         num_candidates: Number of finalists, including the original.
     """
+    measurement = _measure(metric, before, after)
+    corrected = _corrected_gain(metric, measurement, gain, num_orderings)
+    return corrected, _measured_comparison(metric, measurement, corrected, num_candidates)
+
+
+@dataclass(frozen=True)
+class _Measurement:
+    """The values of a metric on the answers of the original and of a finalist.
+
+    Attributes:
+        answered: The examples that both programs answered, with both answers.
+        as_it_is: The metric on all answers of the original.
+        before, after: The metric on the common examples, for the original and the finalist.
+        spread: Deviations of both bootstrapped values from their means, ``[draws, 2]``.
+        largest: The largest possible gain, which is the width of the metric's range.
+    """
+
+    answered: Sequence[Pair]
+    as_it_is: float
+    before: float
+    after: float
+    spread: Array
+    largest: float
+
+    @property
+    def observed(self) -> float:
+        """The gain on the common examples."""
+        return self.after - self.before
+
+    @property
+    def gains(self) -> Array:
+        """The gains in the bootstrap samples, centred on the observed gain."""
+        return np.asarray(self.observed + self.spread[:, 1] - self.spread[:, 0])
+
+
+def _measure(metric: ConfusionScores, before: Answers, after: Answers) -> _Measurement:
+    """Calculate a metric on two programs' answers, and on bootstrap samples of these answers."""
     both = sorted(before.keys() & after.keys())
     if not both:  # All calls of one program failed, so assume no difference.
         before = before or after
@@ -97,49 +134,68 @@ def measure_gain(
     answered = [(example, before[example], after[example]) for example in both]
     value_before = metric.value((example, label) for example, label, _ in answered)
     value_after = metric.value((example, label) for example, _, label in answered)
-    observed = value_after - value_before
     as_it_is = metric.value(before.items())
     low, high = metric.bounds
-    largest = high - low
     draws = metric.resampled(answered)
     if all(label == other for _, label, other in answered):
         draws[:, 1] = draws[:, 0]
-    spread = draws - draws.mean(axis=0)
-    gains = observed + spread[:, 1] - spread[:, 0]
+    return _Measurement(
+        answered, as_it_is, value_before, value_after, spread=draws - draws.mean(axis=0), largest=high - low
+    )
 
-    linear_gains = metric.gains(answered)
-    expected = _expected_by_metric(gain.expected, observed, float(linear_gains.mean()))
+
+def _corrected_gain(
+    metric: ConfusionScores, measurement: _Measurement, gain: Gain, num_orderings: int
+) -> Gain:
+    """Return the score model's gain, corrected by the metric.
+
+    The model approximates the metric linearly. If the metric gained less than this
+    approximation, the expected gain is reduced. The bootstrap limits the certainty.
+    """
+    gains = measurement.gains
+    linear_gains = metric.gains(measurement.answered)
+    as_it_is = measurement.as_it_is
+    expected = _expected_by_metric(gain.expected, measurement.observed, float(linear_gains.mean()))
     # Adding 0.0 turns -0.0 into 0.0.
     expected = round(metric.clip(as_it_is + expected) - as_it_is, 9) + 0.0
     probability = 0.0
     if expected > 0:
         probability = min(gain.probability, _bootstrapped_probability(gains, linear_gains, num_orderings))
-    measured = replace(
+    return replace(
         gain,
         expected=expected,
         probability=probability,
         worse=max(gain.worse, float((gains < 0).mean())),
-        deviation=min(max(gain.deviation, float(gains.std())), largest),
+        deviation=min(max(gain.deviation, float(gains.std())), measurement.largest),
     )
+
+
+def _measured_comparison(
+    metric: ConfusionScores, measurement: _Measurement, gain: Gain, num_candidates: int
+) -> Comparison:
+    """Return the comparison of a finalist with the original, given the finalist's corrected gain."""
+    observed = measurement.observed
+    largest = measurement.largest
+    as_it_is = measurement.as_it_is
     tail = (1.0 - CONFIDENCE) / 2
     tail_of_each = tail / max(1, num_candidates - 1)  # Bonferroni
-    least, most = np.quantile(gains, [tail_of_each, 1.0 - tail_of_each])
-    lower, upper = np.quantile(spread, [tail, 1.0 - tail], axis=0)
-    expected_chosen = as_it_is + expected
+    least, most = np.quantile(measurement.gains, [tail_of_each, 1.0 - tail_of_each])
+    lower, upper = np.quantile(measurement.spread, [tail, 1.0 - tail], axis=0)
+    expected_chosen = as_it_is + gain.expected
     highest = expected_chosen
-    if expected:  # Shrinkage may be too strong, so include the measured value.
-        highest = max(highest, value_after)
-    compared = Comparison(
-        original=value_before,
-        chosen=value_after,
+    if gain.expected:  # Shrinkage may be too strong, so include the measured value.
+        highest = max(highest, measurement.after)
+    return Comparison(
+        original=measurement.before,
+        chosen=measurement.after,
         gain=observed,
         interval=(max(min(float(least), observed), -largest), min(max(float(most), observed), largest)),
-        num_examples=len(both),
+        num_examples=len(measurement.answered),
         num_candidates=num_candidates,
-        expected_gain=expected,
-        probability=measured.probability,
-        probability_worse=measured.worse,
-        gain_interval=_interval_of_expected(measured, observed, largest),
+        expected_gain=gain.expected,
+        probability=gain.probability,
+        probability_worse=gain.worse,
+        gain_interval=_interval_of_expected(gain, observed, largest),
         expected_original=(as_it_is, metric.clip(as_it_is + lower[0]), metric.clip(as_it_is + upper[0])),
         expected_chosen=(
             expected_chosen,
@@ -147,7 +203,6 @@ def measure_gain(
             metric.clip(highest + upper[1]),
         ),
     )
-    return measured, compared
 
 
 def _expected_by_metric(expected: float, observed: float, linear_gain: float) -> float:
@@ -160,9 +215,9 @@ def _expected_by_metric(expected: float, observed: float, linear_gain: float) ->
 def _bootstrapped_probability(gains: Array, linear_gains: Array, num_orderings: int) -> float:
     """Return the probability that a finalist is better, from bootstrapped gains.
 
-    If only a few examples decide, such as those with a rare label, the best of many orderings
-    may win by chance. Then correct the probability for the number of orderings (Bonferroni),
-    but do not reduce it below the threshold for replacing the original.
+    If a few examples dominate the gain, such as those with a rare label, the best of many
+    orderings may win by chance. In this case, correct the probability for the number of
+    orderings (Bonferroni). Do not reduce it below the threshold for replacing the original.
     """
     probability = float((gains > 0).sum() / (len(gains) + 1))
     squares = linear_gains**2

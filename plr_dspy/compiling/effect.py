@@ -13,7 +13,8 @@ def estimate_effect(
     """Return the effect of calibration if calls returned log-probabilities, else None.
 
     Args:
-        applied: Whether the chosen program differs from the unchanged original.
+        applied: Whether the chosen program differs from the original, even if only by
+            calibration.
     """
     responses = fitted.responses
     if responses is None or original not in fitted.orderings or chosen not in fitted.orderings:
@@ -38,7 +39,7 @@ def effect_on_set_metric(
     fitted: FittedModel,
     original: Candidate,
 ) -> CalibrationEffect:
-    """Replace an effect's scores, which approximate a metric over a set, by values of the metric itself."""
+    """Return an effect with its approximate scores replaced by values of the metric over a set."""
     calibrated_labels = fitted.calibrated_labels(original)
     before = metric.value(metric.answers(records[original], {}).items())
     after = metric.value(metric.answers(records[original], calibrated_labels).items())

@@ -17,9 +17,9 @@ from plr_dspy.scoring.observations import Observations
 from plr_dspy.search.elimination import EliminationSearch
 from plr_dspy.search.space import Candidate
 
-FIRST_EXAMPLES = 20  # examples in the first round
+FIRST_EXAMPLES = 20  # number of examples in the first round
 MIN_NEW_EXAMPLES = 4  # minimum number of new examples in a later round
-GROWTH = 0.25  # new examples in a later round, relative to the examples so far
+GROWTH = 0.25  # number of new examples in a later round, relative to the examples so far
 
 
 @dataclass(kw_only=True)
@@ -29,8 +29,8 @@ class EliminationRun(CompileRun):
     search: EliminationSearch = field(kw_only=False)
 
     def __post_init__(self) -> None:
-        # All programs are the user's own, but only the first is in use: it stays unless another
-        # is probably better.
+        # Only the first program is in use. If the other programs were in `own_programs`, they
+        # could replace the first at lower odds.
         self.own_programs = ()
         super().__post_init__()
         # Count failed calls as incorrect for every program. Otherwise, a first program that
@@ -41,10 +41,10 @@ class EliminationRun(CompileRun):
         # A race has its own stopping rule, so this check looks only for replies that cannot be
         # parsed.
         self._futility = replace(self._futility, compares=False, by_program=True)
-        self._num_scored = 0  # number of examples that all remaining programs were scored on
+        self._num_scored = 0  # number of examples on which all remaining programs were scored
 
     def run(self) -> Outcome:
-        """Score the programs in rounds, drop the worse programs, and choose one by all scores."""
+        """Score the programs in rounds, drop unlikely winners, and choose a program from all scores."""
         nothing_to_do = self.reason_not_to_begin()
         if nothing_to_do is not None:
             if nothing_to_do.reason is StopReason.ONE_PROMPT:
@@ -113,7 +113,7 @@ class EliminationRun(CompileRun):
         return max([self.original, *challengers], key=lambda program: gains[program].expected)
 
     def _final_comparison(self) -> FinalComparison | None:
-        """Return the programs that were scored in all complete rounds if there are at least two, else None."""
+        """Compare the programs that were scored in all complete rounds. Return None if there are fewer than two."""
         min_examples = max(1, self._num_scored)
         programs = [self.original, *self.search.space.programs]
         finalists = [program for program in programs if self.observations.count(program) >= min_examples]

@@ -1,4 +1,4 @@
-"""The check that ends a search early if the search cannot find an improvement."""
+"""A check that ends a search early if no improvement can be found."""
 
 import itertools
 import logging
@@ -13,24 +13,25 @@ from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
 logger = logging.getLogger(__name__)
 
 ENOUGH_ANSWERS = 20  # minimum number of answers before a warning about unparsable answers
-FIRST_ANSWERS = 10  # calls made first, to stop the search at once if almost no answer can be parsed
-UNPARSED = 0.9  # stop if this share of the answers cannot be parsed
-MOSTLY_UNPARSED = 0.5  # warn if this share of the answers cannot be parsed
-MANY_FAILURES = 5  # mention failed calls in the reason to stop if there are at least this many
-ENOUGH_SCORES = 60  # stop after this many scores if all are equal
-ENOUGH_PAIRS = 250  # stop after comparing this many pairs of calls on the same example if no score differs
+FIRST_ANSWERS = 10  # number of answers after which unparsable answers can first stop the search
+UNPARSED = 0.9  # share of unparsable answers at which the search stops
+MOSTLY_UNPARSED = 0.5  # share of unparsable answers at which a warning is logged
+MANY_FAILURES = 5  # minimum number of failed calls to mention in the reason to stop
+ENOUGH_SCORES = 60  # number of scores after which the search stops if all are equal
+# The search stops after this many comparisons of scores on the same example if none differed.
+ENOUGH_PAIRS = 250
 
 
 @dataclass
 class FutilityCheck:
-    """A check of the calls so far for signs that the search cannot find an improvement."""
+    """A check of all calls so far for signs that no improvement can be found."""
 
     evaluator: Evaluator
     num_train: int  # number of examples in the train split; later examples are ignored
     sample: Callable[[], str] = str  # returns one of the program's answers
     compares: bool = True  # whether to stop if all scores and answers are equal
     advice: str = "try another adapter"  # advice if replies cannot be parsed
-    by_program: bool = False  # whether prompts are whole programs; if one has parsable replies, continue
+    by_program: bool = False  # whether the prompts belong to whole programs
     has_warned: bool = False
 
     def check(self) -> str:
@@ -80,7 +81,11 @@ class FutilityCheck:
             self.has_warned = True
 
     def _is_readable(self, records: Sequence[CallRecord]) -> bool:
-        """Return whether the replies to a prompt show that the model follows the output format."""
+        """Return whether the replies to a prompt show that the model can follow the output format.
+
+        A few parsable replies are enough for a whole program. For other prompts, all replies must
+        be parsable.
+        """
         if self.by_program:
             return len(_unparsable(records)) < UNPARSED * len(records)
         return len(records) > 1 and not any(record.outcome for record in records)
@@ -91,8 +96,8 @@ class FutilityCheck:
         num_differing = 0
         for records in examples:
             scores += [record.score or 0.0 for record in records]
-            # With a metric over a set, answers with equal scores may still have different
-            # labels.
+            # If the metric is a metric over a set, answers with equal scores may still have
+            # different labels.
             num_differing += len({(record.score or 0.0, repr(record.value)) for record in records}) > 1
         if len(scores) >= ENOUGH_SCORES and len(set(scores)) == 1:
             return f"every score was {scores[0]:g} in {len(scores)} calls"

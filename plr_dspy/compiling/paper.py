@@ -13,13 +13,13 @@ from plr_dspy.search.space import Candidate
 
 @dataclass(frozen=True)
 class PaperPlan(Plan):
-    """The plan of a compile that scores each order once, on all train examples.
+    """The plan of a compile run that scores each order once, on all train examples.
 
     In PLR Algorithm 1, `num_iterations` is T, `num_samples` is B, `elite_fraction` is rho,
     and `num_final_draws` is K.
 
     Attributes:
-        with_mode: Whether the most probable ordering joins the final comparison.
+        with_mode: Whether the distribution's most probable ordering joins the final comparison.
     """
 
     racing: ClassVar[bool] = False
@@ -35,7 +35,7 @@ class PaperPlan(Plan):
         return self.num_iterations * self.num_samples * self.num_train_examples
 
 
-NOTHING_TO_DO = PaperPlan(max_metric_calls=0)  # plan of a compile that needs no calls
+NOTHING_TO_DO = PaperPlan(max_metric_calls=0)  # plan of a compile run that needs no calls
 
 
 def paper_plan(size: ProblemSize, max_metric_calls: int | None = None, **shape: float | None) -> PaperPlan:
@@ -43,8 +43,8 @@ def paper_plan(size: ProblemSize, max_metric_calls: int | None = None, **shape: 
 
     Args:
         max_metric_calls: Budget in program calls; None for no limit.
-        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`. Each
-            that is missing or None keeps the paper's value.
+        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`. If a
+            setting is missing or None, the paper's value is used.
 
     Raises:
         ValueError: If the budget is too small.
@@ -107,11 +107,11 @@ def random_plan(
 
 @dataclass(kw_only=True)
 class PaperRun(CompileRun):
-    """A compile by PLR Algorithm 1, or by random search, which does not learn from scores.
+    """A compile run by PLR Algorithm 1, or by random search, which does not learn from scores.
 
-    Deviation: The paper compares only draws from the final distribution. All of them may be
-    worse than the original order or another order scored before. So this compile also compares
-    the original, the best orders so far and the mode.
+    Deviation: The paper compares only draws from the final distribution. All draws may be worse
+    than the original order, or than another order that was scored earlier. So this class also
+    compares the original, the best orders so far and the distribution's mode.
     """
 
     def __post_init__(self) -> None:

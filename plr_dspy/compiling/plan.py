@@ -1,4 +1,4 @@
-"""The plan of a compile: the rounds, orderings, examples and program calls of each phase."""
+"""The plan of a compile run: the rounds, orderings, examples and program calls of each phase."""
 
 import itertools
 import math
@@ -14,24 +14,25 @@ MIN_ORDERS = 4  # minimum number of orders in the first round
 MIN_FIRST = {"score": 4, "logprobs": 2}
 SIGNALS = ("auto", *MIN_FIRST)  # values of the `signal` argument
 
-# Maximum number of orders that a search can afford to score on their first examples. A larger
-# budget adds first examples instead.
+# The budget lets a search score at most this many orders on their first examples. A larger
+# budget increases the number of first examples instead.
 NUM_LOOKS = 360
 ROUNDS = 30  # target number of rounds in a search
-# Maximum size of the random first round, relative to later rounds, by what the search varies.
+# Maximum size of the random first round, relative to later rounds, in searches over orders and
+# in searches that also choose demos.
 FIRST_ROUND = {"orders": 2.5, "demos": 8.0}
 MORE_THAN_FIRST = 2  # examples added each time an order is scored again, relative to its first examples
 FINAL_SHARE = 0.15  # maximum share of the budget for the final comparison
-RACE_SHARE = 0.15  # share of the race in the calls that are not reserved for the final comparison
+RACE_SHARE = 0.15  # the race's share of the calls that are not reserved for the final comparison
 
-# In a search over orders, the original's score may differ greatly from all others. A longer race,
-# which scores the original first, avoids a replacement by mistake (see "lone original" in
-# `benchmarks/landscapes.py`).
+# In a search over orders, the original's score may differ greatly from the scores of all other
+# orders. So a longer race first scores the original, to avoid replacing it by mistake (see "lone
+# original" in `benchmarks/landscapes.py`).
 RACED = 3  # number of orders that the longer race can score on all train examples
-LARGEST_RACE = 0.25  # maximum share of the longer race in the calls not reserved for the final comparison
-ORIGINAL_SHARE = 0.5  # share of the longer race's calls that is used first, to score the original
+LARGEST_RACE = 0.25  # the longer race's maximum share of the calls not reserved for the final comparison
+ORIGINAL_SHARE = 0.5  # share of the longer race's calls that first score the original
 
-CALLS_PER_SQUARE = 2.5  # maximum number of useful calls, relative to the squared number of examples
+CALLS_PER_SQUARE = 2.5  # maximum number of useful calls, divided by the squared number of examples
 LEAST_CALLS = 20  # smallest result of `most_calls`
 MAX_ROUNDS = 1_000  # effectively unlimited: the calls run out first
 
@@ -40,33 +41,33 @@ MAX_ROUNDS = 1_000  # effectively unlimited: the calls run out first
 class ProblemSize:
     """The size of an optimization problem, from which the plan is made."""
 
-    num_train: int  # examples in the train split
-    num_selection: int  # examples in the selection split
-    num_distinct: int  # distinct prompts in the search space
+    num_train: int  # number of examples in the train split
+    num_selection: int  # number of examples in the selection split
+    num_distinct: int  # number of distinct prompts in the search space
     num_attempts: int = 0  # maximum number of calls that bootstrap demos before the search
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a compile: a search, a race of the best orderings, and a final comparison."""
+    """The plan of a compile run: a search, a race of the best orderings, and a final comparison."""
 
     racing: ClassVar[bool] = True  # whether there is a race; if not, the search uses all train examples
 
     num_iterations: int = 0  # maximum number of rounds
-    num_samples: int = 1  # orderings in each round
-    num_best_seen: int = 0  # race winners that join the final comparison
+    num_samples: int = 1  # number of orderings in each round
+    num_best_seen: int = 0  # number of race winners that join the final comparison
     num_train_examples: int = 0  # maximum number of train examples to score an ordering on
-    num_selection_examples: int = 0  # examples in the final comparison
+    num_selection_examples: int = 0  # number of examples in the final comparison
     max_metric_calls: int | None = None  # budget, reduced if there are few examples; None if unlimited
-    most_searched: int | None = None  # calls of an exhaustive search on all train examples, if affordable
+    most_searched: int | None = None  # number of calls in an exhaustive search, if one is planned
     elite_fraction: float = 0.125  # share of the orderings that the distribution is refitted to
     num_final_draws: int = 0  # number of draws from the final distribution to enter in the race
-    num_initial: int = 0  # orderings in the first round
-    num_first_examples: int = 1  # examples that an ordering is first scored on
-    num_more_examples: int = 0  # examples added each time an ordering is scored again
+    num_initial: int = 0  # number of orderings in the first round
+    num_first_examples: int = 1  # number of examples that an ordering is first scored on
+    num_more_examples: int = 0  # number of examples added each time an ordering is scored again
     num_entrants: int = 0  # number of the best orderings to enter in the race
     race_calls: int = 0  # maximum number of program calls in the race
-    original_share: float = 0.0  # share of `race_calls` that is used first, to score the original
+    original_share: float = 0.0  # share of `race_calls` that first score the original
 
     @property
     def num_finalists(self) -> int:
@@ -87,7 +88,7 @@ class Plan:
 
     @property
     def num_looks(self) -> int:
-        """Approximate number of looks, each of which calls one candidate on several examples in a row."""
+        """Approximate number of looks. A look scores one candidate on several examples in a row."""
         looks_of_search = math.ceil((self.search_calls + self.race_calls) / self.num_first_examples)
         return looks_of_search + self.num_finalists
 
@@ -116,15 +117,15 @@ def make_plan(
     searched: str = "orders",
     **shape: float | None,
 ) -> Plan:
-    """Plan a compile.
+    """Return the plan of a compile run.
 
     Args:
         auto: "light", "medium" or "heavy"; None if `max_metric_calls` is given.
         max_metric_calls: Budget in program calls, which overrides `auto`.
         signal: "score", or "logprobs" if calls also return log-probabilities of labels.
         searched: What the search varies: "orders", or "demos" if it also chooses the demos.
-        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`. The
-            plan chooses each that is missing or None.
+        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`. If a
+            setting is missing or None, a value is chosen.
 
     Raises:
         ValueError: If the budget is too small.

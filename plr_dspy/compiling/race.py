@@ -26,9 +26,9 @@ def run_race(
     """Race the entrants by successive halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
 
     Each heat scores the remaining entrants on more examples, and drops the worst. Before the
-    heats, the original gets its share of the calls. The last heat scores the original on
-    as many examples as the entrants. Neither the original nor an entrant without an estimate
-    can win.
+    heats, the planned share of the calls scores the original. The last heat scores the original
+    on as many examples as the entrants. Neither the original nor an entrant without an estimated
+    score can win.
 
     Args:
         entrants: The candidates to race, best first.
@@ -36,15 +36,15 @@ def run_race(
         score: Makes calls, adds them to the observations, and returns the candidates whose
             calls fit the time and cost limits.
         estimate: Returns the estimated scores of candidates, given all calls so far.
-        plan: The plan, which has the number of winners and the maximum number of examples.
+        plan: The plan of the compile run.
         num_calls: Maximum number of program calls in the race, shared equally by the heats.
         own_programs: As in `first_of_each_kind`.
 
     Returns:
         The winners, best first. If there are several, they include the best of each kind.
     """
-    # Use up to half the calls to score new entrants on as many examples as the scored entrant
-    # with the fewest examples.
+    # Score new entrants on as many examples as the scored entrant with the fewest examples. Use
+    # at most half of the calls.
     level = min(filter(None, map(observations.count, entrants)), default=schedule.num_first)
     new = [entrant for entrant in entrants if not observations.count(entrant)]
     wanted = schedule.examples_for(new, observations, level)
@@ -82,7 +82,7 @@ def run_race(
 
 
 def _calls_up_to(level: int, counts: Sequence[int]) -> int:
-    """Return the number of calls that raise each count of examples to at least `level`."""
+    """Return the number of calls needed to increase each count of examples to at least `level`."""
     return sum(max(0, level - count) for count in counts)
 
 

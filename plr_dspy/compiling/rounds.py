@@ -22,12 +22,14 @@ logger = logging.getLogger(__name__)
 MIN_SHARE = 0.5
 WIDENED_AT = 0.5  # share of the search's calls after which its space may be widened
 MAX_LOW = 8  # maximum number of low-scoring examples from which new items are made
-MIN_PER_LOW = 8  # train examples, and remaining calls of the search, required per low-scoring example
+# Each low-scoring example requires this many train examples and this many remaining search calls.
+MIN_PER_LOW = 8
 NUM_WIDENED = 4  # number of best orderings to score with each new item
-# Share of the search's calls that first score the user's programs. They get more calls than
-# arrangements, because the scores of other candidates do not predict theirs.
+# This share of the search's calls first scores the user's programs. They need more calls than
+# arrangements, because no other candidate's scores predict their scores.
 OWN_SHARE = 0.25
-MIN_FAILURES = 8  # If all new calls of a round fail, and there are at least this many, assume an outage.
+# If all new calls of a round fail, and there are at least this many, assume an outage.
+MIN_FAILURES = 8
 
 
 def no_minimum(candidates: Sequence[Candidate]) -> Mapping[Candidate, int]:
@@ -45,15 +47,16 @@ class SearchRounds:
             the selection split.
         plan: The planned rounds and program calls.
         original: The user's program, as an ordering, `WITHOUT_DEMOS` or a whole program.
-        own_programs: The user's other programs, which replace the original at lower odds.
+        own_programs: The user's other programs, which can replace the original at lower odds.
         min_probability, stop_at_score, patience: As in `PLReorder`.
         sample, advice: As in `FutilityCheck`.
         shifted: As in `ExampleSchedule`.
-        min_examples: Returns the minimum number of new examples for some of the candidates,
-            which are scored in the given order. With more examples in a row, a server with a
-            prefix cache reads the demos again for a smaller share of the calls.
+        min_examples: Returns minimum numbers of new examples for some candidates, given all
+            candidates of a round in the order of their calls. With more examples per candidate,
+            a server with a prefix cache reads demos less often.
         widen: Returns a search in a wider space, given the result of `low_scores`, or None if
-            the space cannot be widened. Items keep their indices, and new items come last.
+            the space cannot be widened. Existing items keep their indices, and new items come
+            last.
         on_round: Called after each round.
     """
 
@@ -129,8 +132,8 @@ class SearchRounds:
     def next_candidates(self) -> Sequence[Candidate]:
         """Return the candidates of the next round.
 
-        Widen the search space first if half the calls are used, or if no other candidates are
-        left.
+        Widen the search space once half of the search's calls are used, or once the search
+        proposes no more candidates.
         """
         candidates: Sequence[Candidate] = []
         if self.evaluator.num_calls("search") >= WIDENED_AT * self.plan.search_calls:
@@ -138,9 +141,9 @@ class SearchRounds:
         return candidates or self.search.ask() or self.widened()
 
     def widened(self) -> list[Candidate]:
-        """Continue the search in a wider space, and return its first candidates: the best orderings with new items.
+        """Continue the search in a wider space. Return its first candidates: the best orderings with new items.
 
-        Return an empty list if the space cannot be widened. It can be widened at most once.
+        Return an empty list if the space cannot be widened, or was widened before.
         """
         widen = self.widen
         self.widen = None
@@ -153,8 +156,8 @@ class SearchRounds:
         wider_search = widen(low_scores) if low_scores else None
         if wider_search is None:
             return []
-        # The new items were made from these examples, so their scores on them would be too
-        # high.
+        # The new items were made from these examples, so scores of the new items on these
+        # examples would be too high.
         self.schedule.retired.update(low_scores)
         scores = self.scores()
         wider_search.model.information_weights = self.evaluator.effective.information_weights
@@ -169,8 +172,8 @@ class SearchRounds:
         """Return train examples with low scores, each with the ordering that had the low score.
 
         For each example, only the first ordering that was scored on this example counts. A
-        score is low if another call has a higher score. Replies that cannot be parsed are
-        ignored, because they have no score.
+        score is low if any call on any example has a higher score. Replies that cannot be
+        parsed are ignored, because they have no score.
         """
         evaluator = self.evaluator
         kept = self.plan.race_calls + self.plan.final_calls
@@ -241,7 +244,7 @@ class SearchRounds:
         ]
 
     def _first_half(self, wanted: Wanted) -> Wanted:
-        """Return the first candidates that fit into half the search's calls, but at least `MIN_ORDERS`."""
+        """Return the first candidates whose calls fit into half the search's calls, but at least `MIN_ORDERS`."""
         first: Wanted = {}
         num_calls = 0
         for candidate, examples in wanted.items():

@@ -1,8 +1,8 @@
-"""One compile: search, race, comparison and decision.
+"""A compile run: search, race, comparison and decision.
 
 Read next: `rounds.py`, whose `SearchRounds` is the base class of `CompileRun`, then `race.py`
-and `choice.py`. `paper.py` has PLR Algorithm 1, a separate loop without a race. To extend a
-compile, see "Where to add" in `CONTRIBUTING.md`.
+and `choice.py`. `paper.py` has PLR Algorithm 1, a separate loop without a race. "Where to add"
+in `CONTRIBUTING.md` says how to extend a run.
 """
 
 import logging
@@ -51,10 +51,10 @@ class FinalComparison:
 
 @dataclass(kw_only=True)
 class CompileRun(SearchRounds):
-    """A compile in progress, from the first round of the search to the decision.
+    """A compile run in progress, from the first round of the search to the decision.
 
-    Demos are bootstrapped before. If `run` raises an error, `unfinished` returns the outcome
-    so far.
+    Demos are bootstrapped before the run. If `run` raises an error, `unfinished` returns the
+    outcome so far.
     """
 
     def run(self) -> Outcome:
@@ -101,7 +101,7 @@ class CompileRun(SearchRounds):
         return self.decide(comparison)
 
     def reason_not_to_begin(self) -> Stop | None:
-        """Return the reason to end before the search if there is one, else None."""
+        """Return the reason not to start the search, or None if the search can start."""
         if self.search.space.num_distinct < 2:
             logger.warning("%s, so there is nothing to compare", StopReason.ONE_PROMPT.value)
             return Stop(StopReason.ONE_PROMPT)
@@ -188,8 +188,8 @@ class CompileRun(SearchRounds):
         budget = self.evaluator.budget
         num_selection = self.plan.num_selection_examples
         num_examples = min(max(MIN_COMPARED, round(fraction * num_selection)), num_selection)
-        # `calls_left` is an estimate. If it is below the minimum, try the minimum anyway,
-        # because the limits stop calls that are too many.
+        # `calls_left` is an estimate. If the estimate is below the minimum, try the minimum
+        # anyway, because the limits stop any excess calls.
         num_examples = min(num_examples, max(budget.calls_left // num_finalists, min_examples))
         calls_within_budget = budget.max_calls - self.evaluator.log.num_calls
         return min(num_examples, calls_within_budget // num_finalists)
@@ -208,16 +208,16 @@ class CompileRun(SearchRounds):
         """Choose one of the finalists, or keep the original if nothing was compared.
 
         Args:
-            by_score: Whether to choose by the mean score in the comparison, as in PLR
-                Algorithm 1, rather than by the expected gain from the calls on both splits.
+            by_score: Whether to choose by the mean score in the comparison, as PLR Algorithm 1
+                does. Otherwise, choose by the expected gain, estimated from both splits.
         """
         if comparison is None:
             return self.outcome()
         finalists = comparison.finalists
         records = self.evaluator.known(dict.fromkeys(finalists, comparison.examples))
         observations = self.observations.with_records(records)
-        # With a metric over a set, the score of an answer depends on the other answers,
-        # called the reference. Use the finalists' answers as the reference in all observations
+        # If the metric is a metric over a set, the score of an answer depends on other answers,
+        # called the reference. Use the finalists' answers as the reference for all observations
         # of the run.
         observations.refer_to([*finalists, *self.best()], self.search.fitted, least=len(finalists))
         if by_score:
@@ -235,7 +235,7 @@ class CompileRun(SearchRounds):
         return self.outcome(decision)
 
     def outcome(self, decision: Decision | None = None, stop: Stop | None = None) -> Outcome:
-        """Return the outcome with this decision, or with the decision to keep the original if it is None."""
+        """Return the outcome of the run. If `decision` is None, the original is kept."""
         evaluator = self.evaluator
         counts = {phase: evaluator.num_calls(phase) for phase in ("bootstrap", "search", "race", "final")}
         counts["total"] = evaluator.num_calls()

@@ -1,4 +1,4 @@
-"""Turn rows into examples with inputs: rows of a Hugging Face data set, dicts, or examples without inputs."""
+"""Conversion to examples with inputs, from Hugging Face data sets, dicts, or examples without inputs."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -33,20 +33,20 @@ def as_examples(
 ) -> list[dspy.Example]:
     """Return rows as examples with inputs.
 
-    Examples that declare their inputs are unchanged. All other rows get `inputs`, or by default
-    the program's inputs, which must all be columns.
+    Examples that declare their inputs are returned unchanged. All other rows get `inputs`. By
+    default, these are the program's inputs, which must all be columns.
 
     Args:
         rows: Examples, dicts, or a `datasets.Dataset`. In `ClassLabel` columns, class names
-            replace class indices. If a row has no label, its example lacks the field.
+            replace class indices. If a row has no class label, the field is omitted from its example.
         program: The program to call on the examples.
         name: Name of the rows in messages.
         inputs: Names of the input columns.
-        place: Returns the name of a row in messages, given its index; by default, a name
-            such as "trainset[3]".
+        place: A function that returns the name of a row in messages, given the row's index.
+            By default, a row's name is, for example, "trainset[3]".
 
     Raises:
-        TypeError, ValueError: If rows are of another type, or if their inputs are missing,
+        TypeError, ValueError: If rows have another type, or if their inputs are missing,
             ambiguous or contradictory.
     """
     _check_names(inputs)
@@ -133,7 +133,7 @@ def _inferred_inputs(program: dspy.Module, columns: Sequence[str], row_name: str
     """Return the columns that are inputs of the program. Raise a ValueError if the choice is ambiguous."""
     given = program_inputs(program)
     are_certain = is_single_step(program)
-    if not given and program.predictors():  # The program's forward takes any inputs, as in wrappers.
+    if not given and program.predictors():  # The program's forward takes any inputs, like a wrapper's.
         given = predictor_inputs(program.predictors()[0])
         are_certain = True
     present = [name for name in given if name in columns]
@@ -158,8 +158,8 @@ def _check_values(row: Any, inputs: Sequence[str], needed: Sequence[str], row_na
     missing = [name for name in inputs if name not in columns]
     if missing:
         raise UserError(
-            f"{row_name} must have the inputs {list(inputs)}; got the columns {columns}: add {missing}, or change the "
-            "inputs"
+            f"{row_name} must have the inputs {list(inputs)}; got the columns {columns}: add {missing}, or pass other "
+            "names as inputs"
         )
     empty = [name for name in needed if name in columns and row[name] is None]
     if empty:

@@ -1,4 +1,4 @@
-"""Load data sets from files and the Hugging Face hub with `datasets`, which is imported only when needed."""
+"""Loading of data sets from files and the Hugging Face hub. `datasets` is imported only when needed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     import datasets
 
 HUB = "hub:"
-"""Prefix of the names of data sets on the hub."""
+"""The prefix for names of data sets on the hub."""
 
 _HUB_NAME = re.compile(r"hub:(?P<path>[^:]+)(?::(?P<config>[^:[\]]+))?:(?P<split>[^:[\]]+(?:\[[^\]]*\])?)")
 ENCODING = "utf-8-sig"  # UTF-8 with or without a byte order mark
 
 
 class HubSplit(NamedTuple):
-    """A split of a data set on the hub, or a part of it, such as "train[:1000]"."""
+    """A split of a data set on the hub, or a part of a split, such as "train[:1000]"."""
 
     path: str
     config: str | None
@@ -39,18 +39,18 @@ def hub_split(name: str) -> HubSplit:
     if match is None:
         raise UserError(
             "the name of a data set on the hub must have the form hub:NAME:SPLIT or hub:NAME:CONFIGURATION:SPLIT; got "
-            f"{name}: pass a name such as hub:SetFit/subj:train"
+            f"{name!r}: pass a name such as hub:SetFit/subj:train"
         )
     return HubSplit(**match.groupdict())
 
 
 def import_datasets() -> Any:
-    """Import `datasets`, or raise an ImportError that says how to install it."""
+    """Import the package `datasets`, or raise an ImportError that says how to install the package."""
     try:
         import datasets
     except ImportError as error:
         raise MissingPackageError(
-            f"rows are read with datasets, which cannot be imported ({error}): pip install datasets"
+            f"rows are read with datasets, which cannot be imported ({error}): run pip install datasets"
         ) from error
     return datasets
 
@@ -75,8 +75,8 @@ def load_hub_split(split: HubSplit, **options: Any) -> Any:
 def load_file(path: Path) -> datasets.Dataset | list[dict[str, Any]]:
     """Load a .csv or .parquet file, or JSON lines from any other file.
 
-    All cells of a CSV file are read as text. No files stay in the cache of `datasets`. Raise a
-    ValueError if loading fails.
+    All cells of a CSV file are read as text. No files are left in the cache of `datasets`.
+    Raise a ValueError if loading fails.
     """
     kind = path.suffix.lower()
     try:
@@ -94,7 +94,7 @@ def load_file(path: Path) -> datasets.Dataset | list[dict[str, Any]]:
 
 
 def _load(kind: str, path: Path, **options: Any) -> datasets.Dataset:
-    """Load a file into memory with a reader of `datasets`, without messages or a cache."""
+    """Load a file into memory with a reader from `datasets`, without log messages or a cache."""
     datasets = import_datasets()
     verbosity = datasets.logging.get_verbosity()
     shows_bars = not datasets.utils.are_progress_bars_disabled()
@@ -162,14 +162,14 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
             ) from error
         if not isinstance(row, dict):
             raise UserError(
-                f"line {number} of {path} must be a JSON object; got {line}: write the row as {{column: value, ...}}"
+                f"line {number} of {path} must be a JSON object; got {line!r}: write the row as {{column: value, ...}}"
             )
         rows.append(row)
     return rows
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of an error's cause."""
+    """Return the first line of the message of an error's cause. If there is no cause, use the error's own message."""
     cause = error.__cause__ or error
     lines = str(cause).splitlines()
     return lines[0] if lines else type(cause).__name__

@@ -1,1 +1,1 @@
-"""Read and calibrate the label probabilities of outputs with few possible values."""
+"""Label probabilities of outputs with few possible values, and their calibration."""

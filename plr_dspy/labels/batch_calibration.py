@@ -38,14 +38,14 @@ from plr_dspy.statistics.comparisons import paired_interval
 
 logger = logging.getLogger(__name__)
 
-NUM_FIRST = 6  # stop after this many calls if no reply has label probabilities
+NUM_FIRST = 6  # number of calls after which to stop if no reply has label probabilities
 
 Indices = NDArray[np.int64]
 
 
 @arguments
 class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
-    """An optimizer that divides each label's probability by its mean over trainset inputs.
+    """An optimizer that divides each label's probability by the label's mean probability on trainset inputs.
 
     The student needs an output that is a Literal, an enum or a bool, and an LM that
     returns log-probabilities (OpenAI's chat models, vLLM, llama.cpp).
@@ -53,21 +53,21 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     Source: H. Zhou et al., arXiv:2309.17249.
 
     Args:
-        num_inputs: Maximum number of examples to call the program on, stratified by
-            label. With a metric, all labels are sampled equally often, and the examples are
-            weighted by their labels' shares.
+        num_inputs: Maximum number of examples to call the program on. The sample is
+            stratified by label. If `metric` is passed, all labels are sampled equally often,
+            and the examples are weighted by their labels' shares.
         prior: Expected share of each label among the correct answers. If None, the shares
             are chosen by cross-validation if examples have labels, and are equal otherwise.
         metric: Metric over a set, such as ``F1("positive")``, to maximise instead of
             accuracy; requires prior=None and labelled examples. The metric of an earlier
-            search is not used by itself: pass it again.
+            search is not used automatically, so pass that metric again.
         predictor: Name of the predictor to calibrate; needed only if several predictors have
             an output that is a Literal, an enum or a bool.
         seed: Seed for sampling examples.
         num_threads, max_errors, display_progress: As in `PLReorder`.
 
     Attributes:
-        report: `CalibrationReport` of the last compile, or None before the first compile.
+        report: The `CalibrationReport` of the last call of `compile`, or None before the first call.
     """
 
     num_inputs: Annotated[WholeNumber, Field(ge=2)] = 64
@@ -81,7 +81,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
 
     def check_together(self) -> None:
         if self.metric is not None and self.prior is not None:
-            raise UserError(f"metric requires prior=None; got prior={self.prior}: omit metric or prior")
+            raise UserError(f"metric requires prior=None; got prior={self.prior!r}: omit metric or prior")
 
     def compile(
         self,
@@ -97,15 +97,15 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
 
         Args:
             student: A program, calibrated or not. The program is not modified.
-            trainset: Examples. Duplicates, and examples that are also demos, are ignored.
+            trainset: Examples. Duplicates and examples that are also demos are ignored.
             teacher, valset: Ignored, but accepted because DSPy passes both to optimizers.
             seed: Overrides the constructor's seed.
             inputs: As in `PLReorder.compile`.
 
         Returns:
             The calibrated program, with the report as plain data in
-            ``calibration_report``. The program's `calibration` is None if its answers stay
-            unchanged.
+            ``calibration_report``. If no calibration improves the answers, the program's
+            `calibration` is None.
 
         Raises:
             NoProbabilities: If the LM returns no label probabilities.
@@ -126,8 +126,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         searched_by = _metric_of_search(student)
         if uses_labels and self.metric is None and searched_by:
             logger.warning(
-                "the student was compiled by %s, but its calibration will be chosen by accuracy: pass "
-                "BatchCalibration(metric=%s)",
+                "the student was compiled with the metric %s, but its calibration will be chosen by accuracy: to use "
+                "the same metric, pass BatchCalibration(metric=%s)",
                 searched_by,
                 searched_by,
             )
@@ -159,7 +159,11 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     def _usable(
         self, student: dspy.Module, output: LabelOutput, trainset: Examples
     ) -> tuple[list[dspy.Example], bool]:
-        """Return the usable examples, and whether to use their labels."""
+        """Return the examples to call the program on, and whether to use their labels.
+
+        The examples have distinct inputs, and are not demos. If their labels are used, all
+        unlabelled examples are omitted.
+        """
         distinct = _distinct(student, trainset)
         labelled = [distinct[i] for i in np.flatnonzero(output.numbers(distinct) >= 0)]
         uses_labels = self.prior is None and len(labelled) > 1
@@ -244,7 +248,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         if scores[chosen] <= constant_scores[always]:
             logger.warning(
                 f"the best strategy ({chosen}) scores {scores[chosen]:.3f} on {len(correct)} inputs, no more than "
-                f"the constant answer: {always} ({constant_scores[always]:.3f}). Let PLFewShot choose the demos, or "
+                f"the constant answer {always} ({constant_scores[always]:.3f}). Let PLFewShot choose the demos, or "
                 "use another model."
             )
         scores[always] = constant_scores[always]
@@ -271,12 +275,12 @@ class LabelReplies:
     inputs: Indices  # input indices, [n]
     log_probabilities: Array  # [n, L]
     unseen: NDArray[np.bool_]  # whether a label is not among the likeliest tokens, [n, L]
-    answers: Indices  # label indices of the program's answers, or -1 if an answer is no label, [n]
+    answers: Indices  # label indices of the program's answers, or -1 if an answer is not a label, [n]
     completed: Indices  # indices of inputs whose calls did not fail
     num_failed: int
 
     def report(self, weights: Array, *, metric: str, num_examples: int) -> CalibrationReport:
-        """Return a report without a calibration, which is chosen later."""
+        """Return a report without a calibration. The calibration is chosen later."""
         means = np.average(np.exp(self.log_probabilities), axis=0, weights=weights[self.inputs])
         return CalibrationReport(
             calibration=None,
@@ -289,7 +293,7 @@ class LabelReplies:
         )
 
     def pad_answers(self, answers: Indices) -> Indices:
-        """Extend answers to all `completed` inputs; -1 marks replies without probabilities."""
+        """Insert -1 for each completed input whose reply has no label probabilities."""
         padded = np.full(self.completed.max() + 1, -1)
         padded[self.inputs] = answers
         return padded[self.completed]
@@ -314,7 +318,7 @@ def read_replies(
 ) -> LabelReplies:
     """Call a program on examples and read the label probabilities in its replies.
 
-    With `as_it_is`, the program keeps its own answers. Otherwise, the likeliest label
+    If `as_it_is` is true, the program keeps its own answers. Otherwise, the likeliest label
     replaces each answer, so the adapter never retries an unparsable reply.
     """
 
@@ -367,7 +371,7 @@ def _no_probabilities(num_read: int, num_replies: int) -> NoProbabilities:
 
 
 def _metric_of_search(student: dspy.Module) -> str:
-    """Return the name of the metric over a set with which a program was compiled, or an empty string."""
+    """Return the metric over a set that a program was compiled with, or an empty string if there is none."""
     report = getattr(student, "reorder_report", None)
     if not isinstance(report, Mapping):
         return ""
@@ -376,7 +380,7 @@ def _metric_of_search(student: dspy.Module) -> str:
 
 
 def _distinct(student: dspy.Module, trainset: Examples) -> list[dspy.Example]:
-    """Return the examples that are not demos, one for each distinct input."""
+    """Return one example for each distinct input that is not a demo. There must be at least two such inputs."""
     demos: list[Value] = []
     for predictor in student.predictors():
         demos += predictor.demos

@@ -37,7 +37,7 @@ def calibrated_output(program: dspy.Module, predictor: str | None = None) -> Lab
         if reads_itself and predictors[output.predictor] in part.predictors():
             raise UserError(
                 f"predictor {output.predictor!r} is in a {type(part).__name__}, which cannot be calibrated: pass the "
-                "program inside the wrapper"
+                f"program inside the {type(part).__name__}"
             )
     if any(PROBABILITIES in other.signature.output_fields for other in predictors.values()):
         raise UserError(
@@ -70,12 +70,12 @@ class CalibratedProgram(dspy.Module):
         if not isinstance(program, dspy.Module) or isinstance(program, CalibratedProgram):
             raise UserTypeError(
                 f"program must be a dspy.Module that is not calibrated already; got {type(program).__name__}: pass "
-                "the original program"
+                "the uncalibrated program"
             )
         if not isinstance(calibration, (Calibration, type(None))):
             raise UserTypeError(
-                f"calibration must be a Calibration or None; got {calibration!r}: pass report.calibration of a "
-                "BatchCalibration, or omit calibration"
+                f"calibration must be a Calibration or None; got {calibration!r}: pass the report.calibration of a "
+                "BatchCalibration optimizer, or omit calibration"
             )
         self.program = ProgramFactory(program).build({})
         set_compiled(self.program, False)  # DSPy does not save programs that are marked as compiled.

@@ -20,7 +20,7 @@ class Calibration:
     Attributes:
         labels: The text of each label in demos, ``[L]``.
         offsets: The value to add to each label's log-probability, ``[L]``.
-        shares: Target share of each label among answers, ``[L]``, or empty without targets.
+        shares: Target share of each label among answers, ``[L]``, or empty if there are no targets.
     """
 
     labels: tuple[str, ...]

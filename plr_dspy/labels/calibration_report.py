@@ -14,16 +14,16 @@ class CalibrationReport:
     """A report by `BatchCalibration`. `print()` shows a summary.
 
     Attributes:
-        calibration: Calibration of the program, or None if its answers stay unchanged.
+        calibration: The program's calibration, or None if its answers are left unchanged.
         metric: Criterion for comparing strategies: "accuracy", or a metric over a set.
         mean_probabilities: Mean probability of each label before calibration.
         num_examples: Number of examples in the trainset.
         num_inputs: Number of inputs whose replies had label probabilities.
-        program_calls, num_failed: Number of all program calls, and of failed calls.
+        program_calls, num_failed: Number of all program calls, and number of failed calls.
         scores: Accuracy or metric of each strategy: "as it is" (not calibrated), "calibrated
             to" certain label shares, and the best constant answer, such as "always 'yes'".
             Empty if the examples' labels were not used.
-        chosen: The best strategy apart from the constant answer, or None without scores.
+        chosen: The best strategy apart from the constant answer, or None if `scores` is empty.
         gain_interval: 95% confidence interval for the accuracy gain of the chosen strategy
             over "as it is", or None if accuracy was not compared.
     """
@@ -41,7 +41,7 @@ class CalibrationReport:
 
     @property
     def shares(self) -> dict[str, float] | None:
-        """The target share of each label among answers, or None without targets."""
+        """The target share of each label among answers, or None if there are no targets."""
         if self.calibration is None or not self.calibration.shares:
             return None
         return dict(zip(self.calibration.labels, self.calibration.shares, strict=True))

@@ -1,4 +1,4 @@
-"""Check, before any call, that examples have the labels that a metric reads."""
+"""Checks, before any program call, that examples have the labels that a metric reads."""
 
 import logging
 import math
@@ -22,7 +22,7 @@ from plr_dspy.programs.copying import language_models
 logger = logging.getLogger(__name__)
 
 NAMES_OF_CLASSES = (
-    "for the names of a ClassLabel column, pass the data set itself, or as_examples(dataset, program)"
+    "to get class names from a ClassLabel column, pass the data set itself or as_examples(dataset, program)"
 )
 
 
@@ -30,15 +30,19 @@ def check_answers_itself(program: dspy.Module, *, name: str) -> None:
     """Raise a ValueError if the program is calibrated."""
     if isinstance(program, CalibratedProgram):
         raise UserError(
-            f"{name} must not be calibrated, because a new order needs its own calibration: pass {name}.program, and "
-            "calibrate the result."
+            f"{name} must not be calibrated, because other prompts need another calibration; got a "
+            f"{type(program).__name__}: pass {name}.program, and calibrate the result"
         )
 
 
 def check_answers(
     program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], *, name: str
 ) -> None:
-    """Raise a ValueError if no example has one of the labels and the metric scores all labels alike."""
+    """Raise a ValueError if no answer can be correct.
+
+    This is the case if no example has one of the output's labels, and the metric gives every
+    label the same score.
+    """
     output = label_output(program)
     if not isinstance(output, LabelOutput):
         return
@@ -52,19 +56,20 @@ def check_answers(
         if _are_whole_numbers(values):
             fix += f"; {NAMES_OF_CLASSES}"
         raise UserError(
-            f"{name}: no example has one of the labels {list(output.labels)} in field {output.name!r}; the first has "
-            f"{values[0]!r}. As {ALL_ALIKE}, no answer can be right. {fix}."
+            f"{name}: no example has one of the labels {list(output.labels)} in the field {output.name!r}; the "
+            f"first value is {values[0]!r}. Since {ALL_ALIKE}, no answer can be correct. {fix}."
         )
 
 
 def check_labels(program: dspy.Module, metric: Metric, **datasets: Sequence[dspy.Example]) -> None:
-    """Raise a ValueError if examples lack labels that the metric surely reads; warn if it may read them.
+    """Raise a ValueError if examples lack labels that the metric needs.
 
-    A metric over a set reads the label of each example. Another metric may need none, such as
-    a judge, so missing labels are an error only if it fails without them.
+    If the metric may need the labels, only log a warning. A metric over a set needs the label
+    of each example. Any other metric may work without labels, as a judge does, so missing
+    labels are an error only if the metric fails without labels.
 
     Args:
-        datasets: Lists of examples, by their names in messages.
+        datasets: Lists of examples. Messages refer to each list by its keyword.
     """
     for name, examples in datasets.items():
         if not examples:
@@ -78,70 +83,74 @@ def check_labels(program: dspy.Module, metric: Metric, **datasets: Sequence[dspy
 def _check_labels_of_set(
     program: dspy.Module, metric: SetMetric, examples: Sequence[dspy.Example], dataset: str
 ) -> None:
-    """Raise a ValueError unless each example has the label that a metric over a set reads."""
+    """Raise a ValueError unless each example has the label that a metric over a set needs."""
     field = metric.field
     if field is None:
         names = list(dict.fromkeys(chain.from_iterable(example.labels().keys() for example in examples)))
         if len(names) != 1:
-            metric.right_labels(examples)  # raises unless each example has one label
+            # Raise an error for the first example that does not have exactly one label.
+            metric.right_labels(examples)
             return
         (field,) = names
     annotations = _output_types(program)
     if is_single_step(program) and field not in annotations:
-        fix = "rename the column or the output, so that both have the same name"
+        fix = "rename the column or the output so that both have the same name"
         if metric.field is not None:
-            fix += ", and pass this name as field"
+            fix += ", and pass that name to the metric as field"
         raise UserError(
             f"metric: {metric!r} compares the field {field!r} of examples and answers, but the program's outputs are "
-            f"{list(annotations)}; the columns of {dataset} are {_columns(examples)}: {fix}"
+            f"{list(annotations)}, and the columns of {dataset} are {_columns(examples)}: {fix}"
         )
     missing = []
-    for number, example in enumerate(examples):
+    for index, example in enumerate(examples):
         if field not in example or _is_empty(example[field], annotations.get(field)):
-            missing.append(number)
+            missing.append(index)
     if len(missing) == len(examples):
         raise UserError(
-            f"{dataset}: no example has a label in {field!r}, which {metric!r} reads; the columns are "
-            f"{_columns(examples)}: rename the column that holds the labels to {field!r}"
+            f"{dataset}: no example has a label in {field!r}, which {metric!r} needs; the columns are "
+            f"{_columns(examples)}: add the labels, or rename the column that holds the labels to {field!r}"
         )
     if missing:
         raise UserError(
             f"{dataset}: {len(missing)} of {len(examples)} examples have no label in {field!r}, which {metric!r} "
-            f"reads; the first is {dataset}[{missing[0]}]: drop these rows, or add their labels"
+            f"needs; the first is {dataset}[{missing[0]}]: drop these rows, or add their labels"
         )
 
 
 def _check_outputs(
     program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], dataset: str
 ) -> None:
-    """Warn if examples lack outputs of the program; raise a ValueError if the metric fails without them."""
+    """Warn if examples lack values for the program's outputs.
+
+    Raise a ValueError if no example has such a value, and the metric fails for this reason.
+    """
     missing: dict[str, list[int]] = {}
     annotations = _output_types(program)
     for name, annotation in annotations.items():
         missing[name] = [i for i, example in enumerate(examples) if _is_empty(example.get(name), annotation)]
-    filled = [name for name, numbers in missing.items() if len(numbers) < len(examples)]
+    filled = [name for name, indices in missing.items() if len(indices) < len(examples)]
     if not filled:
         _check_metric_without_labels(program, metric, examples, dataset)
     for name in filled:
-        numbers = missing[name]
-        if numbers:
+        indices = missing[name]
+        if indices:
             logger.warning(
-                "%d of %d examples of %s have no value in %r, the first of them %s[%d]: drop these rows, unless the "
-                "metric does not need it",
-                len(numbers),
-                len(examples),
+                "%s: %d of %d examples have no value in %r; the first is %s[%d]: drop these rows, unless the metric "
+                "works without this value",
                 dataset,
+                len(indices),
+                len(examples),
                 name,
                 dataset,
-                numbers[0],
+                indices[0],
             )
         values = [example[name] for example in examples if name in example]
         if without_none(annotations[name]) is str and _are_whole_numbers(values):
             logger.warning(
-                "the field %r of %s holds only whole numbers, such as %r, but the program answers with a text: unless "
-                "the metric converts one of them, no answer is right; %s",
-                name,
+                "%s: the field %r holds only whole numbers, such as %r, but the program answers with text. Unless the "
+                "metric converts the numbers or the answers, no answer is correct: %s",
                 dataset,
+                name,
                 values[0],
                 NAMES_OF_CLASSES,
             )
@@ -150,7 +159,11 @@ def _check_outputs(
 def _check_metric_without_labels(
     program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], dataset: str
 ) -> None:
-    """Raise a ValueError if a metric fails on examples without labels; warn if their labels may have another name."""
+    """Check a metric if no example has a value for the program's outputs.
+
+    Raise a ValueError if the metric fails without labels. Otherwise, log a warning if another
+    column may hold the labels.
+    """
     columns = _columns(examples)
     problem = (
         f"{dataset}: no example has a value for the program's outputs {list(_output_types(program))}; the columns are "
@@ -159,18 +172,19 @@ def _check_metric_without_labels(
     output = label_output(program)
     if isinstance(output, LabelOutput) and _needs_label(metric, examples[0], output):
         raise UserError(
-            f"{problem}. The metric fails without {output.name!r}: rename the column that holds the labels to "
-            f"{output.name!r}"
+            f"{problem}. The metric fails without a value in {output.name!r}: rename the column that holds the labels "
+            f"to {output.name!r}"
         )
     has_others = bool(set(columns) - set(examples[0].inputs().keys()))
     if has_others and not language_models(metric):
         logger.warning(
-            "%s. If the metric compares answers with labels, rename the column of the labels", problem
+            "%s: if the metric needs labels, rename the column that holds the labels to the output's name",
+            problem,
         )
 
 
 def _needs_label(metric: Metric, example: dspy.Example, output: LabelOutput) -> bool:
-    """Return whether a metric fails for all answers, but no longer if the example has a label."""
+    """Return whether a metric fails for every answer, but no longer fails if the example has a label."""
     labels = list(output.labels.values())
     labelled = own_copy(example)
     labelled[output.name] = labels[0]
@@ -179,7 +193,7 @@ def _needs_label(metric: Metric, example: dspy.Example, output: LabelOutput) -> 
 
 
 def _fails(metric: Metric, example: dspy.Example, name: str, label: Value) -> bool:
-    """Return whether a metric raises an error for an answer, other than by calling a language model."""
+    """Return whether a metric raises an error for an answer. Stopped calls of language models do not count."""
     calls = NoCalls()
     call_metric = metric_caller(metric)
     try:
@@ -200,7 +214,11 @@ def _output_types(program: dspy.Module) -> Mapping[str, Annotation]:
 
 
 def _is_empty(value: Value, annotation: Annotation) -> bool:
-    """Return whether a value is a missing label: None, NaN or an empty text, unless the type allows it."""
+    """Return whether a label is missing.
+
+    NaN always counts as missing. None and blank text count as missing unless the output's type
+    allows them.
+    """
     if value is None:
         return not annotation_allows_none(annotation)
     if isinstance(value, str) and not value.strip():
@@ -209,11 +227,11 @@ def _is_empty(value: Value, annotation: Annotation) -> bool:
 
 
 def _are_whole_numbers(values: Sequence[Value]) -> bool:
-    """Return whether all values except None are whole numbers, as the labels of a ClassLabel column are."""
+    """Return whether all values except None are integers, like the class indices in a ClassLabel column."""
     kinds = {type(value) for value in values if value is not None}
     return kinds == {int}
 
 
 def _columns(examples: Sequence[dspy.Example]) -> list[str]:
-    """Return the names of all fields."""
+    """Return the names of all fields in the examples."""
     return list(dict.fromkeys(chain.from_iterable(example.keys() for example in examples)))

@@ -1,4 +1,4 @@
-"""Restore the wrappers of a saved program and its parts."""
+"""The wrappers of a saved program and its parts, which are restored before loading."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace

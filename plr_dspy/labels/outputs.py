@@ -15,7 +15,7 @@ from plr_dspy.statistics.arrays import Array
 
 @dataclass(frozen=True, slots=True)
 class LabelOutput:
-    """An output with few possible values."""
+    """An output with few possible values, called labels, such as an output of type Literal, enum or bool."""
 
     predictor: str
     name: str
@@ -34,7 +34,7 @@ class LabelOutput:
         return None
 
     def numbers(self, examples: Sequence[Value]) -> NDArray[np.int64]:
-        """Return the label index of each example or demo, or -1 if it has no label, ``[N]``."""
+        """Return the label index of each example or demo, ``[N]``. If there is no label, the index is -1."""
         index_of = {text: index for index, text in enumerate(self.labels)}
         indices = []
         for example in examples:
@@ -68,7 +68,7 @@ def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOut
 def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutput | str:
     """Return the program's label output, or the reason why there is not exactly one.
 
-    With `only`, only the outputs of the predictor with this name are considered.
+    If `only` is passed, consider only the outputs of the predictor with that name.
     """
     predictors = dict(program.named_predictors())
     if only is not None:
@@ -109,12 +109,13 @@ def prior_shares(prior: Mapping[Value, float], labels: Mapping[str, Value], *, n
     shares = [prior.get(value, prior.get(text)) for text, value in labels.items()]
     if len(prior) != len(shares) or not all(share is not None and share > 0 for share in shares):
         raise UserError(
-            f"{name} must have a share above 0 for each of the labels {list(labels)}; got {dict(prior)}. Pass shares "
-            "for exactly these labels."
+            f"{name} must have a share above 0 for each of the labels {list(labels)}; got {dict(prior)}: pass a share "
+            "for each of these labels, and no other shares"
         )
     values = np.array(shares, dtype=np.float64)
     if abs(values.sum() - 1.0) > 1e-3:
         raise UserError(
-            f"{name} must sum to 1; {dict(prior)} sums to {values.sum():g}. Divide the shares by their sum."
+            f"{name} must have shares that sum to 1; got {dict(prior)}, with the sum {values.sum():g}: divide each "
+            "share by this sum"
         )
     return np.asarray(values / values.sum())

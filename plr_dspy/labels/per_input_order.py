@@ -25,7 +25,7 @@ class PerInputOrder(dspy.Module):
 
     The LM is called once per order. For each order, the likeliest label's probability is
     compared with that label's mean probability on content-free inputs. The order with the
-    largest increase determines the answer. Without `orders`, the demos keep their order.
+    largest increase determines the answer. If `orders` is empty, the demos keep their order.
 
     Args:
         program: A program with one LM call, and one output that is a Literal, an enum or a
@@ -60,7 +60,7 @@ class PerInputOrder(dspy.Module):
         args: Sequence[Value],
         inputs: Mapping[str, Value],
     ) -> tuple[Value, Reading | None]:
-        """Return the answer with demos in one order, and the reading of the reply, or None for each."""
+        """Return the answer with demos in this order, and the reading of the reply. Both may be None."""
         predictors = dict(self.program.named_predictors())
         demos = {}
         for name, permutation in permutations.items():

@@ -1,4 +1,4 @@
-"""Read label log-probabilities in a program's replies, and optionally replace its answers."""
+"""A reader of label log-probabilities in replies, which can also replace a program's answers."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from plr_dspy.labels.outputs import LabelOutput
 from plr_dspy.lm.plain_text_adapter import Value
 from plr_dspy.statistics.arrays import Array
 
-BEFORE_LABEL = " \t\r\n\"'`*([{"  # characters that may precede a label in its token, as in JSON or bold text
+BEFORE_LABEL = " \t\r\n\"'`*([{"  # characters that may precede a label in the same token, as in JSON
 NUM_ALTERNATIVES = 20  # alternatives per token: OpenAI's maximum and vLLM's default maximum
-MIN_LOGPROB = -30.0  # lower bound for log-probabilities, because servers return -9999 for unknown ones
+MIN_LOGPROB = -30.0  # lower bound for log-probabilities, because servers return -9999 for unknown values
 
 
 class NoProbabilities(FatalLMError):
@@ -45,8 +45,8 @@ class LogprobRequests:
     """
 
     purpose: str = ""  # the feature that needs log-probabilities; empty if they are optional
-    given: bool = False  # whether any reply has had log-probabilities
-    reason: str = ""  # the reason why requests have stopped, or empty if they continue
+    given: bool = False  # whether any reply has contained log-probabilities
+    reason: str = ""  # the reason why requests have stopped; empty if requests continue
 
     def note_reply(self, lm: dspy.BaseLM, *, given: bool) -> None:
         self.given = self.given or given
@@ -54,7 +54,10 @@ class LogprobRequests:
             self.reason = f"{lm.model} returns no log-probabilities"
 
     def note_error(self, lm: dspy.BaseLM, error: Exception) -> bool:
-        """Record the error of a request for log-probabilities. Return whether to retry the call without."""
+        """Record the error of a call that requested log-probabilities.
+
+        Return whether to repeat the call without requesting log-probabilities.
+        """
         # Exception types vary by provider, so search the message. Parse errors do not count,
         # because their messages quote the reply.
         rejects = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
@@ -68,7 +71,7 @@ class LogprobRequests:
         if self.purpose and self.reason:
             raise NoProbabilities(
                 f"{self.purpose} needs the log-probabilities of tokens, but {self.reason}. Use a model and provider "
-                "with log-probabilities (OpenAI's chat models, vLLM, llama.cpp)."
+                "that return log-probabilities, such as OpenAI's chat models, vLLM or llama.cpp."
             ) from cause
 
 
@@ -83,7 +86,7 @@ class _RecordedCalls(BaseCallback):  # type: ignore[misc]
         self.calls.append((instance, inputs))
 
     def remove_logprobs(self) -> None:
-        """Remove log-probabilities from histories and the memory cache, because 150 tokens take 3 MB."""
+        """Remove log-probabilities from histories and the memory cache, to save 3 MB per 150 tokens."""
         for entry in self.history:
             entry.update(response=None, outputs=[_without_logprobs(output) for output in entry["outputs"]])
         drop_from_memory_cache(self.calls)
@@ -111,8 +114,8 @@ Fields: TypeAlias = dict[str, Value]  # a reply's fields, as adapters return the
 class LabelReader:
     """A mixin that makes an adapter read label probabilities in the replies to its calls."""
 
-    readings: list[Reading | None]  # one per call for the label output, or None if no label was read
-    unread: Reading | None  # the reading of the first unparsable reply, if no decision replaces answers
+    readings: list[Reading | None]  # one per call for the label output; None if no label was read
+    unread: Reading | None  # the first unparsable reply's reading; always None if there is a decision
     label_output: LabelOutput
     _requests: LogprobRequests
     _decision: Decision | None
@@ -143,7 +146,7 @@ class LabelReader:
     def _request_logprobs(
         self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value
     ) -> Iterator[Fields | None]:
-        """Yield arguments that request log-probabilities, or None if there is nothing to read."""
+        """Yield LM arguments that request log-probabilities, or None if the call should not request any."""
         if not self._reads(signature):
             yield None
             return
@@ -178,7 +181,7 @@ class LabelReader:
             return False
         callers = dspy.settings.caller_modules
         caller = callers[-1] if callers else None
-        # Compare the `stage` attributes, because a copied predictor keeps this attribute.
+        # Compare the `stage` attributes, because copies of a predictor keep this attribute.
         return getattr(caller, "stage", None) == self._predictor.stage and id(caller) not in self._other_ids
 
     def _call_postprocess(
@@ -215,10 +218,10 @@ class LabelReader:
         return completions
 
     def _read_and_decide(self, fields: Fields) -> Reading | None:
-        """Return a completion's reading, and let the decision, if any, replace the answer."""
+        """Return a completion's reading. If there is a decision, replace the answer with the decided label."""
         output = self.label_output
         label = output.label_of(fields)
-        # If None is a valid answer, a decision must not replace it.
+        # A decision must not replace the answer None, which may be valid.
         if label is None and (self._decision is None or fields.get(output.name) is None):
             return None
         reading = _reading_of(fields.get("logprobs"), output, label)
@@ -228,7 +231,10 @@ class LabelReader:
         return reading
 
     def reading_for(self, answer: Value) -> Reading | None:
-        """Return the last reading with the answer's label. Without a label, return the last reading."""
+        """Return the last reading with the answer's label, or None if there is no such reading.
+
+        If the answer has no label, return the last reading.
+        """
         label = self.label_output.label_of(answer)
         for reading in reversed(self.readings):
             if label is None or (reading is not None and reading.label == label):
@@ -243,8 +249,8 @@ def labels_read(
     """Read labels in a program's replies within the context, and yield the `LabelReader`.
 
     If log-probabilities are optional and the provider rejects them, the call is repeated
-    without them. A `decision` replaces each answer. It also replaces an unparsable reply if
-    the label is the only output.
+    without this request. A `decision` replaces each answer. It also replaces an unparsable
+    reply if the label is the only output.
     """
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     reader: Value = copy.copy(adapter)
@@ -274,8 +280,9 @@ def _reading_type(kind: type) -> type:
     reading_type = type(
         kind.__name__, (LabelReader, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__}
     )
+    # DSPy has wrapped these methods a second time. Remove them, because callbacks would run twice.
     for name in {"format", "parse"} & vars(reading_type).keys():
-        delattr(reading_type, name)  # DSPy has wrapped the method again, so callbacks would run twice.
+        delattr(reading_type, name)
     return reading_type
 
 
@@ -284,7 +291,7 @@ def _places(logprobs: Value) -> Sequence[Value]:
 
 
 def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Reading | None:
-    """Return the reading of a reply's "logprobs", or None if no label is among the likeliest tokens."""
+    """Return a reading of these log-probabilities, or None if no label is among the likeliest tokens."""
     places = _places(logprobs)
     labels = list(output.labels)
     tokens = [place.token for place in places]
@@ -299,7 +306,7 @@ def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Read
     masses = from_alternatives(after, labels)
     if len(after[""]) < 2 or not masses.any():
         return None
-    least = min(after[""].values())  # upper bound for labels not among the alternatives
+    least = min(after[""].values())  # upper bound for labels that are not among the alternatives
     logs = np.log(masses, out=np.full(len(masses), least), where=masses > 0)
     unseen = tuple(np.flatnonzero(masses == 0).tolist())
     return Reading(label, tuple(log_softmax(np.maximum(logs, MIN_LOGPROB)).tolist()), unseen)
@@ -310,7 +317,7 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
 
     If a token starts several labels, the labels share the token's probability in proportion to
     the next tokens' probabilities. If the next tokens are unknown, the labels get equal shares.
-    Case matters only if two labels differ in nothing else.
+    Case is ignored unless two labels differ only in case.
 
     Args:
         after: Log-probabilities of possible next tokens, by the preceding text.
@@ -322,7 +329,7 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
     first_characters = {label[0] for label in labels}
     before_label = "".join(character for character in BEFORE_LABEL if character not in first_characters)
     masses = np.zeros(len(labels))
-    # Each entry has the text so far, the rest of each label, and the probability to distribute.
+    # Each entry has the text so far, the remaining text of each label, and the probability to distribute.
     pending = [("", dict(enumerate(map(fold, labels))), 1.0)]
     while pending:
         text, rests, probability = pending.pop()
@@ -337,17 +344,17 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
             if len(matches) > 1 and text + token in after:
                 pending.append((text + token, {i: rests[i][len(spelling) :] for i in matches}, mass))
                 continue
-            # A label that another token spells in full gets no share of this token.
+            # A label that another token spells in full gets no share of this token's probability.
             others = set(spellings.values()) - {spelling}
             candidates = [i for i in matches if rests[i] not in others] or matches
             masses[candidates] += mass / len(candidates)
-        # A complete label gets the probability of all tokens that continue no other label.
+        # A complete label gets the probability of all tokens that do not continue another label.
         masses[[i for i, rest in rests.items() if not rest]] += max(0.0, remaining)
     return masses
 
 
 def _matching_labels(spelling: str, rests: Mapping[int, str]) -> list[int]:
-    """Return the indices of labels that a token continues, and of the longest label that the token ends."""
+    """Return the indices of labels that a token continues, and of the longest label that the token completes."""
     completed = []
     for rest in rests.values():
         if spelling.startswith(rest) and not spelling[len(rest) :][:1].isalnum():
@@ -360,9 +367,9 @@ def label_position(tokens: Sequence[str], labels: Sequence[str], answered: str |
     """Return the index of the token at which the label begins.
 
     Labels directly after the field's name are preferred. If the `answered` label is
-    known, take the last occurrence of that label, because reasoning may name it before the
-    answer. Otherwise, take the first label, else the token after the field's header,
-    else the first token.
+    known, take the last occurrence of that label, because reasoning may name the label before
+    the answer. Otherwise, take the first occurrence of any label. If no label occurs, take the
+    token after the field's header. If there is no header either, take the first token.
     """
     reply = "".join(tokens)
     ends = list(accumulate(map(len, tokens)))

@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 DECIMALS = 4  # decimal places of logged log-probabilities
 LONGEST_CALL = 0.05  # seconds; a metric that takes longer may call a model outside DSPy
-LONGEST_PROBE = 10.0  # maximum seconds for scoring labels
-PROBE_SHARE = 0.1  # maximum share of `max_seconds` for scoring labels
+LONGEST_PROBE = 10.0  # maximum time for scoring labels, in seconds
+PROBE_SHARE = 0.1  # maximum time for scoring labels, as a share of `max_seconds`
 
 SEVERAL = "the program calls its classifier several times per answer"
 ALL_ALIKE = "the metric gives every label the same score"
@@ -40,8 +40,8 @@ UNASKED = "the program answered without calling its classifier"
 class LabelReadingWork(MetricWork):
     """Program calls whose records hold an answer's label and all label log-probabilities, but no score.
 
-    With `as_it_is`, programs keep their answers. Otherwise, the likeliest label replaces each
-    answer.
+    If `as_it_is` is true, programs keep their answers. Otherwise, the likeliest label replaces
+    each answer.
     """
 
     def __init__(
@@ -64,7 +64,8 @@ class LabelReadingWork(MetricWork):
         label = self._output.label_of(prediction)
         reading = reader.unread or reader.reading_for(prediction)
         if label is None and reading is not None:
-            label = reading.label  # The program does not answer with the label itself.
+            # The program's own answer is not a label, so use the label from the reply.
+            label = reading.label
         return CallRecord(None, value=label, **_label_fields(reading))
 
 
@@ -75,7 +76,7 @@ class LabelWork(MetricWork):
         metric, examples: As in `MetricWork`.
         output: The output with the labels.
         scores: Each label's score on each example, ``[E, L]``.
-        calibrating: Whether programs answer with the likeliest label, to be calibrated later.
+        calibrating: Whether programs answer with the likeliest label, for later calibration.
         original: The user's program, which always keeps its own answers.
 
     Attributes:
@@ -109,7 +110,8 @@ class LabelWork(MetricWork):
             self._likeliest = Calibration.none(output.labels).applied
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        # Read no log-probabilities, because a program with other signatures may use other labels.
+        # Do not read log-probabilities if no call can return them. If the signatures differ from
+        # the original program's, the labels may differ, too.
         if self.requests.reason or _signatures(program) != self._signatures:
             return super().__call__(program, example)
         stays_original = self._original == _demos(program)
@@ -143,14 +145,14 @@ class LabelWork(MetricWork):
         return replace(record, **_label_fields(reading))
 
     def _lacking(self, reading: Reading | None, label: str | None, record: CallRecord, example: int) -> str:
-        """Return the reason why a reading does not explain the score, or an empty string."""
+        """Return the reason why a reading does not explain the score, or an empty string if it does."""
         if reading is None or reading.label is None:
             adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
             return f"no label is among the likeliest tokens of the replies that {adapter} reads"
         if reading.label != label:
             return "the program's answer differs from the classifier's label"
         if record.score != self.scores[example, list(self.output.labels).index(reading.label)]:
-            return "the metric gives the same answer another score when called again"
+            return "the metric gives the same answer a different score when called again"
         return ""
 
     def responses(self, scorer: Evaluator) -> LabelResponses:
@@ -174,7 +176,7 @@ class LabelWork(MetricWork):
 
 
 def _label_fields(reading: Reading | None) -> dict[str, Value]:
-    """Return the label fields of a call record, rounded so that a resumed compile gets the same values."""
+    """Return the label fields of a call record, rounded so that a resumed run gets the same values."""
     if reading is None:
         return {}
     logs = tuple(round(log_probability, DECIMALS) for log_probability in reading.log_probabilities)
@@ -182,7 +184,7 @@ def _label_fields(reading: Reading | None) -> dict[str, Value]:
 
 
 def _signatures(program: dspy.Module) -> dict[str, list[str]]:
-    """Return the fields of each predictor."""
+    """Return the field names of each predictor's signature."""
     return {name: list(predictor.signature.fields) for name, predictor in program.named_predictors()}
 
 
@@ -200,7 +202,7 @@ def label_scores(
 ) -> Array | str:
     """Return each label's score on each example, ``[E, L]``, or the reason why scores are unknown.
 
-    `max_seconds` is the time limit of the compile.
+    `max_seconds` is the time limit for the whole run.
     """
     values = list(output.labels.values())
     calls = NoCalls()
@@ -220,7 +222,7 @@ def label_scores(
             num_slow += seconds > LONGEST_CALL
             if calls.stopped:  # The metric has caught the callback's exception.
                 break
-            # Tolerate a slow first call, and metrics that are slow for incorrect labels only.
+            # Tolerate a slow first call, and metrics that are slow only for incorrect labels.
             if 2 * num_slow >= max(number, 4) or total_seconds > longest:
                 return "the metric is too slow to score every label"
     except (Exception, SystemExit) as error:

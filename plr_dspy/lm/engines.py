@@ -38,7 +38,7 @@ class CompletionEngine:
         api_key: The API key. `repr` and saved programs omit the key.
         api_key_env: The environment variable that holds the key. If `api_key` is None, each
             call reads this variable.
-        timeout: Time limit per attempt, in seconds.
+        timeout: Time limit per request, in seconds.
         provider: litellm's provider: "text-completion-openai" or "hosted_vllm".
         extra_body: Extra request fields, such as a grammar.
     """
@@ -60,7 +60,7 @@ class CompletionEngine:
             )
 
     def complete(self, request: lm15.Request) -> lm15.Response:
-        """Make one attempt. Raise an `LM15Error` if the attempt fails."""
+        """Send the request once. Raise an `LM15Error` if the request fails."""
         import openai  # imported late, because importing openai takes half a second
 
         arguments = self._arguments(request)
@@ -90,7 +90,7 @@ class CompletionEngine:
         return cls(**state)
 
     def _arguments(self, request: lm15.Request) -> Json:
-        """Return the arguments for litellm, without unset and empty ones."""
+        """Return the arguments for litellm, without unset or empty arguments."""
         validate_request(request)
         config = request.config
         arguments: Json = {name: getattr(config, name) for name in SHARED_SETTINGS}
@@ -139,7 +139,7 @@ class AsyncCompletionEngine(CompletionEngine):
     """`CompletionEngine` for `dspy.LM(..., async_engine=...)`, with the same arguments."""
 
     async def complete(self, request: lm15.Request) -> lm15.Response:  # type: ignore[override]
-        """Make one attempt, in another thread. Raise an `LM15Error` if the attempt fails."""
+        """Send the request once, in another thread. Raise an `LM15Error` if the request fails."""
         return await asyncio.to_thread(super().complete, request)
 
 
@@ -218,7 +218,7 @@ def completion_lm(
     settings: Json = {"api_base": api_base, "model": model, "api_key": api_key, "api_key_env": api_key_env}
     settings |= {"timeout": timeout, "provider": provider, "extra_body": extra_body}
     engines = {"engine": CompletionEngine(**settings), "async_engine": AsyncCompletionEngine(**settings)}
-    # The provider in the name keeps DSPy's cache from returning answers from a chat LM.
+    # Put the provider in the name, so that DSPy's cache returns no answers from a chat LM.
     return dspy.LM(
         f"{provider}/{model}", temperature=temperature, max_tokens=max_tokens, **engines, **lm_kwargs
     )

@@ -46,7 +46,7 @@ class PlainTextAdapter(dspy.Adapter):
     def __init__(self, *, show_instructions: bool = True, callbacks: Sequence[object] | None = None) -> None:
         super().__init__(callbacks=callbacks)
         self.show_instructions = show_instructions
-        # With other values, DSPy removes `dspy.Reasoning` from signatures and demos for some LMs.
+        # With the default types, DSPy removes `dspy.Reasoning` from signatures and demos for some LMs.
         self.native_response_types: list[type] = []
 
     def _call_preprocess(
@@ -89,8 +89,8 @@ class PlainTextAdapter(dspy.Adapter):
         """Parse the output fields of a completion that continues the prompt.
 
         A label or number ends at the end of its line, and any other value ends at a blank line.
-        If there are several fields, each begins with a line that starts with its title. A label
-        must be the whole value. Case is ignored if only one label then matches.
+        If there are several fields, each value begins on a line that starts with the field's
+        title. A label must be the whole value. If no label matches exactly, case is ignored.
         """
         name = type(self).__name__
         outputs = signature.output_fields
@@ -124,7 +124,7 @@ def _lines(fields: Mapping[str, FieldInfo], values: Mapping[str, Value]) -> list
     for name, field in fields.items():
         if name in values and (values[name] is not None or annotation_allows_none(field.annotation)):
             text = one_block(format_field_value(field, values[name]))
-            # Strip the space before an empty text, because the space would change the tokens.
+            # Strip the space before an empty value, because the space would change the tokens.
             lines.append(f"{title_of(name, field)} {text}".rstrip())
     return lines
 
@@ -203,7 +203,7 @@ def _parse_value(name: str, annotation: Annotation, text: str) -> Value:
 
 
 def without_none(annotation: Annotation) -> Annotation:
-    """Return an optional annotation without None."""
+    """Return the annotation without None if it is optional, else the annotation itself."""
     others = [part for part in get_args(annotation) if part is not type(None)]
     if len(others) == 1 and annotation_allows_none(annotation):
         return others[0]

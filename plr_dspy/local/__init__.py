@@ -94,7 +94,7 @@ class LocalServer:
         return self
 
     def _start(self, child: subprocess.Popen[str]) -> str:
-        """Send the settings to the child, and return the address of its server."""
+        """Send the settings to the child process, and return the address of the server that it starts."""
         assert child.stdin is not None
         assert child.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # If the child has exited, it does not reply.
@@ -159,7 +159,7 @@ def find_weights(path: PathArgument = None) -> Path:
         file = Path(path).expanduser()
         if not file.is_file():
             raise FileNotFoundError(
-                f"weights must be a GGUF file; got {file}, which does not exist. Check the path."
+                f"weights must be a GGUF file; got {str(file)!r}, which is not a file: check the path"
             )
         return file
     # Importing the wheel's package could fail, because its dependencies may be missing.

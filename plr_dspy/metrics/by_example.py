@@ -1,4 +1,4 @@
-"""Call metrics that score single examples, and check their values."""
+"""Calls of metrics that score single examples, and checks of the scores."""
 
 import inspect
 import math
@@ -14,14 +14,14 @@ from plr_dspy.errors import MetricError, UserError, UserTypeError
 Metric: TypeAlias = Callable[..., Any]
 
 LARGEST_SCORE = 1e30  # maximum absolute value of scores, whose fourth power must not overflow
-SHOWN = 150  # maximum characters of a value shown in messages
+SHOWN = 150  # maximum number of characters of a value in messages
 
 
 def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
     """Wrap the metric as a function of (example, prediction). Other required parameters get None.
 
     Raises:
-        TypeError: If the metric cannot be called like this, is async, or is a class.
+        TypeError: If the metric cannot be called in this way, is async, or is a class.
     """
     if callable(metric) and not inspect.isclass(metric) and not inspect.iscoroutinefunction(metric):
         # The other parameters may be trace and, for GEPA, pred_name and pred_trace.
@@ -30,7 +30,7 @@ def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
             if takes(function_of(metric), 2 + num_extra) is not False:
                 return lambda example, prediction: metric(example, prediction, *extra)
     raise UserTypeError(
-        "metric must be callable as metric(example, prediction), and neither async nor a class; got "
+        "metric must be callable as metric(example, prediction), and must be neither async nor a class; got "
         f"{repr(metric)[:SHOWN]}: pass a function of an example and a prediction"
     )
 
@@ -49,7 +49,10 @@ def takes(function: Callable[..., object] | None, number: int) -> bool | None:
 
 
 def function_of(called: Callable[..., object]) -> Callable[..., object] | None:
-    """Return the function that a call runs. For a DSPy module, return its forward method or None."""
+    """Return the function that a call runs.
+
+    For a DSPy module, return the `forward` method, or None if there is no such method.
+    """
     if not isinstance(called, dspy.Module):
         return called
     # Read `forward` from `vars` and the class, because DSPy warns if it is read from the module.

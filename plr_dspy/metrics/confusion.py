@@ -27,7 +27,7 @@ class SetMetric(ABC):
             only non-input field is used.
     """
 
-    bounds: tuple[float, float] = (0.0, 1.0)  # lowest and highest value
+    bounds: tuple[float, float] = (0.0, 1.0)  # lowest and highest possible value
     label: str | None = None  # the positive label, if the metric has one
 
     def __init__(self, *, field: str | None = None) -> None:
@@ -35,7 +35,7 @@ class SetMetric(ABC):
 
     @abstractmethod
     def value(self, counts: Array, labels: Sequence[str]) -> float:
-        """Return the metric of a confusion matrix. Its value must depend only on ratios of counts.
+        """Return the metric of a confusion matrix. The value must depend only on ratios of counts.
 
         Args:
             counts: True labels in rows, predicted labels in columns, ``[k, k + 1]``. The last
@@ -63,7 +63,7 @@ class SetMetric(ABC):
         return float(self.right_label(example) == self.answer(example, prediction))
 
     def right_label(self, example: dspy.Example) -> str:
-        """Return the text of an example's true label in demos."""
+        """Return an example's true label as text, in the form used in demos."""
         name = self._label_field(example)
         label = example[name]
         if isinstance(label, (list, tuple, set, frozenset, Mapping)):
@@ -78,7 +78,7 @@ class SetMetric(ABC):
         return [self.right_label(example) for example in examples]
 
     def answer(self, example: dspy.Example, prediction: object) -> str:
-        """Return the text of a predicted label in demos."""
+        """Return a predicted label as text, in the form used in demos."""
         name = self._label_field(example)
         if not isinstance(prediction, dspy.Prediction) or name not in prediction:
             raise MetricError(
@@ -109,7 +109,7 @@ class SetMetric(ABC):
             counts.update(self.right_labels(split))
         if self.label is not None and not counts[self.label]:
             raise UserError(
-                f"metric: at least one example must have the label {self.label!r} of {self!r}; the examples have "
+                f"metric: at least one example must have the label {self.label!r} of {self!r}; got the labels "
                 f"{list(counts)[:5]}: pass one of these labels to the metric, or add examples with the "
                 f"label {self.label!r}"
             )
@@ -120,7 +120,7 @@ class SetMetric(ABC):
             requirement = "exactly one non-input field" if self.field is None else f"the field {self.field!r}"
             fields = repr(dict(example.items()))[:SHOWN]
             raise UserError(
-                f"metric: each example must have {requirement}, for the label; got {fields}: fix this example, "
+                f"metric: each example must have {requirement} for the label; got {fields}: fix this example, "
                 "or pass the name of the label field, as in F1(..., field='label')"
             )
         return str(names[0])
@@ -137,9 +137,10 @@ class ConfusionMetric(SetMetric):
     """A metric of a confusion matrix, calculated by the user's function.
 
     Args:
-        function: ``function(counts, labels)`` returns a number, as `SetMetric.value` does.
-            ``labels`` are the labels of the output's type (a Literal, an enum or a bool),
-            followed by other labels in the examples.
+        function: A function that is called as ``function(counts, labels)``, and returns a
+            number. The arguments are as in `SetMetric.value`. ``labels`` are the labels of
+            the output's type (a Literal, an enum or a bool), followed by other labels in the
+            examples.
         field: As in `SetMetric`.
         bounds: Lowest and highest possible value, if known; intervals are clipped to them.
     """
@@ -199,8 +200,13 @@ class F1(SetMetric):
         self.label = None if label is None else name_of_label(label)
         self.average = average or allowed[0]
         if self.average not in allowed:
+            fix = (
+                "omit average, or pass the positive label as label"
+                if label is None
+                else "omit average or label"
+            )
             raise UserError(
-                f"average must be one of {allowed} if label={label!r}; got {average!r}: pass another average or label"
+                f"average must be {' or '.join(map(repr, allowed))} if label={label!r}; got {average!r}: {fix}"
             )
 
     def value(self, counts: Array, labels: Sequence[str]) -> float:

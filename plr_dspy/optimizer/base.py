@@ -1,4 +1,4 @@
-"""The base class of the optimizers, which runs each compile from the arguments to the report."""
+"""The base class of the optimizers, which implements `compile` and `estimate`."""
 
 from __future__ import annotations
 
@@ -76,12 +76,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class OpenCompile:
-    """A compile that is ready to make calls.
+    """A compile run that is ready to make calls.
 
     Attributes:
-        setup: The setup, to which the compile may add instructions.
-        work: Makes program calls.
-        evaluator: Creates evaluators for other kinds of work, with the same log and budget.
+        setup: The setup. The search may add instructions to it.
+        work: The object that makes and scores program calls.
+        evaluator: A function that creates evaluators for other kinds of work, with the same
+            log and budget.
     """
 
     setup: CompileSetup
@@ -93,13 +94,13 @@ class OpenCompile:
 
 @arguments
 class DemoOptimizer(Checked, Teleprompter, ABC):
-    """Base class of the optimizers: argument checks, budget, log, progress bar, errors and report.
+    """The base class of the optimizers: argument checks, budget, log, progress bar, errors and report.
 
     Subclasses define `plan`, and usually override `search`. Arguments are as in `PLReorder`.
 
     Attributes:
-        chooses_by_score: Whether candidates are chosen by the metric. If so, a student without
-            demos is also compared unchanged.
+        chooses_by_score: Whether the metric decides which candidate is returned. If so, and if
+            the student has no demos, the student without demos is also a candidate.
         orders_demos: Whether the student must have predictors whose demos can be ordered.
         takes_programs: Whether `compile` accepts `programs`.
         balances_splits: Whether the train and selection splits are stratified by class.
@@ -131,15 +132,15 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     def __post_init__(self) -> None:
         self.report: Report | None = None
         self.best_program: dspy.Module | None = None
-        self._rivals: Sequence[Rival] = ()  # the user's programs in the current compile
+        self._rivals: Sequence[Rival] = ()  # the user's programs in the current compile run
         self.check_together()
 
     @abstractmethod
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
-        """Return the plan for a compile of this size. Raise a ValueError if the budget is too small."""
+        """Return the plan for a problem of this size. Raise a ValueError if the budget is too small."""
 
     def search(self, setup: CompileSetup, responses: LabelResponses | None = None) -> Search:
-        """Create the search. By default, create a search that proposes random orders."""
+        """Create the search. The default search proposes random orders."""
         return RandomSearch(
             setup.slots.space,
             num_orderings=setup.plan.num_initial,
@@ -155,7 +156,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return MetricWork(self.metric, setup.scored_examples, labels)
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
-        """Raise a ValueError unless the optimizer can order this program's demos."""
+        """Check that the optimizer supports this program. By default, accept every program."""
 
     def compile(
         self,
@@ -168,10 +169,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         programs: Programs | None = None,
         inputs: Sequence[str] | None = None,
     ) -> dspy.Module:
-        """Search for the best order of the student's demos; `PLFewShot` also chooses the demos.
+        """Search for the best order of the student's demos. `PLFewShot` also chooses the demos.
 
         Args:
-            student: Program to optimize; it is not modified.
+            student: Program to optimize. The student itself is not modified.
             trainset: Examples to score candidates on: a list of `dspy.Example` or of dicts, or a
                 `datasets.Dataset`. `PLFewShot` uses some of the examples as demos instead.
             teacher: Program whose correct answers become demos in `PLFewShot`, or a list
@@ -179,26 +180,26 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             valset: Examples for the final comparison; if None or empty, 20% of the trainset
                 is used.
             seed: Random seed that overrides the constructor's.
-            programs: Programs to compare unchanged, such as results of other optimizers: a
-                list, or a dict whose keys name the programs in the report. Examples that are
-                demos in these programs are not scored. One of them replaces the student at
-                odds of 3 to 2. A result of the search replaces the best of them and the
-                student at odds of 3 to 1. `PLFewShot` also chooses among the
-                demos and instructions of their predictors that have the name and fields of
-                one of the student's predictors. If the names differ, the program must have
-                only one predictor with these fields.
-            inputs: Names of the input columns of a data set or of dicts; None infers them from
-                the program.
+            programs: Other programs that may be returned without changes, such as results of
+                other optimizers: a list, or a dict whose keys name the programs in the report.
+                Examples that are demos in these programs are not used for scoring. The best of
+                these programs replaces the student if it is better at odds of at least 3 to 2.
+                A result of the search must then be better than the student, or the program
+                that replaced it, at odds of at least 3 to 1. `PLFewShot` also chooses among
+                these programs' demos and instructions. They are taken from predictors with the
+                name and fields of one of the student's predictors. If no name matches, the
+                only predictor with these fields is used.
+            inputs: Names of the input columns in a data set, or of the input keys in dicts.
+                None infers the names from the program.
 
         Returns:
-            A compiled copy of the student, with the report as plain data in
-            ``reorder_report``, and the candidates of the final comparison in
-            ``detailed_results``. If the student has its own attribute ``detailed_results``,
-            this attribute is kept.
+            A compiled copy of the student. Its attribute ``reorder_report`` contains the report
+            as plain data, and ``detailed_results`` the candidates of the final comparison. If
+            the student has its own attribute ``detailed_results``, this attribute is kept.
 
         Raises:
             TypeError, ValueError: If an argument is invalid, before any program call.
-            RuntimeError: If another compile is using `log_dir`, or almost no answers can be
+            RuntimeError: If another process is using `log_dir`, or if almost no answers can be
                 parsed.
             Exception: If the program or the metric raises an exception; see `max_errors`.
         """
@@ -247,7 +248,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         programs: Programs | None = None,
         inputs: Sequence[str] | None = None,
     ) -> CompileSetup:
-        """Check the arguments and set up the compile, without any program calls."""
+        """Check the arguments and set up the compile run, without any program calls."""
         started = time.monotonic()
         self.check_together()  # Attributes may have been reassigned since `__init__`.
         options = self._options()
@@ -287,7 +288,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             )
 
     def _options(self) -> CompileOptions:
-        """Collect the options that a compile reads."""
+        """Return the arguments and class attributes that affect `compile`."""
         # Users' subclasses may override `get_params`, so call the method of the base class.
         options: dict[str, Any] = {"arguments": plain_arguments(Checked.get_params(self))}
         for option in fields(CompileOptions):
@@ -318,7 +319,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
     @contextlib.contextmanager
     def _open(self, setup: CompileSetup) -> Iterator[OpenCompile]:
-        """Bootstrap demos if needed, then yield the open compile. Close the log and other resources on exit."""
+        """Bootstrap demos if needed, then yield the open compile run. Close the log and other resources on exit."""
         folder = None if self.log_dir is None else Path(self.log_dir)
         with (
             _new_tensors_on_cpu(),
@@ -356,7 +357,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             yield OpenCompile(setup, work, scorer, evaluator)
 
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
-        """Bootstrap demos and propose instructions if the setup plans this. Return the extended setup."""
+        """Return the setup unchanged. Subclasses that make demos or instructions override this method."""
         return setup
 
     def _identity(self, setup: CompileSetup) -> dict[str, Any]:
@@ -378,7 +379,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return setup.splits.names, [digest(example) for example in setup.scored_examples]
 
     def _run(self, opened: OpenCompile) -> dspy.Module:
-        """Search and conclude. After an error, conclude with the results so far, and raise the error again."""
+        """Search and build the result. After an error, build the result from the calls so far, then raise the error."""
         run: CompileRun | None = None
         outcome: Outcome | None = None
         try:
@@ -389,18 +390,21 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             run = self._make_run(opened)
             outcome = run.run()
             return self._conclude(opened, run, outcome)
-        except BaseException as error:  # including interrupts while the report is built
+        except BaseException as error:  # This includes interrupts while the report is built.
             opened.scorer.log.close()  # Discard the results of calls in progress.
             run = run or self._make_run(replace(opened, responses=None))
             self._conclude(opened, run, outcome or run.unfinished(error))
             raise
 
     def _probe(self, opened: OpenCompile) -> LabelResponses | None:
-        """Return the label probabilities that the search learns from, or None. This may make the first calls."""
+        """Return None, because this search learns only from scores.
+
+        Subclasses may make the first calls to find out whether replies have log-probabilities.
+        """
         return None
 
     def _make_run(self, opened: OpenCompile) -> CompileRun:
-        """Create the run of a compile whose learning signal is known."""
+        """Create the run, once it is known whether the search learns from log-probabilities."""
         setup = opened.setup
         return self._run_kind(setup.plan)(
             self.search(setup, opened.responses),
@@ -421,15 +425,18 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         )
 
     def _min_examples(self, opened: OpenCompile) -> Callable[[Sequence[Candidate]], Mapping[Candidate, int]]:
-        """Return the argument `min_examples` of `SearchRounds`."""
+        """Return the argument `min_examples` for `SearchRounds`. By default, there is no minimum."""
         return no_minimum
 
     def _widening(self, opened: OpenCompile) -> Callable[..., Search | None] | None:
-        """Return the argument `widen` of `SearchRounds` if the search space can be widened, else None."""
+        """Return None, because the search space is fixed.
+
+        If a subclass can widen the space, it returns the argument `widen` for `SearchRounds`.
+        """
         return None
 
     def _run_kind(self, plan: Plan) -> type[CompileRun]:
-        """Return the class of a compile with this plan."""
+        """Return the subclass of `CompileRun` that carries out this plan."""
         return CompileRun if plan.racing else PaperRun
 
     def _conclude(self, opened: OpenCompile, run: CompileRun, outcome: Outcome) -> dspy.Module:
@@ -441,13 +448,13 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         names, _ = self._examples(setup, work)
         self.report = report = build_report(setup, run, outcome, finished, names=names, signal=work.signal)
         program.reorder_report = report.to_dict()
-        if not hasattr(program, "detailed_results"):  # Otherwise, the attribute is the user's.
+        if not hasattr(program, "detailed_results"):  # An existing attribute belongs to the user.
             program.detailed_results = detailed_results(report, outcome.decision)
         self.best_program = program
         if self.log_dir is not None:
             try:
                 report.save(Path(self.log_dir) / "report.json")
-            except OSError as error:  # A full disk must not discard results that were paid for.
+            except OSError as error:  # If the disk is full, still return the program.
                 logger.warning("the report could not be written to %s: %s", self.log_dir, error)
         return program
 
@@ -458,7 +465,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         outcome: Outcome,
         build_program: Callable[..., dspy.Module],
     ) -> FinishedProgram:
-        """Build the compile's result. `build_program` builds a candidate's program as it was scored."""
+        """Build the returned program. `build_program` builds a candidate's program as it was scored."""
         program = build_program(outcome.decision.ordering, outcome.decision.revision)
         return FinishedProgram(program, programs=self._program_scores(setup, run, outcome))
 
@@ -474,7 +481,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 def _build_as_scored(
     setup: CompileSetup, work: MetricWork, candidate: Candidate, revision: Revision | None
 ) -> dspy.Module:
-    """Build a candidate's program, whose answers are revised in the same way as for scoring."""
+    """Build a candidate's program. Its answers are revised in the same way as during scoring."""
     program = setup.slots.build(candidate)
     record_settings(program)
     program = work.answering(program, revision)
@@ -485,5 +492,5 @@ def _build_as_scored(
 def _new_tensors_on_cpu() -> contextlib.AbstractContextManager[object]:
     """Return a context in which new tensors are on the CPU, whatever the caller's default device."""
     cpu = torch.device("cpu")
-    # Entering a device as a context would slow down every operation of torch.
+    # Entering a device as a context slows down every torch operation, so avoid it if possible.
     return contextlib.nullcontext() if torch.empty(0).device == cpu else cpu

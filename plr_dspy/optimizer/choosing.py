@@ -1,4 +1,4 @@
-"""`choose_program`, which chooses the best of several programs in a race."""
+"""The function `choose_program`, which chooses the best of several programs in a race."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from plr_dspy.search.search import Search
 
 
 class ProgramChoice(NamedTuple):
-    """The program that `choose_program` chose.
+    """The result of `choose_program`.
 
     Attributes:
         program: A copy of the chosen program, with the report as plain data in
@@ -93,7 +93,7 @@ class ProgramRace(DemoOptimizer):
         valset: Rows | None,
         inputs: Sequence[str] | None,
     ) -> ProgramChoice:
-        """Race the programs, and return the chosen one."""
+        """Race the programs and return the chosen program with the report."""
         first, others = self._first_and_others(programs)
         program = self.compile(first, trainset=trainset, valset=valset, programs=others, inputs=inputs)
         assert self.report is not None
@@ -115,7 +115,7 @@ class ProgramRace(DemoOptimizer):
     def _first_and_others(
         self, programs: Mapping[str, dspy.Module]
     ) -> tuple[dspy.Module, dict[str, dspy.Module]]:
-        """Return the first program and the other programs. Use the name of the first program in messages."""
+        """Return the first program and the other programs. Messages will use the first program's name."""
         (name, first), *others = programs.items()
         self.rival_name = name  # type: ignore[misc]
         self.student_name = f"programs[{name!r}]"  # type: ignore[misc]
@@ -140,7 +140,7 @@ class ProgramRace(DemoOptimizer):
         return super()._with_plan(replace(setup, splits=single_split), signal)
 
     def _identity(self, setup: CompileSetup) -> dict[str, Any]:
-        """Describe what determines the scores, except the programs, which are in the keys of logged calls."""
+        """Describe what determines the scores. Omit the programs, because the keys of logged calls identify them."""
         identity = super()._identity(setup)
         names = ("adapter", "calibrate", "signal", "the metric", "the adapter", "the examples")
         return {**{name: identity[name] for name in names}, "the model": digest(dspy.settings.lm)}
@@ -160,7 +160,7 @@ class ProgramRace(DemoOptimizer):
 
 
 def _hash_of(seed: int, named_example: tuple[dspy.Example, str]) -> str:
-    """Return a hash of an example's content."""
+    """Return a hash of the seed and an example's content."""
     example, _ = named_example
     return hashlib.sha256(f"{seed} {digest(example)}".encode()).hexdigest()
 
@@ -192,25 +192,25 @@ def choose_program(
 
     Args:
         programs: At least two programs: a dict from names to programs, or a list, whose
-            programs are named "program 1", "program 2" and so on. They are not modified.
+            programs are named "program 1", "program 2" and so on. No program is modified.
         metric: As in `PLReorder`, or a metric over a set, such as ``F1("positive")``.
         trainset: Examples to score the programs on. Examples that a program shows as demos are
-            ignored. Do not pass examples that an optimizer has used, because they favour the
-            programs of this optimizer.
-        valset: More examples, treated like those of the trainset.
+            ignored. Do not pass examples that an optimizer has used, because they favour that
+            optimizer's programs.
+        valset: More examples, used in the same way as the trainset.
         inputs: As in `PLReorder.compile`; None infers the inputs from the first program.
         max_metric_calls: Maximum number of program calls; None sets no limit, so that all
             programs can be scored on all examples.
         max_cost, max_seconds, min_probability, num_threads, max_errors, seed, accept_changes,
             display_progress: As in `PLReorder`.
-        log_dir: As in `PLReorder`. A later race with more programs can reuse it.
+        log_dir: As in `PLReorder`. A later race with more programs can reuse the calls.
 
     Returns:
         A copy of the chosen program, its name, and the report.
 
     Raises:
         TypeError, ValueError: If an argument is invalid, before any program call.
-        RuntimeError: If another compile is using `log_dir`, or almost no answers can be
+        RuntimeError: If another process is using `log_dir`, or if almost no answers can be
             parsed.
         Exception: If a program or the metric raises an exception, as in `PLReorder.compile`.
     """

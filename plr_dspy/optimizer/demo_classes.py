@@ -1,4 +1,4 @@
-"""The classes of demos, such as their labels, and how many demos of each a prompt must show."""
+"""The classes of demos, such as their labels, and how many demos of each class a prompt must show."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,15 @@ from plr_dspy.search.quotas import Quotas
 
 @dataclass(frozen=True)
 class DemoClasses:
-    """The classes of one predictor's demos: the values of one of its outputs.
+    """The classes of a predictor's demos. Each value of one output is a class.
 
     Attributes:
-        output: The output.
-        known: Indices of the labels that demos had before the first call. Bootstrapped demos
-            may bring others, for which prompts may lack places.
-        minimum: Minimum number of demos of each known label, or as many as there are.
+        output: The output whose values are the classes.
+        known: Indices of the labels that demos have before the first call. Labels that occur
+            only in bootstrapped demos have no minimum, because prompts may not have room for
+            them.
+        minimum: Minimum number of demos for each known label. If there are fewer demos, a
+            prompt must show all of them.
     """
 
     output: LabelOutput
@@ -29,7 +31,7 @@ class DemoClasses:
     minimum: int
 
     def quotas(self, demos: Sequence[Any]) -> Quotas:
-        """Return the minimum number of demos of each class that a prompt must show from a pool."""
+        """Return the class of each demo in a pool, and how many demos from each class a prompt must show."""
         classes = self.output.numbers(demos).tolist()
         counts = Counter(classes)
         minimums = []
@@ -38,7 +40,7 @@ class DemoClasses:
         return Quotas(tuple(classes), tuple(minimums))
 
     def scarce(self, demos: Sequence[Any]) -> dict[str, int]:
-        """Return the number of demos in the pool for each label that has fewer than the minimum."""
+        """Return the labels with fewer demos in a pool than the minimum, and the number of demos of each."""
         quotas = self.quotas(demos)
         counts = Counter(quotas.classes)
         scarce = {}
@@ -51,25 +53,27 @@ class DemoClasses:
 def demo_classes(
     program: dspy.Module, demos: Sequence[Any], *, minimum: int, max_demos: int
 ) -> dict[str, DemoClasses]:
-    """Return the classes of each predictor's demos, for predictors with classes.
+    """Return the classes of demos by predictor. Omit predictors whose demos have no classes.
 
-    The classes are the values of a predictor's only output with few possible values. If no
-    predictor has such an output, they are the values of a predictor's only output.
+    The classes are the values of a predictor's only output that is a Literal, an enum or a
+    bool. If no predictor has exactly one such output, the classes are the values of each
+    predictor's single output.
 
     Args:
-        program: The student. Its own demos have classes, too.
+        program: The student, whose own demos are also classified.
         demos: Other demos that the student's predictors may show.
-        minimum: Minimum number of demos of each class.
-        max_demos: Maximum number of demos of each predictor.
+        minimum: Minimum number of demos for each class.
+        max_demos: Maximum number of demos per predictor.
 
     Raises:
-        ValueError: If no demo has a class, or max_demos is too small for all classes.
+        ValueError: If no predictor has such an output, if no demo has a class, or if
+            `max_demos` is too small for the minimum of all classes.
     """
     outputs = _outputs(program, demos)
     if not outputs:
         raise UserError(
             f"min_per_class={minimum} needs a predictor with exactly one output that is a Literal, an enum or a bool, "
-            "or with a single output, but the student has none: change the signature, or omit min_per_class"
+            "or with a single output; the student has no such predictor: change the signature, or omit min_per_class"
         )
     predictors = dict(program.named_predictors())
     classes = {}
@@ -81,15 +85,15 @@ def demo_classes(
         num_needed = minimum * len(known)
         if num_needed > max_demos:
             raise UserError(
-                f"max_demos must be at least {num_needed} for min_per_class={minimum}, because the demos of {name!r} "
-                f"have {len(known)} values of {output.name!r}; got {max_demos}: increase max_demos, or reduce or "
-                "omit min_per_class"
+                f"max_demos must be at least {num_needed} for min_per_class={minimum}, because the demos for "
+                f"{name!r} have {len(known)} different values of {output.name!r}; got {max_demos}: increase "
+                "max_demos, or reduce or omit min_per_class"
             )
     if not classes:
         fields = " or ".join(repr(output.name) for output in outputs.values())
         raise UserError(
-            f"min_per_class={minimum} needs demos with a value of {fields}, but there are none: pass examples that "
-            "have this field, or omit min_per_class"
+            f"min_per_class={minimum} needs demos with a value of {fields}; got none: pass examples with a value of "
+            f"{fields}, or omit min_per_class"
         )
     return classes
 

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 POOL_SHARE = 0.25  # share of the trainset that becomes demos; the rest is for scoring
 LARGEST_POOL = 50  # maximum number of examples that become demos
 MAX_ATTEMPTS = 2  # maximum number of teacher calls per requested demo
-PLACEHOLDER = "..."  # stands for a teacher's answer before it is known
+PLACEHOLDER = "..."  # stands for a teacher's answer until the teacher has run
 
 
 def demo_examples(
@@ -41,8 +41,8 @@ def demo_examples(
     """Choose the trainset examples to use as demos, and return them by index.
 
     The inputs of the chosen examples are distinct and not in the valset. The choice is
-    stratified by class, and does not depend on the trainset's order. The minimum number of
-    examples of each of the `classes` comes first, and may enlarge the pool.
+    stratified by class, and does not depend on the trainset's order. First, the required
+    number of examples is chosen for each of the `classes`, even if this enlarges the pool.
     """
     sources = [source_of(example.inputs()) for example in trainset]
     used_sources = {source_of(example.inputs()) for example in valset}
@@ -57,7 +57,7 @@ def demo_examples(
     for of_predictor in classes:
         quotas = of_predictor.quotas(examples)
         needed.update(quotas.first(range(len(usable)), quotas.total))
-    # Twice as many as are needed, so that there is a choice.
+    # Allow twice as many examples as are needed, so that the search has a choice.
     largest = max(LARGEST_POOL, 2 * len(needed))
     pool_size = max(len(needed), min(largest, round(POOL_SHARE * len(usable))))
     ranks = sorted(range(len(usable)), key=lambda rank: rank not in needed)
@@ -108,8 +108,8 @@ def plan_attempts(
 ) -> list[Attempt]:
     """Plan the attempts to bootstrap this many demos, with placeholders for the teacher's answers.
 
-    Return an empty list if labelled examples are also candidates and all outputs are labels,
-    because correct answers would only repeat these labels.
+    Return an empty list if labelled examples are also candidates and all outputs are labels.
+    Correct answers would only repeat these labels.
     """
     predictors = program.named_predictors()
     outputs: set[str] = set()
@@ -133,7 +133,7 @@ def plan_attempts(
 
 
 class TeacherWork(MetricWork):
-    """Calls of the teacher on examples, whose correct answers become demos, as in DSPy's `BootstrapFewShot`.
+    """Teacher calls whose correct answers become demos, as in DSPy's `BootstrapFewShot`.
 
     A teacher without demos shows labelled examples as demos if it is the student or is not
     compiled. A metric with a third parameter gets DSPy's trace.
@@ -155,7 +155,7 @@ class TeacherWork(MetricWork):
         labelled: dict[str, list[Any]] = {}
         has_demos = any(predictor.demos for predictor in teacher.predictors())
         if not has_demos and (setup.teacher is None or not is_compiled(teacher)):
-            # `LabeledFewShot` would draw the same demos, but drop the program's model.
+            # `LabeledFewShot` would draw the same demos, but its copy would not keep the program's model.
             rng = random.Random(0)
             number = min(options.max_demos, len(examples))
             labelled = {name: rng.sample(examples, number) for name, _ in teacher.named_predictors()}
@@ -165,7 +165,7 @@ class TeacherWork(MetricWork):
         self._demos = {name: list(predictor.demos) for name, predictor in self._predictors.items()}
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Run the teacher on an example, without demos that show this example."""
+        """Run the teacher on an example, without the demos that contain this example."""
         for name, predictor in self._predictors.items():
             predictor.demos = [
                 demo for demo in self._demos[name] if not shown_by([demo], [self.examples[example]])
@@ -230,8 +230,8 @@ def make_attempts(setup: CompileSetup, evaluator: ProgramEvaluator) -> list[Atte
             evaluator.pay({key: None})
         if key not in log.records:
             logger.warning(
-                "bootstrapping stopped after %d examples, because it may use only a quarter of max_seconds and "
-                "max_cost",
+                "bootstrapping stopped after %d examples, because bootstrapping may use only a quarter of max_seconds "
+                "and max_cost",
                 index,
             )
             break
@@ -248,17 +248,17 @@ def make_attempts(setup: CompileSetup, evaluator: ProgramEvaluator) -> list[Atte
 
 
 def why_none(attempts: Sequence[Attempt]) -> str:
-    """Return the reason why no demo was bootstrapped, with advice, as the end of a sentence."""
+    """Return the reason why no demo was bootstrapped, and a fix. The text completes a sentence."""
     errors = Counter(attempt.record.error for attempt in attempts if attempt.record.error)
     if not attempts:
         return (
-            ", because a quarter of max_seconds or max_cost does not allow a single call: increase max_seconds or "
+            ", because a quarter of max_seconds or max_cost is not enough for a single call: increase max_seconds or "
             "max_cost"
         )
     if errors.total() <= len(attempts) / 2:
         return (
             f": none of the teacher's {len(attempts)} answers both scored high enough and appeared in DSPy's trace; "
-            "check that the metric compares the right fields, and start threads with dspy.Parallel"
+            "check that the metric compares the right fields, and that the program starts threads with dspy.Parallel"
         )
     ((error, number),) = errors.most_common(1)
     fix = "fix the program or the metric, or pass another teacher"

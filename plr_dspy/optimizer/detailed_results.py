@@ -1,4 +1,4 @@
-"""The results that are attached to a returned program, under the names of DSPy's `DspyGEPAResult`."""
+"""The results attached to a returned program. Their names are the same as in DSPy's `DspyGEPAResult`."""
 
 from typing import Any
 

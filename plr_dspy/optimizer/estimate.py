@@ -1,4 +1,4 @@
-"""The estimated cost of a compile, and the budget that limits it."""
+"""The estimated cost of a compile run, and the budget that limits this cost."""
 
 import math
 import sys
@@ -27,39 +27,38 @@ from plr_dspy.scoring.budget import Budget, cost_of, price_of
 from plr_dspy.scoring.run_log import RunLog
 from plr_dspy.search.space import Candidate
 
-SAMPLED_PROMPTS = 20  # examples over which prompt tokens are averaged
+SAMPLED_PROMPTS = 20  # maximum number of examples over which prompt tokens are averaged
 BOOTSTRAP_SHARE = 0.25  # maximum share of max_seconds and max_cost for bootstrapping
-# The approximate size of a proposal: prompt-model calls, examples in each prompt, tokens in each
-# prompt besides these examples, and tokens in each reply.
-CALLS_PER_PROPOSAL = 3
-EXAMPLES_PER_PROPOSAL = 5
-PROPOSAL_PROMPT = 500
-PROPOSAL_REPLY = 200
+# The approximate size of a proposal.
+CALLS_PER_PROPOSAL = 3  # number of prompt-model calls
+EXAMPLES_PER_PROPOSAL = 5  # number of examples in each prompt
+PROPOSAL_PROMPT = 500  # number of other tokens in each prompt
+PROPOSAL_REPLY = 200  # number of tokens in each reply
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated cost of a compile. It prints as two lines, or as three with a warning.
+    """The estimated cost of a compile run. It prints as two lines, and a third line if there is a warning.
 
     Attributes:
         program_calls: Maximum number of program calls in all phases.
         bootstrap_calls: Number of program calls that bootstrap demos before the search.
         proposal_calls: Approximate number of prompt-model calls that propose instructions.
             `program_calls` does not include them.
-        plan: Numbers of examples and program calls in the later phases.
+        plan: The plan for the search and all later phases, with its numbers of program calls.
         prompt_tokens: Approximate number of tokens in all prompts, by GPT-4o's tokenizer,
-            averaged over the instructions to choose from; None if prompts cannot be built.
+            averaged over the instructions to choose from. None if prompts cannot be built.
         cost: Approximate cost in US dollars at litellm's list prices, if answers are as long
             as in the demos. It ignores hidden reasoning tokens and `max_cost`. None if a price
             is unknown, or the metric calls a language model.
-        affordable_calls: Approximate number of calls that `max_cost` pays for; None if `cost`
-            is None.
+        affordable_calls: Approximate number of calls that `max_cost` covers. None if `cost` is
+            None.
         new_prompt_tokens: Approximate number of prompt tokens that are not in a server's prefix
-            cache, if it holds only the previous prompt; None if prompts cannot be built.
-        cost_with_cache: Approximate cost if all other prompt tokens are billed as cached
-            tokens; None if cached tokens have no listed price.
+            cache, if the cache holds only the previous prompt. None if prompts cannot be built.
+        cost_with_cache: Approximate cost if all prompt tokens except `new_prompt_tokens` are
+            billed as cached tokens. None if cached tokens have no listed price.
         warning: A warning that prompts may exceed the model's context window. Empty if no
-            prompt does, or if litellm does not know the window.
+            prompt is too long, or if litellm does not know the size of the window.
     """
 
     program_calls: int
@@ -86,7 +85,7 @@ class Estimate:
         if self.cost_with_cache is not None:
             text += f", or {dollars(self.cost_with_cache)} with a prefix cache"
         if self.affordable_calls is not None and self.affordable_calls < self.program_calls:
-            text += f"; max_cost ends the compile after about {count(self.affordable_calls, 'call')}"
+            text += f"; max_cost ends the run after about {count(self.affordable_calls, 'call')}"
         plan = self.plan
         phases = {
             "bootstrapped demos": self.bootstrap_calls,
@@ -100,7 +99,7 @@ class Estimate:
 
 
 def estimate_cost(setup: CompileSetup, candidates: Sequence[Candidate] = ()) -> Estimate:
-    """Estimate the cost of a compile, including the calls that make its demos.
+    """Estimate the cost of a compile run, including the calls that bootstrap demos.
 
     If candidates are passed, use the mean size of their calls.
     """
@@ -147,12 +146,12 @@ def estimate_cost(setup: CompileSetup, candidates: Sequence[Candidate] = ()) -> 
 
 
 def num_revisions(setup: CompileSetup) -> int:
-    """Return the maximum number of instructions proposed during the search, each by one call."""
+    """Return the maximum number of instructions proposed during the search. Each takes one call."""
     return len(setup.slots.alternatives) if setup.proposals else 0
 
 
 def cost_of_proposals(setup: CompileSetup) -> float | None:
-    """Return the approximate cost of all proposals in US dollars if the prompt model has a price, else None."""
+    """Return the approximate cost of all proposals in US dollars. Return None if the prompt model has no price."""
     if not setup.proposals:
         return 0.0
     early = cost_of_prompt(setup, EXAMPLES_PER_PROPOSAL)
@@ -163,7 +162,7 @@ def cost_of_proposals(setup: CompileSetup) -> float | None:
 
 
 def cost_of_prompt(setup: CompileSetup, num_examples: int) -> float | None:
-    """Return the approximate cost of a proposal prompt in US dollars if the prompt model has a price, else None."""
+    """Return the approximate cost of one proposal call in US dollars. Return None if the model has no price."""
     model = setup.prompt_model or dspy.settings.lm
     num_tokens = token_counter()
     examples = [
@@ -183,7 +182,7 @@ class CallSize(NamedTuple):
     # US dollars; None if a price or an answer's length is unknown, or the metric calls a model.
     cost: float | None
     new_tokens: float | None = None  # part of `tokens` that is not in a server's prefix cache
-    saved_by_cache: float = 0.0  # part of `cost` that is saved if all other tokens are cached
+    saved_by_cache: float = 0.0  # part of `cost` that is saved if only `new_tokens` are uncached
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -199,7 +198,7 @@ def size_of_call(
     rival: Rival | None = None,
     candidate: Candidate | None = None,
 ) -> CallSize:
-    """Estimate the size of a program call, if answers are as long as in the demos.
+    """Estimate the size of a program call, assuming that answers are as long as in the demos.
 
     The program is the teacher, rival or candidate that is passed. By default, the program is
     the student with about half of the demos.
@@ -263,7 +262,7 @@ def _answers(messages: Messages) -> Messages:
 
 
 def _prompt_of(predictor: dspy.Predict, example: dspy.Example) -> Messages:
-    """Return the prompt for an example."""
+    """Return a predictor's prompt for an example."""
     inputs = inputs_of(predictor, example)
     demos = predictor.demos
     if isinstance(predictor, RetrievingPredict):
@@ -272,7 +271,7 @@ def _prompt_of(predictor: dspy.Predict, example: dspy.Example) -> Messages:
 
 
 def extra_instruction_tokens(setup: CompileSetup) -> dict[str, list[int]]:
-    """Return how many more tokens each instruction has than the predictor's own instruction, by predictor.
+    """Return, by predictor, how many more tokens each instruction has than the predictor's own instruction.
 
     Instructions that have not been proposed yet are ignored.
     """
@@ -286,7 +285,7 @@ def extra_instruction_tokens(setup: CompileSetup) -> dict[str, list[int]]:
 
 
 def inputs_of(predictor: dspy.Predict, example: dspy.Example) -> dict[str, Any]:
-    """Return a predictor's inputs for an example. Take missing inputs from the first demo."""
+    """Return a predictor's inputs for an example. If the example lacks an input, take it from the first demo."""
     sources: list[Any] = [example.inputs(), *predictor.demos[:1]]
     inputs = {}
     for name in predictor.signature.input_fields:
@@ -295,7 +294,7 @@ def inputs_of(predictor: dspy.Predict, example: dspy.Example) -> dict[str, Any]:
 
 
 def make_budget(setup: CompileSetup, log: RunLog | None = None) -> Budget:
-    """Return the budget of a compile; `log` holds the calls of earlier runs.
+    """Return the budget for a compile run. `log` holds the calls of earlier runs.
 
     Raises:
         ValueError: If `max_cost` is set and a model has no price.
@@ -315,7 +314,7 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None) -> Budget:
         unknown = {str(lm.model) for lm in models if price_of(str(lm.model)) is None}
         if unknown:
             raise UserError(
-                f"max_cost needs a price for {', '.join(sorted(unknown))}: pass max_metric_calls instead"
+                f"max_cost needs a price for {', '.join(sorted(unknown))}: pass max_metric_calls instead of max_cost"
             )
         expected_cost = size_of_call(setup).cost
         largest_cost = max(

@@ -1,4 +1,4 @@
-"""The function `estimate`, for functions that make program calls. Optimizers have a method of this name."""
+"""The function `estimate`, which estimates the cost of calling `headroom` or `choose_program`."""
 
 import inspect
 from collections.abc import Callable
@@ -19,16 +19,16 @@ def estimate(
     """Estimate the cost of calling a function with these arguments, without any program calls.
 
     For example, ``print(estimate(headroom, program, metric, trainset))`` shows what
-    ``headroom(program, metric, trainset)`` will cost. Programs without demos are assumed to
-    answer as briefly as the examples.
+    ``headroom(program, metric, trainset)`` would cost. Answers of programs without demos are
+    assumed to be as short as the examples' labels.
 
     Args:
         function: `headroom` or `choose_program`. Optimizers have a method `estimate` instead.
         args, kwargs: The function's arguments.
 
     Raises:
-        TypeError, ValueError: If `function` is another function, or if calling `function`
-            would raise an error because of an invalid argument.
+        TypeError, ValueError: If `function` is neither of these functions, or if one of its
+            arguments is invalid.
     """
     if function not in (headroom, choose_program):
         name = getattr(function, "__name__", type(function).__name__)

@@ -48,8 +48,8 @@ def expected_scores(
 ) -> list[ExpectedScore]:
     """Return the expected scores of all scored candidates, best first.
 
-    Each score is the sum of the unchanged original's score and the expected gain, so its
-    interval covers the errors of both.
+    Each score is the sum of the unchanged original's score and the expected gain. Its interval
+    covers the uncertainty of both.
     """
     original = run.original
     decision = outcome.decision
@@ -67,8 +67,8 @@ def expected_scores(
     for candidate in candidates:
         score = to_metric_scale(means[candidate])
         revision = fitted.revision(candidate)
-        # List the original uncalibrated if calibration does not improve it, or if it was
-        # returned unchanged.
+        # List the original's uncalibrated score if calibration does not increase the score, or
+        # if the original was returned unchanged.
         if candidate == reference and (uncalibrated_score >= score or decision.chosen == 0):
             score = uncalibrated_score
             revision = None
@@ -95,7 +95,7 @@ def expected_scores(
 
 
 def _compared(outcome: Outcome, original: Candidate) -> dict[Candidate, ScoreRange]:
-    """Return the expected scores in the final comparison, so that a report shows one score for each program."""
+    """Return the scores from the final comparison, so that the report shows each program with only one score."""
     comparison = outcome.decision.comparison
     if comparison is None:
         return {}
@@ -103,7 +103,7 @@ def _compared(outcome: Outcome, original: Candidate) -> dict[Candidate, ScoreRan
 
 
 def _kind_of(slots: PromptSlots, original: Candidate, candidate: Candidate) -> PromptKind:
-    """Return the kind of a candidate."""
+    """Return a candidate's kind for the report."""
     if candidate in slots.rivals:  # In a race of programs, this includes the original.
         return "program"
     if candidate == original:
@@ -114,7 +114,7 @@ def _kind_of(slots: PromptSlots, original: Candidate, candidate: Candidate) -> P
 
 
 def _name(slots: PromptSlots, candidate: Candidate, kind: PromptKind, revision: Revision | None) -> str:
-    """Return the report's name for a candidate."""
+    """Return the name that the report uses for a candidate."""
     if kind == "program":
         return slots.rivals[candidate].name
     num_demos = slots.num_demos(candidate)
@@ -128,14 +128,18 @@ def _name(slots: PromptSlots, candidate: Candidate, kind: PromptKind, revision: 
 
 
 def program_scores(slots: PromptSlots, expected: Sequence[ExpectedScore]) -> list[Alternative]:
-    """Return the entries of the user's programs, best first."""
+    """Return the report's entries on the user's programs, best first."""
     return [score.entry for score in expected if score.candidate in slots.rivals]
 
 
 def compare_instructions(
     setup: CompileSetup, slots: PoolSlots, expected: Sequence[ExpectedScore], outcome: Outcome
 ) -> list[InstructionReport]:
-    """Compare each predictor's instructions by the chosen or else the best arrangement with each instruction."""
+    """Return the report's comparison of each predictor's instructions.
+
+    The chosen instruction gets the score of the chosen arrangement. Every other instruction
+    gets the score of the best arrangement with this instruction.
+    """
     chosen = slots.instructions(outcome.decision.ordering)
     best: dict[tuple[str, int], Alternative] = {}
     for score in sorted(expected, key=lambda score: score.candidate != outcome.decision.ordering):
@@ -161,7 +165,7 @@ def compare_instructions(
 
 
 def _scored(instruction: Instruction, best: Alternative | None) -> InstructionScore:
-    """Return the entry of an instruction, with the score of its best arrangement."""
+    """Return the report's entry on an instruction. If `best` is not None, include its score."""
     scores: dict[str, Any] = {}
     if best is not None:
         scores = {"score": best.score, "interval": best.interval, "num_examples": best.num_examples}

@@ -60,9 +60,10 @@ from plr_dspy.programs.instructions import (
     usable_instructions,
 )
 from plr_dspy.programs.slots import OWN, PoolSlots
-from plr_dspy.programs.splits import Examples, by_content
+from plr_dspy.programs.splits import Examples, by_content, source_of
 from plr_dspy.report.schema import RetrievalReport
 from plr_dspy.report.stop import StopReason
+from plr_dspy.report.text import count
 from plr_dspy.retrieval.slots import RetrievalSlots, make_pools, variations
 from plr_dspy.scoring.run_log import FAILED
 from plr_dspy.search.search import Search
@@ -81,7 +82,7 @@ Candidates: TypeAlias = Annotated[
 ]
 Instructions: TypeAlias = Annotated[
     Literal["propose"] | Texts | Annotated[dict[str, Texts], Field(min_length=1)] | None,
-    Field(description="'propose', a non-empty list of texts, or a dict from predictor names to such lists"),
+    Field(description="'propose', a non-empty list of strings, or a dict from predictor names to such lists"),
 ]
 
 
@@ -100,14 +101,15 @@ class PLFewShot(LearningOptimizer):
             the whole trainset that are most similar to each input, in the best of five
             variations. The returned program then contains the trainset, and so does its file.
             "auto" compares both. "retrieved" with ``max_metric_calls=0`` makes no calls.
-        embedder: A ``dspy.Embedder`` to find similar inputs; None compares their words
-            (TF-IDF).
+        embedder: A ``dspy.Embedder`` to find similar inputs. None compares the words of the
+            inputs (TF-IDF).
         max_demos, min_demos: Maximum and minimum number of demos per predictor. If fewer than
             `min_demos` are available, a predictor may show all of them.
-        min_per_class: Minimum number of demos of each class, or as many as there are; the
-            report names the scarce classes. Classes are the values of the predictor's only
-            output that is a Literal, an enum or a bool, or else of its single output. The
-            student and `programs` are compared unchanged. None sets no minimum.
+        min_per_class: Minimum number of demos for each class. If a class has fewer demos, all
+            of them are shown, and the report names the class. Classes are the values of a
+            predictor's only output that is a Literal, an enum or a bool. If no predictor has
+            such an output, any single output determines the classes. The minimum does not
+            apply to the student and `programs`. None sets no minimum.
         candidates: Source of the demos. "labeled" uses examples of the trainset, and
             "bootstrapped" uses a teacher's correct answers to examples of the trainset. "both"
             uses both, but calls no teacher if all outputs are labels that the examples
@@ -116,34 +118,34 @@ class PLFewShot(LearningOptimizer):
         max_demo_tokens: Maximum total number of tokens in all demos, by GPT-4o's tokenizer.
             Only the unchanged student may exceed this maximum.
         max_bootstrapped: Maximum number of examples to bootstrap demos from. The teacher runs
-            on at most twice as many.
+            on at most twice as many examples.
         metric_threshold: Minimum score for an answer to become a demo; None accepts any score
             above 0.
         instructions: Instructions to choose from, besides the student's own: a list of
-            strings or, for several predictors, a dict with a list for each name. With
+            strings or, for several predictors, a dict from predictor names to lists. With
             "propose", a prompt model writes instructions with DSPy's `GroundedProposer`, from
-            examples that become demos. Halfway through the search, the prompt model writes one
-            more instruction for each predictor with GEPA's `InstructionProposer`, from
-            failures and the metric's feedback. Instructions of `programs` are always included.
-            Retrieved demos are only combined with the student's own instruction.
+            examples that become demos. Halfway through the search, it writes one more
+            instruction for each predictor, from failures and the metric's feedback, with GEPA's
+            `InstructionProposer`. Instructions of `programs` are always included. Retrieved
+            demos are only combined with the student's own instruction.
         prompt_model: ``dspy.LM`` that proposes instructions; None uses ``dspy.settings.lm``,
             or else the student's model.
         num_instructions: Number of instructions to propose for each predictor before the
             search.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000).
             None requires `max_metric_calls`.
-        all others: As in `PLReorder`. A teacher may use a quarter of `max_cost` and
+        all others: As in `PLReorder`. Bootstrapping may use up to a quarter of `max_cost` and
             `max_seconds`.
 
     Attributes:
-        report: As in `PLReorder`. Indices of demos refer to the pools, which ``report.slots``
-            lists with the demos' origins. ``report.front`` has the scores, tokens and costs of
+        report: As in `PLReorder`. Demo indices refer to the pools in ``report.slots``, which
+            also has the demos' origins. ``report.front`` has the scores, tokens and costs of
             the best candidates. ``report.instructions`` has the instructions and their
             expected scores.
         best_program: As in `PLReorder`.
 
     Raises:
-        TypeError, ValueError: If an argument is out of range; the message says what to pass.
+        TypeError, ValueError: If an argument is invalid. The message says what to pass.
     """
 
     name = "PLFewShot"
@@ -189,12 +191,13 @@ class PLFewShot(LearningOptimizer):
                     )
         if self.demos != "fixed" and self.min_per_class is not None:
             raise UserError(
-                f"min_per_class needs demos='fixed', because retrieved demos may lack any class; got demos="
+                f"min_per_class needs demos='fixed', because retrieved demos may lack a class; got demos="
                 f"{self.demos!r}: pass demos='fixed', or omit min_per_class"
             )
         if self.demos == "fixed" and self.embedder is not None:
             raise UserError(
-                "embedder needs retrieved demos; got demos='fixed': pass demos='auto' or demos='retrieved'"
+                "embedder needs retrieved demos; got demos='fixed': pass demos='auto' or demos='retrieved', or omit "
+                "embedder"
             )
 
     def _check_without_calls(self) -> None:
@@ -231,15 +234,16 @@ class PLFewShot(LearningOptimizer):
             return no_minimum
 
     def program_with(self, num_demos: int | None = None, *, within: float | None = None) -> dspy.Module:
-        """Build another program of the last compile: the best with this many demos, or the cheapest within a loss.
+        """Build another program from the results of the last call of `compile`.
 
         Args:
             num_demos: Total number of demos in all predictors. The best arrangement with this
                 many demos is built.
-            within: Maximum loss of score, in the metric's units. Builds the cheapest program
-                of ``report.front`` whose expected score on new examples is at most this much
-                below that of the returned program. By the model of scores, the probability of
-                a larger loss is at most .25, or ``1 - min_probability``. The program never
+            within: Maximum loss of score relative to the returned program, in the metric's
+                units. A program in ``report.front`` qualifies if its expected loss on new
+                examples is within this maximum, and a larger loss is improbable. "Improbable"
+                means a probability of at most .25, or of at most ``1 - min_probability`` if
+                `min_probability` is set. The cheapest program that qualifies is built. It never
                 costs more than the returned program.
 
         Raises:
@@ -262,13 +266,16 @@ class PLFewShot(LearningOptimizer):
             return self._front.build(self._front.as_good(within)[0])
         places = {entry.num_demos: self.report.front.index(entry) for entry in self.report.best_by_number}
         if type(num_demos) is not int or num_demos not in places:
-            raise UserError(f"num_demos must be one of the scored numbers {list(places)}; got {num_demos!r}")
+            raise UserError(
+                "num_demos must be a number of demos that was scored; got "
+                f"{num_demos!r}: pass {' or '.join(map(str, places))}"
+            )
         return self._front.build(self._front.prompts[places[num_demos]])
 
     def _choices(
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
     ) -> DemoChoices:
-        """Return the demos to choose from, assuming that the teacher makes all planned attempts."""
+        """Return the demos to choose from, assuming that all planned attempts to bootstrap demos succeed."""
         user_demos = self._user_demos
         classes: Mapping[str, DemoClasses] = {}
         if self.min_per_class is not None:
@@ -278,7 +285,7 @@ class PLFewShot(LearningOptimizer):
         examples = {} if user_demos else demo_examples(trainset, valset, rng, classes.values())
         if any(rival.name == OWN for rival in self._rivals):  # Origins of demos use this name.
             raise UserError(
-                f"programs must not use the name {OWN!r}, which stands for the student: rename the program"
+                f"programs must not contain the name {OWN!r}, which is reserved for the student: rename the program"
             )
         demos = [*user_demos, *examples.values()]
         for predictor in program.predictors():
@@ -286,9 +293,12 @@ class PLFewShot(LearningOptimizer):
         for rival in self._rivals:
             demos += rival.demos
         if not demos:
+            used_inputs = {source_of(example.inputs()) for example in valset}
+            new_inputs = {source_of(example.inputs()) for example in trainset} - used_inputs
             raise UserError(
-                "trainset has too few distinct inputs outside valset to use some examples as demos; got "
-                f"{len(trainset)} examples: pass at least 20, if possible 100"
+                "trainset must have enough distinct inputs that are not in valset, because some become demos; got "
+                f"{count(len(new_inputs), 'such input')} in {count(len(trainset), 'example')}: add examples with new "
+                "inputs, at least 20 in all and ideally 100"
             )
         attempts: list[Attempt] = []
         if self.max_metric_calls != 0 and self.candidates in ("both", "bootstrapped"):
@@ -302,8 +312,8 @@ class PLFewShot(LearningOptimizer):
         slots = self._slots(program, examples, retrievable, attempts, instructions.by_predictor, classes)
         if not (slots.slots or slots.alternatives or attempts):
             raise UserError(
-                f"there are no demos to choose from, because the {self.student_name} has no demos, and its prompts "
-                "cannot show the candidates: pass examples with values for all of the signature's fields"
+                f"there are no demos to choose from, because the {self.student_name} has no demos, and the "
+                "candidates cannot be shown in its prompts: pass examples with values for all of the signature's fields"
             )
         original = slots.original
         if self.max_metric_calls == 0:
@@ -311,7 +321,8 @@ class PLFewShot(LearningOptimizer):
             original = slots.without_calls
         others = list(user_demos)
         if self.demos != "retrieved" or self.instructions == "propose":
-            # The prompt model sees these examples, so they must not be scored.
+            # These examples must not be used for scoring, because they may become demos, or the
+            # prompt model sees them.
             others += examples.values()
         if isinstance(teacher, (list, tuple)):
             teacher = teacher[0] if teacher else None
@@ -337,11 +348,11 @@ class PLFewShot(LearningOptimizer):
         )
 
     def _instructions(self, program: dspy.Module) -> InstructionChoices:
-        """Return the student's own instructions, the user's `instructions`, and those of the user's programs."""
+        """Return the instructions to choose from: from the student, `self.instructions` and the user's programs."""
         if self.instructions is not None and self.demos == "retrieved":
             logger.warning(
-                "retrieved demos are shown with the student's own instruction, so other instructions are tried without "
-                "demos: pass demos='fixed' or demos='auto' to try them with demos"
+                "retrieved demos are only shown with the student's own instruction, so other instructions are tried "
+                "without demos: pass demos='fixed' or demos='auto' to try them with demos"
             )
         if self.instructions == "propose":
             return stand_in_instructions(program, self.num_instructions, self._rivals)
@@ -360,7 +371,7 @@ class PLFewShot(LearningOptimizer):
 
     @property
     def _user_demos(self) -> Sequence[Any]:
-        """The list of demos that the user passed as candidates, if any."""
+        """The demos that the user passed as `candidates`; empty if `candidates` names a source."""
         return [] if isinstance(self.candidates, str) else self.candidates
 
     def _slots(
@@ -372,7 +383,7 @@ class PLFewShot(LearningOptimizer):
         instructions: Mapping[str, Sequence[Instruction]],
         classes: Mapping[str, DemoClasses],
     ) -> PoolSlots:
-        """Build the slots, whose pools include the demos of these attempts."""
+        """Build the slots. Their pools include the demos from these attempts."""
         labelled = {} if self.candidates == "bootstrapped" else {**examples, **retrievable}
         # Build one pool of fixed and retrieved demos, so that each demo is rendered once.
         pools = pools_of(
@@ -407,8 +418,8 @@ class PLFewShot(LearningOptimizer):
             limits |= {"min_demos": 0, "max_demos": 0}
             if any(fixed.values()) and not (any(retrieved.values()) or attempts):
                 raise UserError(
-                    "demos='retrieved' needs examples to retrieve; there are none: pass examples that have the "
-                    "signature's fields, fit into max_demo_tokens, and are not among the student's demos"
+                    "demos='retrieved' needs examples to retrieve; got none: pass examples that have the signature's "
+                    "fields, fit into max_demo_tokens, and are not among the student's demos"
                 )
         known = self._vectors.setdefault(self.embedder, {})
         nearest = variations(self.max_demos, self.min_demos, max_tokens)
@@ -418,7 +429,7 @@ class PLFewShot(LearningOptimizer):
         return RetrievalSlots(program, fixed, nearest=nearest, found=retrieval_pools, **limits)
 
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
-        """Bootstrap demos, propose instructions, and plan the search among all of them."""
+        """Bootstrap demos and propose instructions, then plan a search that includes them."""
         if self._needing_logprobs:
             # Raise before any call if the program or the metric rules out log-probabilities.
             self.work(setup)
@@ -447,7 +458,7 @@ class PLFewShot(LearningOptimizer):
         instructions: Mapping[str, Sequence[Instruction]],
         evaluator: ProgramEvaluator,
     ) -> CompileSetup:
-        """Return the setup with a new plan, for a search space with these instructions and the setup's attempts."""
+        """Return the setup with a new plan, and a search space with these instructions and the bootstrapped demos."""
         slots = self._slots(
             setup.program,
             setup.demo_examples,
@@ -470,7 +481,7 @@ class PLFewShot(LearningOptimizer):
         return None
 
     def _widened(self, opened: OpenCompile, failures: Mapping[int, Ordering]) -> Search | None:
-        """Add instructions proposed from failures. Return the wider search, or None if no instruction is new."""
+        """Add instructions proposed from failures. Return a new search, or None if no instruction is new."""
         known = opened.setup.slots
         opened.setup = with_revisions(opened, failures)
         slots = opened.setup.slots

@@ -1,4 +1,4 @@
-"""The front of prompts: their scores and costs, and the cheapest that is as good as the returned prompt."""
+"""The front: the best prompts with their scores and costs, from which a cheaper program can be built."""
 
 import math
 from collections import Counter, defaultdict
@@ -23,7 +23,7 @@ from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.ordering_model import FittedModel
 from plr_dspy.search.space import Candidate
 
-PREDICTIONS = 1_000  # number of predictions that a reported cost pays for
+PREDICTIONS = 1_000  # number of predictions that a reported cost covers
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,16 @@ class PromptPrices:
     retrieved demos nor inputs.
 
     Args:
-        examples: Scored examples. Inputs are assumed to be as long as the mean of theirs.
-        logged: Token counts of the compile's calls. Answers are assumed to be as long as the
-            mean of theirs.
+        examples: Scored examples. New inputs are assumed to be as long as the inputs of these
+            examples, on average.
+        logged: Token counts of the calls so far. New answers are assumed to be as long as the
+            answers of these calls, on average.
     """
 
     def __init__(self, examples: Examples, logged: Sequence[Tokens]) -> None:
         self._examples = examples[:SAMPLED_PROMPTS]
         self._count = token_counter()
-        self._inputs: dict[tuple[str, ...], float] = {}  # mean tokens of inputs, by the names of their fields
+        self._inputs: dict[tuple[str, ...], float] = {}  # mean number of input tokens, by input fields
         answers: dict[str, list[int]] = defaultdict(list)
         for call in logged:
             for model, counts in call.items():
@@ -103,10 +104,11 @@ class Front:
         slots: The search space.
         expected: The expected scores of all candidates, best first.
         returned: The returned candidate.
-        prices: Computes the costs of candidates.
-        fitted: The model of scores.
+        prices: The prices from which costs are computed.
+        fitted: The fitted score model.
         min_probability: As in `PLFewShot`.
-        build_program: Builds a candidate's program with revised answers.
+        build_program: A function that builds a candidate's program, given the revision of its
+            answers.
 
     Attributes:
         prompts: The candidates, cheapest first. If a price is unknown, the candidate with the
@@ -153,8 +155,8 @@ class Front:
     def as_good(self, within: float) -> list[Prompt]:
         """Return the candidates that score at most `within` less than the reference, cheapest first.
 
-        A high estimate from few calls is not enough, because a larger loss is then still too
-        probable.
+        The probability of a larger loss must also be low. So a candidate with a high estimate
+        from few calls is not included.
         """
         max_worse = 1.0 / (1.0 + MIN_ODDS) if self._min_probability is None else 1.0 - self._min_probability
         reference = self.reference
@@ -171,7 +173,7 @@ class Front:
         return accepted
 
     def entries(self) -> list[FrontEntry]:
-        """Return the report's entries."""
+        """Return the candidates as entries for ``report.front``, cheapest first."""
         as_good = self.as_good(AS_GOOD)
         return [
             FrontEntry(

@@ -1,4 +1,4 @@
-"""The headroom of a program: how much few-shot prompting can gain, and by which change."""
+"""A program's headroom: how much it can gain from few-shot prompting, and from which change."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from plr_dspy.statistics.calibration import cross_validated, likely_shares, righ
 from plr_dspy.statistics.comparisons import TAIL
 from plr_dspy.statistics.levers import Gain, PairedExperiment
 
-NUM_SETS = 4  # number of random sets of demos, unless the budget pays for more
-NUM_ORDERS = 3  # number of random orders of one set, unless the budget pays for more
+NUM_SETS = 4  # number of random sets of demos, unless the budget covers more
+NUM_ORDERS = 3  # number of random orders of one set, unless the budget covers more
 MIN_EXAMPLES = 10  # minimum number of examples; with fewer, differences are mostly due to chance
 MIN_SAMPLE = 3  # minimum number of sets or orders to estimate the spread of their scores
 NUM_SEARCHED = 20  # A search is assumed to find the best of this many random sets or orders.
@@ -92,7 +92,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Lever:
-    """A change to a program's prompts.
+    """A change to a program's prompts, and its estimated gain.
 
     Attributes:
         name: Name of the lever.
@@ -117,14 +117,14 @@ class Headroom:
     """How much each change to a program can gain. It prints as a table and a sentence of advice.
 
     Attributes:
-        score: Mean score of the program.
+        score: The program's mean score.
         levers: The possible changes, simplest first.
-        noise_shares: Share of the variance between scores that is noise, for "other orders"
-            and "other sets".
+        noise_shares: For "other orders" and "other sets", the share of the variance between
+            scores that is noise.
         num_examples, program_calls: Number of examples that each change was scored on, and
             total number of program calls.
         advice: A sentence that names the simplest change that gains as much as the best
-            change, or advises to keep the program.
+            change, or advises keeping the program.
     """
 
     score: float
@@ -163,8 +163,8 @@ class LeverSample(PLFewShot):
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         if self.instructions and len(program.predictors()) != 1:
             raise UserError(
-                f"instructions needs a program with one predictor; got {len(program.predictors())} predictors: omit "
-                "instructions"
+                "program must have exactly one predictor if instructions are given; got "
+                f"{len(program.predictors())}: omit the argument instructions"
             )
 
     def work(self, setup: CompileSetup) -> MetricWork:
@@ -175,12 +175,12 @@ class LeverSample(PLFewShot):
         return setup  # `measure` makes the plan, together with the programs to score.
 
     def _designed(self, setup: CompileSetup) -> tuple[CompileSetup, Groups]:
-        """Return the setup with a plan, and the programs that the budget pays for."""
+        """Return the setup with a plan, and the programs that the budget covers."""
         num_usable = len(setup.scored_examples)
         if num_usable < MIN_EXAMPLES:
             raise UserError(
                 f"trainset must contain at least {MIN_EXAMPLES} examples that are not used as demos; got "
-                f"{len(setup.examples)} examples, of which {num_usable} are left: pass at least 20, if possible 100"
+                f"{num_usable} such examples in {len(setup.examples)}: pass at least 20 examples, ideally 100"
             )
         groups = self._groups(setup, NUM_SETS, NUM_ORDERS)
         num_candidates = len(_candidates(groups))
@@ -247,7 +247,7 @@ class LeverSample(PLFewShot):
         return estimate_cost(setup, _candidates(groups))
 
     def measure(self, program: dspy.Module, trainset: Rows, inputs: Sequence[str] | None) -> Headroom:
-        """Score the programs, and estimate the gain of each lever."""
+        """Score the programs and estimate each lever's gain."""
         setup, groups = self._designed(self._prepare(program, trainset, [], inputs=inputs))
         candidates = _candidates(groups)
         rows = {name: [candidates.index(candidate) for candidate in group] for name, group in groups.items()}
@@ -295,7 +295,7 @@ def _draw_distinct(
     besides: Ordering,
     seed: int,
 ) -> list[Ordering]:
-    """Draw orderings of items from each block, with prompts that differ from each other and from that of `besides`.
+    """Draw orderings of the items in each block. Their prompts are distinct, and differ from that of `besides`.
 
     The first orderings do not depend on `num_orderings`. Further blocks, such as the
     instruction, are copied from `besides`.
@@ -349,7 +349,7 @@ def _score_table(opened: OpenCompile, candidates: Sequence[Candidate]) -> tuple[
 
 
 def _linearized(metric: ConfusionScores, answers: Answers, examples: Sequence[int], failed: Array) -> Array:
-    """Return the scores of a candidate's answers, ``[e]``, such that their mean is the value of the metric over a set.
+    """Return scores for a candidate's answers, ``[e]``. Their mean is the value of the metric over a set.
 
     The score of a failed call is NaN.
     """
@@ -386,7 +386,7 @@ def _calibrated(opened: OpenCompile, candidate: Candidate, examples: Sequence[in
     """Return the scores of a program's answers after batch calibration, ``[e]``.
 
     Return an empty array if most calls have no log-probabilities. A failed call keeps its
-    score in `scores`, the mean score of other programs.
+    score in `scores`, which is the mean score of the other programs on its example.
     """
     work = opened.work
     records = opened.scorer.records_of(candidate)
@@ -401,7 +401,7 @@ def _calibrated(opened: OpenCompile, candidate: Candidate, examples: Sequence[in
     for row, reading in enumerate(readings):
         unseen[row, list(reading.unseen_labels)] = True
     shares = likely_shares(right_counts(work.scores))[0]
-    # Calibrate each answer on the log-probabilities for other inputs.
+    # Calibrate each answer with the other inputs' log-probabilities, to avoid a bias.
     labels = cross_validated(logs, shares, unseen=unseen).tolist()
     numbers = [examples[place] for place in places_with_logprobs]
     if work.influence is not None:
@@ -439,7 +439,7 @@ def changes_of(rows: Mapping[str, list[int]], num_orders: int) -> list[Change]:
 
 
 def lever_gains(experiment: PairedExperiment, changes: Sequence[Change]) -> dict[str, Gain]:
-    """Return the gain of each change over the program, by name. The base of a change must come before the change."""
+    """Return each change's gain over the program, by name. A base must come before the changes on top of it."""
     first_rows = {change.name: change.rows[0] for change in changes}
     gains: dict[str, Gain] = {}
     for change in changes:
@@ -456,7 +456,7 @@ def lever_gains(experiment: PairedExperiment, changes: Sequence[Change]) -> dict
 
 
 def best_advice(changes: Sequence[Change], gains: Mapping[str, Gain]) -> str:
-    """Return one sentence of advice, given the changes, simplest first, and their gains by name."""
+    """Return a sentence of advice. `changes` must start with the simplest, and `gains` is keyed by name."""
     if not changes:
         return "No lever could be tried, because there are too few different demos: pass more examples."
     # The more levers are tried, the likelier it is that one looks good by chance, so require
@@ -505,14 +505,14 @@ def headroom(
     instructions: Sequence[str] | None = None,
     inputs: Sequence[str] | None = None,
 ) -> Headroom:
-    """Measure what a program can gain by few-shot prompting, and by which change.
+    """Measure how much a program can gain from few-shot prompting, and from which change.
 
     A quarter of the trainset (at most 50 examples) becomes demos. All programs are scored on
     the same examples, which are drawn from the rest.
 
     Args:
-        program: Program to improve; it is not modified.
-        trainset: At least 20 labelled examples, if possible 100.
+        program: Program to improve. The program itself is not modified.
+        trainset: At least 20 labelled examples, ideally 100.
         max_metric_calls: Maximum number of program calls.
         max_demos: Maximum number of demos per predictor.
         instructions: Other instructions to try for a program with one predictor, each with

@@ -33,7 +33,7 @@ MOST_CALLS = 8
 
 @arguments
 class LearningOptimizer(DemoOptimizer):
-    """An optimizer that learns from scores, and from log-probabilities of labels if available.
+    """An optimizer that learns from scores and, if available, from log-probabilities of labels.
 
     Arguments are as in `PLReorder`. Subclasses define their own `auto` argument.
     """
@@ -72,7 +72,7 @@ class LearningOptimizer(DemoOptimizer):
 
     @property
     def _needing_logprobs(self) -> str:
-        """The argument that needs the log-probabilities of labels, or an empty string."""
+        """The argument that needs the log-probabilities of labels; empty if no argument needs them."""
         if self.calibrate is not False:
             return "calibrate"
         if self.signal == "logprobs":
@@ -80,7 +80,7 @@ class LearningOptimizer(DemoOptimizer):
         return ""
 
     def _no_logprobs(self, reason: str) -> str:
-        """Return the message that log-probabilities are missing, with the reason and the fix."""
+        """Return the error message for missing log-probabilities, with this reason and a fix."""
         argument = self._needing_logprobs
         return (
             f"{argument} needs the log-probabilities of labels, which are not available: {reason}. Omit {argument} to "
@@ -88,7 +88,7 @@ class LearningOptimizer(DemoOptimizer):
         )
 
     def work(self, setup: CompileSetup) -> MetricWork:
-        """Create the object that makes calls, and reads log-probabilities if the program and the metric allow it."""
+        """Create the object that makes calls. It reads log-probabilities if the program and the metric allow it."""
         one_prompt = setup.slots.space.num_distinct < 2
         if self.calibrate is not False and one_prompt:
             raise UserError(
@@ -98,9 +98,9 @@ class LearningOptimizer(DemoOptimizer):
         reason = ""
         if self.signal != "score" and not one_prompt:
             if not setup.plan.program_calls:
-                reason = "no call is made"
+                reason = "no calls are made"
             elif not setup.plan.racing:
-                reason = "auto='paper' scores orders as the paper does"
+                reason = "auto='paper' learns only from scores, as in the paper"
             else:
                 labels = label_work(setup, self.calibrate)
                 if isinstance(labels, LabelWork):
@@ -137,10 +137,10 @@ class LearningOptimizer(DemoOptimizer):
         )
 
     def _probe(self, opened: OpenCompile) -> LabelResponses | None:
-        """Make the first calls to find out whether replies have log-probabilities, and set `work.signal` to the result.
+        """Make the first calls to find out whether replies have log-probabilities. Set `work.signal` accordingly.
 
         Returns:
-            The log-probabilities of labels for the search, or None if replies have none.
+            The log-probabilities of labels, or None if replies do not have log-probabilities.
 
         Raises:
             NoProbabilities: If replies have no log-probabilities, but an argument needs them.
@@ -181,7 +181,7 @@ class LearningOptimizer(DemoOptimizer):
 
 
 def label_work(setup: CompileSetup, calibrate: bool | Mapping[Any, float]) -> LabelWork | str:
-    """Return work that reads log-probabilities, or the reason why the program or the metric rules them out."""
+    """Return the work that reads log-probabilities, or the reason why the program or metric prevents their use."""
     output = label_output(setup.program)
     metric = setup.options.metric
     examples = setup.scored_examples

@@ -1,4 +1,4 @@
-"""The minimum number of examples to score a candidate on in a row, given the uncached tokens of its demos."""
+"""How many examples a candidate is scored on at a time, given its uncached demo tokens."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,18 +13,19 @@ from plr_dspy.programs.slots import messages_of
 from plr_dspy.programs.tokens import token_counter
 from plr_dspy.search.space import Candidate
 
-# With more examples at a time, a small budget would pay for too few candidates.
+# With more examples at a time, a small budget would cover too few candidates.
 MOST_EXAMPLES = 8
 
 
 class LookSizes:
     """A function that returns the minimum number of examples for each candidate.
 
-    The more tokens of a candidate's demos are not cached, the more examples it is scored on.
-    The last candidate is remembered, because the server still has its prompt in the cache.
+    A candidate whose demos have more uncached tokens is scored on more examples at a time. The
+    last candidate is remembered, because its prompt is still in the server's cache.
 
     Args:
-        build: Returns the program of a candidate, even if the search space was widened later.
+        build: A function that builds a candidate's program. It must also accept candidates
+            that are added to the search space later.
     """
 
     def __init__(self, setup: CompileSetup, build: Callable[[Candidate], dspy.Module]) -> None:

@@ -24,14 +24,14 @@ class PLReorder(LearningOptimizer):
             ``Prediction(score=...)``; larger is better. Its other parameters, such as
             ``trace``, get their defaults, or None.
         signal: What the search learns from. "score" is the metric's score. "logprobs" adds
-            the log-probabilities of labels, which saves most of the calls. They are available
-            if exactly one output is a Literal, an enum or a bool, the metric depends only on
-            this output, and the endpoint returns them. "auto" uses log-probabilities if they
-            are available; if not, the report gives the reason.
+            the log-probabilities of labels, so that far fewer calls are needed. The endpoint
+            must return them. Exactly one output must be a Literal, an enum or a bool, and the
+            metric must depend only on this output. "auto" uses log-probabilities if these
+            conditions are met. Otherwise, the report gives the reason.
         calibrate: Whether to choose the order by calibrated answers and return a
             `CalibratedProgram` (docs/calibration.md). This needs log-probabilities, but no
             extra calls. True uses the label shares that score best; a dict specifies the share
-            of each label. Gains are relative to the unchanged student.
+            of each label. Gains are measured relative to the unchanged student.
         update: "mle", "ema", "mixture", or an update object such as
             ``MixtureEM(num_components=2)``.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000).
@@ -46,35 +46,37 @@ class PLReorder(LearningOptimizer):
         stop_at_score: The search ends once an order's estimated score on the train split
             reaches this value.
         patience: The search ends after this many consecutive rounds without a better order.
-        min_probability: Minimum probability of a gain on new examples, for an order to replace
-            the original. None requires a gain to be at least three times as likely as a loss;
-            with auto="paper", None means 0.
-        num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR
-            Algorithm 1; None leaves them to `auto`.
-        num_demos: Number of labelled demos to add to a student without demos; None raises an
-            error instead.
-        num_threads: Maximum concurrent program calls; None uses DSPy's setting.
-        max_errors: Number of failed program calls after which the compile raises the exception
-            of the last failure. None uses DSPy's setting or 5% of the calls made, whichever is
-            larger. Failures on the same example count once. Unparsable answers count as
-            incorrect answers, not as failures.
+        min_probability: Minimum probability of a gain on new examples for another order to
+            replace the original order. None requires a gain to be at least three times as
+            likely as a loss; with auto="paper", None means 0.
+        num_iterations, num_samples, elite_fraction, num_final_draws: The numbers of iterations
+            and samples, the share of elite samples, and the number of final draws. They are T,
+            B, rho and K in PLR Algorithm 1. If None, `auto` determines the value.
+        num_demos: Number of labelled demos to add to a student without demos. If None, such a
+            student raises an error.
+        num_threads: Maximum number of concurrent program calls; None uses DSPy's setting.
+        max_errors: Number of failed program calls after which `compile` raises the last call's
+            exception. None uses DSPy's setting or 5% of the calls made, whichever is larger.
+            Failures on the same example count once. Unparsable answers count as incorrect
+            answers, not as failures.
         seed: Random seed.
         log_dir: Folder for finished calls (``calls.jsonl``) and the report (``report.json``).
-            A compile with the same program, metric, models and examples does not repeat these
-            calls.
+            Later, `compile` reuses these calls if the program, metric, models and examples are
+            the same.
         accept_changes: Whether to reuse the calls in `log_dir` even if the program, the
             metric, a model or an example has changed. Calls that failed at the provider are
             repeated.
-        display_progress: Whether to show a progress bar and, without log handlers, a line for
-            each round.
+        display_progress: Whether to show a progress bar and, if there are no log handlers, a
+            line for each round.
 
     Attributes:
-        report: The `Report` of the last compile, even after an interrupt or an error.
-        best_program: The last compile's program; after an interrupt or an error, the best so
-            far.
+        report: The `Report` on the last call of `compile`, even if the call was interrupted or
+            raised an error.
+        best_program: The program that the last call of `compile` returned. If the call was
+            interrupted or raised an error, the best program so far.
 
     Raises:
-        TypeError, ValueError: If an argument is out of range; the message says what to pass.
+        TypeError, ValueError: If an argument is invalid. The message says what to pass.
     """
 
     name = "PLReorder"

@@ -1,8 +1,8 @@
 """Instructions that a prompt model proposes before the search, with DSPy's `GroundedProposer` as in MIPROv2.
 
-A task of the prompt model describes the data, or writes one instruction for one predictor,
-usually in three calls. The run log keeps the results of tasks as call records, so a resumed
-run gets the same texts without paying again.
+Each task of the prompt model describes the data, or writes one instruction for one predictor.
+A task usually takes three calls. The run log keeps the results of tasks as call records, so a
+resumed run gets the same results at no cost.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ from plr_dspy.scoring.run_log import CallRecord
 logger = logging.getLogger(__name__)
 
 PROPOSED = "proposed"  # origin of proposed instructions
-NUM_DESCRIBED = 20  # maximum number of examples from which the prompt model describes the data
-NUM_SHOWN = 3  # number of a predictor's demos that the prompt model sees
+NUM_DESCRIBED = 20  # maximum number of examples shown to the prompt model to describe the data
+NUM_SHOWN = 3  # number of demos per predictor shown to the prompt model
 SHARE = 0.4  # maximum share of max_seconds and max_cost to use before the search, including bootstrapping
 
 
@@ -50,7 +50,7 @@ def planned_proposals(program: dspy.Module, number: int) -> list[Proposal]:
 
 
 class PromptModelWork(MetricWork):
-    """Calls of the prompt model, whose records hold texts instead of scores."""
+    """Prompt-model calls. Their records hold text instead of scores."""
 
     def __init__(self, setup: CompileSetup) -> None:
         self.sample = ""
@@ -83,7 +83,7 @@ class ProposalWork(PromptModelWork):
                 prompt_model=self.model,
                 program=setup.program,
                 trainset=self.examples,
-                use_dataset_summary=False,  # A summary would hide exceptions of the prompt model.
+                use_dataset_summary=False,  # DSPy's summary would hide the prompt model's exceptions.
                 use_instruct_history=False,
                 set_history_randomly=False,
             )
@@ -130,7 +130,7 @@ class ProposalWork(PromptModelWork):
 
 
 def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEvaluator) -> list[Proposal]:
-    """Return the proposals from the log, or make them with the prompt model within their share of the budget.
+    """Run the tasks within their share of the budget, or read their results from the log.
 
     Raises:
         RuntimeError: If no instruction was proposed because calls failed.
@@ -173,7 +173,7 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
 
 
 def _check(setup: CompileSetup, proposals: Sequence[Proposal], failure: Exception | None) -> None:
-    """Warn about missing proposals. Raise an error if no proposal was made, or if the failure is not of a call."""
+    """Warn about missing proposals. Raise an error if all failed, or if the failure did not come from a call."""
     num_made = sum(bool(proposal.predictor and proposal.text) for proposal in proposals)
     errors = [proposal.record for proposal in proposals if proposal.record.error]
     if failure is not None and not errors:
@@ -194,7 +194,7 @@ def _check(setup: CompileSetup, proposals: Sequence[Proposal], failure: Exceptio
 
 
 def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) -> InstructionChoices:
-    """Return the usable instructions, from proposals and rivals, and the instructions that were dropped."""
+    """Return the usable and the dropped instructions from proposals and rivals."""
     by_predictor: dict[str, list[Instruction]] = defaultdict(list)
     for proposal in proposals:
         if proposal.predictor and not proposal.record.error:
@@ -207,14 +207,14 @@ def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) ->
 
 
 def most_tokens(setup: CompileSetup) -> float:
-    """Return the maximum number of tokens in an instruction that fits into the models' context windows."""
+    """Return the maximum length of an instruction, in tokens, that fits into the models' context windows."""
     windows = [window_of(str(lm.model)) for lm in setup.models]
     smallest = min((window for window in windows if window is not None), default=math.inf)
     return smallest - (size_of_call(setup).tokens or 0.0)
 
 
 def proposal_report(setup: CompileSetup) -> ProposalReport | None:
-    """Return the report's entry on the calls that proposed instructions, or None if there were none."""
+    """Return the report's entry on proposals, or None if no instructions were to be proposed."""
     if not setup.proposals:
         return None
     model = setup.prompt_model or dspy.settings.lm

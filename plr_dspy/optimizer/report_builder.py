@@ -1,4 +1,4 @@
-"""The function `build_report`, which builds the report of a finished compile."""
+"""The function `build_report`, which builds the report on a compile run."""
 
 import time
 from collections import Counter, defaultdict
@@ -40,12 +40,12 @@ from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import WRONG, error_counts
 from plr_dspy.search.space import Ordering, WholeProgram
 
-MAX_CHARACTERS = 500  # maximum number of characters to show of a demo's field
+MAX_CHARACTERS = 500  # maximum number of characters shown from each of a demo's fields
 
 
 @dataclass(frozen=True)
 class FinishedProgram:
-    """The program that a compile returns, and the report's entries on candidates, instructions and retrieval."""
+    """The program that a compile run returns, and the report's entries on candidates, instructions and retrieval."""
 
     program: dspy.Module
     programs: list[Alternative] = field(default_factory=list)
@@ -64,7 +64,7 @@ def build_report(
     names: Sequence[str],
     signal: Signal | None,
 ) -> Report:
-    """Build the report of a finished compile. `names` are the names of the scored examples."""
+    """Build the report on a compile run. `names` are the names of the scored examples."""
     scorer = run.evaluator
     decision = outcome.decision
     tokens: dict[str, Any] = defaultdict(Counter)
@@ -127,7 +127,7 @@ def _errors_before_search(setup: CompileSetup) -> list[ErrorCount]:
 
 
 def _new_prompt_tokens(setup: CompileSetup, scorer: Evaluator) -> int | None:
-    """Return the number of prompt tokens that are not in a server's prefix cache, or None if it is unknown."""
+    """Return the number of prompt tokens not in a server's prefix cache, or None if prompts cannot be built."""
     try:
         return PromptPrefixes(setup.slots.build).num_new(scorer.tokens_in_order())
     except Exception:  # The adapter or litellm may fail; the rest of the report is still useful.
@@ -135,7 +135,7 @@ def _new_prompt_tokens(setup: CompileSetup, scorer: Evaluator) -> int | None:
 
 
 def _over_best_own(setup: CompileSetup, decision: Decision) -> ProgramComparison | None:
-    """Return the comparison with the best of the user's programs, with its name."""
+    """Return the result's comparison with the best of the user's programs, or None if there was no comparison."""
     comparison = decision.over_best_own
     if comparison is None or decision.best_own is None:
         return None
@@ -159,7 +159,7 @@ def _candidates(setup: CompileSetup, decision: Decision) -> list[Candidate]:
 
 
 def _program_state(setup: CompileSetup, ordering: Ordering | WholeProgram, scorer: Evaluator) -> ProgramState:
-    """Count the demos that an ordering shows, and the ordering's calls by outcome."""
+    """Return the number of demos in an ordering, and the numbers of its calls by outcome."""
     slots = setup.slots
     records = scorer.records_of(ordering).values()
     return ProgramState(
@@ -205,7 +205,7 @@ def _slot_reports(
 
 
 def _demo_texts(predictor: dspy.Predict, demo: Any, redact: Redactor) -> dict[str, str]:
-    """Return a demo's fields as prompts show them, shortened, without secrets or media."""
+    """Return the text of a demo's fields, formatted as in prompts but shortened, without secrets or media."""
     texts = {}
     for name, info in predictor.signature.fields.items():
         if name in demo:

@@ -1,9 +1,9 @@
 """Instructions that the prompt model proposes during the search, from failures, with GEPA's proposer.
 
-The best arrangements run again on examples where they scored low, to record the inputs and outputs
-of each predictor and the metric's feedback. From these records, the prompt model writes one
+The best arrangements run again on examples where they scored low. These calls record the inputs and
+outputs of each predictor, and the metric's feedback. From these records, the prompt model writes one
 instruction for each predictor. The run log keeps the records and the instructions, so a resumed
-run gets the same texts without paying again.
+run gets the same instructions at no cost.
 """
 
 import logging
@@ -32,11 +32,11 @@ from plr_dspy.search.space import Candidate, Ordering
 logger = logging.getLogger(__name__)
 
 FROM_FAILURES = "from failures"  # origin of instructions that are proposed from failures
-SHARE = 0.1  # maximum additional share of max_cost and max_seconds for these proposals
+SHARE = 0.1  # maximum share of max_cost and max_seconds for these proposals, besides earlier spending
 
 
 class TracingWork(MetricWork):
-    """Program calls whose records hold the inputs and outputs of predictors, and the metric's feedback."""
+    """Program calls whose records hold the predictors' inputs and outputs, and the metric's feedback."""
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         prediction = self._answered(program, example)
@@ -64,7 +64,7 @@ def _copied(fields: Any) -> dict[str, Any]:
 
 
 class RevisionWork(PromptModelWork):
-    """A call of the prompt model that revises a predictor's instruction, given the predictor's failures."""
+    """A prompt-model call that revises a predictor's instruction, given failures of this predictor."""
 
     def __init__(self, setup: CompileSetup, instruction: str, failures: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(setup)
@@ -84,9 +84,9 @@ def with_revisions(opened: OpenCompile, failures: Mapping[int, Ordering]) -> Com
     """Return the setup with instructions that the prompt model proposes from failures.
 
     Args:
-        opened: The compile.
-        failures: Examples, each with an arrangement that scored low on the example. All
-            arrangements have the same instructions, which the proposals revise.
+        opened: The compile run.
+        failures: Arrangements that scored low, by the index of the example. All arrangements
+            have the same instructions, which the proposals revise.
     """
     setup = opened.setup
     slots = setup.slots
@@ -129,9 +129,9 @@ def _reflective_examples(predictor: str, records: Sequence[CallRecord]) -> list[
 
 
 def _propose(opened: OpenCompile, work: RevisionWork, task: Proposal, example: int) -> list[Proposal]:
-    """Make the proposal, or recall it from the log. Return an empty list if the cost or time limit prevents it.
+    """Make a proposal, or read it from the log. Return an empty list if the cost or time limit prevents the call.
 
-    The prompt model's errors do not end the compile. The search continues without the proposal.
+    If the prompt model fails, the search continues without the proposal.
     """
     log = opened.scorer.log
     budget = opened.scorer.budget
@@ -154,7 +154,7 @@ def _propose(opened: OpenCompile, work: RevisionWork, task: Proposal, example: i
 
 
 def _with_instructions(setup: CompileSetup, slots: PoolSlots, proposals: Sequence[Proposal]) -> CompileSetup:
-    """Return the setup with the usable proposals appended to the known instructions."""
+    """Return the setup with the usable proposals added to the known instructions."""
     new = {}
     for proposal in proposals:
         if not proposal.record.error:

@@ -1,4 +1,4 @@
-"""The setup of a compile before its first call: options, program, examples and plan."""
+"""The setup of a compile run before its first call: options, program, examples and plan."""
 
 import logging
 import random
@@ -40,7 +40,7 @@ class Attempt(NamedTuple):
     """A teacher's attempt to make demos from an example."""
 
     example: int  # index in the trainset
-    key: tuple[str, str]  # key of its record in the log
+    key: tuple[str, str]  # key of the attempt's record in the log
     demos: dict[str, Any]  # by predictor; empty if the answer was incorrect
     record: CallRecord
 
@@ -49,11 +49,11 @@ class Attempt(NamedTuple):
 class Proposal:
     """A task of the prompt model: to propose an instruction, or to describe the data."""
 
-    predictor: str  # empty for the description of the data, which comes first
+    predictor: str  # empty for the task that describes the data, which comes first
     number: int
-    prompt: str = ""  # first part of the key of its record in the log
+    prompt: str = ""  # first part of the log key of the task's record
     record: CallRecord = field(default_factory=lambda: CallRecord(None))
-    from_failures: bool = False  # whether the instruction is proposed from failures during the search
+    from_failures: bool = False  # whether the instruction is based on failures seen in the search
 
     @property
     def name(self) -> str:
@@ -66,13 +66,13 @@ class Proposal:
 
     @property
     def text(self) -> str:
-        """The text that the task produced, or an empty string."""
+        """The text that the task produced; empty if the task failed or has not run yet."""
         return str((self.record.value or {}).get("text", ""))
 
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """The arguments and class attributes of an optimizer that affect its compiles."""
+    """The arguments and class attributes of an optimizer that affect `compile`."""
 
     metric: AnyMetric
     name: str
@@ -84,7 +84,7 @@ class CompileOptions:
     max_metric_calls: int | None
     max_seconds: float | None
     max_cost: float | None
-    arguments: Mapping[str, object]  # all relevant arguments, as plain data
+    arguments: Mapping[str, object]  # arguments for the report, as plain data
     max_demos: int = 0
     max_demo_tokens: int | None = None
     max_bootstrapped: int = 0
@@ -93,36 +93,37 @@ class CompileOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoChoices:
-    """The demos that a compile can order or choose."""
+    """The demos that can be ordered or chosen, and everything else that a candidate may contain."""
 
     program: dspy.Module  # a copy of the student
     slots: PromptSlots
-    original: Candidate  # returned unless another candidate is better
+    original: Candidate  # candidate that is returned unless another is better
     others: Sequence[Any] = ()  # demos besides the program's own; never used for scoring
     # Examples that become demos, and examples that may be retrieved, by trainset index.
     demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)
     retrievable: Mapping[int, dspy.Example] = field(default_factory=dict)
-    # The classes of which each prompt shows a minimum number of demos, by predictor.
+    # The classes for which each prompt must show a minimum number of demos, by predictor.
     demo_classes: Mapping[str, DemoClasses] = field(default_factory=dict)
     teacher: dspy.Module | None = None  # program whose answers become demos; None means the student
     dropped_instructions: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)  # by predictor
     prompt_model: dspy.BaseLM | None = None  # model that proposes instructions, if any are proposed
-    # Planned proposals and attempts, until the actual ones are made. The plan excludes their calls.
+    # Planned proposals and attempts, which are later replaced by the results. The plan does not
+    # count their calls.
     proposals: Sequence[Proposal] = ()
     attempts: Sequence[Attempt] = ()
 
     @property
     def rivals(self) -> list[Rival]:
-        """The user's programs, which are compared unchanged."""
+        """The user's programs, which are candidates without any changes."""
         return list(self.slots.rivals.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileSetup(DemoChoices):
-    """A compile that has passed all checks and made no calls yet."""
+    """A compile run that has passed all checks and made no calls yet."""
 
     options: CompileOptions
-    started: float  # by `time.monotonic`
+    started: float  # time when the compile run started, by `time.monotonic`
     seed: int
     splits: Splits
     models: Sequence[dspy.BaseLM]  # the predictors' models
@@ -160,8 +161,8 @@ class CompileSetup(DemoChoices):
     def with_plan(self, plan: Plan) -> "CompileSetup":
         """Return this setup with the plan, adapted to the size of the search space.
 
-        A search that can score every candidate needs no race, except to score an original
-        outside the search space.
+        A search that can score every candidate needs no race. If the original is not in the
+        search space, the race only scores the original.
         """
         space = self.slots.space
         exhaustive_calls = self.num_distinct * plan.num_train_examples
@@ -174,7 +175,7 @@ class CompileSetup(DemoChoices):
         return replace(self, plan=plan)
 
     def settings(self) -> dict[str, Any]:
-        """Return everything that determines the compile, as plain data."""
+        """Return the settings that determine the result, as plain data for the report."""
         options = self.options
         metric = options.metric
         metric_name = getattr(metric, "__name__", type(metric).__name__)
@@ -224,7 +225,7 @@ def make_setup(
     rng: random.Random,
     started: float,
 ) -> CompileSetup:
-    """Split the examples, and return a setup without a plan."""
+    """Split the examples and return a setup without a plan."""
     predictors = choices.program.predictors()
     demos = list(choices.others)
     models = [predictor.lm or dspy.settings.lm for predictor in predictors]
@@ -261,7 +262,7 @@ def make_setup(
 def checked_student(
     options: CompileOptions, student: dspy.Module, trainset: Examples, valset: Examples
 ) -> dspy.Module:
-    """Check the user's arguments, and return a copy of the student."""
+    """Check the student and the examples, and return a copy of the student."""
     name = options.student_name
     if options.orders_demos:
         check_answers_itself(student, name=name)
@@ -270,8 +271,8 @@ def checked_student(
         check_labels(program, options.metric, trainset=trainset, valset=valset)
     if options.orders_demos and retrievals_of(student):
         raise UserError(
-            f"{name} must have fixed demos; it retrieves demos for each input: pass the program that it was compiled "
-            "from, or use BatchCalibration instead"
+            f"{name} must have fixed demos; got a program that retrieves demos for each input: pass the student from "
+            "which this program was compiled, or use BatchCalibration instead"
         )
     return program
 
@@ -279,7 +280,7 @@ def checked_student(
 def checked_rivals(
     options: CompileOptions, first: Rival, programs: Programs, trainset: Examples, valset: Examples
 ) -> list[Rival]:
-    """Check the user's programs. Return copies of those that differ from the first program and from each other."""
+    """Check the user's programs. Return copies of those that differ from each other and from `first`."""
     distinct = {first.digest: first}
     for name, program in named_programs(programs).items():
         argument = f"programs[{name!r}]"
@@ -296,7 +297,7 @@ def checked_rivals(
 def _check_outputs(argument: str, program: dspy.Module, first: Rival) -> None:
     """Raise a ValueError if a program lacks an output of the first program.
 
-    Check only programs with a single step, because others do not declare their outputs.
+    Check only programs with a single step, because longer programs do not declare their outputs.
     """
     if not (is_single_step(program) and is_single_step(first.program)):
         return
@@ -305,7 +306,7 @@ def _check_outputs(argument: str, program: dspy.Module, first: Rival) -> None:
     if missing:
         raise UserError(
             f"{argument} must have the outputs of {first.name!r}, which the metric reads; got {sorted(outputs)}, "
-            f"without {sorted(missing)}: rename the program's outputs, or remove it from programs"
+            f"without {sorted(missing)}: rename the outputs, or remove this program from programs"
         )
 
 
@@ -318,7 +319,7 @@ def _checked_copy(
     name: str,
     to_order: bool,
 ) -> dspy.Module:
-    """Check a program and the examples, and return a copy without the results of earlier compiles."""
+    """Check a program and the examples, and return a copy without the results of earlier optimizers."""
     check_given(program, name=name, to_order=to_order, trainset=trainset, valset=valset)
     check_answers(program, options.metric, [*trainset, *valset], name="trainset")
     copy = ProgramFactory(program).build({})
@@ -327,7 +328,7 @@ def _checked_copy(
 
 
 def _remove_earlier_results(program: dspy.Module) -> None:
-    """Remove the results of earlier compiles, including DSPy's, so that copies do not contain these results."""
+    """Remove the results of earlier optimizers, including DSPy's, because a copy need not contain them."""
     attributes = vars(program)
     attributes.pop("reorder_report", None)
     results = attributes.get("detailed_results")

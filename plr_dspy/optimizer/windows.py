@@ -18,7 +18,9 @@ from plr_dspy.scoring.budget import window_of
 from plr_dspy.search.quotas import Quotas
 from plr_dspy.search.space import WITHOUT_DEMOS
 
-NUM_LONGEST = 5  # number of examples whose tokens are counted: those with the most characters in their inputs
+NUM_LONGEST = (
+    5  # Tokens are counted only for this many examples, which have the longest inputs in characters.
+)
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class LongPrompt:
     """The longest prompt of one kind that a predictor may get.
 
     Attributes:
-        model, window: The predictor's model, and its maximum number of prompt tokens.
+        model, window: The predictor's model, and the model's maximum number of prompt tokens.
         tokens: Approximate number of tokens, by GPT-4o's tokenizer. Instructions and demos that
             are proposed or bootstrapped later are not counted.
         fix: Advice on how to keep such prompts within the window.
@@ -40,14 +42,14 @@ class LongPrompt:
     def __str__(self) -> str:
         return (
             f"prompts may have up to about {self.tokens:,} tokens, but the context window of {self.model} has only "
-            f"{self.window:,}, and longer prompts count as wrong answers: {self.fix}"
+            f"{self.window:,}, and calls with longer prompts count as incorrect answers: {self.fix}"
         )
 
 
 def window_warning(setup: CompileSetup) -> str:
     """Return a warning if the longest prompt exceeds its model's context window, else an empty string."""
     prompts: list[LongPrompt] = []
-    with suppress(Exception):  # If the adapter or litellm fails, the compile itself raises a better error.
+    with suppress(Exception):  # If the adapter or litellm fails, `compile` raises a clearer error later.
         if not isinstance(setup.slots, WholeProgramSlots):
             prompts += _of_student(setup)
         prompts += _of_rivals(setup)
@@ -58,7 +60,7 @@ def window_warning(setup: CompileSetup) -> str:
 
 
 def _of_student(setup: CompileSetup) -> Iterator[LongPrompt]:
-    """Yield the longest prompts of the student's predictors for each kind of demos."""
+    """For each of the student's predictors, yield the longest prompt with each kind of demos."""
     for name, predictor in setup.program.named_predictors():
         model, window = _model_of(predictor)
         if window is None:
@@ -109,7 +111,7 @@ def _with_demos(
     max_demos: int,
     quotas: Quotas,
 ) -> LongPrompt:
-    """Return the prompt with the longest demos. Its fix leaves at least one demo to choose from."""
+    """Return the prompt with the longest demos, and a fix that allows at least one demo."""
     longest_first = sorted(tokens, reverse=True)
     most = sum(longest_first[:max_demos])
     limit = setup.options.max_demo_tokens
@@ -145,14 +147,14 @@ def _of_rivals(setup: CompileSetup) -> Iterator[LongPrompt]:
 
 
 def _model_of(predictor: dspy.Predict) -> tuple[str, int | None]:
-    """Return the name of a predictor's model, and the maximum tokens of its prompts if known."""
+    """Return the name of a predictor's model, and its maximum number of prompt tokens if known, else None."""
     lm = predictor.lm or dspy.settings.lm
     name = str(getattr(lm, "model", ""))
     return name, window_of(name)
 
 
 def _longest_without_demos(setup: CompileSetup, predictor: dspy.Predict) -> tuple[int, str]:
-    """Return the number of tokens in the longest prompt without demos, and the name of the example in this prompt."""
+    """Return the number of tokens in the longest prompt without demos, and the name of its example."""
     count = token_counter()
     names = setup.splits.names
     named = zip(setup.scored_examples, names, strict=True)

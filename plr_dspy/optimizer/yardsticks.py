@@ -34,12 +34,12 @@ from plr_dspy.search.search import mean_score
 
 MAX_EXAMPLES = 500  # maximum number of examples to call the metric on
 MAX_SECONDS = 2.0  # maximum number of seconds for these metric calls
-MAX_ANSWERS = 5  # number of the most frequent answers to try as a constant answer
+MAX_ANSWERS = 5  # number of frequent answers to try as the constant answer
 NUM_RANDOM = 200  # number of random orderings to average over
 
 
 def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> dict[str, Any]:
-    """Score random demos, a constant answer and a vote, if they apply to this compile."""
+    """Score random demos, a constant answer and a vote. Scores that do not apply are missing or None."""
     scores = {"vote": _vote(setup)}
     if decision.comparison is not None:
         scores["random"] = _random_demos(setup, run, decision)
@@ -122,7 +122,7 @@ def _constant_answer(setup: CompileSetup) -> Alternative | None:
 
 
 def _frequent_answers(setup: CompileSetup, number: int) -> list[dict[str, Any]]:
-    """Return the most frequent answers, without fields whose values vary within the class of an answer."""
+    """Return the most frequent answers, without fields that vary among equivalent answers."""
     rows = [dict(example.labels().items()) for example in setup.examples]
     names = sorted({name for row in rows for name in row})
     classes = answer_classes(rows, names)
@@ -137,7 +137,7 @@ def _frequent_answers(setup: CompileSetup, number: int) -> list[dict[str, Any]]:
             if len({value_key(row.get(name)) for row in same_class}) == 1:
                 answer[name] = value
         if len(outputs) == 1 and len(answer) == 1:
-            # The metric may map the label to an output with another name.
+            # The metric may compare the label with an output that has another name.
             answer = dict(zip(outputs, answer.values(), strict=True))
         answers.append(answer)
     return answers

@@ -70,7 +70,7 @@ class PlackettLuce:
         return PlackettLuce(**(arguments | changes))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log-probabilities ``[*sample]`` of rankings ``[*sample, k]``, first item first.
+        """Return the log-probabilities ``[*sample]`` of rankings ``[*sample, k]``.
 
         Raises:
             ValueError: If a row is not a ranking that the distribution can draw.
@@ -105,7 +105,7 @@ class PlackettLuce:
             logits = logits[self._draw(self.weights, shape)]
         noise = logits.new_empty((*shape, self.num_items))
         noise.exponential_(generator=self.generator)
-        # -log of an exponential variate is Gumbel(0, 1).
+        # The negative log of an exponential variate has the distribution Gumbel(0, 1).
         perturbed = logits - noise.log()
         return self._truncate(perturbed.argsort(dim=-1, descending=True), lengths)
 
@@ -124,7 +124,7 @@ class PlackettLuce:
         return modes[self.log_prob(modes).argmax()]
 
     def marginals(self, num_draws: int = 10_000) -> Tensor:
-        """Estimate Pr(item i at position r) as ``[n, k]``, from draws with a fixed seed."""
+        """Estimate the probability of each item at each position, ``[n, k]``, from draws with a fixed seed."""
         generator = torch.Generator().manual_seed(0)
         draws = self.copy(generator=generator).sample((num_draws,))
         shares = [(draws == item).to(self.logits).mean(dim=0) for item in range(self.num_items)]
@@ -152,7 +152,7 @@ class PlackettLuce:
         return draws.reshape(shape)
 
     def _truncate(self, orderings: Tensor, lengths: Tensor | int) -> Tensor:
-        """Keep the first `lengths` items of orderings, and pad them to ``[..., k]``."""
+        """Return the first `lengths` items of orderings, padded to ``[..., k]``."""
         positions = torch.arange(self.length, device=orderings.device)
         return orderings[..., : self.length].masked_fill(positions >= lengths, NOT_SHOWN)
 

@@ -1,4 +1,4 @@
-"""Update rules, which refit a distribution to its elites ``[m, n]`` (PLR Algorithm 1).
+"""Update rules, which refit a distribution to elites ``[m, n]`` (PLR Algorithm 1).
 
 Elites that show only some items are padded with -1. Rules learn only from the items shown.
 """
@@ -16,8 +16,8 @@ from plr_dspy.plackett_luce.distribution import PlackettLuce, item_positions, lo
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 
-# Adam's defaults (arXiv:1412.6980). `torch.optim.Adam` returns the same result, but importing
-# it also loads torch's compiler.
+# Adam's default parameters (arXiv:1412.6980). `torch.optim.Adam` would return the same result,
+# but importing `torch.optim` also loads torch's compiler.
 BETA_1 = 0.9
 BETA_2 = 0.999
 EPSILON = 1e-8
@@ -165,8 +165,8 @@ def _likelihood_gradient(theta: Tensor, positions: Tensor, weights: Tensor) -> T
     last = positions.shape[-1] - 1
     orderings = positions.argsort(dim=-1, stable=True)
     is_shown = positions <= last
-    # Each item contributes 1 if shown, minus its probabilities of being drawn at each
-    # position up to its own.
+    # Each item contributes 1 if it is shown, minus the sum of its probabilities of being drawn
+    # at the positions up to its own.
     tiny = torch.finfo(theta.dtype).tiny  # keeps all sums above 0
     strengths = (theta - theta.amax(dim=-1, keepdim=True)).exp().clamp_min(tiny)
     remaining = strengths[..., orderings].flip(-1).cumsum(dim=-1).flip(-1)  # [*c, m, n]
@@ -197,7 +197,7 @@ def _cluster(elites: Tensor, num_clusters: int) -> Tensor:
 
 
 def tied_ranks(rankings: Tensor) -> Tensor:
-    """Return ranks ``[m, n]``, counted from 0. Items that are not shown share the mean remaining rank."""
+    """Return ranks ``[m, n]``, counted from 0. Items that are not shown share the mean of the remaining ranks."""
     num_items = rankings.shape[-1]
     positions = item_positions(rankings, num_items)
     is_shown = positions < num_items
@@ -213,7 +213,8 @@ def update_rule(update: str | UpdateRule) -> UpdateRule:
         TypeError: If the argument is neither a name nor a rule.
     """
     rules = {rule.name: rule for rule in (RankEMA, MaximumLikelihood, MixtureEM)}
-    expected = f"update must be one of {sorted(rules)} or an update object such as MaximumLikelihood()"
+    names = ", ".join(map(repr, rules))
+    expected = f"update must be {names} or an update object, such as MaximumLikelihood()"
     if isinstance(update, str):
         if update not in rules:
             raise ValueError(f"{expected}; got {update!r}")
@@ -224,12 +225,12 @@ def update_rule(update: str | UpdateRule) -> UpdateRule:
 
 
 def smoothing_of(update: UpdateRule) -> float:
-    """Return the smoothing of a rule. Raise a TypeError if the rule has no number as `smoothing`."""
+    """Return the rule's attribute `smoothing`. Raise a TypeError if the attribute is not a number."""
     smoothing = getattr(update, "smoothing", None)
     if not isinstance(smoothing, (int, float)):
         raise TypeError(
-            f"update must have an attribute smoothing to choose demos; got {update!r}: pass update='mle', or add a "
-            "number from 0 to 1 as smoothing"
+            f"update must have a number as its attribute 'smoothing' if demos are chosen; got {update!r}: pass "
+            "update='mle', or add the attribute, with a value from 0 to 1"
         )
     return smoothing
 
@@ -240,7 +241,7 @@ def _weights_of(elites: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
         return like.new_ones(len(elites))
     if weights.shape != elites.shape[:1] or not (weights >= 0).all() or not weights.any():
         raise ValueError(
-            f"weights must have a number >= 0 for each elite, at least one of them above 0; got {weights}"
+            f"weights must be numbers >= 0, one for each elite and at least one above 0; got {weights}"
         )
     return weights.to(like)
 

@@ -47,7 +47,7 @@ FAILED_SHARE = 0.05  # share of calls that may fail, unless DSPy's max_errors al
 
 
 class WrongAnswer(Exception):
-    """An error that other demos might avoid; `record_fields` are added to the record of the call."""
+    """An error that other demos might avoid. `record_fields` are extra fields for the call record."""
 
     def __init__(self, error: Exception) -> None:
         text = str(error)
@@ -60,12 +60,12 @@ class WrongAnswer(Exception):
 
 
 class MetricWork:
-    """Program calls on examples, scored by a metric.
+    """The work of making program calls on examples and scoring them with a metric.
 
     Args:
         metric: A metric by example or over a set.
         examples: Examples with inputs and labels.
-        labels: Labels that the output's type allows; only metrics over a set use them.
+        labels: Labels that the output's type allows. Only metrics over a set use them.
     """
 
     signal: Signal | None = None  # kind of results that a search learns from
@@ -82,11 +82,11 @@ class MetricWork:
             self.influence = ConfusionScores(self._over_set, self._over_set.right_labels(examples), labels)
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Call a program and score its answer; raise `WrongAnswer` if the program returns no valid answer."""
+        """Call a program and score its answer. Raise `WrongAnswer` if the program returns no valid answer."""
         return self._scored(example, self._answered(program, example))
 
     def answering(self, program: dspy.Module, revision: Revision | None) -> dspy.Module:
-        """Return a program that answers as in scoring: by default, the unchanged program."""
+        """Return the program unchanged. Subclasses that revise answers override this method."""
         return program
 
     def _answered(self, program: dspy.Module, example: int) -> Any:
@@ -94,8 +94,8 @@ class MetricWork:
         inputs = own_copy(self.examples[example]).inputs()
         original = dict(self.examples[example].inputs().items())
         try:
-            # Unlike other context variables, DSPy's settings reach the threads that DSPy
-            # starts.
+            # Store the inputs in DSPy's settings because, unlike other context variables, these
+            # settings reach the threads that DSPy starts.
             with dspy.context(plr_dspy_scored=original, caller_modules=_callers()):
                 return program(**inputs)
         except Exception as error:
@@ -124,13 +124,13 @@ class MetricWork:
 
 
 def _callers() -> list[Any]:
-    """Return the callers in whose history DSPy keeps calls, with the counter of this program call."""
+    """Return the modules to which DSPy reports LM calls, and the counter of truncated replies."""
     callers = [*(dspy.settings.caller_modules or []), dspy.settings.get("plr_dspy_truncated")]
     return [caller for caller in callers if caller is not None]
 
 
 def error_name(error: BaseException) -> str:
-    """Return an exception's class name, after its package if a provider's error has the same name."""
+    """Return an exception's class name, prefixed with its package if a provider's error has the same name."""
     name = type(error).__name__
     package = type(error).__module__.partition(".")[0]
     if cause_of(name) is None or package in PROVIDER_PACKAGES:
@@ -151,10 +151,10 @@ def _raised_by_metric(error: BaseException) -> bool:
 
 
 class ProgramEvaluator:
-    """An implementation of `Payer` that calls a DSPy program with given orders on given examples.
+    """An implementation of `Payer` that calls the programs of candidates on examples.
 
     Args:
-        slots: Builds a program for each order; may be replaced between calls.
+        slots: Builds a program for each candidate. May be replaced between calls.
         work: Makes and scores a call.
         names: Names of the examples, for messages.
         log: Stores the call records, on disk if it has a path.
@@ -163,7 +163,7 @@ class ProgramEvaluator:
             DSPy's setting or 5% of the calls made, whichever is larger.
         on_cell: A function to call after each program call.
         budget: Decides whether another call may start.
-        interrupted: An event that an interrupt sets, because the program may swallow the exception.
+        interrupted: An event that an interrupt sets. The program may swallow the exception.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class ProgramEvaluator:
         self._warnings: set[str] = set()
 
     def fingerprint(self, ordering: Candidate, example: int | None) -> str:
-        """Return a digest of an ordering's prompts; pass the example if its input determines the demos."""
+        """Return a digest of a candidate's prompts. Pass `example` if its inputs determine the demos."""
         inputs = None if example is None else dict(self._work.examples[example].inputs().items())
         return self.slots.fingerprint(ordering, inputs)
 
@@ -335,11 +335,11 @@ class ProgramEvaluator:
                 reason += (
                     "; if you change the program or the metric, pass accept_changes=True or another log_dir"
                 )
-        # Python 3.10 lacks add_note.
+        # Python 3.10 has no `add_note`.
         self._ended_by.__notes__ = [*getattr(self._ended_by, "__notes__", ()), f"({place}: {reason})"]
 
     def _reason_to_end(self, failure: BaseException, cause: Cause | None) -> str:
-        """Return the reason to end the run after a failure, or an empty string."""
+        """Return the reason to end the run after a failure, or an empty string if the run can continue."""
         if isinstance(failure, FatalLMError) or (cause is not None and cause.is_fatal):
             return "every further call would fail in the same way"
         limit = self._max_errors or max(self._default_max_errors, int(FAILED_SHARE * self.log.num_calls))
@@ -360,7 +360,7 @@ class Usage(UsageTracker):
         super().add_usage(lm, usage_entry if has_usage else {UNCOUNTED: 1})
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return token counts by model and kind; prompt tokens include cached tokens."""
+        """Return token counts by model and kind. Prompt tokens include cached tokens."""
         counts = {}
         for model, usage in self.get_total_tokens().items():
             numbers = {
@@ -375,7 +375,7 @@ class Usage(UsageTracker):
 
 
 def adapter_advice() -> str:
-    """Return advice on replies that the adapter cannot parse, as the end of a sentence."""
+    """Return advice for replies that the adapter cannot parse, to put at the end of a sentence."""
     adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
     other = "PlainTextAdapter() for small and base models"
     if adapter == "PlainTextAdapter":
@@ -396,7 +396,7 @@ def calls_on(
     check: Callable[[list[CallRecord]], object] = list,
     **options: Any,
 ) -> tuple[list[CallRecord], Evaluator]:
-    """Call an unmodified program on `number` examples; return the records and the evaluator.
+    """Call an unmodified program on `number` examples. Return the records and the evaluator.
 
     Call the program on the first `n` examples for each `n` in `first`, then on all examples.
     After each of these steps, pass all records so far to `check`. With `called="input"`,

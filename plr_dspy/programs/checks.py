@@ -47,7 +47,8 @@ def _as_folder(value: object) -> Path:
 
 
 Flag = StrictBool
-WholeNumber = Annotated[int, Field(strict=True, le=2**63 - 1)]  # JSON readers may not support larger integers
+# Many JSON readers do not support larger integers.
+WholeNumber = Annotated[int, Field(strict=True, le=2**63 - 1)]
 Count = Annotated[WholeNumber, Field(ge=1)]
 Seed = Annotated[WholeNumber, Field(ge=0)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -73,7 +74,7 @@ def arguments(kind: type[_T]) -> type[_T]:
             name = next(field.name for field in fields(self) if not field.kw_only)
             if len(values) > 1 or name in named:
                 raise UserTypeError(
-                    f"{type(self).__name__} takes one positional argument, {name}: pass the others by name"
+                    f"{type(self).__name__} takes one positional argument, {name}: pass the other arguments by name"
                 )
             named[name] = values[0]
         with _one_line_errors(checked_class, named):
@@ -86,7 +87,7 @@ def arguments(kind: type[_T]) -> type[_T]:
 
 @arguments
 class Checked:
-    """Arguments shared by all classes that make program calls; assignments to them are validated, too."""
+    """Arguments shared by all classes that make program calls. Later assignments are also validated."""
 
     # Types are quoted so that signatures show their names.
     num_threads: "Count | None" = None
@@ -115,9 +116,9 @@ class Checked:
 
 @contextmanager
 def _one_line_errors(checked_class: Any, values: Mapping[str, object]) -> Iterator[None]:
-    """Turn a pydantic error into one line that names each argument and shows its value.
+    """Replace a pydantic error by one line that names each invalid argument and shows its value.
 
-    The description of a field, if any, replaces pydantic's message.
+    If a field has a description, this description replaces pydantic's message.
     """
     try:
         yield
@@ -151,12 +152,12 @@ def check_module(program: object, name: str) -> None:
 
 
 def check_given(student: Any, *, name: str = "student", to_order: bool = True, **datasets: Any) -> None:
-    """Raise an error unless a program can run on these examples with DSPy's current settings.
+    """Raise an error if a program cannot run on these examples with DSPy's current settings.
 
     Args:
         student: The program to check.
         name: The program's name in messages.
-        to_order: Whether the program must have predictors whose demos can be ordered.
+        to_order: Whether the program must have predictors that can hold demos.
         datasets: Lists of examples, by their names in messages.
     """
     check_module(student, name)
@@ -213,7 +214,11 @@ class ProgramInput(NamedTuple):
 
 
 def program_inputs(program: dspy.Module) -> dict[str, ProgramInput]:
-    """Return a program's inputs by name, from the signature of a single predictor, else from `forward`."""
+    """Return a program's inputs by name.
+
+    If the program is a single predictor, the inputs are those of its signature. Otherwise, they
+    are the parameters of `forward`.
+    """
     if is_single_step(program):
         return predictor_inputs(program.predictors()[0])
     inputs = {}
@@ -234,12 +239,12 @@ def predictor_inputs(predictor: dspy.Predict) -> dict[str, ProgramInput]:
 
 
 def is_single_step(program: dspy.Module) -> bool:
-    """Return whether a program is a single predictor, whose signature defines the inputs."""
+    """Return whether a program is a single predictor, so that its signature defines the inputs."""
     return isinstance(program, (dspy.Predict, dspy.ChainOfThought))
 
 
 def json_obstacle(program: dspy.Module) -> str:
-    """Return a message about the first demo that cannot be stored as JSON, or an empty string."""
+    """Return a message about the first demo that JSON cannot store, or an empty string if there is none."""
     for name, predictor in program.named_predictors():
         for i, demo in enumerate(predictor.demos):
             for field, value in demo.items():
@@ -254,7 +259,7 @@ def json_obstacle(program: dspy.Module) -> str:
 
 
 def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, Any]:
-    """Return the state that `program.save` wrote; reject a pickle unless `allow_pickle` is True."""
+    """Return the state that `program.save` wrote. Reject a pickle unless `allow_pickle` is True."""
     path = Path(path)
     if path.suffix not in (".json", PICKLE):
         raise UserError(

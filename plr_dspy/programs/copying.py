@@ -1,4 +1,4 @@
-"""Copies of programs that share models and data, and a search for the models in a program."""
+"""Copies of programs that share models and data, and a function that finds a program's models."""
 
 import copy
 import sys
@@ -14,7 +14,7 @@ from plr_dspy.dspy_compat import BaseModule
 
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 CONTAINERS = (list, tuple, set, frozenset)
-# A module's lists, dicts and sets up to this size are copied, not shared.
+# A module's lists, dicts and sets are copied up to this size. Larger ones are shared.
 LARGEST_COPIED = 1_000
 
 
@@ -23,7 +23,7 @@ class ProgramFactory:
 
     `Module.deepcopy` would also copy corpora, indexes, and each LM with its history. A
     factory copies only modules, their small lists, dicts and sets, and objects that refer to
-    a module, such as containers and bound methods. Copies share everything else.
+    a module, such as containers and bound methods. Everything else is shared.
     """
 
     def __init__(self, program: dspy.Module) -> None:
@@ -31,7 +31,7 @@ class ProgramFactory:
         self._shared = _shared_parts(program)
 
     def build(self, demos: dict[str, list[Any]]) -> dspy.Module:
-        """Return a copy of the program with these demos by predictor; other predictors keep their demos."""
+        """Return a copy of the program with these demos by predictor. Other predictors keep their demos."""
         program: dspy.Module = copy.deepcopy(self._program, dict(self._shared))
         for name, predictor in program.named_predictors():
             predictor.demos = list(demos.get(name, predictor.demos))
@@ -39,7 +39,7 @@ class ProgramFactory:
 
 
 def language_models(program: Any) -> list[Any]:
-    """Return the LMs that a program or another object refers to, directly or not."""
+    """Return the LMs that a program or another object refers to, directly or indirectly."""
     values, _ = _reachable(program)
     return [value for value in values.values() if is_language_model(value)]
 
@@ -68,7 +68,7 @@ def _shared_parts(program: dspy.Module) -> dict[int, Any]:
                 copied[holder] = values[holder]
                 pending.append(holder)
     for module in [value for value in copied.values() if isinstance(value, BaseModule)]:
-        # Optimizers and calls modify some collections in place, such as demos, traces and caches.
+        # Copy collections that optimizers or calls may modify in place: demos, traces and caches.
         for value in vars(module).values():
             if type(value) in (list, dict, set) and len(value) <= LARGEST_COPIED:
                 copied[id(value)] = value
@@ -81,7 +81,7 @@ def _shared_parts(program: dspy.Module) -> dict[int, Any]:
 
 
 def _reachable(program: Any) -> tuple[dict[int, Any], dict[int, list[int]]]:
-    """Return the objects that a program refers to, directly or not, and the ids of each object's holders."""
+    """Return the objects that a program refers to, and the ids of the objects that hold each of them."""
     values: dict[int, Any] = {id(program): program}
     holders: dict[int, list[int]] = defaultdict(list)
     pending: list[Any] = [program]

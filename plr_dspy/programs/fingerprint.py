@@ -1,6 +1,6 @@
 """Digests of programs, metrics and examples, to detect changes that affect scores.
 
-Digests are equal in every process. They cover a function's source, defaults, closure and
+Digests are the same in every process. They cover a function's source, defaults, closure and
 global variables, and an object's class and public attributes. Code of installed packages is
 identified by name. Settings for connecting to a service, such as keys and addresses, are
 omitted. `digest_of_program` also covers private attributes and the addresses of models,
@@ -49,9 +49,9 @@ def digest(value: object) -> str:
 def digest_of_program(program: dspy.Module, *others: object) -> str:
     """Return the digest of a program and of other values that affect its answers.
 
-    Unlike `digest`, cover private attributes that hold plain values, and the addresses of
-    models. Omit the address of the default model, so that runs can resume after its server
-    has moved.
+    Unlike `digest`, this function includes private attributes that hold plain values, and the
+    addresses of models. The address of the default model is omitted, so that runs can resume
+    after the model's server has moved.
     """
     return _ProgramDigests().of([program, *others])
 
@@ -74,7 +74,7 @@ def describe(
 
 
 class _Digests:
-    """Digests of nested values; modules in `by_class` are identified by their class only."""
+    """Digests of nested values. Modules in `by_class` are identified only by their class."""
 
     def __init__(self, by_class: Sequence[dspy.Module] = ()) -> None:
         # Keep the values, because Python may reuse the id of a deleted value.
@@ -231,7 +231,10 @@ def _parts_of_class(kind: type) -> dict[str, object]:
 
 
 def _global_variables(function: FunctionType) -> dict[str, object]:
-    """Return the global variables that a function uses; for user modules, only the attributes used."""
+    """Return the global variables that a function uses.
+
+    A module that belongs to the user is replaced by those of its attributes that the function uses.
+    """
     variables: dict[str, object] = {}
     global_names, attributes = _names(function.__code__)
     for name in global_names & function.__globals__.keys():
@@ -273,7 +276,7 @@ def is_library(module: str | None) -> bool:
     return "site-packages" in file or "dist-packages" in file
 
 
-@cache  # The file may be edited while the program runs, so read the source only once.
+@cache  # Read the source only once, because the file may be edited while the program runs.
 def _source(code: CodeType) -> str:
     """Return a function's source without comments, or its name if there is no source."""
     try:

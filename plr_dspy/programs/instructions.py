@@ -1,4 +1,4 @@
-"""Instructions to choose from: the predictor's own, the user's, proposed instructions, and those of rivals."""
+"""Instructions to choose from: the student's, the user's, proposed instructions, and those of other programs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ GivenInstructions: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction, its origin (such as "instructions[2]"), and the reason why it is unusable, if it is."""
+    """An instruction, its origin (such as "instructions[2]") and, if it cannot be used, the reason."""
 
     text: str
     origin: str
@@ -49,14 +49,15 @@ def given_instructions(program: dspy.Module, given: GivenInstructions) -> dict[s
     if not isinstance(given, Mapping):
         if len(names) > 1:
             raise UserError(
-                f"instructions must be a dict by predictor, because the student has {len(names)} predictors: pass "
-                f"instructions={{{names[0]!r}: [...]}}, with names from {names}"
+                f"instructions must be a dict by predictor, because the student has {len(names)} predictors; got "
+                f"{type(given).__name__}: pass instructions={{{names[0]!r}: [...]}}, with names from {names}"
             )
         given = {names[0]: given}
     unknown = [name for name in given if name not in names]
     if unknown:
         raise UserError(
-            f"instructions must be for predictors of the student, {names}; got {unknown}: rename the keys"
+            f"the keys of instructions must be names of the student's predictors, {names}; got {unknown}: rename "
+            "these keys"
         )
     instructions = {}
     for name, texts in given.items():
@@ -66,14 +67,14 @@ def given_instructions(program: dspy.Module, given: GivenInstructions) -> dict[s
 
 
 def stand_in_instructions(program: dspy.Module, number: int, rivals: Sequence[Rival]) -> InstructionChoices:
-    """Return placeholders for proposed instructions, then the instructions of rivals."""
+    """Return placeholders for proposed instructions, followed by the rivals' instructions."""
     stand_ins = [Instruction(f"{PLACEHOLDER} {i}", PLACEHOLDER) for i in range(number)]
     by_predictor = {name: stand_ins for name, _ in program.named_predictors()}
     choices = usable_instructions(program, by_predictor, rivals=rivals, max_tokens=math.inf)
     if not choices.by_predictor:
         adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
         raise UserError(
-            f"the adapter must show instructions in prompts; {adapter} omits them: use another adapter"
+            f"the adapter must show instructions in prompts; got {adapter}, which omits them: use another adapter"
         )
     return InstructionChoices(choices.by_predictor)
 
@@ -86,10 +87,10 @@ def usable_instructions(
     max_tokens: float,
     known: Mapping[str, Sequence[Instruction]] = MappingProxyType({}),
 ) -> InstructionChoices:
-    """Return the instructions that change a predictor's prompt, and those that cannot be used.
+    """Return the instructions that change a predictor's prompt, and the instructions that cannot be used.
 
-    The program's own instructions come first, then the known usable instructions. The
-    instructions of rivals' matching predictors come last.
+    The program's own instructions come first, followed by `known`, which are usable, and
+    `instructions`. The instructions of rivals' matching predictors come last.
     """
     by_predictor = {}
     dropped = {}
@@ -136,8 +137,8 @@ def check_usable(given: Mapping[str, Sequence[Instruction]], choices: Instructio
             f"{instruction.origin}: {instruction.reason}" for instruction in unusable[:MOST_REASONS]
         )
         raise UserError(
-            f"instructions must contain a text for {name!r} that changes its prompt; got none ({reasons}): pass other "
-            "texts, or omit instructions"
+            f"at least one of the instructions must change the prompt for predictor {name!r}; got none ({reasons}): "
+            "pass other instructions, or omit the argument instructions"
         )
 
 

@@ -1,4 +1,4 @@
-"""Records of a compile's adapter and models, to warn if the program is used with different ones."""
+"""Records of a compile run's adapter and models, to warn if the program is used with different ones."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ RECORD = "plr_dspy made this with"
 
 
 def settings_of(predictor: dspy.Predict) -> dict[str, str | None]:
-    """Return the names of the adapter and of the model, if any, that a predictor uses now."""
+    """Return the names of the adapter and the model that a predictor uses now. An unknown model is None."""
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     model = predictor.lm or dspy.settings.lm
     options = "" if getattr(adapter, "show_instructions", True) else "(show_instructions=False)"

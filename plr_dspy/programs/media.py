@@ -1,4 +1,4 @@
-"""Images, audio and files in values, which DSPy embeds in text between two identifiers."""
+"""Images, audio clips and files in values. DSPy embeds them in text, between two identifiers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,8 +1,8 @@
-"""Counts of the prompt tokens that a server must read, because its prefix cache lacks them.
+"""Counts of the prompt tokens that a server must read, because they are not in its prefix cache.
 
 A server such as llama.cpp reuses the longest prefix that a prompt shares with the previous
-prompt, and providers charge less for cached tokens. Instructions come first in a prompt, then
-the demos.
+prompt. Providers charge less for cached tokens. Instructions come first in a prompt, followed
+by the demos.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,14 +30,14 @@ class PromptPrefixes:
     Each predictor is assumed to have its own cache.
 
     Args:
-        build: Returns the program of a candidate.
+        build: Returns a candidate's program.
     """
 
     def __init__(self, build: Callable[[Candidate], dspy.Module]) -> None:
         self._build = build
         self._count = token_counter()
         self._prefixes: dict[Candidate, Prefix] = {}
-        self._sizes: dict[str, int] = {}  # tokens of each message
+        self._sizes: dict[str, int] = {}  # number of tokens in each message
 
     def num_shared(self, first: Candidate, second: Candidate) -> int:
         """Return the number of tokens in the common prefixes of two candidates' prompts."""
@@ -51,7 +51,10 @@ class PromptPrefixes:
         return num_tokens
 
     def num_new(self, calls: Iterable[tuple[Candidate, Tokens]]) -> int | None:
-        """Return the number of uncached prompt tokens of calls in this order, or None if a reply has no counts."""
+        """Return the number of uncached prompt tokens if calls are made in this order.
+
+        Return None if the tokens of a reply were not counted.
+        """
         previous: Candidate | None = None
         num_new = 0
         for candidate, tokens in calls:
@@ -85,7 +88,8 @@ class PromptPrefixes:
         for message in [*instructions, *messages_of(predictor, predictor.demos)]:
             text = as_text([message])
             if text not in self._sizes:
-                # Every list of messages has a few extra tokens, which the difference removes.
+                # The counter adds a few tokens to each list of messages. The difference cancels
+                # these tokens.
                 self._sizes[text] = self._count([message, message]) - self._count([message])
             texts.append(text)
         return texts

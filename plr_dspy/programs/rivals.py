@@ -1,4 +1,4 @@
-"""Programs from the user that are compared unchanged, such as the results of other optimizers."""
+"""The user's other programs, such as results of other optimizers, as rivals of the search's candidates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ Programs: TypeAlias = Mapping[str, dspy.Module] | Sequence[dspy.Module]
 
 
 def named_programs(programs: Programs, *, min_number: int = 1) -> dict[str, dspy.Module]:
-    """Return programs by name; programs in a list are named "program 1", "program 2" and so on."""
+    """Return programs by name. Programs in a list are named "program 1", "program 2" and so on."""
     if isinstance(programs, Mapping):
         named = dict(programs)
     elif isinstance(programs, Sequence) and not isinstance(programs, (str, bytes)):
@@ -31,12 +31,14 @@ def named_programs(programs: Programs, *, min_number: int = 1) -> dict[str, dspy
                 f"programs must have non-empty strings as names; got {name!r}: pass a name for each program"
             )
     if len(named) < min_number:
-        raise UserError(f"programs must contain at least {min_number}; got {len(named)}: add programs")
+        raise UserError(
+            f"programs must have a length of at least {min_number}; got {len(named)}: add programs"
+        )
     return named
 
 
 class Rival:
-    """A program from the user, which is compared unchanged.
+    """One of the user's other programs. It competes with the search's candidates, and is never changed.
 
     Args:
         name: The program's name in reports.
@@ -46,7 +48,7 @@ class Rival:
         predictors: All predictors, including those in modules that another optimizer marked
             as compiled.
         models: Language models of the predictors.
-        digest: Digest of everything except the name; equal for identical programs.
+        digest: Digest of everything except the name. Identical programs have equal digests.
     """
 
     def __init__(self, name: str, program: dspy.Module) -> None:
@@ -71,10 +73,10 @@ class Rival:
         return program
 
     def matching(self, name: str, predictor: dspy.Predict) -> dspy.Predict | None:
-        """Return the predictor that matches a predictor of the student, or None.
+        """Return the predictor that matches one of the student's predictors, or None if there is no match.
 
-        A match has the same fields and the same name. If there is no such predictor, the only
-        predictor with the same fields matches.
+        A match has the same name and the same fields. If there is no such predictor, but only
+        one predictor has the same fields, this predictor matches.
         """
         matches = [own for own in self.predictors if _fields(own) == _fields(predictor)]
         namesake = dict(self.program.named_predictors()).get(name)
@@ -88,7 +90,7 @@ class Rival:
         return [demo for predictor in self.predictors for demo in predictor.demos]
 
     def leaked(self, examples: Examples) -> list[dspy.Example]:
-        """Return the examples that demos show, because the program may copy their answers."""
+        """Return the examples that the demos show, because the program may copy the answers from its demos."""
         input_names: set[str] = set()
         for predictor in self.predictors:
             input_names.update(predictor.signature.input_fields)

@@ -1,4 +1,4 @@
-"""The parts of a program that a search varies: the order of its demos, or their choice from pools."""
+"""The parts of a program that a search varies: the order of its demos, or demos chosen from pools."""
 
 import copy
 import hashlib
@@ -49,8 +49,8 @@ class Slot:
         demos: The demos in their original order. In a pool, the student's own come first.
         blocks: Groups of indices of demos that can swap places. Most adapters show incomplete
             demos before complete demos, so these are separate groups.
-        classes: The class of each demo, by block; demos of one class have the same answer.
-        kinds: The kind of each demo, by block; demos of one kind are identical in a prompt.
+        classes: The class of each demo, by block. Demos of one class have the same answer.
+        kinds: The kind of each demo, by block. Demos of one kind are identical in a prompt.
         pool: The pooled demos; empty if only the order varies.
     """
 
@@ -65,7 +65,7 @@ class Slot:
 class PromptSlots(ABC):
     """The slots of a program, and the demos that each candidate shows in them."""
 
-    embedder: Any = None  # embeds inputs to retrieve demos
+    embedder: Any = None  # function or model that embeds inputs, if demos are retrieved
     slots: tuple[Slot, ...]
     space: OrderingSpace
     alternatives: Mapping[str, Sequence[Instruction]] = MappingProxyType({})  # instructions to choose from
@@ -78,7 +78,7 @@ class PromptSlots(ABC):
         self._factory = ProgramFactory(program)
 
     def permutations(self, candidate: Candidate) -> dict[str, list[int]]:
-        """Return the demo indices of each slot in prompt order, or empty lists for whole programs."""
+        """Return the demo indices of each slot in prompt order. The lists are empty for whole programs."""
         if isinstance(candidate, WholeProgram) or candidate == WITHOUT_DEMOS:
             return {slot.predictor: [] for slot in self.slots}
         return self._permutations(candidate)
@@ -87,7 +87,7 @@ class PromptSlots(ABC):
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]: ...
 
     def showing(self, share: float) -> Candidate:
-        """Return a candidate that shows about this share of the available demos."""
+        """Return the original order. Subclasses that choose demos return a candidate with this share of them."""
         return self.space.identity
 
     def demos(self, ordering: Candidate) -> dict[str, list[Any]]:
@@ -100,11 +100,11 @@ class PromptSlots(ABC):
 
     @property
     def classes(self) -> tuple[tuple[int, ...], ...]:
-        """Return the class of each item in the space, by block."""
+        """The class of each item in the space, by block."""
         return tuple(classes for slot in self.slots for classes in slot.classes)
 
     def instructions(self, candidate: Candidate) -> dict[str, int]:
-        """Return the index of each predictor's instruction; 0 is the predictor's own instruction."""
+        """Return an empty dict. Subclasses that choose instructions return each predictor's index."""
         return {}
 
     def shown(self, ordering: Candidate) -> dict[str, list[int]]:
@@ -118,13 +118,13 @@ class PromptSlots(ABC):
         return sum(map(len, self.shown(candidate).values()))
 
     def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
-        """Build a candidate's program; see `Rival.build` for `guarded`."""
+        """Build a candidate's program. `Rival.build` explains `guarded`."""
         if candidate in self.rivals:
             return self.rivals[candidate].build(guarded=guarded)
         return self._factory.build(self.demos(candidate))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of a candidate's prompts for these inputs, or a rival's digest."""
+        """Return a digest of a candidate's prompts for these inputs. For a rival, return its own digest."""
         if candidate in self.rivals:
             return self.rivals[candidate].digest
         return self._digest(self.demos(candidate))
@@ -142,7 +142,7 @@ class PromptSlots(ABC):
 
 
 def _without_sets(demo: Any) -> dict[str, Any]:
-    """Return a demo with sets as sorted text, which is the same in every process."""
+    """Return a demo's fields. Sets become sorted text, which is the same in every process."""
     fields = dict(demo.items())
     for name, value in fields.items():
         if isinstance(value, (set, frozenset)):
@@ -151,16 +151,15 @@ def _without_sets(demo: Any) -> dict[str, Any]:
 
 
 class WholeProgramSlots(PromptSlots):
-    """Whole programs to compare; the first is kept unless another program is better."""
+    """Whole programs to compare. The first is kept unless another program is better."""
 
     slots = ()
 
     def __init__(self, rivals: Sequence[Rival]) -> None:
         super().__init__(rivals[0].program, rivals)
         self.original = self.competing[0]
-        self.space = OrderingSpace(
-            (), programs=self.competing[1:]
-        )  # The empty ordering stands for the first program.
+        # The empty ordering stands for the first program.
+        self.space = OrderingSpace((), programs=self.competing[1:])
 
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
         return {}
@@ -198,7 +197,7 @@ class ProgramSlots(PromptSlots):
         return shown
 
     def _slot(self, name: str, predictor: dspy.Predict) -> Slot:
-        """Return a predictor's slot. Render demos to find its blocks, because adapters differ."""
+        """Return a predictor's slot. Demos are rendered to find the blocks, which depend on the adapter."""
         demos = tuple(predictor.demos)
         no_text = as_text(messages_of(predictor, []))
         texts = [as_text(messages_of(predictor, [demo])) for demo in demos]
@@ -223,7 +222,7 @@ class ProgramSlots(PromptSlots):
 def _blocks(
     predictor: dspy.Predict, demos: Sequence[Any], kinds: Mapping[int, int]
 ) -> tuple[tuple[int, ...], ...]:
-    """Return groups of demo indices; swapping two demos of a group changes the prompt."""
+    """Return groups of demo indices such that swapping two demos of a group changes the prompt."""
     groups: list[list[int]] = []
     for kind in dict.fromkeys(kinds.values()):
         for group in groups:
@@ -241,16 +240,16 @@ def _blocks(
 
 
 class PoolSlots(PromptSlots):
-    """The demo pools of a program's predictors, and the space of arrangements within limits.
+    """The demo pools of a program's predictors, and the space of arrangements within these limits.
 
     Args:
         program: The student.
         pools: The demos to choose from, by predictor.
-        min_demos: Minimum number of demos per predictor, or the size of the predictor's pool if
-            that is smaller.
+        min_demos: Minimum number of demos per predictor. If a pool is smaller, all its demos are
+            shown.
         max_demos: Maximum number of demos per predictor.
         max_tokens: Maximum total number of tokens in all demos.
-        rivals: Programs from the user to compare with the arrangements.
+        rivals: The user's programs to compare with the arrangements.
         programs: Other whole programs to compare with the arrangements.
         alternatives: The instructions of each predictor that has several, beginning with the
             program's own.
@@ -306,8 +305,8 @@ class PoolSlots(PromptSlots):
                 reason += " and min_per_class"
                 fix += " or min_per_class"
             raise UserError(
-                f"max_demo_tokens must be at least {least_tokens}, the tokens of the shortest demos with {reason}; "
-                f"got {max_tokens}: increase max_demo_tokens, or decrease {fix}"
+                f"max_demo_tokens must be at least {least_tokens}, because the shortest demos with {reason} have this "
+                f"many tokens; got {max_tokens}: increase max_demo_tokens, or decrease {fix}"
             )
         kinds = [slot.kinds[0] for slot in slots]
         numbers_of_slots = {slot.predictor: number for number, slot in enumerate(slots)}
@@ -336,7 +335,7 @@ class PoolSlots(PromptSlots):
         self.original: Candidate = own_prompt  # the student's own prompt, which may exceed the limits
 
     def with_alternatives(self, alternatives: Mapping[str, Sequence[Instruction]]) -> "PoolSlots":
-        """Return a copy with more instructions for each predictor; existing instructions keep their indices."""
+        """Return a copy with more instructions for each predictor. Existing instructions keep their indices."""
         slots = copy.copy(self)
         slots.alternatives = dict(alternatives)
         slots.space = self.space.with_choices([len(instructions) for instructions in alternatives.values()])
@@ -383,7 +382,7 @@ class PoolSlots(PromptSlots):
         return {slot.predictor: list(items) for slot, items in zip(self.slots, arrangements, strict=True)}
 
     def tokens(self, candidate: Candidate) -> int:
-        """Return the number of tokens in a candidate's demos; 0 for the user's programs."""
+        """Return the number of tokens in a candidate's demos, or 0 for one of the user's programs."""
         tokens = 0
         permutations = self.permutations(candidate)
         for slot in self.slots:
@@ -394,10 +393,10 @@ class PoolSlots(PromptSlots):
 def add_labelled_demos(
     program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random
 ) -> list[str]:
-    """Add labelled examples to the predictors of a program without demos; return these predictors' names.
+    """Add labelled examples to a program without demos. Return the names of the predictors with new demos.
 
-    A program with any demos stays unchanged, because its optimizer left the other predictors
-    without demos on purpose. At least two examples remain for scoring.
+    A program with any demos is not changed, because its other predictors are probably without
+    demos on purpose. At least two examples remain for scoring.
     """
     predictors = dict(program.named_predictors())
     if any(predictor.demos for predictor in predictors.values()):
@@ -421,7 +420,7 @@ def add_labelled_demos(
 def messages_of(
     predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[str, Any] | None = None
 ) -> Messages:
-    """Return the messages of a call or, without inputs, only the messages that show the demos."""
+    """Return the messages of a call. If `inputs` is None, return only the messages that show the demos."""
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     signature = rendered_signature(predictor)
     if inputs is None:

@@ -20,8 +20,10 @@ from plr_dspy.programs.fingerprint import digest
 logger = logging.getLogger(__name__)
 
 TRAIN_SHARE = 0.8
-EXAMPLES_PER_CLASS = 4  # Distinct answers are classes if they have this many examples each, on average.
-COMMON_SHARE = 0.1  # A demo that matches more than this share of the examples merely has a common value.
+# Distinct answers are treated as classes if they have at least this many examples on average.
+EXAMPLES_PER_CLASS = 4
+# If a demo matches more than this share of the examples, it only shares a common value with them.
+COMMON_SHARE = 0.1
 
 Examples: TypeAlias = Sequence[dspy.Example]
 
@@ -43,7 +45,7 @@ class Splits:
 
     @property
     def classes(self) -> list[int] | None:
-        """The classes of the train examples, then of the selection examples; None if there are no classes."""
+        """The classes of the train examples, then of the selection examples, or None if labels are not classes."""
         labels = [dict(example.labels().items()) for example in (*self.train, *self.selection)]
         names = {name for fields in labels for name in fields}
         classes = answer_classes(labels, sorted(names))
@@ -61,14 +63,16 @@ def make_splits(
     balanced: bool,
     prompted: Collection[str] = (),
 ) -> Splits:
-    """Split the examples into train and selection; omit duplicates and examples used as demos.
+    """Split the examples into a train split and a selection split.
 
-    The order of the examples does not matter.
+    Duplicates and examples used as demos are omitted. The splits do not depend on the order of
+    the examples.
 
     Args:
-        trainset: Examples for training and, without a valset, selection.
-        valset: The selection split; if empty, a fifth of the trainset is used.
-        demos: Demos that prompts of the program may show.
+        trainset: Examples for training. If `valset` is empty, a fifth of them is used for
+            selection.
+        valset: Examples for selection.
+        demos: Demos that the program's prompts may show.
         rng: Shuffles the examples.
         balanced: Whether every prefix of a split is stratified by class.
         prompted: See `shown_by`.
@@ -105,14 +109,14 @@ def make_splits(
 
 
 def _distinct(examples: Examples, *, name: str) -> set[int]:
-    """Return the indices of the distinct examples; warn about duplicates."""
+    """Return the indices of the distinct examples. Log a warning about duplicates."""
     first_places: dict[bytes, int] = {}
     for index, example in enumerate(examples):
         first_places.setdefault(value_key(dict(example.items())), index)
     num_repeated = len(examples) - len(first_places)
     if num_repeated:
         logger.warning(
-            "%d of %d examples of %s are duplicates and are not used", num_repeated, len(examples), name
+            "%d of %d examples in %s are duplicates and are not used", num_repeated, len(examples), name
         )
     return set(first_places.values())
 
@@ -135,26 +139,29 @@ def _split_off(
 
 
 def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, fix: str) -> str:
-    """Return the error message about an empty split; `fix` says what to do."""
+    """Return the error message about an empty split. It ends with `fix`, which says what to do."""
     num_left = len(splits.train)
-    needed = "trainset and valset must each contain an example of their own that no demo shows"
+    needed = (
+        "trainset and valset must each contain an example that is not in the other and that no demo shows"
+    )
     if not num_valset:
         num_left += len(splits.selection)
         needed = "trainset must contain at least two examples that no demo shows"
     return (
-        f"{needed}; of the {num_trainset} examples of trainset, {num_left} are left, because the others are "
+        f"{needed}; of the {num_trainset} examples in trainset, {num_left} are left, because the others are "
         f"duplicates, are shown by demos, or are in valset: {fix}"
     )
 
 
 def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str] = ()) -> set[int]:
-    """Return the indices of examples that demos show; scores on these examples would be too high.
+    """Return the indices of examples that demos show. Scores on these examples would be too high.
 
     By the first rule, a demo shows an example if they share at least one input name and agree on
     all shared inputs. By the second rule, a demo shows an example if the demo has every input
-    value of the example, under any names, because inner predictors may rename inputs. Two values
-    are equal if `input_key` returns the same key for both. If a rule matches several examples,
-    and more than a tenth of all, the demo must instead have every input of the example by name.
+    value of the example. The names may differ, because inner predictors may rename inputs. Two
+    values are equal if `input_key` returns the same key for both. If a rule matches several examples,
+    and more than a tenth of all examples, its matches are ignored. Then a demo shows only the
+    examples whose inputs it has under the same names.
 
     Args:
         demos: The demos, as examples or dicts.
@@ -203,7 +210,7 @@ def by_content(examples: Examples) -> list[int]:
 def mixed(
     indices: Sequence[int], labels: Sequence[Hashable], rng: random.Random, *, balanced: bool
 ) -> list[int]:
-    """Shuffle examples; if `balanced`, spread the classes evenly, so that every prefix is stratified.
+    """Shuffle examples. If `balanced`, spread the classes evenly, so that every prefix is stratified.
 
     A search scores orders on prefixes. If a class were too frequent in a prefix, orders that
     favour that class would score too high.
@@ -223,14 +230,14 @@ def mixed(
 
 
 def are_classes(labels: Sequence[Any]) -> bool:
-    """Return whether labels are classes: at least two, with four or more examples each on average."""
+    """Return whether labels are classes: at least two distinct labels, with at least four examples on average."""
     return 1 < len(set(labels)) <= len(labels) / EXAMPLES_PER_CLASS
 
 
 def answer_classes(rows: Sequence[Any], names: Sequence[str]) -> list[int]:
-    """Return each row's class index; rows with equal answers in the fields `names` share a class.
+    """Return each row's class index. Rows with equal answers in the fields `names` share a class.
 
-    Ignore fields whose values are mostly distinct, such as reasoning.
+    Fields whose values are mostly distinct, such as reasoning, are ignored.
     """
     columns = []
     for name in names:

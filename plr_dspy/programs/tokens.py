@@ -1,4 +1,4 @@
-"""Counts of prompt tokens by GPT-4o's tokenizer, whatever the model."""
+"""Counts of prompt tokens by GPT-4o's tokenizer, which is used for all models."""
 
 import os
 import sys

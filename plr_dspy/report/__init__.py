@@ -1,1 +1,1 @@
-"""The report of a compile: its data, its text and its figure."""
+"""The report of a compile run: its data, its text and its figure."""

@@ -1,4 +1,4 @@
-"""The report of a compile, to print, save, load and plot."""
+"""The report of a compile run, to print, save, load and plot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Report(ReportData):
-    """The report of a compile: what it did and what it chose.
+    """The report of a compile run: what was done and what was chosen.
 
     `print(report)` shows a summary, and `print(report.details())` adds the details.
     `ReportData` in `plr_dspy.report.schema` documents the attributes.

@@ -10,7 +10,8 @@ from plr_dspy.report.stop import StopReason
 
 SCHEMA_VERSION: Literal[23] = 23  # version of the JSON format
 
-AS_GOOD = 0.01  # maximum loss of expected score for a prompt to count as good as the returned prompt
+# A prompt is as good as the returned prompt if its expected score is lower by at most this amount.
+AS_GOOD = 0.01
 
 PromptKind = Literal["original", "fixed", "retrieved", "program"]
 ScoreRange = tuple[float, float, float]  # a score, and the ends of its 95% interval
@@ -27,8 +28,8 @@ class Iteration(Part):
 
     Attributes:
         index: Index of the round, from 0.
-        num_samples, num_new: Number of orderings scored, and of orderings scored for the first
-            time.
+        num_samples, num_new: Number of orderings scored, and number of orderings scored for the
+            first time.
         mean_score, best_score: Mean and maximum of the mean scores of these orderings.
         best_score_so_far, best_ordering: The best estimated score after this round, and the
             ordering with this score: a permutation for each block, or the name of a whole
@@ -63,7 +64,7 @@ class Candidate(Part):
         score: Mean score on the selection split, or on the examples of the race.
         expected_gain, probability, probability_worse: Expected gain over the original on new
             examples, and the probabilities that the candidate is better or worse.
-        name: The name of a program that the user passed; empty for an ordering.
+        name: The program's name in `programs`; empty for an ordering.
     """
 
     ordering: dict[str, list[int]]
@@ -81,10 +82,10 @@ class SlotReport(Part):
     Attributes:
         ordering, original: Indices of the demos in prompt order, in the returned program and
             in the student.
-        blocks: Groups of demos, by index, whose members can change places. There is one
-            block, unless the adapter regroups demos.
-        distributions: Each block's final distribution, for `PlackettLuce.from_state`. With a
-            pool of demos, the first demo drawn is shown last.
+        blocks: Groups of demo indices. Only demos of the same group can swap places. There is
+            one block, unless the adapter regroups demos.
+        distributions: Each block's final distribution, for `PlackettLuce.from_state`. If demos
+            come from a pool, the first demo drawn is shown last.
         demos, origins: All demos as text, and the sources of demos from a pool, such as
             "trainset[3]".
     """
@@ -99,14 +100,14 @@ class SlotReport(Part):
 
 
 class Alternative(Part):
-    """A program to compare the result with, such as random demos or a candidate in `front`, and its score.
+    """The score of a program to compare the result with, such as random demos or a candidate in `front`.
 
     Attributes:
         score, interval: Expected score on new examples, and its 95% interval, if known.
         num_examples: Number of examples that the score is estimated from.
         tokens: Total number of tokens of the demos, by GPT-4o's tokenizer; 0 in `programs`.
-        num_demos, ordering, instructions: Number of demos; in `front`, also the indices of
-            demos and instructions, as in `Candidate`.
+        num_demos: Total number of demos.
+        ordering, instructions: As in `Candidate`; empty outside `front`.
     """
 
     name: str
@@ -120,7 +121,7 @@ class Alternative(Part):
 
 
 class FrontEntry(Alternative):
-    """The best or the returned candidate with a certain kind, number of demos and instruction.
+    """The best candidate of one kind, number of demos and instruction, or the returned candidate.
 
     Attributes:
         kind: "original" (your program), "fixed" or "retrieved" demos, or "program" (a program
@@ -128,8 +129,8 @@ class FrontEntry(Alternative):
         prompt_tokens: Number of tokens in the candidate's instructions and demos, by GPT-4o's
             tokenizer.
         cost: US dollars for 1,000 predictions at litellm's list prices, if known. Answers are
-            assumed to be as long as in the compile. Instructions and fixed demos are assumed
-            to be cached if that is cheaper.
+            assumed to be as long as in the compile run. Instructions and fixed demos are
+            assumed to be cached if that is cheaper.
         is_as_good: Whether `program_with(within=.01)` accepts the candidate.
         is_returned: Whether the candidate is the returned program.
     """
@@ -150,8 +151,8 @@ class InstructionScore(Part):
             (by the prompt model during the search), or the name of the program that has the
             instruction.
         reason: Why the instruction was excluded from the search; empty if it was not excluded.
-        score, interval, num_examples: As in `Alternative`, for the best arrangement; None, None
-            and 0 if no arrangement was scored.
+        score, interval, num_examples: As in `Alternative`, for the best arrangement. If no
+            arrangement was scored, the score and the interval are None.
     """
 
     text: str
@@ -169,8 +170,8 @@ class InstructionReport(Part):
         chosen: Index of the returned program's instruction; 0 is the student's own
             instruction.
         dropped: Instructions excluded from the search.
-        distribution: The final distribution, for `PlackettLuce.from_state`. Prompts show the
-            first instruction of a draw.
+        distribution: The final distribution, for `PlackettLuce.from_state`. The prompt shows the
+            first instruction in each draw.
     """
 
     predictor: str
@@ -195,9 +196,9 @@ class RetrievalReport(Part):
     """The choice between fixed demos and demos retrieved for each input.
 
     Attributes:
-        variation, text: The chosen variation of retrieval, and its description; None and an
-            empty string if demos are fixed.
-        num_pooled: Number of demos to retrieve from. They are saved with the program.
+        variation: The chosen variation of retrieval; None if demos are fixed.
+        text: The variation's description; empty if demos are fixed.
+        num_pooled: Number of demos to retrieve from. All of them are saved with the program.
     """
 
     variation: str | None
@@ -215,7 +216,7 @@ class Comparison(Part):
         expected_gain, gain_interval: Expected gain on new examples and its 95% interval. The
             gain is shrunk, because the order was selected as the best of many.
         probability, probability_worse: Probabilities that the chosen order is better or worse
-            on new examples; 0 if the original stays.
+            on new examples; 0 if the original is kept.
         expected_original, expected_chosen: Expected scores on new examples, with 95%
             intervals.
     """
@@ -245,11 +246,11 @@ class ProgramComparison(Comparison):
 
 
 class Evidence(Part):
-    """The numbers of examples that show whether orders differ."""
+    """The numbers of examples on which orders were compared."""
 
-    num_met: int  # examples on which at least two orders were scored
-    num_differing: int  # examples on which scores differed
-    num_compared: int  # examples on which the original and the most promising order were both scored
+    num_met: int  # number of examples on which at least two orders were scored
+    num_differing: int  # number of examples on which scores differed
+    num_compared: int  # number of examples on which the original and the most promising order were scored
 
 
 class ErrorCount(Part):
@@ -281,13 +282,13 @@ class CalibrationEffect(Part):
     """The effect of calibration, estimated from the search's calls.
 
     Attributes:
-        original, original_calibrated: Expected score of the original, and its expected score
-            after calibration alone, without a search.
-        offsets: For each label, the offset of its log-probability that calibrates the chosen
+        original, original_calibrated: Expected scores of the original without calibration and
+            with calibration.
+        offsets: For each label, the offset added to its log-probability to calibrate the chosen
             order.
         applied: Whether the returned program is calibrated.
-        shares: For each label, the share of answers that calibration aims at; empty if
-            calibration does not improve the score.
+        shares: For each label, the share of answers with this label that calibration aims for;
+            empty if calibration does not improve the score.
     """
 
     original: float
@@ -301,13 +302,13 @@ class ProgramState(Part):
     """The demos in a program's prompts, and the outcomes of the calls that scored it.
 
     Attributes:
-        num_demos, demo_tokens: Total number of demos in all predictors and, if demos were
-            chosen, of tokens in these demos.
+        num_demos: Total number of demos in all predictors.
+        demo_tokens: Total number of tokens in these demos; None unless demos were chosen.
         num_calls: Number of calls that scored the program.
-        num_failed, num_unread, num_truncated: Number of calls without a score, of calls with an
-            unparsable reply, and of calls with a reply that `max_tokens` cut off.
-        name: The name of a program that the user passed in `programs`; empty for other
-            programs.
+        num_failed: Number of calls without a score.
+        num_unread: Number of calls with an unparsable reply.
+        num_truncated: Number of calls with a reply that was cut off at `max_tokens`.
+        name: The program's name in `programs`; empty for all other programs.
     """
 
     num_demos: int
@@ -327,7 +328,7 @@ class ReportData(Part):
         comparison: The final comparison, or the comparison in a race of programs; None if
             nothing was compared.
         over_best_own: The comparison with the best of the user's `programs`; None if the best
-            one is the student or the returned program.
+            program is the student or the returned program.
         candidates: The orderings that reached the final comparison, or the programs that
             finished a race. The original is first. If answers are calibrated, the calibrated
             original is second, and all later candidates are also calibrated.
@@ -337,21 +338,23 @@ class ReportData(Part):
             orders), "final" (the comparison), "total", and "resumed" (from `log_dir`).
         tokens, cost: Billed tokens by model, and their cost in US dollars at litellm's list
             prices, if known. Cached tokens have their own price if there is one.
-        new_prompt_tokens: Approximate number of prompt tokens in the scoring calls that are not
-            in a server's prefix cache, if it holds only the previous prompt; None if unknown.
-        seconds: Wall-clock time of the compile; if it was resumed, of its last run.
-        stopped, stop_reason: Why the search ended, or the exception that ended the compile.
+        new_prompt_tokens: Approximate number of prompt tokens that a server must read for the
+            scoring calls; None if unknown. Its prefix cache is assumed to hold only the
+            previous prompt.
+        seconds: Wall-clock time of this compile run, without earlier runs that it resumed.
+        stopped, stop_reason: Why the search ended, or the exception that ended the run.
         settings: Everything that determines the run, including the seed.
         front: If demos were chosen, the best candidate for each combination of kind, number of
             demos and instruction, cheapest first.
-        programs: The programs that the user passed, best first.
-        instructions, proposals, retrieval: Empty or None if the compile did not choose among
-            instructions, propose any, or retrieve demos.
-        scarce_classes: With `min_per_class`, the classes with too few demos in the pool, and
-            their numbers of demos, by predictor.
+        programs: The user's programs, best first.
+        instructions: Empty if there was no choice of instructions.
+        proposals: None if no instructions were proposed.
+        retrieval: None if retrieved demos were not tried.
+        scarce_classes: The classes with fewer demos in the pool than `min_per_class`, and their
+            numbers of demos, by predictor.
         random: Expected score of random demos, or of the same demos in a random order.
-        constant: Score of always answering with the most frequent label; for a metric over a
-            set, with the frequent label that scores best.
+        constant: Score of always answering with the most frequent label. For a metric over a
+            set, the answer is the frequent label that scores best.
         vote: Score of answering with the most frequent label among the `max_demos` nearest
             examples.
     """
@@ -400,7 +403,7 @@ class ReportData(Part):
 
     @property
     def other_instructions(self) -> list[InstructionReport]:
-        """The entries of predictors whose instruction is not the student's own."""
+        """The entries in `instructions` whose chosen instruction is not the student's own."""
         return [instruction for instruction in self.instructions if instruction.chosen]
 
     @property
@@ -414,12 +417,12 @@ class ReportData(Part):
 
     @property
     def returns_own(self) -> bool:
-        """Whether the returned program is one of `programs`, in place of the student."""
+        """Whether one of `programs` is returned in place of the student."""
         return bool(self.returned.name) and not self.original.name
 
     @property
     def best_by_number(self) -> list[FrontEntry]:
-        """For each number of fixed demos, the returned arrangement if it has this number, else the best."""
+        """The best arrangement for each number of fixed demos. The returned arrangement takes precedence."""
         best: dict[int, FrontEntry] = {}
         for entry in sorted(self.front, key=lambda entry: (not entry.is_returned, -entry.score)):
             if entry.kind in ("original", "fixed"):
@@ -428,7 +431,7 @@ class ReportData(Part):
 
     @property
     def undominated(self) -> list[FrontEntry]:
-        """The entries of `front` that score higher than all cheaper entries."""
+        """The entries in `front` that score higher than all cheaper entries."""
         undominated: list[FrontEntry] = []
         for entry in self.front:
             if not undominated or entry.score > undominated[-1].score:

@@ -1,11 +1,11 @@
-"""Reasons why a compile ended."""
+"""Reasons why a search or a compile run ended."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class StopReason(str, Enum):
-    """The reason why a search or a compile ended. Each value is a message for the user."""
+    """The reason why a search or a compile run ended. Each value is a message for the user."""
 
     BUDGET = "budget used up"
     TIME = "time limit"
@@ -26,7 +26,7 @@ class StopReason(str, Enum):
 
 @dataclass(frozen=True)
 class Stop:
-    """A reason to stop, with an optional message that replaces the default one."""
+    """A reason to stop, with an optional message that replaces the default message."""
 
     reason: StopReason
     detail: str = ""

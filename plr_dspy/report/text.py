@@ -19,18 +19,22 @@ from plr_dspy.report.schema import (
 )
 from plr_dspy.report.stop import StopReason
 
-MIN_WIN_PROBABILITY = 0.9  # A gain with a lower probability "may be chance".
-ENOUGH_COMPARED = 0.8  # If two programs were scored on this share of the examples, more calls would not help.
+# If a gain has a lower probability, the report says that it may be chance.
+MIN_WIN_PROBABILITY = 0.9
+# If two programs were scored on this share of the examples, more calls would not help.
+ENOUGH_COMPARED = 0.8
 TOO_LONG = "ContextWindowExceededError"  # exception type if a prompt exceeds the context length
-MIN_SCORED = 20  # A cheaper prompt is reported only if it was scored on at least this many examples.
-MUCH_CHEAPER = 0.95  # A cheaper prompt is reported only if it has at most this share of the returned tokens.
+# A cheaper prompt is reported only if it was scored on at least `MIN_SCORED` examples, and has
+# at most the share `MUCH_CHEAPER` of the returned prompt's tokens.
+MIN_SCORED = 20
+MUCH_CHEAPER = 0.95
 # Arguments to increase, by the reason why the search ended.
 LIMITS = {StopReason.COST: "max_cost", StopReason.TIME: "max_seconds"}
 MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
-FEW_EXAMPLES = 30  # With fewer examples, chance decides which order looks best.
-FIELD_WIDTH = 40  # maximum number of characters to show of a field
+FEW_EXAMPLES = 30  # If there are fewer examples, chance decides which order looks best.
+FIELD_WIDTH = 40  # maximum number of characters shown per field
 MAX_CLASSES = 10  # maximum number of classes to name
-TEXT_WIDTH = 100  # maximum number of characters to show of an instruction
+TEXT_WIDTH = 100  # maximum number of characters shown per instruction
 MORE_EXAMPLES = "only more examples, in trainset or valset, would reduce the uncertainty"
 PROPOSED = "proposed["  # prefix of the origins of proposed instructions
 # Outcomes of calls without a score.
@@ -66,7 +70,7 @@ def shares_by_label(labels: Sequence[str], shares: Iterable[float]) -> str:
 
 
 def score_text(score: float, *interval: float, sign: str = "") -> str:
-    """Format a score and its interval, if any; pass `sign="+"` for a difference."""
+    """Format a score and its interval, if any. For a difference, pass `sign="+"`."""
     # Adding 0.0 turns -0.0 into 0.0.
     text, *ends = (f"{round(number, 3) + 0.0:{sign}.3f}" for number in (score, *interval))
     return f"{text} [{', '.join(ends)}]" if ends else text
@@ -78,7 +82,7 @@ def method(report: ReportData) -> str:
 
 
 def result(report: ReportData) -> str:
-    """Describe the result of a compile and its cost in one line."""
+    """Describe the result and the cost of a compile run in one line."""
     verdict = next(_verdict(report), "")
     if report.comparison is not None and not report.original_stays:
         verdict = f"{_name_of_gain(report)} {_gain(report.comparison)}"
@@ -98,7 +102,7 @@ def summary(report: ReportData) -> Iterator[str]:
     yield from _rivals(report)
     for instruction in report.other_instructions:
         chosen = instruction.alternatives[instruction.chosen]
-        yield f"instruction of {instruction.predictor} ({chosen.origin}): {_one_line(chosen.text)}"
+        yield f"instruction for {instruction.predictor} ({chosen.origin}): {_one_line(chosen.text)}"
     yield from _scarce_classes(report)
     yield from _calibration(report)
     yield from _cheaper_prompt(report)
@@ -108,12 +112,12 @@ def summary(report: ReportData) -> Iterator[str]:
     if not report.original_stays and (report.comparison is not None or report.retrieves):
         text = "save it with program.save, and load it with plr_dspy.load_program"
         if report.returned.name:
-            text += f"; pass load_program a student built like {report.returned.name!r}"
+            text += f", to which you pass a student built like {report.returned.name!r}"
         yield text
 
 
 def _programs_by_name(report: ReportData) -> dict[str, ProgramState]:
-    """Return the student and, if it is another program, the returned one."""
+    """Return the student and, if the student is not returned, the returned program."""
     programs = {"your program": report.original}
     if not report.original_stays:
         programs["the returned program"] = report.returned
@@ -132,13 +136,13 @@ def _unread_replies(report: ReportData) -> Iterator[str]:
 
 
 def _truncated_replies(report: ReportData) -> Iterator[str]:
-    """Warn if many replies reached the maximum number of tokens."""
+    """Warn if many replies were cut off at the maximum number of tokens."""
     for name, state in _programs_by_name(report).items():
         if state.num_truncated and state.num_truncated >= MANY_UNREAD * state.num_calls:
             percent = 100 * state.num_truncated / state.num_calls
             yield (
                 f"{state.num_truncated} of {state.num_calls} replies of {name} were cut off at max_tokens "
-                f"({percent:.0f}%): raise max_tokens of the language model"
+                f"({percent:.0f}%): increase the language model's max_tokens"
             )
 
 
@@ -148,7 +152,7 @@ def _long_prompts(report: ReportData) -> Iterator[str]:
     if number and number >= MANY_UNREAD * report.program_calls["total"]:
         yield (
             f"{number} of {report.program_calls['total']} prompts exceeded the model's context length and count as "
-            "wrong: use fewer demos; or raise the server's context length, and compile again with the same log_dir "
+            "wrong: use fewer demos, or increase the server's context length and compile again with the same log_dir "
             "and accept_changes=True"
         )
 
@@ -161,7 +165,7 @@ def _unusable_proposals(report: ReportData) -> Iterator[str]:
     reasons = dict.fromkeys(text.reason for text in texts if text.origin.startswith(PROPOSED))
     if "" not in reasons:
         yield (
-            f"no proposed instruction could be used ({'; '.join(reasons) or 'no text was proposed'}): try another "
+            f"no proposed instruction could be used ({'; '.join(reasons) or 'none was proposed'}): try another "
             "prompt_model, or pass instructions as a list"
         )
 
@@ -186,7 +190,7 @@ def _cost(report: ReportData) -> str:
 
 
 def _scores(report: ReportData) -> Iterator[str]:
-    """Yield a table of scores: of the student, the returned program and simpler methods."""
+    """Yield a table with the scores of the student, the returned program and simpler methods."""
     comparison = report.comparison
     rows = {}
     title = "for comparison:"
@@ -227,7 +231,7 @@ def _score_on(scored: Alternative) -> str:
 
 
 def _programs(report: ReportData) -> Iterator[str]:
-    """List the programs that the user passed."""
+    """List the user's programs with their scores."""
     rows = {}
     for program in report.programs:
         rows[f"{program.name}, {count(program.num_demos, 'demo')}"] = _score_on(program)
@@ -244,7 +248,7 @@ def _table(rows: dict[str, str]) -> Iterator[str]:
 
 
 def _name_of_gain(report: ReportData) -> str:
-    """Return "gain", or "difference" if another program of the user is returned without a proven gain."""
+    """Return "gain", or "difference" if one of the user's other programs is returned without a likely gain."""
     comparison = report.comparison
     is_better = comparison is not None and comparison.probability >= MIN_WIN_PROBABILITY
     return "gain" if is_better or not report.returns_own else "difference"
@@ -263,12 +267,12 @@ def _simpler_methods(report: ReportData) -> list[Alternative]:
 
 
 def _verdict(report: ReportData) -> Iterator[str]:
-    """Explain why the original stays or why the gain is not known, and how to reduce the uncertainty."""
+    """Say why the original is kept or why the gain is not known, and how to reduce the uncertainty."""
     comparison = report.comparison
     if report.settings.get("scored_on", "train examples") != "train examples":
         yield "the order was chosen by label probabilities, so its score is not known"
     elif report.original_stays:
-        yield f"your program stays: {_why_original_stays(report)}"
+        yield f"your program is kept: {_why_original_is_kept(report)}"
         yield from _advice(report)
     elif comparison is None:
         yield "nothing was compared with your program, so the gain is not known"
@@ -276,10 +280,10 @@ def _verdict(report: ReportData) -> Iterator[str]:
     elif comparison.probability < MIN_WIN_PROBABILITY:
         yield from _advice(report)
     if report.stop_reason in (StopReason.INTERRUPTED, StopReason.ERROR):
-        yield "with log_dir, the same compile resumes from here"
+        yield "if log_dir is set, compile again with the same arguments to resume"
 
 
-def _why_original_stays(report: ReportData) -> str:
+def _why_original_is_kept(report: ReportData) -> str:
     if report.comparison is None:
         return "nothing was compared with it"
     best = _best_other(report)
@@ -288,19 +292,19 @@ def _why_original_stays(report: ReportData) -> str:
     # Round down, so that the probability does not seem to reach `min_probability`.
     probability = math.floor(100 * best.probability) / 100
     return (
-        f"the best other program is expected to gain {best.expected_gain:+.3f}, but that is too uncertain (better "
+        f"the best other program is expected to gain {best.expected_gain:+.3f}, but this is too uncertain (better "
         f"with probability {probability:.2f}, worse with {best.probability_worse:.2f})"
     )
 
 
 def _best_other(report: ReportData) -> Candidate | None:
-    """Return the program that is expected to gain most over the original; None if none gains."""
+    """Return the program with the largest expected gain over the original, or None if no gain is expected."""
     best = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
     return best if best is not None and best.expected_gain > 0 else None
 
 
 def _advice(report: ReportData) -> Iterator[str]:
-    """Advise how to reduce the uncertainty."""
+    """Say how to reduce the uncertainty."""
     evidence = report.evidence
     settings = report.settings
     # If `num_met` is 0, no two orders were scored on the same example.
@@ -334,7 +338,7 @@ def _advice(report: ReportData) -> Iterator[str]:
 
 
 def _rivals(report: ReportData) -> Iterator[str]:
-    """Name the simpler methods whose expected scores reach that of the returned program, within 1%."""
+    """Name the simpler methods whose expected score is at most 1% below the returned program's."""
     if report.comparison is None:
         return
     own_score = report.comparison.expected_chosen[0]
@@ -348,19 +352,19 @@ def _rivals(report: ReportData) -> Iterator[str]:
 
 
 def _scarce_classes(report: ReportData) -> Iterator[str]:
-    """Name the classes of which there were fewer demos than `min_per_class`."""
+    """Name the classes with fewer demos than `min_per_class`."""
     for predictor, numbers in report.scarce_classes.items():
         names = [f"{label!r} ({number})" for label, number in numbers.items()]
         if len(names) > MAX_CLASSES:
             names[MAX_CLASSES:] = [f"{len(names) - MAX_CLASSES} more"]
         yield (
-            f"{predictor} has fewer demos to choose from than min_per_class={report.settings['min_per_class']} of "
+            f"{predictor} has fewer than min_per_class={report.settings['min_per_class']} demos to choose from for "
             f"{', '.join(names)}: pass more examples of these classes"
         )
 
 
 def _calibration(report: ReportData) -> Iterator[str]:
-    """State what a calibrated program assumes, or advise calibration."""
+    """State what a calibrated program assumes, or recommend calibration."""
     effect = report.calibration
     if effect is None:
         return
@@ -387,7 +391,7 @@ def _calibration(report: ReportData) -> Iterator[str]:
 
 
 def _cheaper_prompt(report: ReportData) -> Iterator[str]:
-    """Name the cheapest prompt that is as good as the returned one, if they differ."""
+    """Name the cheapest prompt that is as good as the returned prompt, if it has clearly fewer tokens."""
     cheapest = next((entry for entry in report.front if entry.is_as_good), None)
     returned = next((entry for entry in report.front if entry.is_returned), None)
     if cheapest is None or returned is None or report.comparison is None:
@@ -419,12 +423,12 @@ def details(report: ReportData) -> Iterator[str]:
             f"{title}: {comparison.original:.3f} -> {comparison.chosen:.3f} on "
             f"{count(comparison.num_examples, 'example')}, gain {gain} for the best of {comparison.num_candidates}"
         )
-    # A program that the user passed has its own demos and instructions, which the report does not contain.
+    # The report does not contain the demos and instructions of the user's programs.
     if not report.returned.name:
         for slot in report.slots:
             yield from _demos(slot)
     if len(report.front) > 1:
-        yield "the best prompt of each kind, number of demos and instruction, cheapest first:"
+        yield "the best prompt for each kind, number of demos and instruction, cheapest first:"
         rows = {entry.name: f"{_score_of(entry)}, {_price(entry)}" for entry in report.front}
         yield from _table(rows)
     for instruction in report.instructions:

@@ -1,1 +1,1 @@
-"""Demos retrieved for each input: the search for similar demos, and the predictors that show them."""
+"""Demos retrieved for each input: pools to search for similar demos, and predictors that show these demos."""

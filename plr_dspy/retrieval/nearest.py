@@ -1,4 +1,4 @@
-"""Pools of demos, from which the demos to show are chosen by their similarity to an input."""
+"""Pools of demos that can be searched by similarity to an input."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Fields: TypeAlias = Mapping[str, Any]
 # Scripts written without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese.
 WITHOUT_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
 TOKEN = rf"[{WITHOUT_SPACES}]|[^\W{WITHOUT_SPACES}]+"  # a word, or a character of a script without spaces
-CACHE_SIZE = (
-    4_096  # number of input vectors to cache in addition to the pool, because a search repeats inputs
-)
-LABEL_WEIGHT = 0.5  # weight of a label's share among the candidates; similarity has weight 1
+# Number of input vectors to cache in addition to the pool's vectors. A search repeats inputs, so
+# the cache saves calls to the embedder.
+CACHE_SIZE = 4_096
+LABEL_WEIGHT = 0.5  # weight of a label's share among the candidates, relative to similarity
 REDUNDANCY_WEIGHT = 0.5  # weight of the penalty for similarity to demos already chosen
 
 
@@ -45,7 +45,7 @@ class NearestDemos:
         max_tokens: Maximum total tokens of the demos. The lowest-ranked demos are dropped first.
     """
 
-    # Reject a file from a later version that contains unknown settings, instead of ignoring them.
+    # Reject unknown settings in a file from a later version, instead of ignoring the settings.
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     num_demos: int = 8
@@ -65,9 +65,9 @@ class NearestDemos:
 
 
 def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
-    """Return the TF-IDF vectors of texts, `[n, d]`, and a function that compares a text with them.
+    """Return the TF-IDF vectors of texts, `[n, d]`, and a function that compares a string with all texts.
 
-    The function returns the similarities of its argument to all vectors, `[n]`.
+    The function returns the similarities, `[n]`.
     """
     # This import takes a second, because it loads pandas.
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -96,7 +96,7 @@ class Pool:
         predictor: The predictor whose input fields are compared, and whose output fields
             define the demos' classes.
         demos: The demos to search, as examples or dicts.
-        sources: For each demo, the identifier of the program inputs from which it was made.
+        sources: For each demo, the identifier of the program inputs from which the demo was made.
         embedder: Embeds the texts to compare; None compares words instead.
         vectors: Embeddings of the demos, `[n, d]`, if known.
         known: Cache of unit embeddings by text, which is updated in place.
@@ -175,7 +175,7 @@ class Pool:
         return best_first
 
     def _diverse(self, candidates: Sequence[int], similarities: Array, number: int) -> list[int]:
-        """Choose diverse candidates, and return their positions.
+        """Choose candidates that are similar to the input but unlike each other, and return their positions.
 
         Source: J. Carbonell and J. Goldstein, "The use of MMR", SIGIR 1998.
         """
@@ -199,8 +199,8 @@ class Pool:
         if without is not None:
             source = source_of(without)
             values = set(map(input_key, without.values()))
-            # Skip demos with equal inputs, unless the program derived these inputs, because other
-            # examples may have the same derived inputs.
+            # Skip demos with equal inputs, unless the program derived these inputs. Demos from
+            # other examples may have the same derived inputs.
             if any(input_key(inputs[name]) in values for name in self.names if name in inputs):
                 own_key = self._input_key(inputs)
         best = np.argsort(-cosines, kind="stable")
@@ -222,8 +222,8 @@ class Pool:
         expected = (len(texts), self._size or vectors.size // len(texts))
         if vectors.shape != expected or not vectors.size or not np.isfinite(vectors).all():
             raise UserError(
-                f"embedder must return one vector of {self._size or 'some'} finite numbers per text; got an array of "
-                f"shape {vectors.shape} for {len(texts)} texts: fix the embedder, or pass another embedder"
+                f"embedder must return one vector of {self._size or 'several'} finite numbers per text; got an array "
+                f"of shape {vectors.shape} for {len(texts)} texts: fix the embedder, or pass another embedder"
             )
         return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
 

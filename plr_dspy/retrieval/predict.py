@@ -27,8 +27,8 @@ LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load
 class Retrieval:
     """A pool of demos, and the settings for retrieval from this pool.
 
-    If `guarded`, demos are retrieved only if the scored example is known. Otherwise, a demo might
-    show the answer to that example.
+    If `guarded`, demos are retrieved only if the scored example is known. If it were unknown, a
+    demo might show the answer to that example.
     """
 
     pool: Pool
@@ -83,7 +83,7 @@ class RetrievingPredict(dspy.Predict):
         return [*self.demos, *self.retrieval.demos_for(inputs, without=scored)]
 
     def reset(self) -> None:
-        """Turn the predictor into an ordinary one, so that optimizers can choose other demos."""
+        """Turn the predictor into an ordinary predictor, so that optimizers can choose its demos."""
         super().reset()
         self.__class__ = type(self).__bases__[0]
         del self.retrieval
@@ -132,7 +132,7 @@ def retrievals_of(program: dspy.Module) -> dict[str, Retrieval]:
 @functools.cache  # Warn only once.
 def warn_of_unknown_example() -> None:
     logger.warning(
-        "A predictor retrieves no demos, because it runs in a thread that lacks the context of the scored example. "
+        "A predictor retrieves no demos, because its thread was started without the context of the scored example. "
         "Start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, or pass PLFewShot(demos='fixed')."
     )
 
@@ -142,7 +142,7 @@ def _retrieving(kind: type[dspy.Predict]) -> type[RetrievingPredict]:
     """Return the retrieving subclass of a predictor class."""
     if kind is dspy.Predict:
         return RetrievingPredict
-    # The predictor's class comes first, so that it prepares the inputs before demos are
+    # Put the predictor's class first, so that this class prepares the inputs before demos are
     # retrieved.
     return type(f"Retrieving{kind.__name__}", (kind, RetrievingPredict), {})
 
@@ -152,12 +152,13 @@ def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Emb
     version = state.get("version", 1)
     if version != STATE_VERSION:
         raise UserError(
-            f"the retrieval was saved as version {version}, but this plr_dspy reads version {STATE_VERSION}: compile "
-            "the program again"
+            f"the retrieval settings were saved in format version {version}, but this plr_dspy reads version "
+            f"{STATE_VERSION}: compile the program again"
         )
     if state["vectors"] is not None and embedder is None:
         raise UserError(
-            "the demos are retrieved by embeddings, but embedder is None: pass the embedder used by compile()"
+            "embedder must be a dspy.Embedder, because the demos are retrieved by embeddings; got None: pass the "
+            "embedder that was passed to PLFewShot"
         )
     if state["vectors"] is None:  # The saved pool compares words, so ignore the embedder.
         embedder = None

@@ -18,7 +18,7 @@ from plr_dspy.statistics.arrays import Array
 
 NEAREST_LAST = "nearest last"
 FREQUENT_LABELS = "frequent labels"
-# Minimum size of a pool for which frequent labels are preferred if there is no search. This
+# If there is no search, frequent labels are preferred in pools of at least this size. This
 # preference helped with 1,000 demos, but not with 100.
 LARGE_POOL = 320
 
@@ -106,13 +106,13 @@ class RetrievalSlots(PoolSlots):
 
     @property
     def without_calls(self) -> WholeProgram:
-        """The variation to use without a search."""
+        """The variation to use if no search is made."""
         largest = max(len(pool.demos) for pool in self.found.values())
         name = FREQUENT_LABELS if largest >= LARGE_POOL else NEAREST_LAST
         return next(whole for whole in self.whole_programs if whole.name == name)
 
     def variation(self, candidate: Candidate) -> NearestDemos | None:
-        """Return the retrieval settings of a variation of the nearest demos, or None for other candidates."""
+        """Return the retrieval settings if the candidate is a variation of the nearest demos, else None."""
         if not isinstance(candidate, WholeProgram) or candidate in self.rivals:
             return None
         return self._variations[candidate.number - self._num_rivals]
@@ -137,7 +137,7 @@ class RetrievalSlots(PoolSlots):
         return retrieve_in(program, self._retrievals(candidate, guarded=guarded))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of the prompts, or of the program if the prompts are unknown."""
+        """Return a digest of the demos in the prompts, or of the program if these demos are unknown."""
         if not isinstance(candidate, WholeProgram) or candidate in self.rivals:
             return super().fingerprint(candidate)
         retrievals = self._retrievals(candidate)

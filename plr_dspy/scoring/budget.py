@@ -18,7 +18,7 @@ from plr_dspy.report.stop import StopReason
 from plr_dspy.scoring.run_log import CallKey, RunLog, Tokens
 
 MAX_RESERVED = 0.6  # maximum share of the affordable calls that a search reserves for later phases
-MARGIN = 1.15  # safety factor on the cost and time of future calls, since examples differ
+MARGIN = 1.15  # safety factor on the cost and time of future calls, because examples differ
 
 # Providers whose names have suffixes in the price table, as in "vertex_ai-anthropic_models".
 SUFFIXED_PROVIDERS = ("bedrock", "cohere", "fireworks_ai", "vertex_ai")
@@ -31,7 +31,7 @@ class Budget:
     """A run's limits and spending. Thread-safe.
 
     No call starts beyond a limit. A running call is assumed to cost as much as the most
-    expensive call so far. Recalled calls count like new ones, and `max_cost` applies to all
+    expensive call so far. Recalled calls count like new calls, and `max_cost` applies to all
     runs in the log together.
 
     Attributes:
@@ -58,7 +58,7 @@ class Budget:
         self.share = 1.0
         self.unpriced = ""
         self.cost = 0.0
-        self._cost_of_log = 0.0  # cost of all logged calls, including earlier runs
+        self._cost_of_log = 0.0  # cost of all logged calls, including calls of earlier runs
         self._started = time.monotonic() if self.started is None else self.started
         self._lock = threading.Lock()
         self._num_under_way = 0
@@ -69,7 +69,7 @@ class Budget:
             self._cost_of_log += self._price(tokens)
 
     def expect(self, cost: float | None) -> None:
-        """Reset the estimates of cost and pace, for example if a teacher's calls precede the student's."""
+        """Reset the estimates of cost and pace, for example between a teacher's calls and the student's calls."""
         self.expected_cost = cost
         self.largest_cost = cost or 0.0
         self.needs_one = self.max_cost is not None
@@ -169,7 +169,7 @@ class Budget:
         }
 
     def _exceeded_limit(self) -> StopReason | None:
-        """Return the limit that the next call and the reserved calls would exceed, if any."""
+        """Return the limit that the next call and the reserved calls would exceed, or None if there is none."""
         if self.log.num_calls + self._num_under_way >= self.max_calls:
             return StopReason.BUDGET
         if self.max_cost is not None:
@@ -256,8 +256,8 @@ def window_of(model: str) -> int | None:
 
 
 def _entry_of(model: str) -> Mapping[str, Any]:
-    """Return a model's entry in litellm's price table, or an empty mapping."""
-    # The table of an imported litellm also has the user's own prices.
+    """Return a model's entry in litellm's price table, or an empty mapping if the model is not listed."""
+    # If litellm is imported, its table also contains the user's own prices.
     table = getattr(sys.modules.get("litellm"), "model_cost", None) or _table_on_disk()
     if model in table:
         return dict(table[model])
@@ -271,7 +271,7 @@ def _entry_of(model: str) -> Mapping[str, Any]:
 
 
 def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:
-    """Return the cost in dollars of token counts by model and kind, or None if unknown."""
+    """Return the cost of tokens in dollars, or None if unknown. Tokens are counted by model and kind."""
     cost = 0.0
     for model, counts in tokens.items():
         price = price_of(model)
@@ -292,4 +292,4 @@ def _table_on_disk() -> Mapping[str, Any]:
     if spec is None or spec.origin is None:
         return {}
     path = Path(spec.origin).parent / "model_prices_and_context_window_backup.json"
-    return dict(orjson.loads(path.read_bytes())) if path.exists() else {}  # Some versions lack the file.
+    return dict(orjson.loads(path.read_bytes())) if path.exists() else {}  # Some versions omit the file.

@@ -10,7 +10,7 @@ class Cause:
     """A cause of failure outside the program. After the fix, the same call may succeed."""
 
     errors: tuple[str, ...]  # names of exception classes in DSPy and litellm
-    fix: str  # advice to the user, as the end of a sentence
+    fix: str  # advice to the user, in words that can end a message
     is_fatal: bool = False  # whether every later call would fail the same way
 
 
@@ -66,9 +66,9 @@ CAUSES = (
     ),
     Cause(
         ("LMInvalidRequestError", "BadRequestError", "InvalidRequestError", "UnprocessableEntityError"),
-        "the server rejected the request: change the settings of the LM or the server as the message says",
+        "change the LM's or the server's settings as the message says, because the server rejected the request",
     ),
-    Cause(("LMLockTimeoutError",), "stop the other process that has locked the credentials of the LM"),
+    Cause(("LMLockTimeoutError",), "stop the other process that has locked the LM's credentials"),
 )
 
 _BY_ERROR: dict[str, Cause] = {}
@@ -77,17 +77,17 @@ for _cause in CAUSES:
 
 
 def cause_of(error: str) -> Cause | None:
-    """Return an exception's cause by class name, or None if the program or metric may be the cause."""
+    """Return the cause of an exception with this class name, or None if the program or metric may be the cause."""
     return _BY_ERROR.get(error)
 
 
 def main_cause(errors: Iterable[str]) -> Cause | None:
-    """Return the most frequent cause of these exceptions, or None if unknown."""
+    """Return the most frequent cause of these exceptions, or None if that cause is unknown."""
     causes = Counter(map(cause_of, errors))
     return causes.most_common(1)[0][0] if causes else None
 
 
 def fix_for(errors: Iterable[str], *, otherwise: str) -> str:
-    """Return the fix for the `main_cause` of these exceptions, or `otherwise`."""
+    """Return the fix for the most frequent cause of these exceptions, or `otherwise` if that cause is unknown."""
     cause = main_cause(errors)
     return otherwise if cause is None else cause.fix

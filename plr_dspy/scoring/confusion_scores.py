@@ -20,11 +20,12 @@ Answer: TypeAlias = tuple[int, str | None]
 Answers: TypeAlias = Mapping[int, str | None]  # predicted labels by example
 Pair: TypeAlias = tuple[int, str | None, str | None]  # an example's index and two programs' answers
 
-ENOUGH_ANSWERS = 10  # minimum answers per label in a reference, so that rare labels are not too noisy
-PSEUDO_EXAMPLES = 0.5  # added per label, so that no cell of a reference is empty
-PSEUDO_PAIRS = 1.0  # added per label, so that a few pairs of answers do not look conclusive
+# Rare labels would be too noisy with fewer answers per label in a reference.
+ENOUGH_ANSWERS = 10
+PSEUDO_EXAMPLES = 0.5  # examples added per label, so that no cell of a reference is empty
+PSEUDO_PAIRS = 1.0  # pairs of answers added per label, so that a few pairs do not look conclusive
 STEP = 1e-6  # step of finite differences, as a share of all examples
-NUM_DRAWS = 1_000  # bootstrap samples
+NUM_DRAWS = 1_000  # number of bootstrap samples
 
 
 class MetricOfCounts(Protocol):
@@ -37,7 +38,7 @@ class MetricOfCounts(Protocol):
 
 
 def possible_labels(right_labels: Iterable[str], labels: Iterable[str] = ()) -> list[str]:
-    """Return the labels that the output's type declares, followed by other labels of the examples."""
+    """Return the labels that the output's type declares, followed by other labels in the examples."""
     declared = list(dict.fromkeys(labels))
     return declared + sorted(set(right_labels) - set(declared))
 
@@ -65,14 +66,14 @@ def ratio(numerator: Array, denominator: Array) -> Array:
 class ConfusionScores(EffectiveScores):
     """Scores of answers whose mean equals, to first order, a metric M of the confusion matrix.
 
-    C[i, j] counts the answers j to examples with label i in a reference, such as the answers
-    of the best programs so far. The rows of C are weighted so that each label has its share
-    among all n examples. An answer j to an example with label i then scores
+    A reference is a set of answers, such as those of the best programs so far. C[i, j] counts
+    the reference's answers j to examples with label i. The rows of C are weighted so that each
+    label has its share among all n examples. An answer j to an example with label i then scores
 
         s(i, j) = M(C) + n (D[i, j] - sum_j C[i, j] D[i, j] / sum_j C[i, j]),    D = dM / dC.
 
     Over the reference, the mean is M(C) for each label, so label shares in a sample do not
-    affect its mean score. `PSEUDO_EXAMPLES` are added to C to calculate D.
+    affect the sample's mean score. `PSEUDO_EXAMPLES` are added to C to calculate D.
 
     Source: F. R. Hampel, "The influence curve and its role in robust estimation", JASA 69,
         1974.
@@ -80,7 +81,7 @@ class ConfusionScores(EffectiveScores):
     Args:
         metric: The metric M.
         right_labels: The correct label of each example, ``[n]``.
-        labels: Labels that the program can predict; other labels of the examples are added.
+        labels: Labels that the program can predict; other labels in the examples are added.
 
     Attributes:
         labels: All labels, ``[k]``.
@@ -109,7 +110,7 @@ class ConfusionScores(EffectiveScores):
         self.table = np.zeros((len(right_labels), len(self.labels)))
 
     def linearize_at(self, answers: Iterable[Answer]) -> None:
-        """Use these answers as the reference. Without answers, do nothing."""
+        """Use these answers as the reference. If there are no answers, do nothing."""
         counts = self._count(answers)
         if not counts.any():
             return
@@ -132,8 +133,9 @@ class ConfusionScores(EffectiveScores):
     def refer_to(self, best_first: Iterable[tuple[Records, Labels]], *, least: int = 1) -> None:
         """Linearize the metric at the answers of the best candidates.
 
-        At least `least` candidates are used, and more until there are as many answers as
-        examples, and `ENOUGH_ANSWERS` per label. A candidate's labels replace its answers.
+        Use at least `least` candidates. Keep adding candidates until there are at least as many
+        answers as examples, and at least `ENOUGH_ANSWERS` for each correct label. A candidate's
+        labels replace its answers.
         """
         reference: list[Answer] = []
         for number, (records, labels) in enumerate(best_first, start=1):
@@ -193,7 +195,7 @@ class ConfusionScores(EffectiveScores):
         return np.where(known, weight_of_label @ is_of_label.T, 0.0)
 
     def reweighted(self, table: Array, examples: NDArray[np.int64]) -> Array:
-        """Rescale scores ``[m, e]`` so that the plain mean of each row equals its weighted mean.
+        """Rescale scores ``[m, e]`` so that each row's plain mean equals the weighted mean of the original scores.
 
         Unknown scores are NaN.
         """
@@ -208,7 +210,7 @@ class ConfusionScores(EffectiveScores):
         return counted
 
     def information_weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
-        # Decisive examples, such as those of a rare label, raise the information above 1.
+        # Decisive examples, such as those with a rare label, raise the information above 1.
         counts = known @ self._is_of_label[examples]
         shares = self._shares * (counts > 0)
         shares /= shares.sum(axis=1, keepdims=True)
@@ -297,7 +299,7 @@ class ConfusionScores(EffectiveScores):
         return counts
 
     def _weighted(self, counts: Array) -> Array:
-        """Scale each row to its label's number of examples; empty rows stay empty."""
+        """Scale each row so that the row's sum is the label's number of examples. Empty rows stay empty."""
         return np.asarray(counts * ratio(self._num_of_label, counts.sum(axis=1))[:, None])
 
     def _derivative(self, counts: Array) -> Array:

@@ -21,13 +21,14 @@ class EffectiveScores:
         return record.score
 
     def refer_to(self, best_first: Iterable[tuple[Records, Labels]], *, least: int = 1) -> None:
-        """Calculate scores relative to the answers of at least `least` of the best candidates.
+        """Do nothing, because the metric's own scores need no reference.
 
-        A candidate's labels replace the recorded answers to the same examples.
+        A subclass may use the answers of the best candidates as a reference for scores, with at
+        least `least` candidates. A candidate's labels replace its recorded answers.
         """
 
     def counted(self, scores: Scores) -> Scores:
-        """Return scores by example, scaled so that each candidate's score is the mean."""
+        """Return the scores unchanged. Subclasses may rescale them so that a candidate's score is the mean."""
         return scores
 
     def information_weights(
@@ -42,9 +43,9 @@ class EffectiveScores:
         return np.ones(len(known))
 
     def strata(self, num_examples: int) -> Sequence[Sequence[int]]:
-        """Return the first `num_examples` examples in groups. Candidates are scored on all groups in turn."""
+        """Return the first `num_examples` examples in groups. A candidate is scored on all groups in turn."""
         return [range(num_examples)]
 
     def clip(self, value: float) -> float:
-        """Clip a value to the metric's bounds."""
+        """Return the value unchanged. Subclasses may clip the value to the metric's bounds."""
         return value

@@ -21,14 +21,14 @@ class Payer(Protocol):
     budget: Budget
 
     def fingerprint(self, ordering: Candidate, example: int | None) -> str:
-        """Return an ID for the prompt of an ordering, or of a whole program on an example."""
+        """Return an ID for an ordering's prompt, or for a whole program's prompt on an example."""
 
     def pay(self, cells: Mapping[CallKey, Candidate | None]) -> None:
-        """Make the calls with these keys, until the budget allows no more calls."""
+        """Make the calls with these keys. Stop when the budget allows no more calls."""
 
 
 class NothingRan(RuntimeError):
-    """An error raised if all calls of a compile failed."""
+    """An error raised if all calls of a run failed."""
 
 
 class Evaluator:
@@ -70,7 +70,7 @@ class Evaluator:
         return self._fingerprints[prompt], example
 
     def num_calls(self, phase: str = "") -> int:
-        """Count the calls that a phase requested first. Without a phase, count all calls."""
+        """Count the calls that a phase requested first. If `phase` is empty, count all calls."""
         if not phase:
             return len(self._phases)
         return list(self._phases.values()).count(phase)
@@ -87,7 +87,10 @@ class Evaluator:
         return affordable
 
     def evaluate(self, wanted: Mapping[Candidate, Sequence[int]]) -> CallRecords:
-        """Make the missing calls. Return the calls of all candidates before the first incomplete candidate."""
+        """Make the wanted calls that are not in the log.
+
+        Return the calls of all candidates up to the first candidate with missing calls.
+        """
         requested: dict[CallKey, Candidate] = {}
         for candidate, examples in wanted.items():
             self._examples.setdefault(candidate, {}).update(dict.fromkeys(examples))
@@ -142,12 +145,12 @@ class Evaluator:
         return self.known({candidate: list(self._examples.get(candidate, ()))})[candidate]
 
     def records_asked(self) -> dict[CallKey, CallRecord]:
-        """Return all calls so far that were requested to score candidates."""
+        """Return the records of all calls so far that were requested to score candidates."""
         keys = [key for key in self._phases if key not in self.unscored]
         return {key: self.log.records[key] for key in keys if key in self.log.records}
 
     def tokens_in_order(self) -> Iterator[tuple[Candidate, Tokens]]:
-        """Yield the candidate and token counts of each scoring call, in the order in which calls started."""
+        """Yield the candidate and token counts of each scoring call, in the order of the requests."""
         for key in self._phases:
             if key in self.log.records and key[0] in self._candidates:
                 yield self._candidates[key[0]], self.log.tokens_of(key)
@@ -155,7 +158,7 @@ class Evaluator:
     def table(
         self, candidates: Sequence[Candidate], examples: Sequence[int]
     ) -> tuple[list[int], list[list[float]]]:
-        """Evaluate candidates; see `Observations.table`. Raise `NothingRan` if all calls failed."""
+        """Evaluate candidates, and return `Observations.table`. Raise `NothingRan` if all calls failed."""
         observations = Observations(self.effective)
         observations.add(self.evaluate(dict.fromkeys(candidates, examples)))
         if observations.records and not observations.answered():
@@ -166,7 +169,8 @@ class Evaluator:
         """Return the error to raise if all calls failed. The next run repeats these calls."""
         failed = [record for record in records if record.outcome == FAILED]
         fix = fix_for(
-            (record.error for record in failed), otherwise="check that the program runs and its model answers"
+            (record.error for record in failed),
+            otherwise="check that the program runs, and that its model answers",
         )
         first = f"{failed[0].error}: {failed[0].message}"
         return NothingRan(

@@ -12,7 +12,8 @@ from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.model.ordering_model import FittedModel
 from plr_dspy.search.space import Candidate, Scores, WholeProgram
 
-MIN_FIRST_OF_PROGRAM = 4  # minimum examples for a new whole program, because nothing predicts its score
+# Nothing predicts the score of a new whole program, so score it on at least this many examples.
+MIN_FIRST_OF_PROGRAM = 4
 
 CallRecords: TypeAlias = dict[Candidate, dict[int, CallRecord]]  # calls by candidate and example
 
@@ -25,7 +26,7 @@ class Observations:
     score, too, but examples on which all candidates failed are ignored.
 
     Args:
-        effective: Scores of single calls.
+        effective: The conversion of single calls to scores.
         favoured: A candidate whose failed calls are ignored, so that chance failures do not
             make other candidates look better.
     """
@@ -96,7 +97,7 @@ class Observations:
     def refer_to(
         self, best_first: Iterable[Candidate], fitted: FittedModel | None, *, least: int = 1
     ) -> None:
-        """Calculate scores relative to the answers of at least `least` of the best candidates."""
+        """Calculate scores relative to the answers of the best candidates. Use at least `least` candidates."""
         known = [candidate for candidate in best_first if candidate in self.records]
         labels = (fitted.revised_labels(candidate) if fitted is not None else {} for candidate in known)
         records = (self.records[candidate] for candidate in known)
@@ -113,7 +114,7 @@ def _answered(row: dict[int, CallRecord]) -> set[int]:
 
 @dataclass
 class ExampleSchedule:
-    """The cycle of examples on which candidates are scored, each from a different start.
+    """A cycle of examples on which candidates are scored. Candidates start at different points in the cycle.
 
     Attributes:
         strata: Groups of examples. The cycle takes one example from each group in turn.
@@ -122,8 +123,8 @@ class ExampleSchedule:
         shifted: Whether each pass through the examples starts one example later, so that
             no group of orderings is always scored on the same examples.
         retired: Examples on which no more candidates are scored.
-        paired: Candidates that all start at the first example, so that their scores can be
-            compared.
+        paired: Candidates that all start at the first example instead, so that their scores can
+            be compared.
         num_paired: Minimum number of examples for a new candidate in `paired`.
     """
 
@@ -150,7 +151,7 @@ class ExampleSchedule:
         num_examples: int | None = None,
         min_new: Mapping[Candidate, int] = MappingProxyType({}),
     ) -> dict[Candidate, list[int]]:
-        """Return each candidate's examples: those with earlier calls, then the next ones in the cycle.
+        """Return each candidate's examples: first those already called, then the next examples in the cycle.
 
         Args:
             candidates: The candidates to score.
@@ -158,7 +159,8 @@ class ExampleSchedule:
             num_examples: Total number of examples per candidate. By default, a new candidate
                 gets `num_first`, and a known candidate gets `num_more` additional examples.
                 A new whole program gets at least `MIN_FIRST_OF_PROGRAM`.
-            min_new: Minimum number of new examples by candidate; ignored with `num_examples`.
+            min_new: Minimum number of new examples for each candidate; ignored if `num_examples`
+                is passed.
         """
         num_seen = len(observations.records)
         wanted: dict[Candidate, list[int]] = {}
@@ -183,7 +185,7 @@ class ExampleSchedule:
         return wanted
 
     def _start(self, num_seen: int) -> int:
-        """Return the position in the cycle at which a new candidate starts, given the number of earlier ones."""
+        """Return a new candidate's start position in the cycle, given the number of earlier candidates."""
         start = num_seen * self.num_first
         if self.shifted and len(self._cycle) % self.num_first == 0:
             start += start // len(self._cycle)

@@ -50,7 +50,7 @@ class CallRecord:
     unseen_labels: tuple[int, ...] = ()  # indices of labels whose log-probabilities are upper bounds
     refused: str = ""  # the reason why no call can return log-probabilities
     lacking: str = ""  # the reason why this call returned no log-probabilities
-    is_truncated: bool = False  # whether a reply of the program's model was cut off at `max_tokens`
+    is_truncated: bool = False  # whether a reply from the program's model was cut off at `max_tokens`
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ class RunLog:
     Attributes:
         records: This run's calls on the examples last passed to `number_examples()`.
         tokens_before: Token counts of each call that was in the file when this run opened it.
-        failed_before: Names of exceptions outside the program, whose calls will be repeated.
+        failed_before: Class names of exceptions from outside the program. The calls that raised
+            these exceptions will be repeated.
     """
 
     def __init__(self, path: Path | None = None, codec: ValueCodec | None = None) -> None:
@@ -86,7 +87,7 @@ class RunLog:
         self.tokens_before: list[Tokens] = []
         self.failed_before: list[str] = []
         self._codec = codec or ValueCodec()
-        self._recallable: dict[CallName, LoggedCall] = {}  # calls in the file, which this run can recall
+        self._recallable: dict[CallName, LoggedCall] = {}  # calls in the file that this run can recall
         self._calls: dict[CallName, LoggedCall] = {}  # calls of this run
         self._example_keys: list[str] | None = None
         self._batch = 0
@@ -166,7 +167,7 @@ class RunLog:
                 self.failed_before.append(call.record.error)
 
     def write_header(self, identity: Facts) -> None:
-        """Write the log's identity, which holds the facts that determine scores."""
+        """Write the run's identity, which holds the facts that determine scores."""
         self.identity = identity
         self._write({"schema_version": SCHEMA_VERSION, "identity": identity})
 
@@ -203,12 +204,12 @@ class RunLog:
         num_written = os.write(self._file, content)
         if num_written < len(content):  # Cut off the partial line, because later lines may follow.
             os.ftruncate(self._file, os.fstat(self._file).st_size - num_written)
-            raise OSError(f"no space left on the disk of {self.path}: free some space, and run again")
+            raise OSError(f"no space left on the disk that holds {self.path}: free some space, and run again")
 
     def _warn_of_loss(self, reason: str) -> None:
         if reason not in self._warnings:
             self._warnings.add(reason)
-            logger.warning("%s: the next run will repeat the calls that return such values", reason)
+            logger.warning("%s: the next run will repeat the calls that returned such values", reason)
 
     def _read(self, path: Path) -> None:
         """Read all complete lines, and cut off a last line that is incomplete."""
@@ -221,7 +222,7 @@ class RunLog:
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise UserError(
                     f"line {number} of {path} cannot be read ({error}). Pass another log_dir. If the line records a "
-                    "call, you can also remove the line. The call will be repeated."
+                    "call, you can instead remove the line, and the call will be repeated."
                 ) from error
         self._drop_last_failures()
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
@@ -254,8 +255,8 @@ class RunLog:
     def _drop_last_failures(self) -> None:
         """Forget the failed calls at the end of the file, so that the next run repeats these calls.
 
-        Answers in the last batch stay, because they do not depend on other calls in that batch.
-        Failures before the last answer of an earlier batch stay, too, because later calls
+        Keep answers in the last batch, because they do not depend on other calls in that batch.
+        Also keep failures before the last answer of an earlier batch, because later calls
         depend on these failures.
         """
         for name, call in reversed(list(self._recallable.items())):
@@ -277,14 +278,14 @@ def open_log(
     accept_changes: bool = False,
     codec: ValueCodec | None = None,
 ) -> Iterator[RunLog]:
-    """Open and lock the run log in a folder; without a folder, keep the log in memory.
+    """Open and lock the run log in a folder. If `folder` is None, keep the log in memory.
 
     If the identity that `describe` returns has changed, a log without answers is replaced.
-    A log with answers is continued only with `accept_changes`.
+    A log with answers is continued only if `accept_changes` is true.
 
     Raises:
-        ValueError: If the folder cannot be used, or its log has another identity or schema
-            version.
+        ValueError: If the folder cannot be used, or its log has a different identity or
+            schema version.
         RuntimeError: If another run uses the folder.
         OSError: If the disk is full.
     """
@@ -304,7 +305,7 @@ def open_log(
                 log = RunLog(path, codec)
             elif changes and not accept_changes:
                 raise UserError(
-                    f"log_dir {folder} belongs to another compile: {changes}. Pass another log_dir. If the logged "
+                    f"log_dir {folder} belongs to another compile run: {changes}. Pass another log_dir. If the logged "
                     "scores are still valid, you can pass accept_changes=True instead."
                 )
             elif changes:
@@ -340,7 +341,7 @@ def _locked(folder: Path) -> Iterator[None]:
         lock = FileLock(folder / "lock", timeout=0, thread_local=False).acquire()
     except Timeout:
         raise RuntimeError(
-            f"log_dir {folder} is in use by another compile. Wait until that compile ends, or pass another log_dir."
+            f"log_dir {folder} is in use by another compile run. Wait until that run ends, or pass another log_dir."
         ) from None
     except (OSError, ValueError) as error:  # A null byte in the path raises a ValueError.
         raise UserError(

@@ -1,7 +1,7 @@
 """Conversion of a program's values to JSON and back.
 
-Tags mark types that JSON lacks. Values of unsupported types are not written. The next run
-repeats the calls that returned such values.
+Tags mark types that JSON does not have. Values of unsupported types are not written. The next
+run repeats the calls that returned such values.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 TAG = "$type"
-"""Key of the tag in a dict that encodes a value of a type that JSON lacks."""
+"""Key of the type tag in a dict that encodes a value of a type that JSON does not have."""
 AS_TEXT = "json"
 """Tag of text and numbers that orjson cannot write."""
 CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (tuple, set, frozenset, dict)}
@@ -38,8 +38,8 @@ class ValueCodec:
     """A codec that encodes values as JSON data, and decodes them so that prompts stay the same.
 
     Instances of subclasses of supported types are rejected. Pydantic models, dataclasses,
-    enums and named tuples are supported if their class is in `classes`. Files cannot load any
-    other class. Time zones are reduced to their offset from UTC.
+    enums and named tuples are supported if their class is in `classes`. A file cannot make the
+    codec use any other class. Time zones are reduced to their offset from UTC.
     """
 
     def __init__(self, classes: Iterable[type] = ()) -> None:
@@ -72,11 +72,11 @@ class ValueCodec:
             return _tagged(kind.__name__, [self._encode(part) for part in value])
         name = _name(kind)
         if self._kinds.get(name) is not kind:
-            raise Unwritable(f"a {name}")
+            raise Unwritable(f"a value of type {name}")
         try:
             contents = _contents(value)
         except Exception:  # The class's own code may raise any exception.
-            raise Unwritable(f"a {name}") from None
+            raise Unwritable(f"a value of type {name}") from None
         return _tagged(name, self._encode(contents))
 
     def decode(self, data: Any) -> Any:
@@ -114,7 +114,7 @@ def _name(kind: type) -> str:
 
 
 def _is_json(value: str | int | float) -> bool:
-    """Return whether orjson reads a value back unchanged, unlike lone surrogates, large integers and NaN."""
+    """Return whether orjson can write a value and read the same value back. NaN, for example, becomes null."""
     try:
         return bool(orjson.loads(orjson.dumps(value)) == value)
     except TypeError:

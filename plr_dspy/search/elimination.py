@@ -1,4 +1,4 @@
-"""A search among whole programs that scores all of them on the same examples and drops unpromising ones."""
+"""A search that scores whole programs on the same examples and drops unpromising programs."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from plr_dspy.search.model.paired import FittedPrograms, ProgramModel
 from plr_dspy.search.search import Search
 from plr_dspy.search.space import Candidate, OrderingSpace, ScoreEstimate, Scores, WholeProgram
 
-# Expected improvements that a race may give up, in standard errors of a program's final
+# Maximum expected improvements that a race may forgo, in standard errors of a program's final
 # mean score.
 MAX_LOSS_BY_ENDING = 0.045
 MAX_LOSS_BY_DROPPING = 0.025  # sum over all programs dropped in one round
@@ -19,8 +19,8 @@ class EliminationSearch(Search):
 
     Args:
         space: A space without demos to order, whose `programs` exclude the baseline.
-        first: The baseline. It is never dropped, because all other programs are compared with
-            it.
+        first: The baseline, which is never dropped, because all other programs are compared
+            with the baseline.
 
     Attributes:
         alive: Programs that have not been dropped, starting with the baseline.
@@ -46,7 +46,7 @@ class EliminationSearch(Search):
         return self.model.clipped([estimate for estimate in estimates if estimate.ordering in scores], scores)
 
     def can_change(self, leader: Candidate, num_examples: int) -> bool:
-        """Return whether some program's expected improvement over the leader is worth further examples.
+        """Return whether any program's expected improvement over the leader justifies further calls.
 
         The leader is the program that would be chosen now. By the end of the race, each program
         is scored on at most `num_examples` examples.

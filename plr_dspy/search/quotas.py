@@ -1,4 +1,4 @@
-"""The minimum number of items of each class in a block, such as demos of each label."""
+"""Minimum numbers of items of each class in a block, such as demos with each label."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -31,11 +31,12 @@ class Quotas:
     def first(self, ranking: Sequence[int], length: int) -> tuple[int, ...]:
         """Return `length` items of a complete ranking that meet the quotas.
 
-        Walk the ranking, and skip each item that would leave too few places for the classes
-        still missing.
+        Go through the ranking, and skip each item that would leave too few places to meet the
+        quotas.
 
-        If the ranking is drawn from a Plackett-Luce distribution, each item is drawn with
-        probability proportional to ``exp(logits)`` among the items that leave room.
+        If the ranking is a draw from a Plackett-Luce distribution, the result is equivalent to
+        drawing items one by one from the items that leave enough places. The items'
+        probabilities are proportional to ``exp(logits)``.
         """
         if not self.minimums:
             return tuple(ranking[:length])
@@ -62,7 +63,7 @@ class Quotas:
         return [position for position, item in enumerate(items) if num_spare[self.classes[item]] > 0]
 
     def replacements(self, items: Sequence[int], unused: Sequence[int]) -> Sequence[int]:
-        """Return all replacements of an item by an unused item that keep the quotas met.
+        """Return all replacements of an item by an unused item after which the quotas are still met.
 
         Each replacement is encoded as ``position * len(unused) + index``.
         """

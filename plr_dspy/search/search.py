@@ -26,35 +26,38 @@ from plr_dspy.search.space import (
     best_first,
 )
 
-MAX_BATCHES = 20  # maximum number of batches to draw until enough orderings are allowed
-MAX_REDRAWS = 50  # maximum number of batches to draw until enough orderings are new
-NUM_CANDIDATES = 300  # approximate number of orderings proposed per round; smaller spaces are enumerated
+MAX_BATCHES = 20  # maximum number of batches drawn to obtain enough allowed orderings
+MAX_REDRAWS = 50  # maximum number of batches drawn to obtain enough new orderings
+NUM_CANDIDATES = 300  # approximate number of orderings proposed per round; a smaller space is listed in full
 NUM_CLIMBS = 5  # number of steps of the hill climb
 NUM_CLIMBERS = 10  # beam width of the hill climb
 NUM_MOVES = 20  # number of random moves to try from each ordering in the beam
-NUM_TRIES = 3  # number of random moves to draw; the one that keeps the longest prefix is made
-BEGINNING_STEP = 2  # difference in length between beginnings of an ordering; a step of 1 tries too few items
+NUM_TRIES = 3  # number of random moves drawn; the move that keeps the longest prefix is made
+# Difference in length between successive beginnings of an ordering. With a step of 1, too few
+# different items would be tried.
+BEGINNING_STEP = 2
 MIN_ELITES = 5
-# One in this many random orderings has random choices, such as a random instruction. The
-# others have the first choices, because a bad instruction hides the effects of the demos.
+# Only one in `RANDOM_CHOICES_EVERY` random orderings gets random choices, such as a random
+# instruction. The others get the first choices, because a bad instruction would hide the
+# effects of the demos.
 RANDOM_CHOICES_EVERY = 4
 UNIFORM_SHARE = 0.05  # probability spread evenly over all lengths, so that no length becomes impossible
 
 
 class Search(ABC):
-    """A search with an ask-and-tell interface.
+    """A search that proposes candidates in `ask()`, and learns from their scores in `tell()`.
 
     If the space counts positions from the end, the first item drawn from a distribution is
-    shown last. A draw skips items that would leave no room for the space's quotas, and a
-    uniform draw is then shuffled. If an ordering is not allowed, its first items that no
-    quota needs are dropped until it is.
+    shown last. A draw skips items that would leave too few places to meet the quotas. Uniform
+    draws are then shuffled. An ordering that is not allowed is shortened: items are dropped
+    from its beginning until the ordering is allowed. Items required by a quota are kept.
 
     Attributes:
-        model: The model of scores on new examples. It uses no features unless a subclass
-            replaces it.
+        model: The model that predicts scores on new examples. It uses no features, unless a
+            subclass replaces the model.
         distributions: The current distribution of each block.
-        fitted: The model fitted to the latest scores; None before the first scores, or if the
-            search fits no model.
+        fitted: The model fitted to the latest scores. None before the first scores, and always
+            None in searches that fit no model.
     """
 
     def __init__(
@@ -108,13 +111,16 @@ class Search(ABC):
             if not row or not all(map(math.isfinite, row.values())):
                 raise ValueError(
                     "scores must map each ordering to finite scores by example, such as {ordering: {0: 1.0}}; "
-                    f"got {row!r} for {candidate}"
+                    f"got {row!r} for {candidate}: score each candidate on at least one example"
                 )
             estimates.append((candidate, mean_score(row)))
         return best_first(estimates)[: num_elites(len(estimates), self.elite_fraction)]
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
-        """Return the candidates, best first, with their estimated scores, or mean scores if there is no model."""
+        """Return the candidates in `scores` with their mean scores, best first.
+
+        Subclasses that fit a model override this method to return the model's estimates.
+        """
         return best_first((ordering, mean_score(row)) for ordering, row in scores.items())
 
     def mode(self) -> Ordering:
@@ -131,9 +137,9 @@ class Search(ABC):
         return self.space.shortened(self.space.canonical(modes)) or self.space.identity
 
     def draw(self, num_draws: int, *, uniformly: bool = False) -> list[Ordering]:
-        """Draw orderings with replacement from the current distributions, or from uniform ones.
+        """Draw orderings with replacement from the current or, if `uniformly`, from uniform distributions.
 
-        The result is shorter than `num_draws` if few orderings are allowed.
+        If few orderings are allowed, the result may have fewer than `num_draws` orderings.
         """
         distributions = self._uniform() if uniformly else self.distributions
         distributions = [distribution.copy(generator=self._generator) for distribution in distributions]
@@ -157,10 +163,10 @@ class Search(ABC):
         return orderings[:num_draws]
 
     def fresh(self, number: int, known: Container[Candidate]) -> list[Candidate]:
-        """Return up to `number` new candidates: first candidates of the space, then random orderings.
+        """Return up to `number` candidates not in `known`: the space's first candidates, then random orderings.
 
-        At least half of `number` are random, unless the identity and the whole programs already
-        make up more than half.
+        The first candidates fill at most half of the places, except that the identity and all
+        whole programs are always included.
         """
         candidates = self._first(number, known)
         for _ in range(MAX_REDRAWS):
@@ -177,8 +183,9 @@ class Search(ABC):
     def nested(self, number: int) -> list[Candidate]:
         """Return the space's first candidates, then random orderings and some of their beginnings.
 
-        A server with a prefix cache reads only two new items per ordering. The items are dealt
-        like cards, so that all of them are tried about equally often.
+        Successive beginnings differ by two items, so a server with a prefix cache processes only
+        two new items per prompt. The items are dealt like cards from a shuffled deck, so that
+        all items are tried about equally often.
         """
         candidates = self._first(number, ())
         num_first = len(candidates)
@@ -194,12 +201,12 @@ class Search(ABC):
                 num_dealt += 1
         chosen = list(candidates)[: max(number, num_first)]
         # Shuffle the orderings. Otherwise, similar orderings would be scored on the same
-        # examples, and their effects would be confounded with those of the examples.
+        # examples, and their effects would be confounded with the effects of these examples.
         shuffled = self._permutation(len(chosen) - num_first)
         return [*chosen[:num_first], *(chosen[num_first + place] for place in shuffled)]
 
     def _permutation(self, size: int) -> list[int]:
-        """Draw a permutation from the search's own generator."""
+        """Draw a permutation of ``range(size)`` with the search's own generator."""
         permutation: list[int] = torch.randperm(size, generator=self._generator).tolist()
         return permutation
 
@@ -210,7 +217,7 @@ class Search(ABC):
         return dict.fromkeys(candidate for candidate in first if candidate not in known)
 
     def _deal(self) -> Iterator[Ordering]:
-        """Deal the items of each block into orderings of the maximum length.
+        """Shuffle the items of each block, and deal them into orderings of the maximum length.
 
         Stop when a block has too few items left for another ordering.
         """
@@ -218,7 +225,7 @@ class Search(ABC):
         rankings = []
         for size, upper in zip(self.space.sizes, most, strict=True):
             items = self._permutation(size)
-            # To meet quotas, a hand may skip items and continue with those dealt earlier.
+            # To meet quotas, an ordering may skip items, and reuse items dealt earlier.
             rankings.append(
                 [[*items[start:], *items[:start]] for start in range(0, size - upper + 1, max(1, upper))]
             )
@@ -231,8 +238,9 @@ class Search(ABC):
     def _beginnings(self, ordering: Ordering, num_dropped: int) -> Iterator[Ordering]:
         """Yield the allowed, nonempty beginnings of an ordering, longest first.
 
-        The longest beginning lacks the last `num_dropped` items. Each further beginning is
-        shorter by `BEGINNING_STEP` items. Later items that the quotas need are appended.
+        The longest beginning omits the last `num_dropped` items. Each further beginning is
+        shorter by `BEGINNING_STEP` items. If a beginning does not meet the quotas, later items
+        are appended.
         """
         num_blocks = len(ordering) - len(self.space.choices)
         longest = max(map(len, ordering[:num_blocks]), default=0)
@@ -243,7 +251,7 @@ class Search(ABC):
                 yield beginning
 
     def refit(self, elites: Sequence[ScoreEstimate], *, from_uniform: bool = False) -> None:
-        """Refit the current distributions, or uniform ones if `from_uniform`, to the elites."""
+        """Refit the distributions to the elites, starting from uniform distributions if `from_uniform`."""
         orderings = [elite.ordering for elite in elites if not isinstance(elite.ordering, WholeProgram)]
         scores = torch.tensor([elite.score for elite in elites], dtype=torch.float64)
         weights = None
@@ -268,7 +276,7 @@ class Search(ABC):
     def _length_probabilities(
         self, previous: PlackettLuce, rankings: Tensor, weights: Tensor | None
     ) -> Tensor:
-        """Return the previous length probabilities, moved towards the lengths of the elites."""
+        """Return the previous length probabilities, moved towards the shares of lengths among the elites."""
         probabilities = previous.length_probabilities
         assert probabilities is not None
         extra = (rankings != NOT_SHOWN).sum(dim=-1) - previous.min_length
@@ -288,7 +296,10 @@ class Search(ABC):
         return with_lengths
 
     def _reverse(self, items: Sequence[int]) -> Sequence[int]:
-        """Convert an ordering of items to a ranking, or a ranking to an ordering."""
+        """Convert an ordering of items to a ranking, or a ranking to an ordering.
+
+        If the space counts positions from the end, a ranking begins with the last item.
+        """
         if not self.space.from_end:
             return items
         return [item for item in reversed(items) if item != NOT_SHOWN]
@@ -325,7 +336,7 @@ class CrossEntropySearch(Search):
         num_samples: Number of orderings per round (B).
         elite_fraction: Share of a round's orderings to which the distributions are refitted
             (rho).
-        seed: Seed of the search's random numbers.
+        seed: Seed for the search's random numbers.
     """
 
     def ask(self) -> list[Candidate]:
@@ -340,11 +351,12 @@ class CrossEntropySearch(Search):
 class ThompsonSearch(Search):
     """Thompson sampling of orderings from a Gaussian process, with Plackett-Luce proposals.
 
-    Each round fits the process to all scores, and the distributions to the orderings with the
-    best estimates. Candidates are known orderings, draws from the distributions, random
-    orderings, and good orderings after a random move. A hill climb on the posterior mean adds
-    further candidates. `ask()` returns the best candidate of each joint draw from the
-    posterior. So few further calls are spent on an ordering that looks bad after a few examples.
+    Each round fits a Gaussian process to all scores, and Plackett-Luce distributions to the
+    orderings with the best estimates. The candidates are scored orderings, draws from the
+    distributions, random orderings, and random variations of good orderings. A hill climb on
+    the posterior mean adds further candidates. `ask()` draws from the joint posterior of all
+    candidates, and returns the best candidate in each draw. An ordering that looks bad after a
+    few examples is rarely the best in a draw, so few further calls are spent on it.
 
     Source: W. R. Thompson, Biometrika 25, 1933; O. Chapelle and L. Li, "An empirical
     evaluation of Thompson sampling", NIPS 2011.
@@ -352,15 +364,16 @@ class ThompsonSearch(Search):
     Args:
         space: The orderings to search.
         num_examples: Number of examples. An ordering is finished once it has been scored on all
-            of them, or if its latest request brought no new scores.
+            examples, or if its latest request added no scores. Finished orderings are not
+            requested again.
         classes: For each block, the class of each item, such as a demo's answer.
         example_classes: The class of each example, such as its answer.
-        update: As in `CrossEntropySearch`, but each round starts from the uniform
-            distribution.
+        update: As in `CrossEntropySearch`, but each round starts from uniform distributions.
         num_samples: Maximum number of orderings per round.
-        num_initial: Number of random orderings in the first round, including the identity.
-        elite_fraction: Share of the known orderings to which the distributions are fitted.
-        responses: The log-probabilities of labels; None if they are not available.
+        num_initial: Number of candidates in the first round: the identity, other first
+            candidates of the space, and random orderings.
+        elite_fraction: Share of the scored orderings to which the distributions are fitted.
+        responses: Access to the log-probabilities of labels; None if they are not available.
         seed: As in `CrossEntropySearch`.
     """
 
@@ -384,7 +397,7 @@ class ThompsonSearch(Search):
         if example_classes is not None and len(example_classes) < num_examples:
             raise ValueError(
                 f"example_classes must have a class for each of the {num_examples} examples; got "
-                f"{len(example_classes)} classes: pass one class per example"
+                f"{len(example_classes)} classes: add the missing classes"
             )
         super().__init__(
             space, update=update, num_samples=num_samples, elite_fraction=elite_fraction, seed=seed
@@ -396,14 +409,14 @@ class ThompsonSearch(Search):
         self._num_initial = num_initial
         self._seed = seed
         self._has_responses = responses is not None
-        # With log-probabilities, varied orderings are worth more than cached prefixes.
+        # If log-probabilities are available, varied orderings help more than cached prefixes.
         self._keeps_prefixes = space.from_end and responses is None
         self._counts: dict[Candidate, int] = {}  # number of scores of each candidate after the last round
-        self._finished: set[Candidate] = set()  # candidates whose latest request brought no new scores
+        self._finished: set[Candidate] = set()  # candidates whose latest request added no scores
         self._num_rounds = 0
 
     def ask(self) -> list[Candidate]:
-        """Return the best unfinished candidate of each posterior draw, without repeats.
+        """Return the best unfinished candidate in each posterior draw, without repeats.
 
         If all candidates are finished, return an empty list.
         """
@@ -462,7 +475,7 @@ class ThompsonSearch(Search):
         return candidate in self._finished or self._counts.get(candidate, 0) >= self._num_examples
 
     def _propose(self, fitted: FittedModel, rng: np.random.Generator) -> list[Candidate]:
-        """Return candidates without scores: all of them in a small space, else a selection."""
+        """Return candidates that have no scores: all of them if the space is small, else a selection."""
         candidates: dict[Candidate, None] = {}
         if self.space.num_distinct <= NUM_CANDIDATES:
             candidates |= dict.fromkeys(self.space.enumerate())
@@ -476,9 +489,10 @@ class ThompsonSearch(Search):
         return [candidate for candidate in candidates if candidate not in self._counts]
 
     def _moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
-        """Return an ordering after a random move.
+        """Return the ordering after a random move.
 
-        To reuse cached prefixes, draw several moves, and make the one with the fewest new items.
+        If cached prefixes can be reused, draw several moves, and make the move that keeps the
+        longest prefix.
         """
         if not self._keeps_prefixes:
             return self.space.moved(ordering, rng)
@@ -486,7 +500,7 @@ class ThompsonSearch(Search):
         return min(moved, key=lambda other: num_new_items(ordering, other))
 
     def _climb(self, fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
-        """Climb the posterior mean by beam search with random moves. Return the orderings of all beams."""
+        """Maximise the posterior mean by beam search with random moves. Return the orderings in all beams."""
         beam = self._best[:NUM_CLIMBERS]
         kept: list[Ordering] = []
         for _ in range(NUM_CLIMBS):
@@ -501,12 +515,12 @@ class ThompsonSearch(Search):
 
 
 def _complete(distribution: PlackettLuce) -> PlackettLuce:
-    """Return the distribution of the orderings of all items."""
+    """Return the distribution with the same logits over orderings of all items."""
     return distribution.copy(length=distribution.num_items, length_probabilities=None)
 
 
 def _with_quotas(quotas: Quotas, rankings: Tensor, complete: Tensor) -> Tensor:
-    """Return the first items of complete rankings that meet the quotas, as many as the rankings show."""
+    """Return rankings of the same lengths as `rankings`, with items from `complete` that meet the quotas."""
     lengths = (rankings != NOT_SHOWN).sum(dim=-1).tolist()
     rows = [quotas.first(row, length) for row, length in zip(complete.tolist(), lengths, strict=True)]
     return padded(rows, complete.shape[-1])
@@ -515,8 +529,8 @@ def _with_quotas(quotas: Quotas, rankings: Tensor, complete: Tensor) -> Tensor:
 def by_prefix(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Sort candidates so that neighbours share long prompt prefixes. Put whole programs first.
 
-    Compare the last blocks of orderings first, because these hold instructions, with which
-    prompts begin.
+    Compare the last blocks first, because they hold the instructions, and prompts begin with
+    the instructions.
     """
     programs = []
     orderings = []
@@ -529,7 +543,7 @@ def by_prefix(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def num_new_items(previous: Ordering, ordering: Ordering) -> int:
-    """Count the items of an ordering that follow the prefixes shared with the previous ordering."""
+    """Count the items of an ordering after the prefix that each block shares with the previous ordering."""
     number = 0
     for before, items in zip(previous, ordering, strict=True):
         number += len(items) - shared_length(before, items)
@@ -563,10 +577,13 @@ def check_whole(name: str, value: object, least: int) -> None:
 
 
 def mean_score(row: Mapping[int, float]) -> float:
-    """Return the mean of a candidate's scores, which `fsum` makes independent of their order."""
+    """Return the mean of a candidate's scores, which does not depend on the order of the scores."""
     return math.fsum(row.values()) / len(row)
 
 
 def num_elites(num_trials: int, elite_fraction: float) -> int:
-    """Return ceil(rho B), but at least 1, and ignore rounding errors: 0.07 * 100 counts as 7."""
+    """Return the number of elites among `num_trials` candidates: ceil(rho B), but at least 1.
+
+    Rounding errors are ignored, so 0.07 * 100 counts as 7.
+    """
     return max(1, math.ceil(elite_fraction * num_trials - 1e-9))

@@ -1,4 +1,4 @@
-"""The search space: orderings of some or all items in each of one or more blocks."""
+"""The search space: orderings of some or all items in one or more blocks."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ if TYPE_CHECKING:
     import numpy as np
 
 Ordering: TypeAlias = tuple[tuple[int, ...], ...]  # the items of each block, in order
-WITHOUT_DEMOS: Ordering = ((),)  # zero-shot; valid only in a space whose single block may be empty
-MAX_TRIES = 1_000  # maximum number of draws or moves to try until one is allowed
+# The zero-shot ordering, which is valid only in a space whose single block may be empty.
+WITHOUT_DEMOS: Ordering = ((),)
+MAX_TRIES = 1_000  # maximum number of draws or moves tried to obtain an allowed ordering
 
 
 @dataclass(frozen=True)
 class WholeProgram:
-    """A fixed program that competes with orderings, such as one that retrieves demos.
+    """A fixed program that competes with orderings, such as a program that retrieves demos.
 
     Attributes:
-        number: Index in the demo space's list of programs.
+        number: Index among all whole programs of the search.
         name: Name in the report, such as "nearest last".
     """
 
@@ -34,11 +35,14 @@ class WholeProgram:
 
 
 Candidate: TypeAlias = Ordering | WholeProgram
-Scores: TypeAlias = Mapping[Candidate, Mapping[int, float]]  # by candidate and example
+Scores: TypeAlias = Mapping[Candidate, Mapping[int, float]]  # scores by example, for each candidate
 
 
 class ScoreEstimate(NamedTuple):
-    """A candidate and its estimated mean score on new examples, or its mean score if there is no model."""
+    """A candidate and its estimated mean score on new examples.
+
+    If the search fits no model, the score is the mean of the candidate's known scores.
+    """
 
     ordering: Candidate
     score: float
@@ -53,7 +57,7 @@ def best_first(estimates: Iterable[tuple[Candidate, float]]) -> list[ScoreEstima
 class OrderingSpace:
     """The possible orderings of items in one or more blocks.
 
-    With limits, an ordering may show only some items.
+    If there are limits, an ordering may show only some items.
 
     Attributes:
         kinds: For each block, the kind of each item. Items of one kind look the same.
@@ -64,9 +68,10 @@ class OrderingSpace:
         allowed: Returns whether an ordering is allowed, for example by a token limit; None
             allows all orderings.
         programs: Whole programs that compete with the orderings.
-        choices: For each of the last blocks that show exactly one item, such as an
-            instruction: the index of the block with the demos for that instruction, or None.
-        quotas: For each block, the minimum number of items of each class; none by default.
+        choices: The last blocks may be choices, which show exactly one item, such as an
+            instruction. For each choice, the index of the block with the same predictor's
+            demos, or None if there is no such block.
+        quotas: For each block, the minimum number of items of each class; by default 0.
         from_end: Whether positions are counted from the end; True if limits were given.
 
     Raises:
@@ -111,7 +116,7 @@ class OrderingSpace:
             object.__setattr__(self, "limits", tuple((size, size) for size in self.sizes))
         if len(self.limits) != len(self.sizes):
             raise ValueError(
-                f"limits must have a pair for each of the {len(self.sizes)} blocks; got {self.limits}"
+                f"limits must have one pair for each of the {len(self.sizes)} blocks; got {self.limits}"
             )
         for size, (lower, upper) in zip(self.sizes, self.limits, strict=True):
             if not 0 <= lower <= upper <= size:
@@ -141,10 +146,13 @@ class OrderingSpace:
 
     @cached_property
     def num_distinct(self) -> int:
-        """Count the whole programs, and the distinct orderings within limits and quotas, allowed or not."""
+        """Return the number of whole programs plus distinct orderings that meet the limits and quotas.
+
+        Orderings that `allowed` rejects are counted too.
+        """
         total = 1
         for kinds, quotas, (lower, upper) in zip(self.kinds, self.quotas, self.limits, strict=True):
-            # Count the sequences of each length, from the classes and kinds so far.
+            # Count distinct sequences by length, first within each class, then over all classes.
             num_by_length = [1] + [0 for _ in range(upper)]
             for minimum, members in quotas.of_kinds(kinds).values():
                 num_of_class = [1] + [0 for _ in range(upper)]
@@ -156,14 +164,14 @@ class OrderingSpace:
         return total + len(self.programs)
 
     def canonical(self, ordering: Sequence[Sequence[int]]) -> Ordering:
-        """Return the canonical form of an ordering, which all orderings that look alike share.
+        """Return the canonical form of an ordering. Orderings that look alike have the same canonical form.
 
         Raises:
             ValueError: If the ordering does not fit the blocks and limits.
         """
         if len(ordering) != len(self.kinds):
             raise ValueError(
-                f"ordering must have a permutation for each of {len(self.kinds)} blocks; got {ordering!r}"
+                f"ordering must have a permutation for each of the {len(self.kinds)} blocks; got {ordering!r}"
             )
         for items, size, (lower, upper) in zip(ordering, self.sizes, self.limits, strict=True):
             is_known = set(items) <= set(range(size))
@@ -174,7 +182,7 @@ class OrderingSpace:
         return tuple(self._canonical_items(block, items) for block, items in enumerate(ordering))
 
     def contains(self, candidate: Candidate) -> TypeGuard[Ordering]:
-        """Return whether a candidate is an ordering within the limits, allowed or not."""
+        """Return whether a candidate is an ordering within the limits. `allowed` is not checked."""
         if isinstance(candidate, WholeProgram) or len(candidate) != len(self.limits):
             return False
         return all(
@@ -187,7 +195,7 @@ class OrderingSpace:
 
     @property
     def first_candidates(self) -> list[Candidate]:
-        """Return the identity, the programs, and copies of the identity with one choice changed."""
+        """Return the identity, the programs, and all variants of the identity with one choice changed."""
         candidates: list[Candidate] = [self.identity, *self.programs]
         for block in range(len(self.sizes) - len(self.choices), len(self.sizes)):
             for item in range(self.sizes[block]):
@@ -202,28 +210,39 @@ class OrderingSpace:
         return (*items, *((0,) for _ in self.choices))
 
     def chosen(self, ordering: Ordering) -> Ordering:
-        """Return only the choices of an ordering."""
+        """Return the choices of an ordering, without its other blocks."""
         return ordering[len(ordering) - len(self.choices) :]
 
     def with_choices(self, sizes: Sequence[int]) -> OrderingSpace:
-        """Return the space with new numbers of items to choose from, one for each choice."""
+        """Return a copy of the space in which each choice has a new number of items to choose from."""
         lists = self.kinds[: len(self.kinds) - len(self.choices)]
         return replace(self, kinds=(*lists, *(tuple(range(size)) for size in sizes)))
 
     def with_new_items(self, ordering: Ordering, earlier: OrderingSpace) -> list[Ordering]:
-        """Return allowed copies of an ordering, each with one choice that is new since the earlier space."""
+        """Return the allowed variants of an ordering in which one block shows an item added since `earlier`.
+
+        `earlier` is the space before items were added.
+        """
         changed = []
         for block, size in enumerate(earlier.sizes):
             changed += [self._with_block(ordering, block, [item]) for item in range(size, self.sizes[block])]
         return list(filter(self.allows, changed))
 
     def first_items(self, rankings: Sequence[Sequence[int]], lengths: Sequence[int]) -> Ordering:
-        """Return the first items of a complete ranking of each block, so many that the quotas are met."""
+        """Return an ordering that shows the first items of a complete ranking for each block.
+
+        `lengths` holds the number of items to show from each block. To meet the quotas, items
+        may be skipped.
+        """
         blocks = zip(self.quotas, rankings, lengths, strict=True)
         return tuple(quotas.first(ranking, length) for quotas, ranking, length in blocks)
 
     def shuffled(self, ordering: Ordering, permutation: Callable[[int], Sequence[int]]) -> Ordering:
-        """Shuffle each block with quotas, because the last places of `first_items` are left to rare classes."""
+        """Shuffle each block that has quotas.
+
+        Otherwise, items of rare classes would usually come last, because `first_items()` skips
+        other items near the end.
+        """
         blocks = list(ordering)
         for block, quotas in enumerate(self.quotas):
             if quotas.total:
@@ -238,10 +257,10 @@ class OrderingSpace:
         return self.allowed is None or self.allowed(ordering)
 
     def shortened(self, ordering: Ordering) -> Ordering | None:
-        """Drop the first items above the minimum until the ordering is allowed, and return the result.
+        """Return the ordering after dropping items from the beginnings of blocks until it is allowed.
 
-        Each dropped item comes from the block that is furthest above its minimum. If even the
-        shortest ordering is not allowed, return None.
+        Each dropped item comes from the block that is furthest above its minimum length. Items
+        required by a quota are kept. If even the shortest ordering is not allowed, return None.
         """
         while not self.allows(ordering):
             num_spare = [len(items) - lower for items, (lower, _) in zip(ordering, self.limits, strict=True)]
@@ -300,8 +319,9 @@ class OrderingSpace:
     def moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
         """Return the ordering after a random move in one block, or unchanged if no allowed move is found.
 
-        Without limits, a move shifts one item. With limits, a move replaces, inserts, drops or
-        shifts an item, or swaps two items. All kinds that are possible are equally likely.
+        If the space has no limits, a move shifts one item. Otherwise, a move replaces, inserts,
+        drops or shifts an item, or swaps two items. All possible kinds of moves are equally
+        likely.
         """
         if not self.from_end:
             positions = [
@@ -323,7 +343,7 @@ class OrderingSpace:
         return ordering
 
     def _move_numbers(self, ordering: Ordering) -> dict[tuple[int, str], Sequence[int]]:
-        """Return the numbers of the moves of each kind in each block that keep to its limits and quotas."""
+        """Return the indices of the moves that respect the limits and quotas, by block and kind of move."""
         numbers: dict[tuple[int, str], Sequence[int]] = {}
         for block, (items, (lower, upper)) in enumerate(zip(ordering, self.limits, strict=True)):
             length = len(items)
@@ -350,9 +370,9 @@ class OrderingSpace:
 
 
 def _interleaved(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """Count, for each length, the ways to interleave one sequence of each of two groups.
+    """Return the number of ways to interleave a sequence from each of two groups, by total length.
 
-    Both lists hold the number of sequences of each length in one group.
+    `first` and `second` hold the number of sequences in each group, by length.
     """
     totals = []
     for length in range(len(first)):
@@ -376,7 +396,7 @@ def _arrangements(kinds: tuple[int, ...], length: int, unused: Sequence[int]) ->
 
 
 def _move(items: tuple[int, ...], kind: str, number: int, size: int) -> tuple[int, ...]:
-    """Return the items after a move, given its kind and its index among all moves of this kind."""
+    """Return the items after a move. `number` is the move's index among all moves of its kind."""
     if kind == "drop":
         return (*items[:number], *items[number + 1 :])
     if kind in ("replace", "insert"):

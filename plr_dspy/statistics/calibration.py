@@ -11,8 +11,8 @@ from scipy.special import chdtrc, log_softmax, logsumexp  # scipy.stats takes a 
 
 from plr_dspy.statistics.arrays import Array
 
-MAX_P_VALUE = 0.01  # p value of a chi-squared test, below which label counts are clearly uneven
-MIN_GAP = 1e-6  # minimum gap in log-probability between the seen labels and an unseen one
+MAX_P_VALUE = 0.01  # p-value of a chi-squared test below which label counts are clearly uneven
+MIN_GAP = 1e-6  # minimum gap in log-probability between seen and unseen labels
 
 
 def batch_offsets(
@@ -39,16 +39,16 @@ def batch_offsets(
 
 
 def log_mean(log_probabilities: Array, weights: Array) -> Array:
-    """Return log mean probabilities ``[..., L]`` of inputs ``[..., N, L]`` with weights ``[..., N]``."""
+    """Return the log of mean probabilities ``[..., L]`` over inputs ``[..., N, L]`` with weights ``[..., N]``."""
     sums = logsumexp(log_probabilities, axis=-2, b=weights[..., None])
     return np.asarray(sums - np.log(weights.sum(axis=-1, keepdims=True)))
 
 
 def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
-    """Return the offsets ``[..., L]`` that move mean probabilities to shares ``[L]``, with mean 0.
+    """Return offsets ``[..., L]`` with mean 0, which move mean probabilities towards shares ``[L]``.
 
-    A label that is `held` (``[L]``) or has a share of 0 gets the smallest offset of all other
-    labels.
+    A label that is `held` (``[L]``) or has a share of 0 gets the smallest offset among the
+    other labels.
     """
     is_held = np.asarray(held) | (shares <= 0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -62,7 +62,7 @@ def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
 
 
 def calibrated(log_probabilities: ArrayLike, offsets: ArrayLike, *, unseen: ArrayLike = False) -> Array:
-    """Return calibrated log-probabilities ``[..., L]``; an unseen label cannot become the likeliest."""
+    """Return calibrated log-probabilities ``[..., L]``. An unseen label cannot become the likeliest."""
     is_unseen = np.asarray(unseen)
     logs = log_softmax(np.asarray(log_probabilities) + np.asarray(offsets), axis=-1)
     least_seen = np.where(is_unseen, np.inf, logs).min(axis=-1, keepdims=True)
@@ -73,9 +73,9 @@ def calibrated(log_probabilities: ArrayLike, offsets: ArrayLike, *, unseen: Arra
 def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
     """Return the label shares to try as calibration targets, ``[S, L]``, likeliest first.
 
-    Even shares come last. If the label counts ``[L]`` are clearly uneven, the observed shares
-    come first. With `between`, shares proportional to the square roots of the counts follow,
-    for metrics that depend on rare labels.
+    If the label counts ``[L]`` are clearly uneven, the observed shares come first. If `between`,
+    shares proportional to the square roots of the counts follow, for metrics that depend on
+    rare labels. Even shares come last.
     """
     counts = np.asarray(counts, dtype=np.float64)
     even = np.full(len(counts), 1.0 / len(counts))
@@ -97,7 +97,10 @@ def _are_uneven(counts: Array) -> bool:
 
 
 def right_counts(scores: ArrayLike) -> Array:
-    """Count the examples for which each label is correct, ``[L]``. Tied labels share an example."""
+    """Count the examples for which each label is correct, ``[L]``.
+
+    Tied labels share an example. Examples on which all labels are tied are not counted.
+    """
     is_best = np.asarray(scores) == np.max(scores, axis=1, keepdims=True)
     shares = is_best / is_best.sum(axis=1, keepdims=True)
     return np.asarray(shares[~is_best.all(axis=1)].sum(axis=0))
@@ -115,9 +118,10 @@ def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:
 def cross_validated(
     log_probabilities: ArrayLike, shares: ArrayLike, *, unseen: ArrayLike = False, weights: ArrayLike = 1.0
 ) -> NDArray[np.int64]:
-    """Return the labels ``[N]`` of at least two inputs, each calibrated on all other inputs.
+    """Return the label of each input ``[N]``, after calibration on all other inputs.
 
-    The arguments are those of `batch_offsets()`, with `shares` as the prior.
+    There must be at least two inputs. The arguments are those of `batch_offsets()`, except that
+    the prior is called `shares`.
     """
     logs = np.asarray(log_probabilities)
     is_unseen = np.broadcast_to(unseen, logs.shape)

@@ -1,6 +1,6 @@
 """Confidence intervals for means and paired differences, and the spread of orders' scores beyond chance.
 
-The examples are a random sample, so all results refer to mean scores on new examples.
+The examples are treated as a random sample, so all results are estimates for new examples.
 Shapes: R orders, E examples, D draws.
 """
 
@@ -16,9 +16,9 @@ NUM_FLIPS = 4_999
 NUM_DRAWS = 20_000
 NUM_DEVIATIONS = 400
 TAIL = 0.025  # probability outside the intervals, at each end
-SIGNIFICANT = 0.05  # maximum p value for the conclusion that the order of demos matters
-# Number of additional examples with the largest difference, so that a few equal scores do not
-# imply certainty.
+SIGNIFICANT = 0.05  # maximum p-value for the conclusion that the order of demos matters
+# Number of pseudo-examples with the largest difference. They are added so that a few equal
+# scores do not imply certainty.
 PSEUDO_EXAMPLES = 2
 
 
@@ -33,7 +33,7 @@ def paired_interval(
 
     Args:
         differences: Differences of scores, one for each example.
-        num_comparisons: Number of intervals that hold jointly (Bonferroni).
+        num_comparisons: Number of intervals that should hold jointly (Bonferroni).
         largest: Largest possible absolute difference, if larger than all observed differences.
 
     Raises:
@@ -47,7 +47,8 @@ def paired_interval(
 def paired_probability(differences: Sequence[float]) -> float:
     """Return the probability that the mean difference on new examples is above 0.
 
-    The distribution is that of `paired_interval()`. If all differences are 0, return 0.5.
+    The probability is based on the same distribution as `paired_interval()`. If all differences
+    are 0, return 0.5.
     """
     mean, error, freedom = _with_pseudo_examples(differences)
     if not error:
@@ -68,7 +69,7 @@ def _with_pseudo_examples(differences: Sequence[float], largest: float = 0.0) ->
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return Student's t 95% interval for the mean of at least two values.
+    """Return Student's t 95% interval for a population mean, given a sample of values.
 
     Raises:
         ValueError: If there are fewer than two values.
@@ -82,14 +83,14 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def p_value_of(scores: Array, rng: np.random.Generator) -> float:
-    """Return the p value of a permutation test for differences between the orders' mean scores.
+    """Return the p-value of a permutation test for differences between the orders' mean scores.
 
     The statistic is the variance of mean scores. A permutation flips the signs of all deviations
     on random examples. If all orders are equally good on new examples, each order's deviations
     from the examples' means average 0. For two orders and scores of 0 or 1, the test is
     McNemar's.
     """
-    deviations = scores - scores[0]  # This makes deviations exactly 0 if no order differs.
+    deviations = scores - scores[0]  # If all orders have equal scores, the deviations are exactly 0.
     deviations = deviations - deviations.mean(axis=0)
     observed = float((deviations.sum(axis=1) ** 2).sum())
     signs = rng.choice([-1.0, 1.0], size=(NUM_FLIPS, scores.shape[1]))
@@ -129,8 +130,8 @@ def _degrees_of_freedom(covariance: Array, num_examples: int) -> float:
     """Return the effective degrees of freedom of mean scores, given the covariance ``[R, R]`` of their noise.
 
     The result is the geometric mean of R - 1 and the noise's degrees of freedom. The noise has
-    fewer than R - 1 if examples favour similar orders. The sum of squares is estimated without
-    bias (Z. Bai and H. Saranadasa, Statistica Sinica 6, 1996).
+    fewer than R - 1 degrees of freedom if examples favour similar orders. The estimate of the
+    sum of squares is unbiased (Z. Bai and H. Saranadasa, Statistica Sinica 6, 1996).
     """
     size = len(covariance) - 1
     total = float(np.trace(covariance))

@@ -28,9 +28,9 @@ class Gain:
             biased upwards.
         observed: The estimate without shrinkage.
         draws: Draws of the true gain, ``[D]``.
-        least: Draws of the gain without differences that may be due to chance, ``[D]``.
-        noise_share: Share of the observed variance between programs that is noise; None for a
-            single program.
+        least: Draws of the gain if differences that may be due to chance are ignored, ``[D]``.
+        noise_share: Share of the observed variance between programs that is noise. None if the
+            gain is not that of the best of several programs.
     """
 
     value: float
@@ -45,7 +45,7 @@ class Gain:
         return float(np.quantile(self.least, TAIL)), float(np.quantile(self.draws, 1 - TAIL))
 
     def exceeds(self, other: "Gain | float", tail: float) -> bool:
-        """Return whether this gain exceeds another one with a probability of more than 1 - `tail`."""
+        """Return whether this gain exceeds `other` with a probability of more than 1 - `tail`."""
         baseline = other.least if isinstance(other, Gain) else other
         return bool(np.quantile(self.least - baseline, tail) > 0)
 
@@ -53,7 +53,8 @@ class Gain:
 class PairedExperiment:
     """An experiment that scored several programs on the same random examples.
 
-    Draws of the true mean scores are jointly Student's t, with the covariance over examples.
+    Draws of the programs' true mean scores have a joint Student's t distribution. Its covariance
+    is estimated from the examples.
 
     Args:
         scores: Scores ``[C, E]``; the first row is the baseline.

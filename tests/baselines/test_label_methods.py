@@ -37,7 +37,10 @@ class Table:
         return self.orders.index(tuple(self.demos.index(demo) for demo in demos))
 
     def probabilities(self, demos, text):
-        """Return the label probabilities for a text. An unknown text gets those of a known text, chosen by digest."""
+        """Return the label probabilities for a text.
+
+        An unknown text gets the probabilities of a known text, which is chosen by digest.
+        """
         known = text in self.texts
         column = self.texts.index(text) if known else int(digest(text) * len(self.texts))
         return self.p[self.row(demos), column]
@@ -85,7 +88,7 @@ class TestWinners:
 
     @pytest.mark.parametrize("setting", ["few-shot", "unlabelled", "prior"])
     def test_pdo(self, table, setting):
-        """By default, the prior is the shares of labels in the trainset."""
+        """By default, the prior consists of the label shares in the trainset."""
         optimizer = PDO(exact, setting=setting, num_candidates=len(table.orders))
         train = table.examples[:14]
         chosen = table.chosen(optimizer, trainset=train, valset=table.examples[14:])
@@ -171,7 +174,7 @@ class TestEveryMethod:
         for program, match in [
             (open_ended, f"{kind.__name__} needs exactly one output with few possible.*use PLReorder"),
             (Program(first=table.program(), second=table.program()), "exactly one predictor for .*; got 2"),
-            (of_stars, r"must be text.*input 'stars' has type int"),
+            (of_stars, r"must be text.*got type int for input 'stars'"),
         ]:
             trainset = rated if program is of_stars else table.examples
             with table.serving(), pytest.raises(ValueError, match=match):
@@ -274,7 +277,7 @@ class TestInputs:
         table = Table()
         optimizer = PDO(exact, setting="prior", num_candidates=4)
         examples = [example for example in table.examples if example.label == "label 0"]
-        with pytest.raises(ValueError, match=r"an example of each label.*has none of.*pass prior"):
+        with pytest.raises(ValueError, match=r"an example of each label.*got no example of.*pass prior"):
             table.chosen(optimizer, trainset=examples)
         assert table.engine.requests == 0
         demos = [dspy.Example(text=demo, label="label 1").with_inputs("text") for demo in table.demos[:2]]

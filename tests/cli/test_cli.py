@@ -1,4 +1,4 @@
-"""The command `plr-dspy`, once on the real local model."""
+"""The command `plr-dspy`. One test uses the real local model."""
 
 import csv
 import json
@@ -121,14 +121,14 @@ def test_choose(folder, capsys):
     assert "saved.json, 2 demos" in printed
     load_program(dspy.Predict(Sentiment), "best.json")
     assert cli.main([*arguments[:3], "saved.json", *arguments[3:]]) == cli.USER_ERROR
-    assert "saved.json twice" in capsys.readouterr().err
+    assert "'saved.json' twice" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("adapter", "route"), [((), "completion"), (("--adapter", "chat"), "chat")])
-def test_the_local_model_is_asked_in_plain_text_unless_told_otherwise(
+def test_the_local_model_gets_plain_text_unless_adapter_is_passed(
     folder, monkeypatch, capsys, adapter, route
 ):
-    """A format that the model does not follow ends the compile after a few replies."""
+    """If the model does not follow the prompt format, the run ends after a few replies."""
     engine = PlainLabels(lean=0.5)
     routes = []
 
@@ -144,13 +144,13 @@ def test_the_local_model_is_asked_in_plain_text_unless_told_otherwise(
         assert code == cli.FAILED
         assert "10 of 10 answers could not be parsed" in error
         assert "an adapter other than ChatAdapter (PlainTextAdapter() for small and base models" in error
-        assert engine.requests <= 2 * 10  # ChatAdapter asks each time again, for JSON.
+        assert engine.requests <= 2 * 10  # ChatAdapter asks again for JSON each time.
     else:
         assert code == 0
         assert "could not be parsed" not in error
 
 
-def test_demos_that_a_program_gets_are_told(folder, caplog):
+def test_added_demos_are_reported(folder, caplog):
     assert cli.main(compile_arguments(program="reviews_app.py:bare")) == 0
     added = "8 labelled examples from trainset were added to self"
     message = f"student has no demos: {added}, to search for their order"
@@ -178,7 +178,7 @@ def test_a_calibrated_program_is_saved(folder, capsys):
     ],
 )
 def test_metrics_over_a_set_have_names(folder, metric, name, capsys):
-    """The rows have more columns than the inputs and the label."""
+    """Metrics over a set are named on the command line, for rows with unused columns."""
     assert cli.main(compile_arguments("--report", "found.json", "--train", "large.jsonl", metric=metric)) == 0
     report = Report.load("found.json")
     assert report.settings["metric"] == name
@@ -193,7 +193,10 @@ def test_select_chooses_the_demos(folder, capsys):
     output = capsys.readouterr().out
     assert "at most 36 program calls" in output
     assert cli.main(nowhere) == 2
-    assert "--out is missing: pass a file for the program, or pass --estimate" in capsys.readouterr().err
+    assert (
+        "--out is missing: pass a file for the compiled program, or pass --estimate"
+        in capsys.readouterr().err
+    )
     assert not (folder / "program.json").exists()
     assert cli.main(selecting) == 0
     report = Report.load("found.json")
@@ -240,7 +243,7 @@ REVIEWS = {row.review: row.sentiment for row in brief_reviews("train", 24)}
 
 
 class NeedsDemos(PlainLabels):
-    """Knows the labels of reviews, but only if the prompt shows demos."""
+    """A model that knows the labels of reviews, but only if the prompt shows demos."""
 
     def tops(self, texts, wanted):
         *demos, asked = texts[-1].split("Review: ")[1:]
@@ -256,7 +259,7 @@ def test_the_printed_command_checks_the_compiled_program(folder, monkeypatch, ca
     )
     assert cli.main(arguments) == 0
     *_, advice, command = capsys.readouterr().out.splitlines()
-    assert advice == "check it on ROWS that no search has seen:"
+    assert advice == "to check the program, replace ROWS with examples that no search has seen:"
     name, *evaluate_arguments = shlex.split(command.replace("ROWS", "train.jsonl"))
     assert name == "plr-dspy"
     assert cli.main(evaluate_arguments) == 0
@@ -280,14 +283,14 @@ def printed_dollars(capsys, *more):
     return float(re.search(r"\$([\d.]+)", output).group(1))
 
 
-def test_the_estimate_has_the_proposals_of_the_prompt_model(folder, capsys):
+def test_the_estimate_includes_the_proposals(folder, capsys):
     some = printed_dollars(capsys, "--num-instructions", "2")
     more = printed_dollars(capsys, "--num-instructions", "4")
     of_larger_model = printed_dollars(capsys, "--num-instructions", "4", "--prompt-model", "openai/gpt-4o")
     assert some < more < of_larger_model
 
 
-def test_choose_only_estimates_if_asked(folder, monkeypatch, capsys):
+def test_choose_with_estimate_makes_no_calls(folder, monkeypatch, capsys):
     engine = PlainLabels()
     monkeypatch.setattr(compiling, "local_lm", lambda route, **_: nullcontext(lm_of(engine)))
     save_two_demos("saved.json")
@@ -316,7 +319,7 @@ ACCURACY = ("--metric", "reviews_app.py:accuracy")
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_rows_have_the_types_of_the_program_s_fields(folder, kind):
+def test_values_are_converted_to_the_types_of_the_fields(folder, kind):
     rows = [
         {"review": "x", "stars": "2", "good": "TRUE", "note": "7"},
         {"review": "two\nlines", "stars": "none", "good": "false", "note": str(2**70)},
@@ -350,7 +353,7 @@ def test_evaluate_takes_a_calibrated_program(folder, capsys, kind):
 
 
 def test_evaluate_by_several_metrics(folder, capsys):
-    """One set of calls gives a table for each metric."""
+    """Several metrics score the same calls, with one table for each metric."""
     names = ["reviews_app.py:accuracy", "mcc", "f1:positive"]
     assert cli.main(evaluate("--data", "train.jsonl", "--metric", *names)) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -408,13 +411,13 @@ PICKY = {"metric": "reviews_app.py:picky"}
             "1 of 2 examples have no label in 'sentiment'",
         ),
         (compile_arguments("--out", "none/program.json"), "folder not found: none"),
-        (compile_arguments("--out", "program"), "--out: must end in .json; got program"),
+        (compile_arguments("--out", "program"), "--out: must end in .json; got 'program'"),
         (compile_arguments("--max-calls", "3"), "max_metric_calls must be at least 27 for a search"),
         (compile_arguments("--max-demos", "3"), "--max-demos needs --select"),
         (compile_arguments("--instructions", "propose"), "--instructions needs --select"),
         (compile_arguments("--select", "--prompt-model", "x"), "prompt_model needs instructions='propose'"),
         (compile_arguments("--programs", "none.json"), "file not found: none.json"),
-        (compile_arguments("--programs", "reviews_app.py:program"), "reviews_app.py:program twice"),
+        (compile_arguments("--programs", "reviews_app.py:program"), "'reviews_app.py:program' twice"),
         (
             compile_arguments("--programs", "reviews_app.py:unsaveable"),
             "--out: demo 2 of predictor 'self' holds",
@@ -434,7 +437,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_users_errors_are_told(folder, capsys, arguments, words):
+def test_user_errors_are_reported(folder, capsys, arguments, words):
     (folder / "broken_app.py").write_text("raise SystemExit(7)")
     (folder / "wide.csv").write_text("review,sentiment\nshort,\nlong, too,negative\n")
     (folder / "short.csv").write_text("review,sentiment\nshort\nlong,negative\n")
@@ -527,7 +530,7 @@ def test_exit_codes(offline, capsys, metric, code, words):
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_reader_that_stops_reading_ends_the_command_quietly(offline, unbuffered):
+def test_a_closed_pipe_ends_the_command_quietly(offline, unbuffered):
     assert cli.main(shlex.split(f"{offline_compile('accuracy')} --report report.json")) == 0
     read_end, write_end = os.pipe()
     os.close(read_end)

@@ -1,4 +1,4 @@
-"""The limits of a compile: calls, time and rounds."""
+"""The limits of a compile run: calls, time and rounds."""
 
 import dspy
 import pytest
@@ -71,7 +71,7 @@ class TestTime:
         assert warned == (compared.num_candidates == 2)
 
     def test_several_short_runs_find_as_good_an_order_as_one_long_run(self, tmp_path, clock):
-        """A compile with a time limit is resumed several times from one log_dir."""
+        """Resume a compile run with a time limit several times from one log_dir."""
         whole = PLReorder(exact_match, max_metric_calls=400)
         whole.compile(student(), trainset=EXAMPLES)
         options = {"max_metric_calls": 400, "max_seconds": 120}

@@ -131,7 +131,7 @@ class TestChoice:
         assert low - 1e-6 <= gain <= high
 
     def test_a_finalist_that_trails_on_common_examples_is_probably_worse(self):
-        """The original leads on the common examples, but not on all examples."""
+        """Check that only the common examples count. The original leads on these, but not on all examples."""
         model = OrderingModel(OrderingSpace.of_sizes(4))
         finalists = ORDERINGS[:6]
         against = 0
@@ -201,7 +201,7 @@ class TestOwnPrograms:
     SEARCHED = ORDERINGS[5]
 
     def decided(self, own, searched, *, min_probability=None):
-        """Decide, given how many of the original's wrong and right answers the two others change."""
+        """Decide, given the numbers of the original's incorrect and correct answers that each candidate changes."""
         space = OrderingSpace(OrderingSpace.of_sizes(4).kinds, programs=(self.OWN,))
         right = np.arange(40) % 2
         scores = {}
@@ -223,7 +223,7 @@ class TestOwnPrograms:
             own_programs=[self.OWN],
         )
 
-    def test_one_that_is_probably_better_replaces_the_original_without_proof(self):
+    def test_a_user_program_that_is_probably_better_replaces_the_original(self):
         decision = self.decided((8, 4), (4, 4))
         gain = decision.candidates[1].gain
         assert gain.worse < gain.probability < 3 * gain.worse
@@ -231,10 +231,10 @@ class TestOwnPrograms:
         assert self.decided((4, 8), (4, 4)).ordering == self.ORIGINAL
 
     @pytest.mark.parametrize("searched", [(0, 0), (4, 4), (5, 0)])
-    def test_the_original_stays_if_scores_are_equal_or_another_order_is_better(self, searched):
+    def test_a_user_program_with_equal_scores_does_not_replace_the_original(self, searched):
         assert self.decided((0, 0), searched).ordering != self.OWN
 
-    def test_the_search_must_be_probably_better_than_the_best_of_them(self):
+    def test_an_ordering_must_probably_be_better_than_the_best_user_program(self):
         close = self.decided((12, 2), (13, 3))
         assert close.candidates[2].gain.expected > close.candidates[1].gain.expected > 0.1
         assert close.ordering == self.OWN
@@ -247,7 +247,7 @@ class TestOwnPrograms:
         assert 0 < better.over_best_own.expected_gain < better.comparison.expected_gain
         assert better.over_best_own.probability > 0.9
 
-    def test_a_minimum_probability_holds_for_all(self):
+    def test_a_minimum_probability_applies_to_all_candidates(self):
         assert self.decided((8, 4), (4, 4), min_probability=0.9).ordering == self.ORIGINAL
         assert self.decided((12, 2), (13, 3), min_probability=0.9).ordering == self.OWN
         assert self.decided((12, 2), (20, 0), min_probability=0.9).ordering == self.SEARCHED

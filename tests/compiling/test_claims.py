@@ -1,4 +1,4 @@
-"""Claimed gains in simulated worlds of the benchmarks, with and without a real effect."""
+"""Claimed gains in the benchmarks' simulated worlds, with and without a real effect."""
 
 from functools import partial
 

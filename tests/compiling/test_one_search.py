@@ -1,4 +1,4 @@
-"""A joint search over instructions and demos, in simulated worlds of `benchmarks/instructions.py`."""
+"""A joint search over instructions and demos, in the simulated worlds of `benchmarks/instructions.py`."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Plans of compiles, and the smallest budgets for them."""
+"""Plans of compile runs, and the smallest budget for each plan."""
 
 import math
 import re

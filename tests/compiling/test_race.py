@@ -1,4 +1,4 @@
-"""The race of the best orderings, and a whole compile, on known scores."""
+"""The race of the best orderings, and whole compile runs, on known scores."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -71,7 +71,7 @@ class Raced:
         )
 
 
-def test_the_best_program_of_the_user_takes_part_to_the_end():
+def test_the_best_user_program_takes_part_to_the_end():
     retrieved = WholeProgram(1, "nearest last")
     own = WholeProgram(0, "theirs")
     ranked = [*ORDERINGS[:3], retrieved, own]
@@ -136,7 +136,7 @@ class TestRace:
         assert counts[5 + joining :] == [0] * (10 - joining)
 
     def test_the_estimates_decide(self):
-        """Here, the estimates contradict the scores, and the first ordering has no estimate."""
+        """Let the estimates contradict the scores. The first ordering has no estimate, so it cannot win."""
         seen = []
 
         def estimate(scores):
@@ -181,7 +181,7 @@ class TestRace:
 
 
 class TestCompilation:
-    """Compiles with 30 train examples, and 10 examples for the final comparison."""
+    """Compile runs with 30 train examples, and 10 examples for the final comparison."""
 
     def ended(self, scores, *, original=ORDERINGS[0], num_calls=500, most=10_000):
         payer = TablePayer(scores)

@@ -95,7 +95,7 @@ def test_files_leave_nothing_in_the_cache(tmp_path, monkeypatch, capfd):
         ("a.csv", b"text,label\n", r"a.csv cannot be read"),
         ("a.csv", b"", r"a.csv cannot be read"),
         ("a.jsonl", b'{"text": "a"}\n\n{"te', r"a.jsonl cannot be read \(line 3: Unterminated"),
-        ("a.jsonl", b"[1]", r"line 1 of .*a.jsonl must be a JSON object; got \[1\]"),
+        ("a.jsonl", b"[1]", r"line 1 of .*a.jsonl must be a JSON object; got '\[1\]'"),
         ("a.jsonl", b'{"a": "caf\xe9"}', r"a.jsonl cannot be read \('utf-8' codec"),
         ("a.jsonl", b"", r"a.jsonl cannot be read"),
         ("a.parquet", b"none", r"a.parquet cannot be read"),
@@ -143,7 +143,7 @@ def test_invalid_split_names(name):
 
 
 def test_loading_splits_from_the_hub(tmp_path, monkeypatch):
-    """Without a network, a local folder replaces the data set with the same name."""
+    """Load a local folder with the data set's name, which `datasets` does without a network."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "owner" / "reviews"
     folder.mkdir(parents=True)

@@ -137,7 +137,7 @@ class TestOffsets:
 def world(seed, rare, lean):
     """Return a trainset with a share `rare` of negative texts, label probabilities, and the true labels.
 
-    The label probabilities lean to "positive" by `lean`.
+    The label probabilities lean towards "positive" by `lean`.
     """
 
     def right(text):
@@ -191,7 +191,7 @@ class TestChoiceByLabels:
             ways = [name for name in scores if not name.startswith("always")]
             promised = max(scores[name] for name in ways)
             missed += [after - promised, before - scores["as it is"]]
-        assert np.mean(gains[0.5, 2.0]) > 0.05  # Calibration helps a model that leans to one label.
+        assert np.mean(gains[0.5, 2.0]) > 0.05  # Calibration helps a model that leans towards one label.
         assert min(map(np.mean, gains.values())) > -0.02  # Calibration does no harm to other models.
         error = np.sqrt(0.15 * (1 / 64 + 1 / 600))
         assert abs(np.mean(missed)) < 0.02
@@ -206,7 +206,7 @@ class TestChoiceByLabels:
         ],
     )
     def test_scores_are_cross_validated(self, answer):
-        """If an input's own reply affected the calibration of that input, no answer would be negative."""
+        """Check that no input's own reply affects the calibration of that input."""
         program = Program(lambda self, text: answer(self.step(text=text)), step=student())
         trainset = labelled(20, lambda i: LABELS[i > 2])
 
@@ -222,7 +222,7 @@ class TestChoiceByLabels:
 
     @pytest.mark.parametrize("fallback", [True, False])
     def test_unparsable_replies_count_in_the_students_score(self, fallback):
-        """A third of the replies is unparsable, and ChatAdapter retries such replies if `fallback` is set."""
+        """Check scores if a third of the replies are unparsable. With `fallback`, ChatAdapter retries such replies."""
         trainset, probabilities, _ = world(1, 0.5, 0.0)
         engine = Classifier(probabilities, unreadable=lambda text: number(text) % 3 == 0)
         optimizer = BatchCalibration(num_inputs=150, num_threads=1, display_progress=False)
@@ -266,7 +266,7 @@ class TestChoiceByLabels:
         assert scores["as it is"] == scores["always 'positive'"] == 24 / 32
 
     def test_in_a_tie_the_program_stays_uncalibrated(self):
-        """The model always gives the correct label a high probability."""
+        """Check a model that always gives the correct label a high probability."""
         trainset, _, right = world(2, 0.2, 0.0)
         engine = Classifier(lambda text: dict.fromkeys(LABELS, 0.01) | {right(text): 0.99})
         program = calibrate(engine, trainset=trainset)
@@ -293,7 +293,7 @@ class TestChoiceByLabels:
 
     def test_warns_if_a_constant_answer_scores_as_high(self, caplog):
         calibrate(fixed(0.9), trainset=examples(30))
-        assert "no more than the constant answer: always 'negative'" in caplog.text
+        assert "no more than the constant answer always 'negative'" in caplog.text
 
 
 class TestRequests:
@@ -359,7 +359,7 @@ def predicting(outputs):
 
 EVEN = prior(0.5, 0.5)
 BAD_ARGUMENTS = [
-    (prior(0.5, 0.6), "prior must sum to 1.*sums to 1.1. Divide"),
+    (prior(0.5, 0.6), "prior must have shares that sum to 1.*sum 1.1: divide"),
     ({"prior": {"negative": 1.0}}, "prior must have a share above 0 for each of the labels"),
     (prior(0.0, 1.0), "share above 0"),
     (prior(math.nan, 1.0), "prior must be a finite number"),

@@ -95,7 +95,7 @@ def test_answers_that_stay_unchanged():
 
 
 def test_counts_the_examples(caplog):
-    """Ignore duplicates, unlabelled examples, and examples used as demos."""
+    """Check that duplicates, unlabelled examples, and examples used as demos are ignored."""
     distinct = labelled(60, num_negative=20)
     without = [example.without("label").with_inputs("text") for example in distinct[-5:]]
     program = student()

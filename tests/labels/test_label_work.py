@@ -149,7 +149,7 @@ def fickle():
         ),
         (lambda label: label, lenient, "answer differs from the classifier's label"),
         (lambda label: dspy.Prediction(verdict=label), lenient, "answer differs from the classifier's label"),
-        (lambda label: dspy.Prediction(label=label), fickle(), "gives the same answer another score"),
+        (lambda label: dspy.Prediction(label=label), fickle(), "gives the same answer a different score"),
     ],
     ids=["another label", "no prediction", "another field", "another score"],
 )

@@ -270,7 +270,7 @@ class TestOverHTTP:
         return readings
 
     def test_replies_are_cached_only_on_disk_if_there_is_a_disk_cache(self, route, monkeypatch):
-        """In memory, a reply of 150 tokens would take 3 MB."""
+        """Check the memory cache, because a reply of 150 tokens would take 3 MB there."""
         before = set(dspy.cache.memory_cache)
         with provider() as server:
             lm = lm_of(server, route, cache=True)
@@ -341,7 +341,7 @@ class TestFromAlternatives:
 
     @given(st.data())
     def test_is_exact_if_every_token_is_known(self, data):
-        """A label's probability is the product of the probabilities of its letters and its end."""
+        """Compare with the product of the probabilities of a label's letters and its end."""
         labels = data.draw(
             st.lists(st.text("abc", min_size=1, max_size=4), min_size=2, max_size=6, unique=True)
         )

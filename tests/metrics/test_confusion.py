@@ -293,9 +293,9 @@ REVERSED = {"bounds": (1, 0)}
 TWO_FIELDS = example("a").copy(other="b")
 OTHER_NAME = dspy.Prediction(answer="a")
 BAD_INPUT = [
-    (lambda: F1(average="binary"), "average must be one of"),
-    (lambda: F1("a", average="macro"), "average must be one of"),
-    (lambda: F1(average="weighted"), "average must be one of"),
+    (lambda: F1(average="binary"), "average must be 'macro' or 'micro' if label=None; got 'binary'"),
+    (lambda: F1("a", average="macro"), "average must be 'binary' if label='a'; got 'macro'"),
+    (lambda: F1(average="weighted"), "average must be 'macro' or 'micro' if label=None"),
     (lambda: ConfusionMetric(3), "function must be callable"),
     (lambda: ConfusionMetric(lambda counts: 1.0), "function must be callable"),
     (lambda: ConfusionMetric(F1("a")), "function must be callable"),

@@ -1,4 +1,4 @@
-"""Errors for bad input, which are raised before any program call and state a fix."""
+"""Errors for bad input. They are raised before any program call, and state a fix."""
 
 import inspect
 import re
@@ -121,7 +121,7 @@ COMPILE = [
     (
         student,
         {"valset": EXAMPLES[:6]},
-        "trainset and valset must each contain an example of their own that no demo shows",
+        "trainset and valset must each contain an example that is not in the other and that no demo shows",
     ),
     (student, {"seed": -3}, "seed"),
     (student, {"seed": 1.5}, "seed"),
@@ -145,7 +145,7 @@ def test_constructor_arguments_are_checked(name, value):
 
 
 def flags_and_numbers():
-    """Yield each flag and number of each class, with a value of the wrong type."""
+    """For each optimizer class, yield each flag and number with a value of the wrong type."""
     baselines = (TopKOrder, StaticOrder, PDO, LocalE, DEmO)
     for kind in (PLReorder, PLFewShot, BatchCalibration, headroom, *baselines):
         for name, parameter in inspect.signature(kind).parameters.items():
@@ -159,7 +159,7 @@ def flags_and_numbers():
 @pytest.mark.parametrize("value", [[], {}, {"self": []}, {"self": "x"}, "Be good.", ["a", None]])
 def test_the_error_describes_valid_instructions_in_words(value):
     message = (
-        "instructions must be 'propose', a non-empty list of texts, or a dict from predictor names to such lists; "
+        "instructions must be 'propose', a non-empty list of strings, or a dict from predictor names to such lists; "
         f"got {value!r}"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
@@ -221,7 +221,7 @@ def test_strings_are_not_bools_and_bools_are_not_numbers(engine, kind, name, wro
             {"setting": "few-shot"},
             "prior requires setting='prior",
         ),
-        (PLFewShot, {}, {"update": UNSMOOTHED}, "update must have an attribute smoothing"),
+        (PLFewShot, {}, {"update": UNSMOOTHED}, "update must have a number as its attribute 'smoothing'"),
         (PLReorder, {}, {"max_metric_calls": 10**20}, "max_metric_calls must be less than"),
         (PLReorder, {}, {"num_demos": 1}, "num_demos must be greater than or equal to 2; got 1$"),
         (PLReorder, {}, {"max_cost": np.arange(1000.0)}, "max_cost must be a valid number"),
@@ -280,7 +280,7 @@ def test_demos_that_json_cannot_store_cause_a_warning(engine, caplog, tmp_path, 
         result = reorder.compile(program, trainset=EXAMPLES)
     assert reorder.report.program_calls["resumed"] == reorder.report.program_calls["total"] > 0
     warnings = [message for message in caplog.messages if "x.json" in message]
-    assert len(warnings) == 2  # one per compile
+    assert len(warnings) == 2  # Each compile run warns once.
     said = f"demo 2 of predictor 'self' holds a {type(value).__name__} in field {field!r}"
     assert said in warnings[0]
     with pytest.raises(RuntimeError):
@@ -320,7 +320,7 @@ class TestFixes:
     """The fix that each error advises works."""
 
     def test_of_overlapping_sets(self, engine):
-        message = r"of the 60 examples of trainset, 0 are left, because the others are .* in valset"
+        message = r"of the 60 examples in trainset, 0 are left, because the others are .* in valset"
         with pytest.raises(ValueError, match=message):
             compiled(valset=EXAMPLES[:60])
         compiled(trainset=EXAMPLES[:40], valset=EXAMPLES[40:60])

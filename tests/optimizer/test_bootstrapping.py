@@ -114,7 +114,7 @@ class TestTeachers:
         else:
             error = "ContextWindowExceededError"
             model.at = dict.fromkeys(range(5), too_long)
-        # If prompts were too long, another compile would repeat the calls.
+        # If prompts were too long, another run would repeat the calls.
         for _ in range(2 if error == "AdapterParseError" else 1):
             optimizer = chooser(max_errors=1, log_dir=tmp_path)
             with using(model):
@@ -256,7 +256,7 @@ def test_a_compile_without_time_for_demos_returns_the_student_and_can_be_resumed
 
 
 def test_log_probabilities_are_requested_even_after_a_slow_teacher(engine, monkeypatch):
-    """One call remains for this request, although the teacher has used up its time."""
+    """After the teacher has used up its time, one call is still left for this request."""
     monkeypatch.setattr(CLOCK, lambda: float(min(10, engine.num_calls)))
     labels = Literal[tuple(example.answer for example in EXAMPLES)]
     program = predict()

@@ -27,13 +27,13 @@ from plr_dspy.labels.reader import NoProbabilities
 
 
 def sharpness(demos):
-    """Rate how well an order of demos tells labels apart."""
+    """Return how well the model distinguishes labels with an order of demos."""
     first, second = [*(number(demo) % 2 for demo in demos[:2]), 0, 0][:2]
     return 0.3 + 1.4 * (3 * first + 2 * second) / 5
 
 
 def leaning_and_sharp(demos, text):
-    """Return label probabilities that lean to "positive", which hides the differences between orders."""
+    """Return label probabilities biased towards "positive", which hides the differences between orders."""
     z = (1 if number(text) % 2 else -1) * sharpness(demos) + 6.0 + 0.5 * normal(f"{demos}")
     return two(z + 0.7 * normal(text) + 0.2 * normal(f"{demos}{text}"))
 
@@ -43,7 +43,7 @@ def engine_of(probabilities=leaning_and_sharp, **options):
 
 
 class Mumbling(Engine):
-    """An engine that replies to every third text with a word that is no label."""
+    """An engine that replies to every third text with a word that is not a label."""
 
     def tops(self, texts, wanted):
         before, p, after = super().tops(texts, wanted)
@@ -93,7 +93,7 @@ class TestOrdersUnderCalibration:
         assert np.mean(ordered) > alone + 0.08, (ordered, alone)
         assert min(ordered) > alone - 0.03
 
-    def test_scores_and_offsets_are_those_of_calibrated_answers(self):
+    def test_scores_and_offsets_belong_to_calibrated_answers(self):
         engine = engine_of()
         program, report = go(engine, calibrate=True, max_metric_calls=200)
         assert all(engine.asked)
@@ -130,7 +130,7 @@ class TestOrdersUnderCalibration:
 
         def calibrated(**options):
             program, report = go(engine_of(right_and_uneven), trainset=rare, **options)
-            assert "your program stays" in str(report)
+            assert "your program is kept" in str(report)
             assert not isinstance(program, CalibratedProgram)
             return report.calibration.shares
 
@@ -139,7 +139,7 @@ class TestOrdersUnderCalibration:
 
     @pytest.mark.parametrize(("num_right", "shares"), [(3, [0.5, 0.5]), (5, [])])
     def test_answers_are_not_calibrated_if_that_is_clearly_better(self, num_right, shares):
-        """A weak lean to "positive" decides on five texts."""
+        """A weak bias towards "positive" decides the answers to five texts."""
         unsure = [*range(1, 2 * num_right, 2), *range(0, 10 - 2 * num_right, 2)]
 
         def leaning(demos, text):
@@ -191,7 +191,7 @@ class TestUnchangedStudent:
         engine = engine_of(lambda demos, text: two(3.0 if number(text) % 2 else -3.0))
         program, report = go(engine, calibrate=True)
         assert type(program) is type(before)
-        assert "your program stays" in str(report)
+        assert "your program is kept" in str(report)
         states = [compiled.dump_state() for compiled in (program, before)]
         for state in states:
             del state["traces"]  # The traces contain the settings of the compile.
@@ -243,7 +243,7 @@ def test_without_calibrate_reports_estimate_the_effect_of_calibration():
     program, report = go(Engine(), max_metric_calls=150, seed=1)
     assert isinstance(program, dspy.Predict)
     effect = report.calibration
-    # Orders differ only in how much they lean to a label.
+    # Orders differ only in how strongly they lean towards a label.
     assert effect.original_calibrated > effect.original + 0.05
     assert "use BatchCalibration, or calibrate=True" in str(report)
     assert Report.model_validate(json.loads(json.dumps(report.to_dict()))) == report

@@ -1,4 +1,4 @@
-"""The events of a compile for DSPy's callbacks: its start and end, and the end of each round."""
+"""Events for DSPy's callbacks: the start and end of `compile`, and the end of each round."""
 
 import dspy
 import pytest

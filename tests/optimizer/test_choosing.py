@@ -1,4 +1,4 @@
-"""Choosing among whole programs: programs that can compete, examples that are scored, and limits."""
+"""Choosing among whole programs: which programs and examples are allowed, and limits on calls."""
 
 import threading
 from collections import Counter
@@ -47,7 +47,7 @@ class TestChoice:
         assert not report.original_stays
         assert {way.name for way in report.programs} == set(candidates)
         assert f"returned program '{choice.name}'" in str(report)
-        assert f"load_program; pass load_program a student built like '{choice.name}'" in str(report)
+        assert f"load_program, to which you pass a student built like '{choice.name}'" in str(report)
         compared = {
             "leaning": report.comparison.expected_original,
             choice.name: report.comparison.expected_chosen,
@@ -195,7 +195,7 @@ class TestLimits:
         report = chosen(engine, min_probability=0.999, **options).report
         assert report.stop_reason is reason
 
-    def test_more_certainty_does_not_need_fewer_calls(self):
+    def test_a_higher_min_probability_does_not_need_fewer_calls(self):
         sure = chosen(Engine(), min_probability=0.97).report
         assert sure.program_calls["total"] >= chosen(Engine()).report.program_calls["total"]
 
@@ -273,9 +273,9 @@ class TestLimits:
 @pytest.mark.parametrize(
     ("candidates", "message"),
     [
-        ({}, "programs must contain at least 2; got 0"),
-        ([], "programs must contain at least 2; got 0"),
-        ({"a": student()}, "programs must contain at least 2; got 1"),
+        ({}, "programs must have a length of at least 2; got 0"),
+        ([], "programs must have a length of at least 2; got 0"),
+        ({"a": student()}, "programs must have a length of at least 2; got 1"),
         (student(), "programs must be a dict from names to programs"),
         ("ab", "programs must be a dict from names to programs"),
         ({"a": student(), "b": "saved.json"}, r"programs\['b'\] must be a dspy.Module; got str"),
@@ -314,8 +314,8 @@ class TestUserPrograms:
         assert "returned program 'good'" in str(optimizer.report)
 
     @pytest.mark.parametrize("metric", [exact, F1("positive")])
-    def test_a_better_result_of_the_search_is_also_compared_with_the_best_of_them(self, metric, tmp_path):
-        """The other program is right on two thirds of the examples."""
+    def test_a_result_of_the_search_is_also_compared_with_the_best_user_program(self, metric, tmp_path):
+        """The user's other program is correct on two thirds of the examples."""
         right = {example.text: example.label for example in EXAMPLES}
 
         def forward(self, text):
@@ -341,7 +341,7 @@ class TestUserPrograms:
         ("optimizer", "candidates", "message"),
         [
             (PLFewShot(exact), {"a": 1}, r"programs\['a'\] must be a dspy.Module"),
-            (PLFewShot(exact), [], "programs must contain at least 1"),
+            (PLFewShot(exact), [], "programs must have a length of at least 1"),
             (PLFewShot(exact, calibrate=True), [student()], "omit calibrate"),
             (PLReorder(exact, auto="paper"), [student()], "cannot compare programs"),
             (TopKOrder(exact), [student()], "cannot compare programs"),

@@ -1,4 +1,4 @@
-"""Compiles that follow or precede DSPy's optimizers, with various kinds of programs."""
+"""Optimizers before or after DSPy's optimizers, with various kinds of programs."""
 
 import json
 from functools import partial
@@ -148,7 +148,7 @@ def test_inside_better_together(engine):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("module", [dspy.Predict, dspy.ChainOfThought])
 def test_members_of_an_ensemble_are_saved_one_by_one(module, tmp_path):
-    """The file that DSPy saves for the ensemble contains no compiled member."""
+    """Members are saved separately, because DSPy's file for an ensemble contains no compiled member."""
     make = partial(module, "question -> answer")
     with using(engine_for(EXAMPLES)):
         members = [dspy.LabeledFewShot(k=4).compile(make(), trainset=EXAMPLES) for _ in range(2)]

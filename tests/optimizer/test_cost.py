@@ -67,7 +67,7 @@ def engine():
 
 
 def tokens_of(request):
-    """Return the number of tokens of a request's messages, as estimates count them."""
+    """Return the number of tokens in a request's messages, counted as in estimates."""
     messages = [{"role": "system", "content": request.system}]
     messages += [{"role": message.role, "content": message.text} for message in request.messages]
     return litellm.token_counter("gpt-4o", messages=messages)
@@ -85,7 +85,7 @@ class TestPrices:
         monkeypatch.delitem(sys.modules, "litellm")
         assert price_of("openai/gpt-4o-mini") == known
         assert 0 < known["cached"] < known["prompt"] < known["completion"]
-        assert price_of(MODEL) is None  # registered only in the imported litellm
+        assert price_of(MODEL) is None  # The price is registered only in the imported litellm.
         for model in ("lm_studio/gpt-4o-mini", "open/gpt-4o-mini", "vertex/gemini-2.5-pro", "/gpt-4o-mini"):
             assert price_of(model) is None
         for model in ("openai/my-own", "fake/other", "", "/", "openai/"):
@@ -106,7 +106,7 @@ class TestPrices:
 
     @pytest.mark.parametrize(("price_of_cached", "expected"), [(0.0, 400), (None, 1000)])
     def test_cached_tokens_may_be_free(self, monkeypatch, price_of_cached, expected):
-        """Without a price for cached tokens, they cost as much as other prompt tokens."""
+        """If cached tokens have no price of their own, they cost as much as other prompt tokens."""
         monkeypatch.setitem(litellm.model_cost[MODEL], "cache_read_input_token_cost", price_of_cached)
         tokens = {"prompt_tokens": 1000, "cached_tokens": 600}
         assert cost_of({MODEL: tokens}) == pytest.approx(expected * PROMPT)
@@ -175,7 +175,7 @@ class TestEstimate:
         assert 0 < engine.num_calls <= estimate.program_calls
 
     @pytest.mark.parametrize(("kind", "demos"), [(PLReorder, 6), (PLFewShot, 0), (TopKOrder, 6)])
-    def test_says_when_max_cost_would_end_the_compile(self, engine, kind, demos):
+    def test_states_when_max_cost_would_end_the_run(self, engine, kind, demos):
         def asked(**limits):
             return kind(exact_match, **limits).estimate(student(demos), trainset=EXAMPLES)
 
@@ -187,7 +187,7 @@ class TestEstimate:
         assert estimate.affordable_calls == pytest.approx(0.25 * without.program_calls, rel=0.01)
         assert estimate.cost == without.cost
         assert estimate.program_calls == without.program_calls
-        says = f"; max_cost ends the compile after about {estimate.affordable_calls:,} calls"
+        says = f"; max_cost ends the run after about {estimate.affordable_calls:,} calls"
         assert str(estimate).splitlines()[0].endswith(says)
         assert "max_cost" not in str(ample) + str(without)
 
@@ -301,7 +301,7 @@ class TestMaxCost:
         # If one call costs a fifth of the limit, nothing may be left for a comparison.
         if spread < 1:
             assert report.stopped == "cost limit"
-            # If costs vary, the limit may not allow to compare three orders on 8 examples.
+            # If costs vary, the limit may be too small to compare three orders on 8 examples.
             assert report.comparison.num_candidates >= 3 - (share < 0.5 and spread > 0)
             assert report.comparison.num_examples >= 4
 
@@ -318,7 +318,7 @@ class TestMaxCost:
     def test_bootstrapping_gets_a_part_of_the_limit(self, tmp_path, limit, failing, seed):
         engine = uneven(spread=0.3, failing=failing, seed=seed)
         runs = []
-        for _ in range(2):  # The second compile repeats the first one from the log, without any call.
+        for _ in range(2):  # The second run reads all calls of the first run from the log.
             options = {"max_metric_calls": 200, "max_errors": 1000, "num_threads": 4, "log_dir": tmp_path}
             chooser = PLFewShot(exact_match, max_cost=limit * A_CALL, seed=seed, **options)
             with using(engine, MODEL):
@@ -334,7 +334,7 @@ class TestMaxCost:
     @pytest.mark.parametrize("kind", [PLReorder, TopKOrder])
     @pytest.mark.parametrize("judge", [False, True])
     def test_holds_for_a_reasoning_model_in_many_threads(self, kind, judge):
-        """The cost of a call of the judge is unknown before the first one."""
+        """The cost of the judge's calls is unknown before its first call."""
 
         def tokens(request):
             time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""The attribute `detailed_results` of returned programs, which has the format of `dspy.GEPA`."""
+"""The attribute `detailed_results` of returned programs, in the format of `dspy.GEPA`."""
 
 import json
 

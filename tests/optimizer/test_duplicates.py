@@ -79,8 +79,8 @@ def test_duplicates_in_the_valset_are_reported_separately(caplog):
     repeated = rows(30, num_repeated=2)
     valset = [labelled(f"other {example.text}", example.label) for example in repeated]
     _, report = go(Engine(), program=FOUR, trainset=rows(60), valset=valset)
-    assert "3 of 63 examples of trainset are duplicates and are not used" in caplog.text
-    assert "2 of 32 examples of valset are duplicates and are not used" in caplog.text
+    assert "3 of 63 examples in trainset are duplicates and are not used" in caplog.text
+    assert "2 of 32 examples in valset are duplicates and are not used" in caplog.text
     assert report.settings["num_repeated"] == 5
     assert "5 duplicates ignored" in report.details()
 

@@ -49,7 +49,7 @@ BROKEN = ("PLReorder", "paper", "TopKOrder")
 TIMED = ("PLReorder", "calibrated", "paper", "PLFewShot", "demos for each input", "TopKOrder", "F1")
 METRICS = {kind: F1("positive") for kind in ("F1", "F1, calibrated")}
 BUDGET = {"paper": 300, "TopKOrder": 200}
-"""Maximum number of program calls, if it is not 100."""
+"""The maximum number of program calls by kind, where it is not 100."""
 OFTEN = {"demos for each input": 3, "programs": 2, "instructions": 3}
 """Maximum number of calls with the same prompt, if it is not 1. Two variations of retrieval, or a user's program and
 the search, may show the same demos. Instructions are not part of these prompts."""
@@ -98,7 +98,7 @@ def kind(request):
 
 class TestLimits:
     def test_the_budget_is_kept_at_any_number_of_threads(self, kind, whole):
-        """The number of threads does not change the result."""
+        """The number of threads does not change the budget or the result."""
         engine = Engine()
         budget = BUDGET.get(kind, 100)
         _, optimizer = compiled(kind, engine, num_threads=8)

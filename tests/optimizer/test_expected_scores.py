@@ -1,4 +1,4 @@
-"""Expected scores in reports of PLFewShot, which are the same for a candidate in all parts of a report."""
+"""Expected scores in PLFewShot's reports. All parts of a report show the same score for a candidate."""
 
 import dspy
 import numpy as np

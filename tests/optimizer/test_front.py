@@ -1,4 +1,4 @@
-"""The front of prompts: the best prompt of each kind, its cost, and the cheapest prompt that is as good."""
+"""The front: the best prompt of each kind, its cost, and the cheapest prompt that is about as good."""
 
 from collections import Counter
 from statistics import mean
@@ -86,7 +86,7 @@ class TestCost:
             assert entry.name == f"{entry.num_demos} retrieved demo{'s' if entry.num_demos > 1 else ''}"
 
     def test_prompts_of_all_predictors_are_counted(self, engine, cached_price):
-        """The program makes two model calls for an example. The second call has a hint and a reasoning."""
+        """The program makes two model calls for an example. The second prompt contains a hint and reasoning."""
         program, optimizer = compiled(fakes.two_predictors())
         for entry in optimizer.report.front:
             built = optimizer.program_with(entry.num_demos)
@@ -234,7 +234,7 @@ def label_of(text):
 
 
 def losses(chance, within, *, demos=0):
-    """Return the loss of score of each compile's cheapest program, and how many of them have fewer demos.
+    """Return how much score the cheapest program of each run loses, and how many of them have fewer demos.
 
     Args:
         chance: Returns the true score, given the number of demos.

@@ -88,7 +88,7 @@ class TestChoice:
         assert PlackettLuce.from_state(entry.distribution).num_items == 4
         assert not report.original_stays
         assert report.comparison.probability > 0.9
-        assert f"instruction of self (instructions[1]): {GOOD}" in str(report)
+        assert f"instruction for self (instructions[1]): {GOOD}" in str(report)
         assert f"not scored (instructions[0]): {BAD}" in report.details() or f": {BAD}" in report.details()
         report.save(tmp_path / "report.json")
         assert Report.load(tmp_path / "report.json") == report
@@ -145,12 +145,13 @@ class TestChoice:
     )
     def test_instructions_without_a_usable_text_are_rejected(self, instructed, texts):
         with pytest.raises(
-            ValueError, match=r"'self' that changes its prompt; got none \(instructions\[0\]: .*pass other"
+            ValueError,
+            match=r"the prompt for predictor 'self'; got none \(instructions\[0\]: .*pass other instructions",
         ):
             compiled(*texts)
         two = fakes.two_predictors()
         (name, _), (other, _) = two.named_predictors()
-        with pytest.raises(ValueError, match=f"a text for {other!r}"):
+        with pytest.raises(ValueError, match=f"the prompt for predictor {other!r}"):
             compiled(instructions={name: [GOOD], other: [""]}, program=two)
         assert instructed.num_calls == 0
 
@@ -184,7 +185,10 @@ class TestSeveralPredictors:
         ("instructions", "message"),
         [
             ([GOOD], "instructions must be a dict by predictor, because the student has 2 predictors"),
-            ({"hints": [GOOD]}, r"predictors of the student, \['hint', 'answer.predict'\]; got \['hints'\]"),
+            (
+                {"hints": [GOOD]},
+                r"names of the student's predictors, \['hint', 'answer.predict'\]; got \['hints'\]",
+            ),
         ],
     )
     def test_names_must_be_known(self, instructed, instructions, message):
@@ -304,7 +308,7 @@ class TestUserPrograms:
         assert Report.load(tmp_path / "report.json") == report
 
     def test_the_result_is_about_as_good_as_the_better_part_alone(self):
-        """The good demos or the good instruction alone score .6, but both together score .2."""
+        """The good demos and the good instruction each score .6 alone, but only .2 together."""
         shares = []
         for seed in range(4):
             engine = SharingEngine(clash=-0.7)
@@ -429,7 +433,7 @@ class TestUserPrograms:
 
     def test_the_name_student_is_rejected(self):
         engine = SharingEngine()
-        with pytest.raises(ValueError, match="programs must not use the name 'student'"):
+        with pytest.raises(ValueError, match="programs must not contain the name 'student'"):
             joined(engine, {"student": with_demos("poor")})
         assert not engine.num_calls
 
@@ -711,7 +715,7 @@ class TestProposals:
     def test_an_adapter_that_shows_no_instruction_is_rejected_before_any_call(self, instructed):
         with dspy.context(adapter=PlainTextAdapter(show_instructions=False)):
             engine = ProposingEngine(GOOD)
-            with pytest.raises(ValueError, match="PlainTextAdapter omits them"):
+            with pytest.raises(ValueError, match="got PlainTextAdapter, which omits them"):
                 proposing(engine=engine)
         assert not engine.prompts
 
@@ -720,7 +724,7 @@ WORD = "Use the code word zebra."
 
 
 class CodedEngine(InstructedEngine):
-    """An engine that answers well only if the instruction has the code word; it records questions asked with it."""
+    """An engine that needs a code word in the instruction, and records the questions asked with the word."""
 
     def __init__(self, **options):
         super().__init__({example.question: example.answer for example in EXAMPLES}, **options)

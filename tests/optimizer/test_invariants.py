@@ -1,4 +1,4 @@
-"""Properties of every compile, tested with random demos, failures and arguments."""
+"""Properties that hold for every run, tested with random demos, failures and arguments."""
 
 import itertools
 import json
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from plr_dspy import PLReorder
 
 EXAMPLES = questions(24, classes=2)
-DEMOS = st.one_of(  # demos with an answer, without one, without the prompt's fields, and as dicts
+DEMOS = st.one_of(  # demos with and without an answer, without the prompt's fields, and as dicts
     st.integers(0, 4).map(lambda i: dspy.Example(question=f"demo {i}", answer=f"answer {i % 2}")),
     st.integers(0, 2).map(lambda i: dspy.Example(question=f"demo {i}")),
     st.just(dspy.Example(other="never shown")),
@@ -89,7 +89,7 @@ def test_invariants(predictors, program_fails, metric_fails, max_metric_calls, *
     # Only these demos are shown in prompts.
     assert all(sorted(slot.ordering) == sorted(slot.original) for slot in report.slots)
 
-    # The budget is kept, and the log has every call.
+    # The number of calls is within the budget, and the log has every call.
     total = report.program_calls["total"]
     assert total <= planned <= max_metric_calls
     phases = ("search", "race", "final")

@@ -1,4 +1,4 @@
-"""PLFewShot(min_per_class=...): how many demos of each class its prompts show."""
+"""The argument `min_per_class` of PLFewShot: how many demos of each class prompts show."""
 
 import random
 from collections import Counter
@@ -21,7 +21,7 @@ def examples_of(labels):
 
 
 def imbalanced(names, number):
-    """Return one example of each class, and others mostly of the first classes."""
+    """Return one example of each class, and more examples, most of which have one of the first classes."""
     rng = random.Random(0)
     rest = [names[int(len(names) * rng.random() ** 3)] for _ in range(number - len(names))]
     return examples_of([*names, *rest])
@@ -61,7 +61,7 @@ def counts_of(demos):
 
 
 def prompts(engine, field="answer"):
-    """Return the classes of the demos in each prompt that had any."""
+    """Return the classes of the demos in each prompt with demos."""
     counts = []
     for texts in engine.requests:
         answers = [dict(FIELD.findall(reply)).get(field, "").strip() for reply in texts[1:-1:2]]
@@ -85,12 +85,12 @@ class TestChoice:
         assert {count.total() for count in shown} <= set(range(4 * minimum, max_demos + 1))
         assert not chooser.report.scarce_classes
         assert "fewer demos" not in str(chooser.report)
-        # The student, which has no demos, competes, too.
+        # The student, which has no demos, is also a candidate.
         assert chooser.report.candidates[0].ordering == {"self": []}
         for number in {entry.num_demos for entry in chooser.report.best_by_number} - {0}:
             assert show_each([counts_of(chooser.program_with(number).demos)], NAMES[:4], minimum)
 
-    def test_without_it_prompts_lack_classes(self, engine):
+    def test_without_a_minimum_prompts_lack_classes(self, engine):
         compiled()
         assert not show_each(prompts(engine), NAMES[:4], 1)
 
@@ -121,7 +121,7 @@ class TestChoice:
         for ordering in searched:
             assert show_each([counts_of(slot.demos[item] for item in ordering)], NAMES[:4], 2)
 
-    def test_the_student_and_other_programs_are_compared_unchanged(self, engine):
+    def test_the_minimum_does_not_apply_to_the_student_and_other_programs(self, engine):
         student = typed()
         student.demos = EXAMPLES[:2]
         rival = typed()
@@ -133,7 +133,8 @@ class TestChoice:
 
     def test_the_shortest_prompt_within_a_token_limit_has_all_classes(self, engine):
         with pytest.raises(
-            ValueError, match="min_per_class; got 30: increase max_demo_tokens, or decrease min_demos or"
+            ValueError,
+            match=r"min_per_class have this many tokens; got 30: increase .* decrease min_demos or",
         ) as error:
             compiled(min_per_class=2, max_demo_tokens=30)
         least = int(str(error.value).split("at least ")[1].split(",")[0])
@@ -154,12 +155,12 @@ class TestScarceClasses:
         assert number_in_pool[NAMES[4]] == 1
         assert show_each(prompts(engine), NAMES[:4], 2)
         assert show_each(prompts(engine), NAMES[4:5], 1)
-        line = "self has fewer demos to choose from than min_per_class=2 of 'class 04' (1), 'class 05' (0)"
+        line = "self has fewer than min_per_class=2 demos to choose from for 'class 04' (1), 'class 05' (0)"
         assert line in str(chooser.report)
         chooser.report.save(tmp_path / "report.json")
         assert Report.load(tmp_path / "report.json").scarce_classes == scarce
 
-    def test_the_pool_grows_so_that_it_has_enough(self, engine):
+    def test_the_pool_is_extended_to_meet_the_minimum(self, engine):
         trainset = imbalanced(NAMES[:20], 60)
         _, chooser = compiled(typed(NAMES[:20]), trainset, min_per_class=1, max_demos=20)
         assert len(chooser.report.slots[0].demos) == 20 > 60 / 4
@@ -221,13 +222,13 @@ BAD = [
     (
         {"demos": "auto"},
         typed(),
-        "min_per_class needs demos='fixed', because retrieved demos may lack any class; got demos='auto': pass",
+        "min_per_class needs demos='fixed', because retrieved demos may lack a class; got demos='auto': pass",
     ),
     (
         {"max_demos": 7, "min_per_class": 2},
         typed(),
-        "max_demos must be at least 8 for min_per_class=2, because the demos of 'self' have 4 values of 'answer'; "
-        "got 7: increase max_demos, or reduce or omit min_per_class",
+        "max_demos must be at least 8 for min_per_class=2, because the demos for 'self' have 4 different values of "
+        "'answer'; got 7: increase max_demos",
     ),
     (
         {},
@@ -237,7 +238,7 @@ BAD = [
     (
         {},
         dspy.Predict("question -> label"),
-        "needs demos with a value of 'label', but there are none: pass examples",
+        "needs demos with a value of 'label'; got none: pass examples with a value of 'label'",
     ),
 ]
 

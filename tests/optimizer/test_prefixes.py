@@ -119,7 +119,7 @@ class TestUncachedTokens:
         assert prefixes.num_new([(((0,),), sent), (((1,),), {})]) == 500
         assert prefixes.num_new([(((0,),), sent), (((1,),), {"m": {"replies_without_usage": 1}})]) is None
 
-    def test_agree_with_those_that_the_server_counts(self, single):
+    def test_agree_with_the_count_of_the_server(self, single):
         engine, report = single
         sent = sum(tokens["prompt_tokens"] for tokens in report.tokens.values())
         assert report.new_prompt_tokens == pytest.approx(engine.new_tokens(), rel=0.1)

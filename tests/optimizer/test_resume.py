@@ -1,4 +1,4 @@
-"""Compiles that are killed, interrupted or fail, and then resume from their log_dir."""
+"""Runs that are killed or interrupted, or that fail, and then resume from their log_dir."""
 
 import asyncio
 import itertools
@@ -125,7 +125,7 @@ class TestKilled:
 
     @pytest.mark.parametrize("number", [10, 70, -5])
     def test_a_call_whose_line_was_removed_is_repeated(self, tmp_path, engine, number):
-        """The error about an unreadable line advises to remove the line."""
+        """The error about an unreadable line advises removing the line."""
         expected = found(compiled(tmp_path, num_threads=1))
         path = tmp_path / "calls.jsonl"
         num_calls = engine.num_calls
@@ -196,7 +196,7 @@ class TestIdentity:
 
         go()
         before = engine.num_calls
-        message = f"belongs to another compile: .*{difference}.*another log_dir"
+        message = f"belongs to another compile run: .*{difference}.*another log_dir"
         with pytest.raises(ValueError, match=message):
             go(**change)
         go()
@@ -227,7 +227,10 @@ class TestFolders:
         [
             (b"\0\0", "line 1 of .*calls.jsonl"),
             (b'{"call": ["x", "y"], "score": "high"}', "line 1 of .*calls.jsonl"),
-            (b'{"call": ["x", "y"], "score": 1}', "belongs to another compile: models was None and is now "),
+            (
+                b'{"call": ["x", "y"], "score": 1}',
+                "belongs to another compile run: models was None and is now ",
+            ),
             (b'{"schema_version": 99, "identity": {}}', r"schema_version must be \d+; got 99"),
             (b'{"something": 1}', r"schema_version must be \d+; got None"),
             *((TOLD % values, "line 1 of") for values in (b"1", b"[null]", b"{}")),
@@ -307,7 +310,7 @@ class TestOtherArguments:
         [(PLReorder, {}, 5), (PLReorder, {}, 0), (PLFewShot, {"max_bootstrapped": 4}, 0)],
     )
     def test_the_order_of_examples_does_not_matter(self, tmp_path, engine, kind, options, num_demos):
-        """Splits, pools and added demos are drawn as before."""
+        """Splits, pools and added demos stay the same if the examples are shuffled."""
 
         def go(trainset, log_dir=None):
             options_of = {**options, "max_metric_calls": 150, "num_threads": 1, "display_progress": False}
@@ -328,7 +331,9 @@ class TestOtherArguments:
             ({}, 100, 500),
         ],
     )
-    def test_another_plan_finds_the_same_as_without_a_log(self, tmp_path, engine, options, first, second):
+    def test_another_plan_gives_the_same_result_as_without_a_log(
+        self, tmp_path, engine, options, first, second
+    ):
         compiled(tmp_path, student(3), max_metric_calls=first, **options)
         report = compiled(tmp_path, student(3), max_metric_calls=second, **options)
         assert set(engine.requests.values()) == {1}
@@ -336,7 +341,7 @@ class TestOtherArguments:
         assert found(report) == found(compiled(None, student(3), max_metric_calls=second, **options))
 
     @pytest.mark.parametrize("work", [compiled, selected])
-    def test_each_budget_and_seed_gives_its_own_result_again(self, tmp_path, engine, work):
+    def test_each_budget_and_seed_gives_the_same_result_again(self, tmp_path, engine, work):
         """Calls of other compiles in the same folder do not change the result."""
         runs = [(0, 150), (0, 100), (1, 150)]
         reports = {}
@@ -429,7 +434,7 @@ class TestSignals:
             assert 40 < finished <= 50
             assert len(reorder.best_program.demos) == 5
             release.set()
-            # The hanging calls end during this compile.
+            # The hanging calls end during this run.
             reorder.compile(student(5), trainset=EXAMPLES)
             assert reorder.report.program_calls["resumed"] == finished
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

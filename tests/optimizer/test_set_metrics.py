@@ -113,7 +113,7 @@ def test_equal_answers_are_no_evidence_even_if_their_weights_differ(signal):
 
 
 def test_calibration_weights_labels_by_their_shares():
-    """The offsets are those of batch calibration over all examples."""
+    """Check that the offsets equal those of batch calibration over all examples."""
 
     def unsure(demos, text):
         own = 0.3 if number(text) % 2 else -2.7
@@ -226,7 +226,7 @@ def test_calibrated_answers_with_retrieved_demos_match_the_returned_program(demo
 
 class TestBatchCalibration:
     def test_chooses_the_label_shares_that_score_best(self):
-        """The engine leans to the frequent label."""
+        """The engine is biased towards the frequent label."""
         lean = lambda text: -0.5 if number(text) % 2 else -4.5  # noqa: E731
         engine = Engine(probabilities=lambda demos, text: two(lean(text)))
         program, accuracies = calibrated(engine)
@@ -288,7 +288,7 @@ def test_a_log_of_a_metric_by_example_is_rejected(tmp_path):
 def test_labels_that_the_program_cannot_answer_are_rejected_before_any_call():
     trainset = [labelled(example.text, example.label.title()) for example in RARE]
     engine = Engine(probabilities=shy)
-    message = r"(?s)(first has 'Positive').*no answer can be right"
+    message = r"(?s)first value is 'Positive'.*no answer can be correct"
     with pytest.raises(ValueError, match=message):
         options = {"engine": engine, "trainset": trainset, "signal": "score"}
         compiled(PLReorder, F1("Positive"), **options)
@@ -304,7 +304,7 @@ class TestBadInput:
             (F1("happy"), "must have the label 'happy'"),
             (
                 F1("positive", field="mood"),
-                r"the field 'mood' .* the program's outputs are \['label'\].*pass this name",
+                r"the field 'mood' .* the program's outputs are \['label'\].*pass that name",
             ),
         ],
     )

@@ -25,7 +25,7 @@ class TestWithoutLogProbabilities:
             (SILENCE, {"logprobs": False}, {}),
             (SILENCE, {"logprobs": False}, {"program": student(demos=[]), "num_demos": 4}),
             ("fake/x rejects requests for log-probabilities", {"refusal": REFUSAL}, {}),
-            ("auto='paper' scores orders as the paper does", {}, PAPER),
+            ("auto='paper' learns only from scores, as in the paper", {}, PAPER),
             (ALONE, {}, {"metric": label_world.whole_prediction}),
             ("the metric calls a language model", {}, {"metric": label_world.judged}),
             ("there are 0 outputs of type Literal, enum or bool", {}, {"program": student(str)}),
@@ -33,7 +33,7 @@ class TestWithoutLogProbabilities:
             (SEVERAL, {}, {"program": label_world.twice()}),
         ],
     )
-    def test_calls_and_result_are_those_of_a_search_by_scores(self, reason, engine, options):
+    def test_calls_and_result_are_the_same_as_in_a_search_by_scores(self, reason, engine, options):
         """A rejected request for log-probabilities is repeated without them, as part of the same program call."""
         engine = Engine(**engine)
         other = Engine()
@@ -62,7 +62,7 @@ class TestWithoutLogProbabilities:
         ("options", "stopped_at"),
         [({}, 2), ({}, 6), ({"kind": PLFewShot}, 2), ({"kind": PLFewShot, "demos": "auto"}, 6)],
     )
-    def test_a_resumed_compile_remembers_that_there_are_none(self, tmp_path, options, stopped_at):
+    def test_a_resumed_compile_keeps_the_signal_and_its_result(self, tmp_path, options, stopped_at):
         whole = go(Engine(logprobs=False), max_metric_calls=60, **options)[1]
         engine = Engine(logprobs=False)
         engine.at = {stopped_at: interrupt}
@@ -156,7 +156,7 @@ def test_answers_without_a_model_call_are_not_conclusive():
 
 @pytest.mark.parametrize(("logprobs", "fails"), [(True, False), (False, True)])
 def test_the_first_call_counts_towards_the_time_limit(logprobs, fails):
-    """No other call begins after the time limit."""
+    """No call begins after the time limit."""
 
     def slow():
         time.sleep(0.6)

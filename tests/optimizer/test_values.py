@@ -260,7 +260,7 @@ def test_fields_without_a_type_accept_any_value(make, where, candidates, tmp_pat
 @pytest.mark.parametrize("name", ["answer", "augmented", "base", "reasoning"])
 @pytest.mark.parametrize("is_input", [True, False])
 def test_outputs_with_any_name_become_demos(name, is_input):
-    """The name may also be that of an input, or of an argument of `dspy.Example`."""
+    """The output may have the name of an input, or of an argument of `dspy.Example`."""
     inputs = ["question", name] if is_input else ["question"]
     rows = []
     for i in range(40):
@@ -285,7 +285,7 @@ def test_outputs_with_any_name_become_demos(name, is_input):
 
 
 def calls_of_compiles_of_sets(folder):
-    """Return the number of calls of two compiles with logs in a folder, on examples that contain sets."""
+    """Return the numbers of calls in two runs that log in a folder, on examples that contain sets."""
     names = ["amber", "birch", "cedar", "daisy", "elder"]
     rows = []
     for number in range(40):

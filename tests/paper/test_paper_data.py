@@ -210,7 +210,7 @@ def test_errors_name_a_changed_data_set(hub, columns, words):
         load(MR)
 
 
-def test_the_error_without_the_hub_advises_to_pass_files(hub):
+def test_the_error_without_the_hub_advises_passing_files(hub):
     with pytest.raises(
         DataError, match=r"hub:SetFit/subj:train cannot be read .*subj_test.jsonl .*\(--data-dir\)"
     ):

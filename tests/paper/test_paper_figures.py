@@ -18,7 +18,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def ranked(num_demos=3, seed=1, method=PROBABILITY[0], **changes):
-    """Return the result of a run that has scored all orders, with random scores and probabilities."""
+    """Return the result of a run that scored all orders, with random scores and probabilities."""
     rng = np.random.default_rng([num_demos, seed])
     orders = list(itertools.permutations(range(num_demos)))
     fields = {

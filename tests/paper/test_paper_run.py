@@ -156,7 +156,7 @@ def test_bad_arguments_are_rejected(data, tmp_path, capsys, options, words):
     assert "Traceback" not in captured.err
 
 
-def test_the_error_without_the_hub_advises_to_pass_a_folder(tmp_path, capsys):
+def test_the_error_without_the_hub_advises_passing_a_folder(tmp_path, capsys):
     options = [
         "--tasks",
         "subj",

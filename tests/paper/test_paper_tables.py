@@ -71,7 +71,7 @@ class TestFrame:
         [
             ({"model": "other"}, "one model"),
             ({"format": "chat"}, "one prompt format"),
-            ({"method": "Static"}, "two lines of mr"),
+            ({"method": "Static"}, "two lines for mr"),
             ({"num_demos": 4, "scores": [1.0, 1.0, 0.0]}, "same examples"),
             ({"data": {"pool": "b"}}, "same examples"),
         ],

@@ -44,7 +44,10 @@ def all_rankings(distribution):
 
 
 def naive_probability(distribution, row):
-    """Return the probability by PLR Eq. 2, item by item, times the probability of the length."""
+    """Return a ranking's probability, calculated item by item with PLR Eq. 2.
+
+    The result includes the probability of the ranking's length.
+    """
     ranking = [item for item in row if item >= 0]
     weights = [1.0]
     if distribution.weights is not None:

@@ -109,7 +109,7 @@ class TestFit:
 
 
 def test_rank_ema_assigns_the_mean_remaining_rank_to_items_not_shown():
-    """The ranks of [2, 0] are 1, 2.5, 0, 2.5."""
+    """Among four items, the ranking [2, 0] corresponds to the ranks 1, 2.5, 0, 2.5."""
     rule = RankEMA(smoothing=1.0)
     updated = rule.update(rule.initial(4), padded([[2, 0], [3, 1, 0, 2]], 4))
     ranks = (float64([1, 2.5, 0, 2.5]) + float64([2, 1, 3, 0])) / 2
@@ -143,7 +143,7 @@ class TestMixtureEM:
         assert torch.corrcoef(torch.stack([heaviest, logits]))[0, 1] > 0.9
 
     def test_one_component_per_ordering_fits_any_distribution(self):
-        """The paper proves this in its theorem on expressivity."""
+        """Check the paper's theorem on expressivity with a random distribution."""
         orderings = torch.tensor(list(itertools.permutations(range(3))))
         target = torch.empty(len(orderings), dtype=torch.float64)
         target.exponential_(generator=torch.Generator().manual_seed(1))
@@ -185,10 +185,10 @@ class TestEveryRule:
     @pytest.mark.parametrize(
         ("elites", "weights", "message"),
         [
-            ([[0, 1, 2]], [1.0, 2.0], "for each elite"),
-            ([[0, 1, 2]], [math.nan], "a number >= 0"),
-            ([[0, 1, 2]], [0.0], "at least one of them above 0"),
-            ([[0, 1, 2], [2, 1, 0]], [1.0, -1.0], "a number >= 0"),
+            ([[0, 1, 2]], [1.0, 2.0], "one for each elite"),
+            ([[0, 1, 2]], [math.nan], "numbers >= 0"),
+            ([[0, 1, 2]], [0.0], "at least one above 0"),
+            ([[0, 1, 2], [2, 1, 0]], [1.0, -1.0], "numbers >= 0"),
         ],
     )
     def test_rejects_invalid_weights(self, rule, elites, weights, message):

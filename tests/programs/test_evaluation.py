@@ -144,7 +144,7 @@ def test_a_metric_over_a_set_and_a_calibrated_program():
 
 @pytest.mark.parametrize(("recall", "alarms"), [(0.7, 0.3), (0.1, 0.02)])
 def test_intervals_of_a_metric_over_a_set_have_the_stated_coverage(recall, alarms):
-    """Some of the programs find no positive example, and every draw of examples has other labels."""
+    """Some of the programs find no positive example, and each draw of examples has different labels."""
     rng = np.random.default_rng(0)
     inside = np.zeros(2)
     worlds = 100

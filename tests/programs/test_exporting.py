@@ -205,7 +205,7 @@ class FirstWordsAdapter(dspy.ChatAdapter):
         (lambda: dspy.Predict("tools: list[dspy.Tool] -> answer"), "is of type Tool"),
         (
             lambda: with_demos(dspy.Predict("question -> answer"), "as {{question}}"),
-            "pass format='langchain'",
+            r"contains the literal text '{{question}}'.*pass format='langchain'",
         ),
         (dspy.Module, "has no predictors"),
     ],
@@ -230,7 +230,7 @@ def test_arguments_are_checked():
     with pytest.raises(TypeError, match=r"program must be a dspy\.Module; got str"):
         export("program")
     prompt = export(program)["self"]
-    with pytest.raises(ValueError, match=r"fill must get only the inputs .*; got 'text': omit 'text'"):
+    with pytest.raises(ValueError, match=r"fill accepts only the inputs .*; got 'text': omit 'text'"):
         prompt.fill(question="a", text="b")
     for inputs in ({}, {"question": None}):
         with pytest.raises(ValueError, match="fill needs a value for the input 'question'"):

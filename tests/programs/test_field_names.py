@@ -117,7 +117,7 @@ class TestEveryNameWorks:
         check_demos(compiled, place, tmp_path)
 
     def test_in_examples_with_lists(self, place):
-        """A metric's changes to an example are not kept."""
+        """Check that a metric's changes to an example are not kept."""
 
         def writing(example, prediction, trace=None):
             for name in PLACES[place][1]:

@@ -170,7 +170,7 @@ def test_values_in_a_subclass_of_example_are_copied_for_each_call(memory, way):
 
 
 def test_an_input_that_the_program_modifies_is_still_excluded_from_its_demos():
-    """The program modifies the input before it calls its predictor."""
+    """Let the program modify the input before it calls its predictor."""
     world = World(*MEMORIES["history"])
     shown = []
 

@@ -84,7 +84,7 @@ class TestCells:
         assert all(example.notes == ["a", {"b": 1}] for example in examples)
 
     def test_calls_run_concurrently_or_in_the_main_thread_if_num_threads_is_one(self, engine):
-        """A database connection may only work in the thread of the caller."""
+        """A database connection may work only in the caller's thread."""
         meeting = threading.Barrier(4)
 
         def meets(example, prediction):
@@ -158,7 +158,7 @@ class TestErrors:
     def test_one_call_in_twenty_may_fail_if_this_exceeds_the_limit_of_dspy(
         self, engine, of_so_many, num_calls
     ):
-        """A compile with 1,000 calls must not end at its tenth failure."""
+        """A run with 1,000 calls must not end at its tenth failure."""
         calls = itertools.count(1)
 
         def metric(example, prediction):

@@ -63,7 +63,7 @@ def test_examples_without_a_possible_label_are_an_error_before_any_call(run, kin
 
 
 def columns(**values):
-    """Return examples with these columns; every value is a list of the distinct ones, in turn."""
+    """Return examples with these columns, each of which repeats a list of values."""
     examples = []
     for i in range(60):
         row = {name: distinct[i % len(distinct)] for name, distinct in values.items()}
@@ -96,17 +96,17 @@ EVERYTHING = {
         (F1("yes"), PARTLY_EMPTY, r"20 of 60 examples have no label in 'answer'.*\w+\[2\]: drop these rows"),
         (F1("yes"), columns(answer=["yes", "no", math.nan]), "20 of 60 examples have no label"),
         (F1("yes"), columns(answer=["yes", "no"], note=["a"]), "exactly one non-input field"),
-        (exact_match, columns(answer=[0, 1]), r"no answer can be right.*as_examples\(dataset, program\)"),
+        (exact_match, columns(answer=[0, 1]), r"no answer can be correct.*as_examples\(dataset, program\)"),
     ],
 )
-def test_labels_that_a_metric_needs_are_missed_before_the_budget_is_checked(run, metric, rows, message):
+def test_missing_labels_are_reported_before_the_budget_is_checked(run, metric, rows, message):
     with using(engine_for(EXAMPLES)) as engine, pytest.raises(ValueError, match=message):
         EVERYTHING[run](metric, program_of(LABEL), rows)
     assert not engine.num_calls
 
 
 def warnings_of(caplog, metric, kind, rows):
-    """Return the warnings about answers; the check of the budget then ends the run."""
+    """Return the warnings about answers. The budget check that follows ends the run."""
     program = program_of(kind)
     program.demos = [dspy.Example(question=f"demo {i}", answer="a") for i in range(4)]
     with using(engine_for(EXAMPLES)), pytest.raises(ValueError, match="max_metric_calls must be at least"):
@@ -117,18 +117,18 @@ def warnings_of(caplog, metric, kind, rows):
 @pytest.mark.parametrize(
     ("metric", "kind", "rows", "words"),
     [
-        (judge, LABEL, NAMED_OTHERWISE, "rename the column of the labels"),
-        (exact_match, str, NAMED_OTHERWISE, "rename the column of the labels"),
-        (exact_match, LABEL, PARTLY_EMPTY, "20 of 60 examples of trainset have no value in 'answer'"),
+        (judge, LABEL, NAMED_OTHERWISE, "rename the column that holds the labels"),
+        (exact_match, str, NAMED_OTHERWISE, "rename the column that holds the labels"),
+        (exact_match, LABEL, PARTLY_EMPTY, "trainset: 20 of 60 examples have no value in 'answer'"),
         (
             exact_match,
             str,
             columns(answer=[3, 4]),
-            "unless the metric converts one of them, no answer is right",
+            "Unless the metric converts the numbers or the answers, no answer is correct",
         ),
     ],
 )
-def test_labels_that_a_metric_may_need_are_warned_of_once(caplog, metric, kind, rows, words):
+def test_a_single_warning_names_missing_labels_that_a_metric_may_need(caplog, metric, kind, rows, words):
     (warning,) = warnings_of(caplog, metric, kind, rows)
     assert words in warning
 
@@ -144,7 +144,7 @@ def test_labels_that_a_metric_may_need_are_warned_of_once(caplog, metric, kind, 
         (exact_match, int, columns(answer=[3, 4])),
     ],
 )
-def test_labels_that_no_metric_needs_or_that_the_type_allows_are_not_told(caplog, metric, kind, rows):
+def test_labels_that_no_metric_needs_or_that_the_type_allows_cause_no_warning(caplog, metric, kind, rows):
     assert not warnings_of(caplog, metric, kind, rows)
 
 

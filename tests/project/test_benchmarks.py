@@ -73,7 +73,7 @@ def run(tmp_path, monkeypatch, capsys):
 
 
 def test_sides_keep_to_their_calls_and_all_calls_are_counted(run):
-    """Without a number, the limit is that of the random search. The calls of "half of it" count for PLReorder."""
+    """Sides without a number have the random search's limit. The calls of "half of it" count for PLReorder."""
     sides = ("random search", "half of it", "half of it, PLReorder", "PLReorder", "PLFewShot@30")
     counted = ("original", "calibrated", "TopK calibrated@100", "calibrate@40")
     num_calls = {}
@@ -311,7 +311,7 @@ def test_without_torch_the_error_names_the_packages_to_install(monkeypatch):
 
 
 def simulated_record(path, *, num_sets=10, set_effect=0.0, order_effect=0.0, bias=0.0):
-    """Write and read answers with known accuracies to 1,000 examples, for 3 orders of each set."""
+    """Write and read a record with known accuracies: answers to 1,000 examples, for 3 orders of each set."""
     rng = np.random.default_rng(5)
     gold = rng.integers(2, size=1_000)
     kinds = ["no demos", "nearest"]

@@ -87,7 +87,7 @@ def test_importing_loads_no_heavy_modules_and_formats_log_lines_like_dspy():
 
 
 def test_optimizers_load_no_extras_and_an_estimate_needs_no_network_and_prints_nothing():
-    """Torch's compiler is not imported, because importing it takes longer than importing the package."""
+    """Check that Torch's compiler is not imported, because importing it takes longer than the package."""
     assert run(BESIDE_DSPY) == ("", "")
 
 

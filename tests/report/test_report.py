@@ -40,7 +40,7 @@ def chain():
 
 
 def compiled(program=None, *, lm=None, metric=exact_match, kind=PLReorder, examples=EXAMPLES, **options):
-    """Return the report of a real compile, even if it is interrupted."""
+    """Return the report of a real compile run, even if the run is interrupted."""
     options = {"num_threads": 1, "display_progress": False, **options}
     if issubclass(kind, (PLReorder, PLFewShot)):
         options = {"max_metric_calls": 200, **options}
@@ -163,7 +163,7 @@ def candidate(gain, probability, worse):
 
 
 def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, **changes):
-    """Return the report of a compile with two demos, whose original order scored 0.5.
+    """Return a hand-made report of a compile run with two demos. Their original order scored 0.5.
 
     Args:
         others: Expected gain and probability of the other candidates.
@@ -213,7 +213,7 @@ def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, 
     return Report(**{**data, **changes, "settings": settings})
 
 
-NOT_SURE = "+0.012, but that is too uncertain (better with probability 0.60, worse with 0.30)"
+NOT_SURE = "+0.012, but this is too uncertain (better with probability 0.60, worse with 0.30)"
 NOTHING_DIFFERED = "no score differed on 19 examples: check that replies can be parsed"
 
 
@@ -406,7 +406,7 @@ class TestText:
         ("gain", "least", "reason"),
         [
             (0.012, 0.9, NOT_SURE),
-            (0.0, 0.9, "your program stays: no other program is expected to do better\n"),
+            (0.0, 0.9, "your program is kept: no other program is expected to do better\n"),
         ],
     )
     def test_the_report_explains_why_the_original_is_kept(self, gain, least, reason):
@@ -414,7 +414,7 @@ class TestText:
         settings = {"min_probability": least}
         text = str(by_hand([0, 1], others=others, settings=settings))
         assert reason in text
-        assert "your program stays" in text
+        assert "your program is kept" in text
         assert "returned program" not in text
 
     @pytest.mark.parametrize(
@@ -518,4 +518,4 @@ def test_a_report_says_if_nothing_was_compared(reason):
     interrupted = reason is not StopReason.BUDGET
     text = str(by_hand(comparison=None, candidates=[], stop_reason=reason))
     assert "nothing was compared with your program" in text
-    assert ("with log_dir, the same compile resumes from here" in text) == interrupted
+    assert ("if log_dir is set, compile again with the same arguments to resume" in text) == interrupted

@@ -76,7 +76,7 @@ def without_calls(metric=exact):
 
 
 def compiled(engine, *, student=None, trainset=None, valset=None, asks=1, **options):
-    """Return the compiled program and its optimizer, after a check of the number of calls.
+    """Return the compiled program and its optimizer, after checking the number of calls.
 
     Args:
         asks: Number of LM calls in one program call.
@@ -186,7 +186,7 @@ class TestLeaks:
 
     @MODES
     def test_no_leak_in_plain_threads_without_the_context_of_the_example(self, demos, caplog):
-        """Calls in such threads show no retrieved demos."""
+        """Calls in threads without the context show no retrieved demos."""
         warn_of_unknown_example.cache_clear()
 
         def in_a_thread(self, question):
@@ -393,7 +393,7 @@ class TestChoice:
         assert optimizer.report.vote is None
 
     def test_a_vote_that_is_slow_or_fails_is_omitted(self, monkeypatch):
-        """A metric may fail because it reads an output that the nearest demos lack."""
+        """A metric may fail because it reads an output that the nearest demos do not have."""
 
         def metric(example, prediction):
             return len(prediction["reasoning"]) > 0

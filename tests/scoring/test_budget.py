@@ -127,7 +127,7 @@ class TestCost:
 
 class TestTimeAndCalls:
     def test_the_pace_is_measured_on_new_calls(self, clock, resumed):
-        """Recalled calls take no time."""
+        """Check that recalled calls, which take no time, do not affect the pace."""
         budget = Budget(resumed(*[0] * 500), max_seconds=1000)
         for number in range(500):
             budget.recall((f"order {number}", 0))

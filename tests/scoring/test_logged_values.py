@@ -58,6 +58,6 @@ def test_a_value_that_contains_itself_is_rejected():
 
 @pytest.mark.parametrize("value", ["\ud83d", {"\ud83d": 1}, [("\ud83d",)]])
 def test_lone_surrogates_are_restored(value):
-    """UTF-8 cannot encode a lone surrogate."""
+    """Check text that UTF-8 cannot encode."""
     data = ValueCodec().encode(value)
     assert ValueCodec().decode(orjson.loads(orjson.dumps(data))) == value

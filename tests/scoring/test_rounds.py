@@ -95,7 +95,7 @@ class TestExamples:
         assert len(rounds.wanted([ORDERINGS[1]])[ORDERINGS[1]]) == 9 + 6
 
     def test_programs_with_equal_prompts_share_a_call(self):
-        """Two programs produce the same prompt for some examples."""
+        """Check two programs that produce the same prompt for some examples."""
         first = WholeProgram(0, "nearest last")
         second = WholeProgram(1, "nearest first")
         prompts = dict(zip([(first, i) for i in range(3)], "abc", strict=True))
@@ -159,7 +159,7 @@ class TestExamples:
 
     @pytest.mark.parametrize(("calls", "count"), [(0, 0), (3, 0), (4, 1), (11, 2), (12, 3), (99, 5)])
     def test_only_complete_orderings_count_when_the_budget_runs_out(self, calls, count):
-        """Only the orderings before the first incomplete one are returned."""
+        """Check that only the orderings before the first incomplete ordering are returned."""
         payer = TablePayer(table())
         payer.pay([("4", example) for example in range(16, 20)])
         payer.most = 4 + calls

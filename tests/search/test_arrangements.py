@@ -109,11 +109,9 @@ class TestWorlds:
 
     @pytest.mark.parametrize(("kind", "num_known"), [("nothing", 10), ("harm", 40)])
     def test_rarely_claims_a_gain_or_loses_score_if_no_demo_helps(self, kind, num_known):
-        """At most one of four compiles may claim that its choice is better.
-
-        If demos harm, 1 of 40 compiles returns a program with demos, which lowers its score by
-        .19.
-        """
+        """At most one of four compile runs may claim that its choice is better."""
+        # If demos harm, 1 of 40 compile runs returns a program with demos. This lowers the
+        # program's score by .19.
         better = []
         replaced = []
         change = []

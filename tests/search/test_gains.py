@@ -118,7 +118,7 @@ class TestConditioning:
         np.testing.assert_allclose(chances, [0.0, *[0.25] * (SIZE - 1)], atol=1e-6)
 
     def test_fewer_examples_make_gains_less_certain(self):
-        """With few examples, the size of errors is uncertain."""
+        """With few examples, the variance of errors is uncertain, so gains are less certain too."""
         means = np.array([0.0, 2.0, -1.0, 1.0, -2.0, 0.5])
         sure = []
         for num_examples in (3, 10, 30, 1000):

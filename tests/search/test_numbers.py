@@ -1,6 +1,6 @@
-"""Results of the model for fixed scores, so that no change of the arithmetic goes unnoticed.
+"""Results of the score model for fixed scores, to detect unintended changes of its arithmetic.
 
-After an intended change, run `python tests/search/test_numbers.py` to update the file of results.
+After an intended change, run `python tests/search/test_numbers.py` to update the expected results.
 """
 
 import json
@@ -35,7 +35,7 @@ def some_scores(fitted):
 
 
 def numbers_of(*, space=ORDERS, count=40, classes=False, share_known=0.0, num_labels=2, calibrating=False):
-    """Return results of a model that is fitted twice, the second time from the variances of the first fit."""
+    """Return results of a model that is fitted twice. The second fit starts from the variances of the first."""
     rng = np.random.default_rng(7)
     every_fifth = (np.arange(24) % 5 == 0).astype(int)
     gold = rng.integers(num_labels, size=24) if num_labels > 2 else every_fifth

@@ -1,4 +1,4 @@
-"""The model of whole programs that were scored on the same examples."""
+"""The score model for whole programs that were scored on the same examples."""
 
 import numpy as np
 import pytest

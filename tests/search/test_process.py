@@ -54,7 +54,7 @@ class TestCrossedEffects:
         ("scores", "expected"),
         [
             ([[0.3, np.nan], [np.nan, 0.9]], 3.0),  # no example has two scores
-            # Orderings agree, and examples differ.
+            # Orderings agree, but examples differ.
             ([[1.0, 0.0], [1.0, 0.0]], 0.05),
             ([[1.0, 1.0], [1.0, 1.0]], 3.0),
             # Examples are equally hard, so the ratio is (40 + 10) / (10 / 3).
@@ -194,7 +194,7 @@ def conditioned(world, variances):
 
 
 def preferred(world):
-    """Return the covariance of an example's preferences among orderings."""
+    """Return the covariance between orderings of an example's preferences."""
     table = ScoreTable(world.scores)
     rest = np.where(table.known, world.scores - table.example_effects(adjusted(world.scores)), 0.0)
     rest = np.where(table.known, rest - adjusted(world.scores)[:, None], 0.0)

@@ -21,7 +21,7 @@ seeds = st.integers(0, 99)
 
 @st.composite
 def quotas_of(draw, size):
-    """Draw classes of items, some without one, and minimums that they can meet."""
+    """Draw classes of items, with some items outside all classes, and minimums that the items can meet."""
     classes = tuple(draw(st.lists(st.integers(-1, 2), min_size=size, max_size=size)))
     minimums = tuple(min(classes.count(number), draw(st.integers(0, 2))) for number in range(3))
     return Quotas(classes, minimums)
@@ -47,7 +47,7 @@ def spaces(draw):
 
 
 def meets(space, ordering):
-    """Count again, without the space's own methods."""
+    """Return whether an ordering meets the quotas and limits, without using the space's own methods."""
     for quotas, items, (lower, upper) in zip(space.quotas, ordering, space.limits, strict=True):
         counts = Counter(quotas.classes[item] for item in items) if quotas.minimums else Counter()
         if any(counts[number] < minimum for number, minimum in enumerate(quotas.minimums)):
@@ -79,14 +79,14 @@ class TestSpace:
         assert len(list(space.enumerate())) == space.num_distinct
 
     @given(spaces(), seeds)
-    def test_draws_and_moves_meet_them(self, space, seed):
+    def test_draws_and_moves_meet_the_quotas(self, space, seed):
         rng = np.random.default_rng(seed)
         orderings = [*space.draw(5, rng), *space.draw_longest(5, rng), *space.first_candidates]
         orderings += [space.moved(ordering, rng) for ordering in orderings]
         assert all(meets(space, ordering) for ordering in orderings)
 
     @given(spaces(), seeds, st.integers(1, 5))
-    def test_shortening_keeps_to_them(self, space, seed, most):
+    def test_shortened_orderings_meet_the_quotas(self, space, seed, most):
         limited = OrderingSpace(
             space.kinds,
             space.limits,
@@ -101,7 +101,7 @@ class TestSpace:
         assert (shortened is None) == (fewest > most)
         assert shortened is None or meets(space, shortened)
 
-    def test_moves_reach_all_neighbours_that_meet_them_and_nothing_else(self):
+    def test_moves_reach_exactly_the_neighbours_that_meet_the_quotas(self):
         quotas = Quotas((0, 0, 1, 1, -1), (1, 1))
         space = OrderingSpace((tuple(range(5)),), ((2, 3),), quotas=(quotas,))
         for (begin,) in (((0, 2),), ((0, 1, 2),), ((2, 4, 0),)):
@@ -121,7 +121,7 @@ class TestSpace:
                     neighbours.add((items,))
             assert reached == neighbours
 
-    def test_new_choices_are_shown_only_with_orderings_that_meet_them(self):
+    def test_new_choices_are_shown_only_with_orderings_that_meet_the_quotas(self):
         quotas = (Quotas((0, 1, 1), (1, 1)), Quotas())
         limits = ((2, 3), (1, 1))
         space = OrderingSpace(((0, 1, 2), (0,)), limits, choices=(0,), quotas=quotas)
@@ -129,13 +129,13 @@ class TestSpace:
         assert wider.with_new_items(((1, 0), (0,)), space) == [((1, 0), (1,))]
         assert wider.with_new_items(((1, 2), (0,)), space) == []
 
-    def test_refuses_limits_that_cannot_meet_them(self):
+    def test_rejects_limits_that_cannot_meet_the_quotas(self):
         with pytest.raises(ValueError, match="a minimum of at least 2, the sum of the quotas; got 1"):
             OrderingSpace(((0, 1, 2),), ((1, 3),), quotas=(Quotas((0, 1, 1), (1, 1)),))
 
 
 def probability(logits, quotas, items):
-    """Multiply the probability of each item among those that leave room for the missing classes."""
+    """Multiply each item's probability of being drawn from the items that leave room for the missing classes."""
     product = 1.0
     for place, item in enumerate(items):
         left = []
@@ -150,7 +150,7 @@ def probability(logits, quotas, items):
 
 
 class TestDraws:
-    def test_each_item_is_drawn_among_those_that_leave_room(self):
+    def test_each_item_is_drawn_from_the_items_that_leave_room_for_missing_classes(self):
         """The first item drawn is shown last."""
         logits = [1.0, 0.5, 0.0, -0.5, 0.2]
         quotas = Quotas((0, 0, 0, 1, 2), (1, 1, 0))
@@ -169,7 +169,7 @@ class TestDraws:
         observed = [drawn[ordering] for ordering in every]
         assert stats.chisquare(observed, np.array(expected) * 20_000).pvalue > 1e-3
 
-    def test_the_mode_takes_the_best_items_that_leave_room(self):
+    def test_the_mode_has_the_best_items_that_leave_room_for_missing_classes(self):
         space = OrderingSpace((tuple(range(5)),), ((2, 3),), quotas=(Quotas((0, 0, 0, 1, 1), (1, 1)),))
         search = CrossEntropySearch(space)
         logits = torch.tensor([5.0, 4.0, 3.0, 1.0, 2.0], dtype=torch.float64)
@@ -179,7 +179,7 @@ class TestDraws:
 
     @settings(max_examples=20)
     @given(spaces(), seeds)
-    def test_all_that_a_search_asks_for_meets_them(self, space, seed):
+    def test_all_candidates_of_a_search_meet_the_quotas(self, space, seed):
         def scores(candidates):
             known.update(
                 {
@@ -201,7 +201,7 @@ class TestDraws:
 
 
 class TestManyClasses:
-    """Of 50 items, 41 have to be shown if each of 41 classes is."""
+    """A space of 50 items in 41 classes, in which an ordering must show each class."""
 
     QUOTAS = Quotas((*range(41), *range(9)), tuple(1 for _ in range(41)))
 
@@ -209,7 +209,7 @@ class TestManyClasses:
         return OrderingSpace((tuple(range(50)),), ((41, most),), quotas=(self.QUOTAS,))
 
     @pytest.mark.parametrize("most", [41, 45, 50])
-    def test_a_search_shows_all_of_them(self, most):
+    def test_a_search_shows_all_classes(self, most):
         space = self.space(most)
         search = ThompsonSearch(space, num_examples=50, num_samples=8, num_initial=30)
 
@@ -222,12 +222,12 @@ class TestManyClasses:
         assert len(set(first)) == 30
         assert {41, most} <= {len(items) for (items,) in first} <= set(range(41, most + 1))
         assert all(meets(space, ordering) for ordering in itertools.chain(first, *others))
-        # Items of all classes come last, not only those that the last places were left for.
+        # Items of all classes may come last, not only items of rare classes.
         assert len({items[-1] < 9 or items[-1] > 40 for (items,) in first}) == 2
 
-    def test_moves_replace_items_where_only_those_of_their_class_fit(self):
+    def test_moves_replace_items_even_if_only_items_of_the_same_class_fit(self):
         space = self.space(41)
         rng = np.random.default_rng(0)
         moved = [space.moved(space.identity, rng) for _ in range(300)]
         num_replaced = sum(set(ordering[0]) != set(space.identity[0]) for ordering in moved)
-        assert 70 < num_replaced < 130  # Of the kinds replace, shift and swap, all are equally likely.
+        assert 70 < num_replaced < 130  # The kinds replace, shift and swap are equally likely.

@@ -1,4 +1,4 @@
-"""The model of label log-probabilities, on worlds that satisfy its assumptions."""
+"""The model of label log-probabilities, on simulated data that satisfy its assumptions."""
 
 import dataclasses
 
@@ -136,7 +136,7 @@ def test_effect_process_equals_gaussian_conditioning(seed, outputs):
 
 @pytest.mark.parametrize("num_labels", [2, 4])
 def test_two_examples_per_ordering_predict_its_score(num_labels):
-    """The prediction is better than the accuracy on three times as many examples."""
+    """Check that predictions are better than the accuracy on three times as many examples."""
     modelled = []
     counted = []
     for seed in range(5):
@@ -196,7 +196,7 @@ class TestOrderingModel:
         assert sum(ranked) == len(fitted.orderings) < 250
         assert np.mean(ranked[:40]) > 0.5 > 0.35 > np.mean(ranked[-40:]) > 0.1
 
-    def test_log_probabilities_are_ignored_if_most_calls_lack_them(self):
+    def test_log_probabilities_are_ignored_if_most_calls_have_none(self):
         world = World()
         scores = self.scores_of(world)
         alone = OrderingModel(SPACE).fit(scores).estimates()
@@ -206,7 +206,7 @@ class TestOrderingModel:
             assert (fitted.estimates() == alone) == is_ignored
 
     def test_gains_over_a_program_without_readable_labels_are_predicted(self):
-        """Without demos, no reply of the student contains a label."""
+        """Check gains over an ordering without demos, whose replies never contain a label."""
         world = World(lean=2.0)
         scores = {WITHOUT_DEMOS: dict.fromkeys(range(25), 0.0), **self.scores_of(world)}
         fitted = OrderingModel(SPACE, responses=self.responses(world)).fit(scores)

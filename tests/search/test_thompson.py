@@ -1,4 +1,4 @@
-"""Thompson sampling: the orderings that the search asks for, and its estimates."""
+"""Thompson sampling: the orderings that the search requests, and its estimates."""
 
 import itertools
 
@@ -180,7 +180,7 @@ def test_errors_name_arguments_out_of_range(name, value):
 
 @pytest.mark.parametrize(("wrong", "right"), [(0.0, 1.0), (-70.0, -20.0), (0.0, 1e-3)])
 def test_estimates_lie_within_the_range_of_scores(wrong, right):
-    """The linear model itself may predict scores above the range."""
+    """Estimates are clipped, because the linear model may predict scores outside the range."""
     beyond = False
     for seed in range(4):
         world = World(6, seed=seed)

@@ -63,7 +63,7 @@ class TestUnevenLabels:
         [([0, 0], False), ([60, 40], False), ([90, 60], False), ([120, 80], True), ([3, 0], False)],
     )
     def test_uneven_labels_are_detected_by_a_chi_squared_test(self, counts, uneven):
-        """The p value of a chi-squared test is .014 for counts of 90 and 60, and .005 for 120 and 80."""
+        """The p-value of a chi-squared test is .014 for counts of 90 and 60, and .005 for 120 and 80."""
         shares = likely_shares(counts)
         assert len(shares) == 1 + uneven
         assert shares[-1].tolist() == [0.5, 0.5]

@@ -21,7 +21,7 @@ All modules share this notation. Equations are numbered as in docs/method.md. Na
 cells. In arrays of candidates, the orderings to which the model is fitted come first.
 
 symbol  code         shape      meaning
-m, c                            numbers of fitted orderings o, and of other orderings
+m, c                            numbers of fitted orderings o, and of new orderings outside the fit
 E, n                            numbers of examples e, and of a subset
 L                               number of labels
 d, k                            numbers of features or contrasts, and of outputs
@@ -44,5 +44,6 @@ F_i     features     [m, d]     one family of features
 K_i     kernels      [m, m]     F_i F_i^T; the identity for own effects
 
 A candidate without features, such as a whole program, is an "outsider". It has only an effect
-of its own. `earlier` is the `state` of an earlier fit, with which a new fit takes fewer steps.
+of its own. `earlier` is the `state` of an earlier fit. A fit that starts from this state takes
+fewer steps. A "cell" is the call of one ordering on one example.
 """

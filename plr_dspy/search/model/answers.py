@@ -19,8 +19,8 @@ from plr_dspy.statistics.arrays import Array, Mask, Numbers
 from plr_dspy.statistics.calibration import calibrated, label_offsets, log_mean
 
 MAX_EXAMPLES = 128  # maximum number of examples over which expected scores are averaged
-PRIOR_CELLS = 4.0  # weight of expected label probabilities, in cells
-PRIOR_DEVIATIONS = (0.0, 0.05, 0.15, 0.5)  # equally likely prior standard deviations of the gain
+PRIOR_CELLS = 4.0  # weight of expected label probabilities, as a number of calls
+PRIOR_DEVIATIONS = (0.0, 0.05, 0.15, 0.5)  # prior standard deviations of calibration gains, equally likely
 ALL = slice(None)
 
 
@@ -28,7 +28,7 @@ class Revision(NamedTuple):
     """The calibration of a program's answers, for the builder of the returned program."""
 
     offsets: tuple[float, ...]  # offsets of the labels' log-probabilities, [L]
-    shares: tuple[float, ...]  # target shares of the labels, [L]; empty without calibration
+    shares: tuple[float, ...]  # target shares of the labels, [L]; empty if answers are not calibrated
 
 
 class CalibrationEstimate(NamedTuple):
@@ -127,13 +127,14 @@ class Answers:
     def expected_scores(
         self, effects: Array, examples: Numbers, weights: Array, bias_variances: Array | float = 0.0
     ) -> Array:
-        """Return the expected scores of orderings with these effects on `examples`, ``[m, n]``.
+        """Return the expected scores ``[m, n]`` of orderings, given their effects ``[m, d + 1]``.
 
+        `examples` and `weights` are the examples to score and their weights, ``[n]``.
         `bias_variances` are additional variances of the label bias, ``[m]``.
         """
         logits, variances = self._logits.under(effects, examples)  # Eq. 3
         if self._are_calibrated and self.calibrated_labels.calibrates:
-            # Calibration removes the label bias, so its additional variance does not matter.
+            # Calibration removes the label bias, so `bias_variances` does not matter.
             labels = self.calibrated_labels
             log_means = np.log(weights @ mean_probabilities(logits, variances))
             logits = logits + label_offsets(log_means, labels.shares, held=labels.never_seen)[:, None]
@@ -152,9 +153,9 @@ class Answers:
 
     @cached_property
     def calibrated_labels(self) -> CalibratedLabels:
-        """Return answers calibrated to the shares with the highest scores.
+        """Return the answers calibrated to the label shares with the highest mean score.
 
-        If no shares are clearly better than the first ones, return answers calibrated to those.
+        If no alternative is clearly better than the first, the first shares are used.
         """
         options = [self._calibrate(alternative) for alternative in np.atleast_2d(self._shares)]
         known = self._labels.known
@@ -166,9 +167,9 @@ class Answers:
         gains = np.array(means) - means[0]
         mean_gains = gains @ weights
         min_gains = np.zeros(len(options))
-        # Require a gain of more than one standard error, except with a metric over a set. There,
-        # the first option is no calibration, and a few rare examples dominate both the gain and
-        # its error. This requirement would then rule out calibration.
+        # Require a gain of more than one standard error, except with a metric over a set. With
+        # such a metric, the first option is no calibration. A few rare examples dominate both
+        # the gain and its error, so this requirement would rule out calibration.
         if options[0].calibrates:
             min_gains = np.sqrt((gains - mean_gains[:, None]) ** 2 @ weights**2)
         best = int(np.where(mean_gains > min_gains, mean_gains, 0.0).argmax())
@@ -176,7 +177,7 @@ class Answers:
 
     @cached_property
     def calibrated_scores(self) -> Array:
-        """Return the scores of calls, ``[m, E]``, with calibrated answers if log-probabilities are known."""
+        """Return the scores of calls, ``[m, E]``. Answers with known log-probabilities are calibrated."""
         scores = self._labels.scores[self._all, self.calibrated_labels.answers]
         of_calls = self._weights.reweighted(np.where(self._calls.scored.known, scores, np.nan))
         return np.where(self._labels.known, of_calls, self._call_scores)
@@ -209,8 +210,8 @@ class Answers:
             share = is_unread.sum() / is_called.sum()
             mean_score = self._call_scores[number, is_unread].mean()
             before = float((1 - share) * before + share * mean_score)
-            # If original answers are scored, a calibrated program may still find labels in these
-            # replies.
+            # If original answers are scored, a calibrated program may still read labels from
+            # such replies. So correct `after` only if calibrated answers are scored.
             if self._are_calibrated:
                 after = float((1 - share) * after + share * mean_score)
         return CalibrationEstimate(offsets, before, after)
@@ -244,8 +245,8 @@ class Answers:
 
     def _own_expected_scores(self, number: int, examples: Numbers) -> Array:
         """Return the expected scores of an ordering without and with calibration, ``[2, n]``."""
-        # Predict the logits, because the ordering's own log-probabilities are biased if they led
-        # to its selection.
+        # Predict the logits from the effects. The ordering's own log-probabilities are biased if
+        # the ordering was selected because of them.
         logits, variances = self._logits.under(self._logits.effects[[number]], examples)
         offsets = self.calibrated_labels.offsets[number]
         chances = [self._own_chances(logits, variances), likeliest_chances(logits + offsets, variances)]
@@ -273,7 +274,8 @@ class Answers:
     def _log_means(self) -> tuple[Array, Array, Array]:
         """Return log mean probabilities, mean probabilities in own cells, and shrinkage weights ``[m, 1]``.
 
-        The mean expected over all examples is corrected by its error in the ordering's own cells.
+        The log mean probabilities are expected values over all examples, corrected by their
+        error in the ordering's own cells.
         """
         known = self._labels.known
         counts = known.sum(axis=1)[:, None]

@@ -1,7 +1,7 @@
 """Gaussian processes that are sums of components with estimated variances.
 
 symbol  code        shape   meaning
-v_i     variances   [n]     variances of the components, of which the last has no features
+v_i     variances   [n]     variances of the components; the last component has no features
 G       fixed       [m, m]  prior covariance that is not estimated
 K       covariance  [m, m]  sum_i v_i K_i + G
 E       errors      [m, m]  covariance of the errors of the measured values
@@ -21,7 +21,7 @@ import numpy as np
 from plr_dspy.search.model.gains import Families
 from plr_dspy.statistics.arrays import Array
 
-Variances: TypeAlias = Sequence[float] | None  # variances of an earlier fit to start from
+Variances: TypeAlias = Sequence[float] | None  # variances from an earlier fit, from which to start
 Measure: TypeAlias = Callable[[Array, Array], tuple[Array, float]]  # maps K and (K + E)^-1 to y and s
 
 # Prior mean of the variance between orderings, relative to the noise. At accuracy 0.6, 0.02
@@ -56,10 +56,9 @@ class Components:
         return self.remaining(np.diag(self.covariance), self.covariance)
 
     def remaining(self, prior_variances: Array, covariance: Array) -> Array:
-        """Return the posterior variances of orderings, ``[c]``.
+        """Return the posterior variances of orderings, given their prior variances, ``[c]`` each.
 
-        `prior_variances` are ``[c]``. `covariance` holds the prior covariances with the fitted
-        orderings, ``[c, m]``.
+        `covariance` holds the orderings' prior covariances with the fitted orderings, ``[c, m]``.
         """
         explained = ((covariance @ self.inverse) * covariance).sum(axis=1)
         return np.asarray(self.noise * np.maximum(prior_variances - explained, MIN_VARIANCE))
@@ -93,7 +92,7 @@ def fit_components(
 
     Args:
         measure: Returns the measured values and the noise, given the current fit.
-        earlier: Variances to start from; ignored unless there is one for each kernel.
+        earlier: Variances from which to start. Ignored unless there is one for each kernel.
         total: Prior mean and initial value of the sum of the variances.
         noise: Initial variance of the noise.
         extra_variances: Additional prior variances in the squared unit of the values, ``[m]``.

@@ -2,9 +2,9 @@
 
     z[o, e]  =  a[e]  +  b[o]  +  q[o] g[e]  +  noise          (3)
 
-Two examples determine an ordering's label bias b almost exactly. So a few examples predict its
-score on all other examples. Expectation-maximisation fits the effects and their variances (N.
-M. Laird and J. H. Ware, Biometrics 38, 1982).
+Two examples determine an ordering's label bias b almost exactly. So a few examples predict the
+ordering's score on all other examples. Expectation-maximisation fits the effects and their
+variances (N. M. Laird and J. H. Ware, Biometrics 38, 1982).
 """
 
 from typing import NamedTuple
@@ -17,8 +17,8 @@ from plr_dspy.statistics.arrays import Array, Mask
 
 NUM_SWEEPS = 12
 NUM_QUICK_SWEEPS = 3  # number of sweeps in a fit that only ranks orderings
-TOLERANCE = 3e-4  # relative change of the noise at which to stop, typically after six sweeps
-PRIOR_COUNT = 5.0  # weight of the prior of a variance, as a number of orderings, examples or answers
+TOLERANCE = 3e-4  # relative change of the noise below which the fit stops, typically after six sweeps
+PRIOR_COUNT = 5.0  # weight of a variance's prior, as a number of orderings, examples or answers
 # Prior variances of the effects on log-odds (natural logarithms).
 PRIOR_LABEL_BIAS = 0.1
 PRIOR_SLOPE = 0.01
@@ -31,12 +31,12 @@ MAX_LEVERAGE = 0.9
 
 
 class Posterior(NamedTuple):
-    """The posterior of an effect with k dimensions, independent between orderings."""
+    """The posterior of a k-dimensional effect of each ordering. Orderings are independent."""
 
     means: Array  # [m, k]
     variances: Array  # equal in all dimensions, [m]
     prior_mean: Array  # [k]
-    prior_variances: Array  # [m]; smallest for orderings with features
+    prior_variances: Array  # [m]; larger for candidates without features
 
 
 class ResponseEffects:
@@ -56,8 +56,8 @@ class ResponseEffects:
     def __init__(
         self, contrasts: Array, directions: Array, *, is_outsider: Mask, num_sweeps: int = NUM_SWEEPS
     ) -> None:
-        # Internally, contrasts are the first axis, because operations on a few large tables are
-        # faster than on many short rows.
+        # Internally, contrasts are the first axis. Operations on a few large tables are faster
+        # than operations on many short rows.
         is_known = ~np.isnan(contrasts[..., 0])
         num_contrasts = contrasts.shape[2]
         self._known = is_known.astype(np.float64)
@@ -173,7 +173,7 @@ def _posterior_variance(squares: Array, prior: float) -> float:
 
 
 class EffectProcess:
-    """A Gaussian process of label bias or slope, which is measured for each ordering with a different precision.
+    """A Gaussian process of label biases or slopes, measured with a different precision for each ordering.
 
     Attributes:
         fit: The fitted components, with variances relative to `unit`.
@@ -222,12 +222,12 @@ class EffectProcess:
         return np.asarray(gain @ (noise * np.outer(deviations, deviations)) @ gain.T)
 
     def predict_variances(self, products: Families, squares: Array) -> Array:
-        """Return the posterior variances of other orderings, ``[c]``.
+        """Return the posterior variances of new orderings, ``[c]``.
 
         Args:
-            products: For each family, the inner products of the other orderings' features and
+            products: For each family, the inner products of the new orderings' features and
                 the fitted orderings' features, ``[c, m]``.
-            squares: Squared norms of the other orderings' features, ``[c, families]``.
+            squares: Squared norms of the new orderings' features, ``[c, families]``.
         """
         *family_variances, own_variance = self.fit.variances
         covariance = np.tensordot(family_variances, products, axes=1)

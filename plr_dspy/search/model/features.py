@@ -25,12 +25,12 @@ FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region",
 
 CHOICE_FAMILIES = ("none", "choice", "choice and none", "choice and number")
 
-REGION = 1.0  # length scale of "region" in log positions: 1 and 2 are as close as 5 and 10
-NUM_REGION = 0.25  # length scale of "number", relative to the maximum number
-NUM_REFERENCES = 300  # random orderings used to centre and scale the features
-# Maximum number of pairs of items in "adjacency", divided equally among the blocks. Larger
-# blocks have no such family. A search of a few hundred calls sees few of the pairs among 50
-# items, but would spend half of its time on them.
+REGION = 1.0  # length scale of "region" in log positions: positions 1 and 2 are as close as 5 and 10
+NUM_REGION = 0.25  # length scale of "number", relative to the maximum number of items
+NUM_REFERENCES = 300  # number of random orderings used to centre and scale the features
+# Maximum number of pairs of items in "adjacency", divided equally among the blocks. Blocks with
+# more pairs do not have this family. A search of a few hundred calls sees few of the pairs of
+# 50 items, but would spend half of its time on their features.
 MAX_PAIRS = 1_500
 
 
@@ -49,7 +49,8 @@ class Features:
             classes = [[0 for _ in range(size)] for size in space.sizes]
         if tuple(map(len, classes)) != space.sizes:
             raise ValueError(
-                f"classes must have a class for each item, so {space.sizes} classes by block; got {classes}"
+                f"classes must have a class for each item; got {tuple(map(len, classes))} classes for blocks of "
+                f"{space.sizes} items"
             )
         num_lists = len(space.sizes) - len(space.choices)
         self._blocks = [
@@ -101,8 +102,8 @@ class _Block:
         self._has_pairs = self._size**2 <= MAX_PAIRS // num_blocks
         # If almost every item has its own class, the class of an item adds hardly any information.
         self._has_classes = 1 < num_classes <= 2 * self._size / 3
-        # Without choices, only one ordering is empty, and the model gives that ordering an
-        # effect of its own.
+        # If there are no choices, only one ordering is empty. The model gives that ordering an
+        # effect of its own, so no feature is needed.
         self._may_be_empty = bool(space.choices)
 
     def __call__(self, orderings: Sequence[Ordering]) -> dict[str, Array]:
@@ -136,7 +137,8 @@ class _Choice:
 
     Args:
         number: Index of the block.
-        partner: Index of the block with which the choice may interact, or None.
+        partner: Index of the block with which the choice may interact, or None if there is no
+            such block.
     """
 
     def __init__(self, space: OrderingSpace, number: int, partner: int | None) -> None:
@@ -157,7 +159,7 @@ class _Choice:
 
 
 def _smooth(points: Array, scale: float) -> Array:
-    """Return a factor R, ``[points, r]``, of the Gaussian kernel R R^T of points on a line."""
+    """Return a factor R, ``[points, r]``, of the Gaussian kernel R R^T between points on a line."""
     kernel = np.exp(-0.5 * ((points[:, None] - points) / scale) ** 2)
     values, vectors = np.linalg.eigh(kernel)
     is_large = values > 1e-6 * values.max(initial=0.0)

@@ -8,7 +8,7 @@ symbol       code           shape      meaning
 H                                      hypotheses about s, k and v
 y            means          [m]        measured mean scores, without the effects of examples
 K            covariance     [m, m]     estimated prior covariance of true scores
-A            outsiders      [m, m]     further prior covariance of candidates that may be unlike others
+A            outsiders      [m, m]     additional prior covariance of candidates that may be unlike the others
 N            noise          [m, m]     covariance of the errors of y
 s, k, v                                factors of K, A and N
 r            reference                 index of the ordering that the others are compared with
@@ -55,7 +55,7 @@ class Gains(NamedTuple):
     possible: Mask  # whether a gain can differ from 0, [H, m]
 
     def plus(self, other: Gains) -> Gains:
-        """Add independent gains under each pair of hypotheses. A single column applies to all orderings."""
+        """Add independent gains under each pair of hypotheses. Gains with one column apply to all orderings."""
         probabilities = np.outer(self.probabilities, other.probabilities).ravel()
         shape = (len(probabilities), -1)
         means = self.means[:, None] + other.means
@@ -144,7 +144,7 @@ def expected_gains(
     """Return the gains of orderings over a reference.
 
     If orderings do not differ, their estimated variance reflects chance alone. So the
-    gains are averaged over scales of this variance. The covariance of the errors has
+    gains are averaged over several scales of this variance. The errors' covariance has
     `num_examples - 1` degrees of freedom. To be cautious, hypotheses may enlarge this
     covariance, but never reduce it.
     """
@@ -161,7 +161,7 @@ def independent_gains(
 
     Errors on a few shared examples move many orderings together, so many orderings are hardly
     more evidence than one. Therefore, the spread of the means has only the effective degrees
-    of freedom of the errors' covariance. Here, `outsiders` are variances, ``[m]``.
+    of freedom of the errors' covariance. Here, `outsiders` holds variances, ``[m]``.
     """
     errors = noise - noise.mean(axis=0) - noise.mean(axis=1)[:, None] + noise.mean()
     error_variances = np.diag(errors)

@@ -48,8 +48,8 @@ def likeliest_chances(logits: Array, variances: Array) -> Array:
 class LabelLogits:
     """The logits of labels, predicted from effects that are fitted to log-probabilities.
 
-    Whole programs have no effects, because their prompts differ by example. Without features,
-    the fit is fast, but cannot predict other orderings.
+    Whole programs have no effects, because their prompts differ by example. If `features` is
+    None, the fit is fast, but cannot predict new orderings.
 
     Attributes:
         known: Calls whose log-probabilities are used, ``[m, E]``.
@@ -107,14 +107,14 @@ class LabelLogits:
         return logits, self._cells.noise / rest
 
     def predict(self, features: Families) -> tuple[Array, Array]:
-        """Return the effects of other orderings ``[c, d + 1]``, and their variances ``[c, 2]``."""
+        """Return the effects of new orderings ``[c, d + 1]``, and their variances ``[c, 2]``."""
         products = [other @ fitted.T for other, fitted in zip(features, self._features, strict=True)]
         squares = np.stack([(other**2).sum(axis=1) for other in features], axis=1)
         variances = [process.predict_variances(products, squares) for process in self._processes]
         return self.predict_effects(features), np.stack(variances, axis=1)
 
     def predict_effects(self, features: Families) -> Array:
-        """Return the effects of other orderings, ``[c, d + 1]``."""
+        """Return the effects of new orderings, ``[c, d + 1]``."""
         effects = [linear(features, process.fit.weights) + process.level for process in self._processes]
         return np.concatenate(effects, axis=1)
 

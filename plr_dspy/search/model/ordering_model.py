@@ -1,9 +1,10 @@
-"""The model behind a search, which turns scores of orderings into estimates, gains and posterior draws.
+"""The model that turns the scores in a search into estimates, gains and posterior draws of orderings.
 
     y[o, e] - s[o, e]  =  a[e]  +  f(o)  +  b[c(e)] l(o)  +  noise          (2)
 
-The process models what log-probabilities do not explain in the scores. The label bias l has
-effects b on classes c of examples, and is modelled only if there are no log-probabilities.
+The process models the part of the scores that log-probabilities do not explain. The label bias
+l has an effect b on each class c of examples. Label bias is modelled only if there are no
+log-probabilities.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from plr_dspy.search.space import (
 )
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-# Maximum number of orderings to which the process is fitted, which bounds the time of a fit.
-# Half of them are the most promising orderings. The rest are spread over all other orderings
-# for contrast.
+# Maximum number of orderings to which the process is fitted, to limit the time of a fit. Half
+# of them are the most promising orderings. The rest are spread over all other orderings, for
+# contrast.
 MAX_MODELLED = 176
-MOST_SCORED = 32  # number of candidates that are modelled because they have the most scores (the finalists)
-LEAST_SHARE = 0.5  # share of calls with log-probabilities, below which scores alone predict better
+MOST_SCORED = 32  # number of candidates with the most scores, such as finalists, which are always modelled
+LEAST_SHARE = 0.5  # minimum share of calls with log-probabilities; otherwise, scores alone predict better
 DEVIATIONS = 1.96  # half of the width of a 95% interval, in standard errors
-# Maximum distance of an expected score from the mean of an ordering's own scores, in standard
-# errors (B. Efron and C. Morris, JASA 67, 1972).
+# Maximum distance between an ordering's expected score and the mean of its own scores, in
+# standard errors (B. Efron and C. Morris, JASA 67, 1972).
 MOST_SHRUNK = 0.7
 
 _LIBRARIES = ThreadpoolController()
@@ -54,7 +55,10 @@ _ARITHMETIC = threading.RLock()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run linear algebra in one thread, which is faster for small matrices. Other compiles wait."""
+    """Run linear algebra in one thread, which is faster for small matrices.
+
+    Compile runs in other Python threads wait.
+    """
     with _ARITHMETIC, _LIBRARIES.limit(limits=1, user_api="blas"):
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -65,17 +69,17 @@ def one_thread() -> Iterator[None]:
 
 
 class OrderingModel:
-    """A model that learns from known scores to predict scores of new orderings and on new examples.
+    """A model that learns from known scores, and predicts scores for new orderings and new examples.
 
     Args:
         space, classes, example_classes, responses: As in `ThompsonSearch`.
         with_features: Whether to use features, so that similar orderings have similar scores.
 
     Attributes:
-        information_weights: Returns the information per score (see `ScoreTable`); None if all
+        information_weights: Returns the information per score of each candidate. None if all
             scores are equally informative.
-        keeps_scores: Whether calls keep the scores from the metric; False if their answers are
-            calibrated.
+        keeps_scores: Whether calls keep the scores from the metric. False if calibrated answers
+            are scored instead.
         varies_in_length: Whether orderings may show different numbers of demos.
     """
 
@@ -100,7 +104,7 @@ class OrderingModel:
     def fit(
         self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Candidate] = ()
     ) -> FittedModel:
-        """Fit the process to the scores, starting from the `variances` of an earlier fit, if any.
+        """Fit the process to the scores. If there was an earlier fit, `earlier` is its `variances`.
 
         Candidates in `kept` are modelled even if there are more than `MAX_MODELLED` candidates.
         """
@@ -133,9 +137,10 @@ class OrderingModel:
         return FittedModel(self, calls.candidates, process, responses, calls.scored, counted_scores)
 
     def clipped(self, estimates: Sequence[ScoreEstimate], scores: Scores) -> list[ScoreEstimate]:
-        """Clip estimates to the range of all known scores and of the labels' scores.
+        """Clip estimates to the range of all known scores and label scores.
 
-        The process is linear, so it may predict 1.035 for a metric that is 0 or 1.
+        The process is linear, so it may predict an impossible score, such as 1.035 for a metric
+        that is 0 or 1.
         """
         values = [score for row in scores.values() for score in row.values()]
         if self._responses is not None:
@@ -165,8 +170,8 @@ class OrderingModel:
     def _modelled(self, calls: Calls, kept: Sequence[Candidate]) -> Numbers:
         """Return the rows of the candidates to model.
 
-        These are whole programs, candidates in `kept`, those with the most scores, the best ones,
-        and some of the rest.
+        These are all whole programs, the candidates in `kept`, the candidates with the most
+        scores, the best candidates, and some of the rest.
         """
         responses = self._respond(calls)
         means = np.array(calls.scored.shrunk_means if responses is None else responses.means)
@@ -182,7 +187,7 @@ class OrderingModel:
     def _respond(
         self, calls: Calls, *, features: Sequence[Array] | None = None, earlier: Sequence[Any] | None = None
     ) -> ResponseModel | None:
-        """Fit the model of log-probabilities, or return None if too few calls have them."""
+        """Return a model fitted to log-probabilities, or None if too few calls have log-probabilities."""
         has_few = calls.labels.known.sum() <= LEAST_SHARE * calls.scored.counts.sum()
         if self._responses is None or has_few:
             return None
@@ -204,8 +209,8 @@ class Gain:
     probability: float  # probability of a gain above 0
     worse: float = 0.0  # probability of a gain below 0
     deviation: float = 0.0  # standard deviation of the posterior
-    # The same probabilities if the reference is also calibrated. They are 1 and 0 for the
-    # reference itself, and for all orderings if there is no calibration.
+    # The probabilities of gains above and below 0 if the reference is calibrated too. They are 1
+    # and 0 for the reference itself, and for all orderings if there is no calibration.
     probability_alike: float = 1.0
     worse_alike: float = 0.0
 
@@ -225,7 +230,9 @@ class FittedModel:
     """A model fitted to scores. Only `predict()` and `sample()` accept orderings without scores.
 
     Attributes:
-        keeps_scores: Whether calls keep the scores from the metric; True if there are no
+        counted_scores: Scores of the calibrated answers if these are scored, else the scores
+            from the metric, ``[m, E]``.
+        keeps_scores: Whether calls keep the scores from the metric. Always True if there are no
             log-probabilities.
         variances: JSON data from which the next fit can start.
     """
@@ -257,7 +264,7 @@ class FittedModel:
         return {ordering: round(self.clip(score + gain.expected), 9) for ordering, gain in gains.items()}
 
     def as_it_is(self, ordering: Candidate) -> float:
-        """Return the expected score with uncalibrated answers.
+        """Return an ordering's expected score with uncalibrated answers.
 
         The result is at most `MOST_SHRUNK` standard errors away from the mean of the ordering's
         own scores.
@@ -273,7 +280,7 @@ class FittedModel:
         return self.clip(min(max(expected, own - margin), own + margin))
 
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
-        """Return the 95% interval for an expected score, from calls of the ordering and the reference.
+        """Return the 95% interval for an expected score, based on calls of the ordering and the reference.
 
         If all calls scored the same, the margin is 3 / n for n calls (J. Hanley and
         A. Lippman-Hand, JAMA 1983).
@@ -288,10 +295,10 @@ class FittedModel:
         return round(min(score, low), 6), round(max(score, high), 6)
 
     def _error(self, *orderings: Candidate) -> float:
-        """Return the standard error of the sum of mean scores, from the orderings' own calls."""
+        """Return the standard error of the sum of the orderings' mean scores, based on their own calls."""
         rows = self._all_scores[:, [self.orderings.index(ordering) for ordering in set(orderings)]]
-        # Use a row's own deviation if it is larger than that of all scores. With a metric over a
-        # set, scores vary more in a row whose decisive examples are rare.
+        # Use a row's own deviation if it is larger than the deviation of all scores. With a
+        # metric over a set, scores vary more in a row whose decisive examples are rare.
         deviations = np.maximum(
             np.nanstd(self._all_scores, axis=(1, 2)).max(), np.nanstd(rows, axis=2).max(axis=0)
         )
@@ -303,7 +310,7 @@ class FittedModel:
         return float(np.clip(score, *self._range))
 
     def gains(self, reference: Candidate, *, margin: float = 0.0) -> dict[Candidate, Gain]:
-        """Return each fitted ordering's gain over the reference, which stays uncalibrated.
+        """Return each fitted ordering's gain over the uncalibrated reference.
 
         Probabilities refer to gains above and below ``-margin``.
         """
@@ -320,7 +327,7 @@ class FittedModel:
                     revision_gain = self.responses.answers.gain_of_calibration(number)
             # Log-probabilities may explain an outsider's scores so well that no further
             # difference seems likely. To avoid false certainty, also assume that outsiders
-            # differ, and keep the less certain result. Without log-probabilities, the
+            # differ, and keep the less certain result. If there are no log-probabilities, the
             # reference may be unlike all other orderings, because a person made or chose it.
             alternatives: tuple[Sequence[float], ...] = ((1.0,), OUTSIDER_SCALES)
             if label_gains is None:
@@ -352,7 +359,7 @@ class FittedModel:
         return {ordering: Gain(*row) for ordering, row in zip(self.orderings, rows, strict=True)}
 
     def counted(self, scores: Scores) -> Scores:
-        """Return the scores of all candidates, replaced by `counted_scores` for fitted orderings."""
+        """Return all scores, with the scores of fitted orderings replaced by `counted_scores`."""
         if self.keeps_scores:
             return scores
         columns = {example: column for column, example in enumerate(self.scored.examples.tolist())}
@@ -363,7 +370,10 @@ class FittedModel:
         return counted
 
     def revised_labels(self, ordering: Candidate) -> dict[int, int]:
-        """Return the labels that replace an ordering's own answers, by example."""
+        """Return the labels that replace an ordering's own answers, by example.
+
+        If the ordering keeps its own answers, the result is empty.
+        """
         if self.keeps_scores or ordering not in self.orderings:
             return {}
         return self.calibrated_labels(ordering)
@@ -408,7 +418,7 @@ class FittedModel:
         return self.clip(mean)
 
     def sample(self, others: Sequence[Candidate], num_draws: int, rng: np.random.Generator) -> Array:
-        """Draw from the joint posterior of fitted and other orderings, ``[draws, m + c]``."""
+        """Draw from the joint posterior of fitted and new orderings, ``[draws, m + c]``."""
         features = [family[: len(others)] for family in self.model.features(others or self.orderings[:1])]
         if self.responses is None:
             return self.process.sample(features, num_draws, rng)

@@ -1,4 +1,4 @@
-"""The model of whole programs that are scored on the same examples.
+"""The score model for whole programs that are scored on the same examples.
 
     y[o, e]  =  t[o]  +  a[e]  +  noise, which may be correlated between programs on an example
 
@@ -51,7 +51,7 @@ class PairedProcess:
         counts = np.maximum(1.0, known.sum(axis=0))
         deviations = known * (values - values.sum(axis=0) / counts)
         # Take the pseudoinverse. The Laplacian is singular, because a common shift of all effects
-        # is unknown.
+        # cannot be identified.
         inverse = np.linalg.inv(_laplacian(known) + 1.0 / len(known)) - 1.0 / len(known)
         self._effects = inverse @ deviations.sum(axis=1)
         example_effects = (values - self._effects[:, None] * known).sum(axis=0) / counts
@@ -95,7 +95,7 @@ class PairedProcess:
         return self._relative_gains(reference, self._num_examples).times(self._unit)
 
     def _relative_gains(self, reference: int, num_examples: float) -> Gains:
-        """Return gains in standard deviations of scores, with errors as expected after `num_examples` examples."""
+        """Return gains in standard deviations of scores, with the errors expected after `num_examples` examples."""
         probabilities, priors = self._hypotheses()
         noise = self._noise * (self._num_examples / num_examples)
         return conditional_gains(self._effects, priors, noise, probabilities, reference)
@@ -131,7 +131,7 @@ class PairedProcess:
 def _unit_of(scores: Array) -> float:
     """Return the standard deviation of scores.
 
-    If all scores are equal, return their absolute value, or 1 if they are 0.
+    If all scores are equal, return the absolute value of a score, or 1 if the scores are 0.
     """
     deviation = float(np.nanstd(scores))
     largest = float(np.nanmax(np.abs(scores)))
@@ -141,7 +141,10 @@ def _unit_of(scores: Array) -> float:
 
 
 def _laplacian(known: Array, weights: Array | float = 1.0) -> Array:
-    """Return the Laplacian ``[n, n]`` of programs, given their examples ``[n, E]`` and weights of examples."""
+    """Return the Laplacian ``[n, n]`` of the graph that links programs scored on the same examples.
+
+    `known` marks the examples of each program, ``[n, E]``. `weights` are weights of examples.
+    """
     weighted = known * weights
     counts = np.maximum(1.0, known.sum(axis=0))
     return np.asarray(np.diag(weighted.sum(axis=1)) - (weighted / counts) @ known.T)
@@ -156,9 +159,9 @@ class FittedPrograms(FittedModel):
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
         """Return the 95% interval for an expected score.
 
-        In case shrinkage was too strong, the upper end starts from the unshrunk score if that
-        score is larger. Only the program's own error counts, because the error of the reference
-        cancels in paired gains.
+        The upper end is calculated from the unshrunk score if that score is larger, in case
+        shrinkage was too strong. Only the program's own error counts, because the error of the
+        reference cancels in paired gains.
         """
         own = float(self.process.unshrunk[self.orderings.index(ordering)])
         low, _ = super().interval(ordering, score, reference=ordering)

@@ -4,7 +4,7 @@
 
 f is the sum of a linear function of each feature family, a smooth function of l, and an
 independent effect of each ordering (its "own effect"). b has an effect for each class c of
-examples. Preferences g are interactions of orderings and examples.
+examples. Preferences g are interactions between orderings and examples.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OUTSIDER_VARIANCE = 1.0  # prior variance of an outsider's effect, relative to t
 PRIOR_SHARE = 0.2  # prior mean of the preferences' share of the residual variance
 MAX_SHARE = 0.95  # maximum share of the residual variance that preferences may explain
 PRIOR_PRECISION = 40.0  # prior precision of each kernel's share, in pairs of scores on one example
-# Centres of the Gaussian bumps of l, in standard deviations over random orderings.
+# Centres of the Gaussian bumps, in standard deviations of l over random orderings.
 CENTRES = np.arange(-4.0, 4.01, 0.5)
 MIN_FREE_SHARE = 0.25  # minimum degrees of freedom of the noise, relative to the number of scores
 
@@ -55,7 +55,7 @@ class LabelBias:
         sums = residuals @ is_of_class
         counts = table.known @ is_of_class
         direction = _class_direction(sums, counts)
-        # An ordering's mean residual along the direction b measures its label bias l.
+        # The mean residual along the direction b measures the label bias l of an ordering.
         sums = sums @ direction
         precisions = np.maximum(counts @ direction**2, 1e-3)
         centre = float(np.average(sums / precisions, weights=precisions))
@@ -93,8 +93,8 @@ class LabelBias:
 def _class_direction(sums: Array, counts: Array) -> Array:
     """Return b, the direction over classes in which orderings differ most.
 
-    Over the scores, b has mean 0 and mean square 1. `sums` and `counts` are the sums and numbers
-    of each ordering's residuals on each class, ``[m, C]``.
+    Over all scores, b has mean 0 and mean square 1. `sums` and `counts` hold the sums and counts
+    of each ordering's residuals in each class, ``[m, C]``.
     """
     profiles = sums / (counts + PRIOR_NOISE_RATIO)
     profiles -= profiles.mean(axis=1, keepdims=True)
@@ -167,8 +167,8 @@ class AdditiveProcess:
         features: One array ``[m, d]`` for each family.
         table: The scores, at least one for each ordering.
         classes: Index of each example's class, ``[E]``.
-        references: Features of random orderings. Label bias is modelled only with `classes` and
-            `references`.
+        references: Features of random orderings. Label bias is modelled only if both `classes`
+            and `references` are given.
         is_outsider: Whether each candidate has only an effect of its own, ``[m]``.
         extra_variances: Prior variances in addition to the estimated ones, ``[m]``.
         earlier: The `state` of an earlier fit from which to start.
@@ -176,8 +176,8 @@ class AdditiveProcess:
     Attributes:
         mean, variances: Posterior means and variances of the scores on an average example,
             ``[m]``.
-        unshrunk: Scores on an average example, estimated only from each ordering's own scores,
-            ``[m]``.
+        unshrunk: Scores on an average example, each estimated only from the ordering's own
+            scores, ``[m]``.
         state: Variances of the components of f and of the label bias, as JSON data.
     """
 
@@ -234,7 +234,10 @@ class AdditiveProcess:
         self.state = {"variances": self._fit.variances.tolist(), "label_bias": bias_variances}
 
     def _measure(self, covariance: Array, inverse: Array) -> tuple[Array, float]:
-        """Estimate the effects of examples again, and return the orderings' mean scores without these effects."""
+        """Update the effects of examples, and return the centred means of orderings without these effects.
+
+        Also return the variance of the noise.
+        """
         table = self._table
         self._means = table.ordering_effects(self._effects)
         # The centre is the generalised least-squares mean.
@@ -255,13 +258,16 @@ class AdditiveProcess:
         return self._label_bias.add_to(features)
 
     def predict(self, features: Families) -> Array:
-        """Return the posterior mean scores of other orderings, ``[c]``."""
+        """Return the posterior mean scores of new orderings, ``[c]``."""
         return self._unit * (linear(self._all_features(features), self._fit.weights) + self._level)
 
     def gains(
         self, reference: int, *, outsider_scales: Sequence[float] = OUTSIDER_SCALES, may_differ: bool = False
     ) -> Gains:
-        """Return gains over a reference, which may be an outsider if `may_differ`."""
+        """Return the gains of fitted orderings over a reference.
+
+        If `may_differ`, the reference may be unlike all other orderings.
+        """
         outsiders = self._outsiders.copy()
         if may_differ:
             outsiders[reference, reference] = OUTSIDER_VARIANCE
@@ -283,11 +289,11 @@ class AdditiveProcess:
         rng: np.random.Generator,
         extra_variances: Array | float = 0.0,
     ) -> Array:
-        """Draw from the joint posterior of fitted and other orderings, ``[draws, m + c]``.
+        """Draw from the joint posterior of fitted and new orderings, ``[draws, m + c]``.
 
         Matheron's rule draws from the prior, then corrects the draws by their differences from
         the scores (J. T. Wilson et al., "Efficiently sampling functions from Gaussian process
-        posteriors", ICML 2020). `extra_variances` are additional prior variances of the other
+        posteriors", ICML 2020). `extra_variances` are additional prior variances of the new
         orderings, ``[c]``.
         """
         fit = self._fit

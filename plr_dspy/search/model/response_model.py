@@ -29,10 +29,10 @@ OUTSIDER_SCORE = np.float64(0.25)  # variance of the mean score of a candidate w
 class ResponseModel:
     """Expected scores of orderings, given the log-probabilities of labels.
 
-    Without features, the fit is fast, but cannot predict other orderings.
+    If `features` is None, the fit is fast, but cannot predict new orderings.
 
     Attributes:
-        answers: The answers to score.
+        answers: The answers that are scored.
         means, mean_variances: Expected mean scores of the orderings, and their variances,
             ``[m]``.
         expected: Expected scores of the calls, ``[m, E]``.
@@ -101,7 +101,7 @@ class ResponseModel:
         return np.stack([self._mean_scores(effects + deviations * draw) for draw in (*half, *-half)])
 
     def predict(self, features: Families) -> tuple[Array, Array]:
-        """Return expected mean scores of other orderings, and their variances, ``[c]`` each."""
+        """Return the expected mean scores of new orderings, and their variances, ``[c]`` each."""
         unread = self._unread
         draws = self._draw(*self._logits.predict(features))
         read_means = draws.mean(axis=0)
@@ -111,8 +111,8 @@ class ResponseModel:
         return unread.mixed(read_means, shares), variances
 
     def predict_means(self, features: Families) -> Array:
-        """Return the expected mean scores of other orderings, ``[c]``, faster but less exactly than `predict()`."""
-        # Assume the mean variance of the label bias in fitted orderings.
+        """Return the expected mean scores of new orderings, ``[c]``, faster but less exactly than `predict()`."""
+        # For the label bias, use its mean variance over the fitted orderings.
         bias_variance = self._logits.effect_variances[:, 0].mean()
         read_means = self._mean_scores(self._logits.predict_effects(features), bias_variance)
         return self._unread.mixed(read_means, self._unread.predict(features))
@@ -126,8 +126,8 @@ class ResponseModel:
         if self._unread.process is not None:
             share_gains = self._unread.process.gains(reference).condensed()
             share_gains = share_gains.times(float(self._read_means[reference]) - self._unread.mean_score)
-        # Candidates without log-probabilities are treated as average orderings, so one of them
-        # represents all.
+        # Candidates without log-probabilities are treated as average orderings, so one such
+        # candidate represents all of them.
         is_mute = self._logits.is_mute
         representatives = np.where(is_mute, is_mute.argmax(), np.arange(len(is_mute)))
         chosen, columns = np.unique(representatives, return_inverse=True)
@@ -183,8 +183,8 @@ def _are_drawn(calls: Calls) -> bool:
     chances = softmax(labels.logs[known])
     likeliest = np.take_along_axis(of_labels, chances.argmax(axis=1)[:, None], axis=1)[:, 0]
     num_agreeing = np.isclose(call_scores, likeliest).sum()
-    # Numbers of agreeing calls to expect if answers are the likeliest labels, and if answers
-    # are sampled.
+    # Compare with the expected numbers of agreeing calls if answers are the likeliest labels,
+    # and if answers are sampled.
     num_if_likeliest = len(of_labels)
     num_if_drawn = (chances * np.isclose(of_labels, likeliest[:, None])).sum()
     return bool(2 * num_agreeing < num_if_likeliest + num_if_drawn)

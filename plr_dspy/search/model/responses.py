@@ -1,4 +1,4 @@
-"""The calls to which a model of scores is fitted, with their scores and log-probabilities of labels."""
+"""The calls to which a score model is fitted, with their scores and log-probabilities of labels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plr_dspy.search.model.score_table import ScoreTable
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-MIN_LOG = -1e3  # lower bound, because servers return -9999 or nothing for a probability of 0
+MIN_LOG = -1e3  # minimum log-probability, because servers return -9999 or nothing for a probability of 0
 
 
 class SetMetricWeights(Protocol):
@@ -97,7 +97,7 @@ class Calls:
     is_outsider: Mask
 
     def select(self, rows: Numbers) -> Calls:
-        """Return the calls of some candidates, without examples on which none of them was scored."""
+        """Return the calls of the candidates in `rows`, without examples on which no such candidate was scored."""
         columns = self.scored.known[rows].any(axis=0)
         cells = np.ix_(rows, columns)
         return Calls(

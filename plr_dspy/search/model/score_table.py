@@ -17,7 +17,7 @@ from plr_dspy.statistics.arrays import Array, Mask, Numbers
 InformationWeights: TypeAlias = Callable[[Mask, Numbers], Array]  # maps known [m, E] and examples [E] to [m]
 
 PRIOR_NOISE_RATIO = 3.0
-PRIOR_EXAMPLES = 10.0  # weight of the prior ratio, in examples
+PRIOR_EXAMPLES = 10.0  # weight of the prior ratio, as a number of examples
 MIN_NOISE_RATIO = 0.05
 MAX_NOISE_RATIO = 30.0
 NUM_ALTERNATIONS = 10
@@ -65,7 +65,10 @@ class ScoreTable:
 
     @cached_property
     def noise_ratio(self) -> float:
-        """Return the ratio of noise to variance between examples, from a prior and an analysis of variance."""
+        """Return the ratio of the noise variance to the variance between examples.
+
+        The ratio is estimated from a prior and an analysis of variance.
+        """
         is_repeated = self._example_counts >= 2
         if not is_repeated.any():
             return PRIOR_NOISE_RATIO
@@ -95,7 +98,8 @@ class ScoreTable:
     def ordering_effects(self, effects: Array) -> Array:
         """Return mean scores without the effects of examples, ``[m]``.
 
-        The effects of examples follow from `effects`, earlier estimates of orderings' effects.
+        The effects of examples are estimated from `effects`, earlier estimates of the orderings'
+        effects.
         """
         sums = self._sums - self._is_known @ self.example_effects(effects)
         return np.asarray(sums / np.maximum(1, self.counts))

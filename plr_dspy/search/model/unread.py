@@ -20,7 +20,8 @@ class UnreadReplies:
     Attributes:
         mean_score: Mean score of unread replies.
         shares, variances: Posterior means and variances of the shares of read replies, ``[m]``.
-        process: The process of these shares; None if all replies were read, or without features.
+        process: The process of these shares; None if all replies were read, or if there are no
+            features.
     """
 
     def __init__(self, calls: Calls, features: Families | None, earlier: dict[str, Any] | None) -> None:
@@ -46,7 +47,7 @@ class UnreadReplies:
         self.shares = np.clip(shares, 0.0, 1.0)
 
     def predict(self, features: Families) -> Array:
-        """Return the expected shares of read replies for other orderings, ``[c]``."""
+        """Return the expected shares of read replies for new orderings, ``[c]``."""
         shares = 1.0 if self.process is None else self.process.predict(features)
         return np.clip(shares, 0.0, 1.0)
 
