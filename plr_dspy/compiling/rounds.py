@@ -195,7 +195,11 @@ class SearchRounds:
         return low_scores
 
     def check_stoppers(self) -> Stop | None:
-        """Return the reason to stop the search, or None to continue. Add new stopping rules here."""
+        """Return the reason to stop the search, or None to continue.
+
+        A new rule that needs only the history belongs in `reason_to_stop()`. A rule that needs
+        the calls belongs here.
+        """
         futility = self._futility.check()
         if futility:
             return Stop(StopReason.NO_DIFFERENCE, futility)

@@ -1,8 +1,12 @@
 """A compile run: search, race, comparison and decision.
 
-Read next: `rounds.py`, whose `SearchRounds` is the base class of `CompileRun`, then `race.py`
-and `choice.py`. `paper.py` has PLR Algorithm 1, a separate loop without a race. "Where to add"
-in `CONTRIBUTING.md` says how to extend a run.
+A candidate is an ordering of demos or a whole program. Read next: `rounds.py`, whose
+`SearchRounds` is the base class of `CompileRun`, then `Search` in `search/search.py`, which
+proposes the candidates, `race.py` and `choice.py`. `paper.py` has PLR Algorithm 1, a separate
+loop without a race.
+
+`docs/architecture.md` shows what happens before and after a run. "Where to add" in
+`CONTRIBUTING.md` says how to extend it.
 """
 
 import logging
@@ -25,8 +29,8 @@ logger = logging.getLogger(__name__)
 # allow it.
 MIN_COMPARED = 8
 
-# After a stop for one of these reasons, race and comparison get all calls that the limits still
-# allow. After any other stop, they are shortened like the search: if the search used half of
+# If the search stops for one of these reasons, race and comparison are as long as the plan and
+# the limits allow. Otherwise, they are shortened like the search: if the search used half of
 # its planned calls, race and comparison get half of theirs.
 STOPS_WITHOUT_CUT = {StopReason.TIME, StopReason.COST, StopReason.BUDGET, StopReason.NOTHING_NEW}
 
@@ -35,7 +39,7 @@ STOPS_WITHOUT_CUT = {StopReason.TIME, StopReason.COST, StopReason.BUDGET, StopRe
 class RemainingCalls:
     """The program calls that the race and the final comparison may make."""
 
-    fraction: float  # share of the calls planned for both
+    fraction: float  # share of the calls planned for race and comparison that may still be made
     race: int
     comparison: int
 
@@ -46,15 +50,15 @@ class FinalComparison:
 
     finalists: list[Candidate]  # at least two; the original program is first
     examples: list[int]
-    num_dropped: int = 0  # number of candidates dropped because of their scores on these examples
+    num_dropped: int = 0  # number of programs that `EliminationRun` dropped because of these scores
 
 
 @dataclass(kw_only=True)
 class CompileRun(SearchRounds):
     """A compile run in progress, from the first round of the search to the decision.
 
-    Demos are bootstrapped before the run. If `run` raises an error, `unfinished` returns the
-    outcome so far.
+    If `run` raises an error, the caller (`optimizer/base.py`) calls `unfinished`, which returns
+    the outcome so far.
     """
 
     def run(self) -> Outcome:
@@ -64,7 +68,8 @@ class CompileRun(SearchRounds):
             return self.outcome(stop=stop)
 
         # 1. Search: ask for candidates, score them on some train examples, and update the
-        # search. Halfway through, the search space may be widened.
+        # search. Once, `next_candidates` may widen the search space, such as by instructions
+        # that a prompt model writes after it has seen failures.
         self.begin_phase("search", reserved_calls=self.plan.race_calls + self.plan.final_calls)
         while stop is None:
             candidates = self.next_candidates()
@@ -75,7 +80,7 @@ class CompileRun(SearchRounds):
             return self.outcome_without_difference()
 
         # 2. Race: score the best candidates on more and more train examples, and drop the
-        # worst.
+        # worst. The original is scored as well, but always reaches the comparison.
         remaining = self.remaining_calls()
         entrants = self.entrants()
         self.begin_phase("race", reserved_calls=remaining.comparison)
@@ -112,8 +117,8 @@ class CompileRun(SearchRounds):
     def begin_phase(self, phase: str, *, reserved_calls: int = 0) -> None:
         """Begin a phase, and reserve cost and time for the calls of later phases.
 
-        If the limits allow only a share of the planned calls, the search reserves only this
-        share of the later calls.
+        If the limits on cost or time allow half of all planned calls, the search reserves half
+        of the later calls, and so on for other shares.
         """
         self.evaluator.phase = phase
         planned = self.plan.program_calls if phase == "search" else 0
@@ -132,8 +137,8 @@ class CompileRun(SearchRounds):
         fraction = min(1.0, budget.calls_left / max(1, plan.race_calls + plan.final_calls))
         if self.stop.reason not in STOPS_WITHOUT_CUT:
             fraction = min(fraction, evaluator.num_calls("search") / max(1, plan.search_calls))
-        # The comparison gets its planned calls. The race gets all other calls, including those
-        # that the search did not use.
+        # If nothing is shortened, the comparison gets its planned calls, and the race all other
+        # calls, including those that the search did not use.
         comparison_calls = plan.final_calls
         # Unlike `program_calls`, `num_calls` includes the calls that bootstrapped demos.
         max_calls = min(budget.max_calls, plan.program_calls + evaluator.num_calls("bootstrap"))
@@ -147,10 +152,16 @@ class CompileRun(SearchRounds):
         return RemainingCalls(fraction, race=max(0, race_calls), comparison=comparison_calls)
 
     def entrants(self) -> list[Candidate]:
-        """Return the candidates for the race: the best of the search, the distribution's mode, and draws from it."""
+        """Return the candidates for the race.
+
+        They are the best of the search, the mode of the Plackett-Luce distributions and, if the
+        plan has any, draws from these distributions.
+        """
         others = [candidate for candidate in self.best() if candidate != self.original]
         best = first_of_each_kind(others, self.plan.num_entrants, self.own_programs)
-        if not best:  # The distribution has learnt nothing, so its mode would be a random order.
+        if not best:
+            # Only the original has scores, so the distributions have learnt nothing, and their
+            # mode would be a random order.
             return []
         entrants = [*best, self.search.mode(), *self.search.draw(self.plan.num_final_draws)]
         return [candidate for candidate in dict.fromkeys(entrants) if candidate != self.original]
@@ -160,7 +171,11 @@ class CompileRun(SearchRounds):
         return dict(self.search.model.fit(self.scores()).estimates())
 
     def compare(self, finalists: list[Candidate], fraction: float = 1.0) -> FinalComparison | None:
-        """Score the finalists on a fraction of the selection split. Return None if limits prevent the comparison."""
+        """Score the finalists on a fraction of the selection split.
+
+        Return None if the original is the only finalist, or if the limits allow too few
+        examples.
+        """
         min_examples = max(1, min(MIN_EXAMPLES, self.plan.num_selection_examples))
         num_examples = self._num_compared(len(finalists), fraction, min_examples)
         if len(finalists) < 2 or num_examples < min_examples:
@@ -170,16 +185,15 @@ class CompileRun(SearchRounds):
         self.begin_phase("final")
         compared = list(self.evaluator.evaluate(dict.fromkeys(finalists, examples)))
         if len(compared) < len(finalists):
-            # If a limit leaves fewer than two finalists, compare the first two on the examples
-            # that both were scored on.
-            if len(compared) < 2:
-                compared = finalists[:2]
             logger.warning(
-                "only %d of %d finalists were compared before a limit was reached",
+                "only %d of %d finalists were scored on all examples before a limit was reached",
                 len(compared),
                 len(finalists),
             )
             self.replace_stop_by_limit()
+        if len(compared) < 2:
+            # Compare the first two finalists on the examples that both were scored on.
+            compared = finalists[:2]
         common = self._examples_in_common(compared, examples)
         return FinalComparison(compared, common) if len(common) >= min_examples else None
 
