@@ -6,7 +6,7 @@ python benchmarks/calibration.py      # simulations, compared with dspy.experime
 Recorded examples are split into a pool and a held-out half. Each order is calibrated by its mean label
 probabilities on the pool. "Best" is the order with the highest accuracy on the pool. Means are over 40 splits.
 
-Simulated models favour the last label by `--leans`, in log-odds. `--shares` is the share of inputs whose
+Simulated models favor the last label by `--leans`, in log-odds. `--shares` is the share of inputs whose
 correct label is the first. If the share is 0, all labels are equally frequent. Calibrations are fitted to
 `--inputs` inputs and scored on 500 other inputs, in 200 worlds.
 """
@@ -106,7 +106,7 @@ def by_labels(table: np.ndarray, right_labels: np.ndarray) -> np.ndarray:
 def simulated(num_labels: int, share: float, lean: float, num_inputs: int, seed: int) -> dict[str, float]:
     """Return the accuracy of each method on held-out inputs.
 
-    Logits are normally distributed around the log share of each label. A model that favours no label would return the
+    Logits are normally distributed around the log share of each label. A model that favors no label would return the
     true probabilities.
     """
     rng = np.random.default_rng(seed)

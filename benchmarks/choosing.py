@@ -1,4 +1,4 @@
-"""The calls of a race between simulated programs, and how often the race finds the best program.
+"""The number of calls in a race between simulated programs, and how often the race finds the best program.
 
 python benchmarks/choosing.py                     # 2, 5 and 20 programs, and gaps of 0 to .1
 python benchmarks/choosing.py --programs 2 --gaps 0.05 --races 1000 --jobs 2
@@ -41,8 +41,8 @@ from plr_dspy.search.elimination import EliminationSearch
 from plr_dspy.search.model.paired import ProgramModel
 from plr_dspy.search.space import Candidate, OrderingSpace, WholeProgram
 
-TOLERANCE = 0.005  # A program whose true score is this close to the best counts as a right choice.
-EFFECTS = (0.3, 0.6, 1.0)  # standard deviations of interactions, if that of the examples' ease is 1
+TOLERANCE = 0.005  # If a program's true score is this close to the best score, choosing it counts as correct.
+EFFECTS = (0.3, 0.6, 1.0)  # standard deviations of interactions, relative to that of the examples' ease
 ABILITIES = (0.5, 0.8)  # range from which the true mean score of the other programs is drawn
 
 

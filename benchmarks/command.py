@@ -1,4 +1,4 @@
-"""Command-line options and Markdown tables, which all benchmarks share."""
+"""Command-line options and Markdown tables for all benchmarks."""
 
 import argparse
 import io
@@ -27,9 +27,9 @@ def options(
 
     Args:
         text: Text to print for --help.
-        among: Allowed values, by name of the option.
-        defaults: Default of each option, by name. A list defines an option with several values, and False defines a
-            switch. A type defines an option without a default.
+        among: Allowed values of options, keyed by the option's name.
+        defaults: Defaults of options, keyed by the option's name. A list defines an option with several values, and
+            False defines a switch. A type defines an option without a default.
     """
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():

@@ -1,4 +1,4 @@
-"""A check of the docs' figures that need no model, against newly computed figures.
+"""A check of figures in the docs against newly computed figures. Only figures that need no model are checked.
 
 python benchmarks/evidence.py                      # a few compiles for each figure, 20 minutes on 2 cores
 python benchmarks/evidence.py --only recorded --compiles 48
@@ -109,7 +109,7 @@ def without_comma(number: str) -> str:
 
 
 def recorded(compiles: Compiles) -> Iterator[Figure]:
-    """Compare searches on recorded answers, by limit on calls."""
+    """Compare searches on recorded answers under different limits on calls."""
     for task, _, limit, *cells in rows("evidence", "task (best of all orders)"):
         world = World(FILES[task.split(" (")[0]])
         for mode, cell in zip(("paper", "top-k", "halving", "light"), cells, strict=False):
@@ -129,7 +129,7 @@ def best_of_five(compiles: Compiles) -> Iterator[Figure]:
 
 
 def log_probabilities(compiles: Compiles) -> Iterator[Figure]:
-    """Measure gains from log-probabilities of labels."""
+    """Measure gains of searches that learn from log-probabilities of labels."""
     columns = {1: "light@250", 2: "logprobs@250", 6: "light@1000", 7: "logprobs@1000"}
     for cells in rows("evidence", "task | 250 calls"):
         task = cells[0]
@@ -208,7 +208,10 @@ PARTS = {part.__name__: part for part in (*ON_RECORDED, *SIMULATED)}
 
 
 def compare_figures(figures: Iterator[Figure], agreed: list[bool]) -> Iterator[dict[str, str]]:
-    """Yield a row for each figure, and append to `agreed` whether it agrees with the docs."""
+    """Yield a table row for each figure.
+
+    Append to `agreed` whether the new values agree with the figure in the docs.
+    """
     for figure in figures:
         values = np.asarray(figure.values, dtype=float)
         in_docs = stated(figure.cell)

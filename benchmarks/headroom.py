@@ -1,4 +1,4 @@
-"""A check of the intervals and the advice of `headroom` on simulated scores with known truth.
+"""A check of the intervals and the advice of `headroom` on simulated scores, whose true means are known.
 
 python benchmarks/headroom.py                    # all worlds, 400 tables each: 5 minutes on 2 cores
 
@@ -53,7 +53,7 @@ class World:
     nearest: float = 0.0  # gain of the nearest demos
     calibrated: float = 0.0  # gain of calibrated answers
     instruction: float | None = None  # gain of another instruction; None if there is no other instruction
-    num_examples: int = 0  # 0 means as many as the calls allow
+    num_examples: int = 0  # number of examples; 0 means as many as the calls allow
 
     @property
     def rows(self) -> dict[str, list[int]]:
@@ -124,7 +124,7 @@ class World:
 
 @cache
 def shared_variance(accuracy: float, disagreement: float) -> float:
-    """Return the share of variance that two programs' answers must have in common to disagree this often.
+    """Return the share of variance that two programs must have in common to disagree on a share of the examples.
 
     Args:
         accuracy: Accuracy of two equally good programs.

@@ -1,4 +1,4 @@
-"""A joint search for instructions and demos, compared with a search for either alone in simulated worlds.
+"""A comparison in simulated worlds of searches for instructions, for demos, and for both.
 
 python benchmarks/instructions.py                                     # 40 compiles in each world, an hour on 2 cores
 python benchmarks/instructions.py --worlds helps nothing --compiles 8

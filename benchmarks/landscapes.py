@@ -1,9 +1,9 @@
-"""Landscapes: answers to examples for each order of the demos, known without a model.
+"""Landscapes, which define the answers to all examples for each order of the demos without a model.
 
 Synthetic landscapes combine the effects seen in recorded answers of a real model: of each demo, of each demo at each
 position, of adjacent demos, and of the sequence of labels. An order has a leaning and a quality. The leaning towards a
 label helps examples with that label, and hurts other examples. The quality helps all examples. The leaning has the
-larger effect, as for SmolLM2-135M on three two-class tasks, where it correlates with the accuracy by -.89 to -.99.
+larger effect, as for SmolLM2-135M on three two-class tasks, where its correlation with the accuracy is -.89 to -.99.
 """
 
 import zlib
@@ -154,7 +154,7 @@ def _sum(effects: Sequence[Effect], order: Order) -> float:
 
 
 def _standardized(effect: Effect, sample: np.ndarray) -> Effect:
-    """Return the effect, standardized over a sample of random orders."""
+    """Return the effect after standardizing it over a sample of random orders."""
     values = effect(sample)
     mean = values.mean()
     deviation = values.std() + 1e-9
@@ -165,7 +165,7 @@ class OwnEffectsLandscape(Landscape):
     """A landscape where each demo at each position has a common effect and an own effect on each example.
 
     `own` and `common` are the standard deviations of the effects over orders, in logits. If `common` is 0, all
-    orders are equally good on new examples. If `leaning`, the common effect favours one label, correct or not.
+    orders are equally good on new examples. If `leaning`, the common effect favors one label, correct or not.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ STRENGTHS = {
     "harm": (0.0, 0.0, 0.0, 0.5),
     "cost": (0.0, 0.0, -0.2, 0.0),
 }
-"""Weights of the leaning, the worths and the log number of demos, and the harm of any demos, by kind."""
+"""For each kind, the weights of the leaning, the worths and the log number of demos, and the harm of any demos."""
 
 
 class ArrangementWorld(Landscape):
@@ -424,4 +424,4 @@ WORLDS: dict[str, Callable[[int, int, int], Landscape]] = {
     **{kind: partial(ArrangementWorld, kind) for kind in STRENGTHS},
     **{f"likeness {kind}": partial(LikenessLandscape, kind) for kind in LIKENESS},
 }
-"""Synthetic landscapes by name, as functions of the number of demos, the seed and the number of examples."""
+"""Functions that make synthetic landscapes from the number of demos, the seed and the number of examples."""

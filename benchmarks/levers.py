@@ -94,7 +94,7 @@ class Record:
 
     @cached_property
     def sizes(self) -> dict[int, list[int]]:
-        """Indices of the random arrangements by number of demos, beginning with the largest number."""
+        """For each number of demos, largest first, the indices of the random arrangements."""
         sizes: dict[int, list[int]] = {}
         for number in self.of_kind(RANDOM):
             sizes.setdefault(len(self.plan[number].demos), []).append(number)
@@ -204,7 +204,7 @@ SpreadFunction = Callable[[Sequence[np.ndarray], np.ndarray], Spread | None]
 
 
 def _seen_and_noise(scores: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the variance of the rows' mean scores, and the part of the variance that is noise, both ``[samples]``.
+    """Return the variance of the rows' mean scores and the part of it that is noise, each ``[samples]``.
 
     Args:
         scores: Scores to compare, such as a row per order, ``[rows, examples]``.
@@ -229,7 +229,7 @@ def spread_over_orders(sets: Sequence[np.ndarray], counts: np.ndarray) -> Spread
 
 
 def spread_over_sets(sets: Sequence[np.ndarray], counts: np.ndarray) -> Spread | None:
-    """Return the spread over sets, without the spread that comes from having few orders of each set."""
+    """Return the spread over sets, corrected for the noise from having few orders of each set."""
     if len(sets) < 2:
         return None
     means = np.array([scores.mean(axis=0) for scores in sets])

@@ -1,11 +1,11 @@
-"""A comparison of held-out scores of methods with a live model, over tasks and draws of examples.
+"""A comparison of methods by their held-out scores with a live model, over tasks and draws of examples.
 
 python benchmarks/live.py                                        # the bundled reviews, the local model
 python benchmarks/live.py --model hosted_vllm/NAME --api-base http://127.0.0.1:8000/v1 --threads 8 --cache ...
 
-Each seed draws `--pool` labelled and `--test` held-out examples of each task, which all sides share:
+Each seed draws `--pool` labeled and `--test` held-out examples of each task, which all sides share:
 
-original          `--demos` labelled demos, drawn by `LabeledFewShot`
+original          `--demos` labeled demos, drawn by `LabeledFewShot`
 no demos          the program without demos
 PLReorder         the original in another order
 scores            PLReorder with signal="score"
@@ -29,7 +29,7 @@ PLFewShot, PLFewShot calibrated, PLFewShot auto, PLFewShot auto calibrated
                   followed by BatchCalibration, which gets 64 of the calls
 nearest last      the `--demos` nearest demos of each input, ending with the nearest
 nearest first     the same demos, beginning with the nearest
-frequent labels   demos whose labels are frequent among the neighbours of the input, as with max_metric_calls=0
+frequent labels   demos whose labels are frequent among the neighbors of the input, as with max_metric_calls=0
 random order      the demos of "nearest last" in a random order
 vote              the most frequent label of the nearest demos
 KNNFewShot        DSPy's `KNNFewShot`, which bootstraps the nearest demos
@@ -113,7 +113,7 @@ class Result:
 
     Attributes:
         lm_calls: Number of LM calls, including cached calls.
-        tokens_read: Number of prompt tokens that the server read; None if unknown.
+        tokens_read: Number of prompt tokens that the server read, or None if unknown.
     """
 
     program: SideProgram
@@ -124,15 +124,15 @@ class Result:
 
 
 def open_model(args: argparse.Namespace) -> AbstractContextManager[MakeLM]:
-    """Return a context that yields a function to build LMs of the model in the options."""
+    """Return a context that yields a function to build LMs for the model in the options."""
     return ServedModel(args.model, tuple(args.api_base), cache=args.cache).open(format=args.format)
 
 
 class Draw:
-    """A draw of examples of a task, with the results of all sides.
+    """A random draw of a task's examples, with the results of all sides.
 
     Attributes:
-        rare: The label whose F1 is the score; None for accuracy.
+        rare: The label whose F1 is the score, or None if the score is the accuracy.
     """
 
     def __init__(self, name: str, seed: int, args: argparse.Namespace, make_lm: MakeLM) -> None:
@@ -155,7 +155,7 @@ class Draw:
         self._results: dict[str, Result] = {}
 
     def _drawn(self, examples: Sequence[dspy.Example], number: int) -> list[dspy.Example]:
-        """Return random examples. If a label is rare, it has the share in the options."""
+        """Return random examples. If a label is rare, it gets the share of the examples that --share states."""
         if self.rare is None:
             return self.rng.sample(examples, min(number, len(examples)))
         field = self.task.output_field
@@ -217,13 +217,13 @@ class Draw:
 
     @cached_property
     def pool(self) -> Pool:
-        """The pool of labelled examples, from which demos are retrieved."""
+        """The pool of labeled examples, from which demos are retrieved."""
         sources = [source_of(example.inputs()) for example in self.labelled]
         return Pool(self.program(EMPTY), self.labelled, sources)
 
 
 class FixedRetrieval(dspy.Predict):
-    """A predictor with given demos for each example, as indices among the labelled examples."""
+    """A predictor that shows given demos for each example. The demos are indices of labeled examples."""
 
     def __init__(
         self, draw: Draw, examples: Sequence[dspy.Example], choices: Sequence[Sequence[int]]
@@ -268,7 +268,7 @@ class CallCounter(BaseCallback):
 def batch_calibrated(
     draw: Draw, calls: int | None, *, base: str = ORIGINAL, by_f1: bool = False
 ) -> SideProgram:
-    """Calibrate the original, or another side that leaves 64 of its calls for calibration."""
+    """Calibrate the original or another side. The other side leaves 64 of its calls for calibration."""
     spent = 0
     num_inputs = calls or CALIBRATION_CALLS
     if base != ORIGINAL:
@@ -479,7 +479,7 @@ def check_reports(draws: Sequence[Results], side: str) -> dict[str, str]:
 
 
 def differences(draws: Sequence[Results], side: str, other: str) -> tuple[str, str]:
-    """Return the mean difference between two sides, with an interval over draws, and an interval over examples."""
+    """Return the mean difference between two sides, with its intervals over draws and over examples."""
     if side == other:
         return "", ""
     by_draw = []

@@ -1,4 +1,4 @@
-"""A comparison of methods where the truth is known: on simulated landscapes, and on recorded answers.
+"""A comparison of methods on simulated landscapes and on recorded answers, where the true scores are known.
 
 python benchmarks/offline.py                                           # at a tenth of the paper's calls
 python benchmarks/offline.py --recorded FILES --methods halving@500 light@500 logprobs@500
@@ -7,16 +7,16 @@ A number after a method's name limits its program calls. If there is no number, 
 or of `auto="light"`:
 
 original       the original program
-light          PLReorder by scores
-logprobs       PLReorder by scores and log-probabilities of labels
+light          PLReorder, which learns from scores
+logprobs       PLReorder, which learns from scores and log-probabilities of labels
 calibrated     PLReorder with calibrate=True
 paper          PLR Algorithm 1, with as many samples and draws as the limit allows
 top-k          random search
 halving        successive halving of random orders, or of arrangements
 batch          BatchCalibration with up to 64 calls
-fixed          PLFewShot by scores, with demos="fixed"
-retrieved      PLFewShot by scores, with demos="retrieved"; "retrieved@0" makes no calls
-auto           PLFewShot by scores, with demos="auto"
+fixed          PLFewShot with demos="fixed", which learns from scores
+retrieved      the same with demos="retrieved"; "retrieved@0" makes no calls
+auto           the same with demos="auto"
 
 In the worlds "classes", "items", "nothing", "harm" and "cost", the methods choose demos, and `--demos` is the size
 of the pool. `--pools` is the number of known examples, for both splits; all other examples are held out. In
@@ -63,10 +63,10 @@ class World:
     """A simulated world, or a file of recorded answers, in which methods are compared.
 
     Attributes:
-        num_pool: Number of known examples; for recorded answers, 0 means half.
-        best_of: Number of random orders; the best is the original. With 0, recorded answers have a random original, and
-            simulated worlds keep their original.
-        share: Share of the rare label; with 0, scores are accuracies.
+        num_pool: Number of known examples. For recorded answers, 0 means half of the examples.
+        best_of: Number of random orders to draw. The best of them is the original order. If 0, the original order is
+            random for recorded answers and unchanged for simulated worlds.
+        share: Share of the rare label. If 0, scores are accuracies.
         rare: Index of the rare label.
     """
 
@@ -116,7 +116,10 @@ class World:
     def _rearranged(
         self, landscape: Landscape, best_of: int, num_pool: int, rng: np.random.Generator
     ) -> Landscape:
-        """Return the landscape with the best of random orders as the original. If `share` is set, make a label rare."""
+        """Return the landscape with the best of several random orders as the original.
+
+        If `share` is set, make a label rare.
+        """
         orders = [tuple(rng.permutation(landscape.num_demos).tolist()) for _ in range(best_of)]
         original = max(orders, key=lambda order: landscape.answers(order).mean())
         examples = []
@@ -172,7 +175,10 @@ def measure(seed: int, *, world: World, method: str) -> dict[str, float]:
 def cells(
     method: str, frame_by_method: dict[str, pd.DataFrame], against: list[str], num_tasks: int
 ) -> dict[str, str]:
-    """Return a row of a table. Average over the tasks of each split before computing intervals."""
+    """Return the table row for a method.
+
+    The intervals are over splits, so scores are first averaged over the tasks of each split.
+    """
     frame = frame_by_method[method]
     scores = frame["held-out"]
     gains = scores - frame["original"]

@@ -1,4 +1,4 @@
-"""The choice that `PLFewShot` makes between demos and the user's other programs, in simulated worlds.
+"""The choice between demos and the user's other programs, made by `PLFewShot` in simulated worlds.
 
 python benchmarks/own_programs.py                 # 24 compiles in each cell, half an hour on one core
 python benchmarks/own_programs.py --worlds better --calls 100 --examples 40
@@ -51,7 +51,7 @@ POINT = 0.01
 
 @dataclass(frozen=True)
 class Programs:
-    """The effects of the programs a and b on the log-odds of a correct answer, and the kind of `ArrangementWorld`."""
+    """How the programs a and b change the log-odds of a correct answer, and which kind of `ArrangementWorld` it is."""
 
     demos: str
     effects: tuple[float, float]
@@ -68,7 +68,7 @@ WORLDS = {
 
 
 class OwnProgram(dspy.Module):
-    """A program without predictors, which answers correctly the examples for which `is_right` is true."""
+    """A program without predictors. It answers an example correctly if `is_right` is true for the example."""
 
     def __init__(self, engine: ReplayEngine, is_right: np.ndarray) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """DSPy's own optimizers for `live.py`, with settings that make about a given number of program calls.
 
-Each optimizer uses half of the labelled examples for demos or reflection. Optimizers that need a valset use the other
+Each optimizer uses half of the labeled examples for demos or reflection. Optimizers that need a valset use the other
 half as the valset.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import dspy
 
-# DSPy's random search always scores three programs: without demos, with labelled demos, and with
+# DSPy's random search always scores three programs: without demos, with labeled demos, and with
 # demos bootstrapped from the unshuffled examples.
 NUM_BASE_PROGRAMS = 3
 MINIBATCH = 25  # examples in a trial of MIPROv2
@@ -63,7 +63,7 @@ class Peer:
 
     @property
     def max_errors(self) -> int:
-        """A limit that no compile reaches, so that unparsable answers only score 0."""
+        """A limit that is never reached, so that unparsable answers only score 0."""
         return 10 * len(self.labelled)
 
     @property

@@ -1,4 +1,4 @@
-"""The README's figure: accuracy by program calls, from tables in the docs, and a reliability diagram.
+"""The README's figure: accuracies against program calls, from tables in the docs, and a reliability diagram.
 
 python benchmarks/picture.py     # writes docs/accuracy_by_calls.png, for light and dark pages
 """
@@ -29,7 +29,7 @@ STYLES = {
     "`PLFewShot`": (None, BLUE, "D"),
     "`PLFewShot(calibrate=True)`": ("PLFewShot, calibrated", RED, "P"),
 }
-"""Label, colour and marker for each row of the table in docs/fewshot.md."""
+"""Label, color and marker for each row of the table in docs/fewshot.md."""
 
 CALLS = [0, 64, 300, 1_067]
 """Numbers of calls on the axis. Each method is drawn at the nearest number."""
@@ -46,7 +46,7 @@ def place_of(num_calls: int) -> int:
 
 
 def draw_task(axis: Axes, task: str, rows: pd.DataFrame, nearest: pd.Series) -> None:
-    """Draw the accuracy of each method on a task against the number of calls."""
+    """Plot the accuracies of methods on a task against their numbers of calls."""
     accuracies = rows[task].astype(float)
     calls = rows["calls"].str.replace(",", "").astype(int)
     places = {name: place_of(calls[name]) for name in STYLES}
@@ -64,7 +64,10 @@ def draw_task(axis: Axes, task: str, rows: pd.DataFrame, nearest: pd.Series) -> 
 
 
 def draw_reliability(axis: Axes) -> None:
-    """Draw the accuracy of recorded answers by their probability, before and after calibration."""
+    """Plot the accuracies of recorded answers against their probabilities.
+
+    One curve shows answers before calibration, the other after calibration.
+    """
     points: dict[str, list[np.ndarray]] = {"as it is": [], "calibrated": []}
     for path in sorted(RECORDED.glob("*.npz")):
         table, gold = recorded_answers(path)
@@ -93,7 +96,7 @@ def main() -> None:
     others = read_table((DOCS / "evidence.md").read_text("utf-8"), "| TREC | AG News")
     nearest = others.loc["8 nearest, nearest last"]
     with matplotlib.rc_context(TEXT | SIZES):
-        figure = Figure(figsize=(8.4, 5.6), layout="constrained")  # legible on a phone
+        figure = Figure(figsize=(8.4, 5.6), layout="constrained")  # size that is legible on a phone
         *axes, last, legend = figure.subplots(2, 3).flat
         for axis, task in zip(axes, ("MR", "SST-5", "TREC", "AG News"), strict=True):
             draw_task(axis, task, rows, nearest)

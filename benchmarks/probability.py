@@ -1,4 +1,4 @@
-"""A comparison of the learnt probability and the accuracy of every order of 5 demos, on recorded answers.
+"""A comparison of the learned probability and the accuracy of every order of 5 demos, on recorded answers.
 
 python benchmarks/probability.py --out runs/probability      # 3 minutes, without a model
 python benchmarks/probability.py --records benchmarks/recorded/mr.npz

@@ -4,7 +4,7 @@ pip install torch transformers gguf accelerate
 python benchmarks/record_chat.py --weights FILE.gguf --task trec --data-dir DATA --out benchmarks/recorded/chat/NAME.npz
 
 Each test example is answered without demos, with its nearest demos, and with random sets of demos in random orders. All
-demos come from `--pool` labelled examples. `--demos 8 4 2 --sets 12 8 8 --orders 3 1 1` means 12 sets of 8 demos in 3
+demos come from `--pool` labeled examples. `--demos 8 4 2 --sets 12 8 8 --orders 3 1 1` means 12 sets of 8 demos in 3
 orders each, 8 sets of 4 demos in 1 order, and 8 sets of 2 demos in 1 order.
 
 The beginning of each reply is supplied in the adapter's format. On its own, a small model may begin differently, mostly
@@ -39,10 +39,8 @@ NO_DEMOS = "no demos"
 NEAREST = "nearest"
 RANDOM = "random"
 BATCH_TOKENS = 4_096  # maximum tokens in a batch; larger batches are no faster
-NUM_NEAREST = (
-    16  # examples between two saves for nearest demos, which are slow because prompts share no demos
-)
-NONE = -1  # index in place of missing demos, in rows of arrangements with fewer demos than others
+NUM_NEAREST = 16  # examples between two saves for nearest demos, which are slow because prompts share none
+NONE = -1  # index that fills the rows of arrangements with fewer demos than others
 
 
 class Tokenizer(Protocol):
@@ -260,7 +258,7 @@ def arrangements(
         demos: Numbers of demos in random arrangements.
         sets: Number of random sets to draw, for each value in `demos`.
         orders: Number of random orders of each set, for each value in `demos`.
-        num_pool: Number of labelled examples.
+        num_pool: Number of labeled examples.
         seed: Seed of the draws. Increasing `sets` or `orders` leaves earlier draws unchanged.
     """
     randoms = []
@@ -283,7 +281,7 @@ class DrawSize:
     """Numbers of examples to draw, and the seed.
 
     Attributes:
-        pool: Number of labelled examples, which demos come from.
+        pool: Number of labeled examples. Demos are drawn from them.
         examples: Number of test examples.
         nearest: Number of nearest demos of each test example.
     """
@@ -295,7 +293,7 @@ class DrawSize:
 
 
 class Draw:
-    """The labelled examples and the test examples of a task.
+    """The labeled examples and the test examples of a task.
 
     Attributes:
         pool_rows, test_rows: Indices of the examples in the lists of `paper.data.load`.

@@ -1,4 +1,4 @@
-"""Methods that choose orders of demos, run on landscapes in place of a language model."""
+"""Runs of methods that choose orders of demos. Landscapes take the place of a language model."""
 
 import functools
 import re
@@ -125,7 +125,7 @@ class ReplayEngine:
 def label_response(
     field: str, labels: Sequence[str], values: np.ndarray, usage: dict[str, Any], request: lm15.Request
 ) -> lm15.Response:
-    """Return a reply in the format of DSPy's `ChatAdapter`, whose label tokens have these log-probabilities."""
+    """Return a reply in the format of DSPy's `ChatAdapter`. Its label tokens have the given log-probabilities."""
     likeliest = np.argsort(-values, kind="stable")
     head = f"[[ ## {field} ## ]]\n"
     tail = "\n\n[[ ## completed ## ]]"
@@ -195,9 +195,7 @@ def compile_with(pool: Pool, method: str, budget: int | None, seed: int) -> Comp
         program = optimizer.compile(student, trainset=examples[: pool.num_known])
         calls = engine.calls
         comparison = None
-        if not isinstance(
-            optimizer, BatchCalibration
-        ):  # The report of BatchCalibration compares no programs.
+        if not isinstance(optimizer, BatchCalibration):  # Reports of BatchCalibration have no comparison.
             comparison = optimizer.report.comparison
             assert calls == optimizer.report.program_calls["total"]
         predictor = program.predictors()[0]
@@ -266,7 +264,7 @@ def halving(pool: Pool, budget: int, seed: int) -> tuple[Order, int]:
         alive = [order for (order,) in arrangements][:number]
     calls = 0
     num_examples = 0
-    num_rungs = int(np.ceil(np.log(len(alive)) / np.log(1 / 0.4)))  # Each rung keeps 40%.
+    num_rungs = int(np.ceil(np.log(len(alive)) / np.log(1 / 0.4)))  # Each round keeps 40% of the orders.
     for rung in range(num_rungs):
         more = max(1, (budget - calls) // (num_rungs - rung) // len(alive))
         if first and rung == 0:

@@ -1,4 +1,4 @@
-"""The overhead of a compile, and the speed of calls.
+"""The overhead of compiling, and the speed of calls.
 
 python benchmarks/speed.py                                # without a model: 4 minutes
 python benchmarks/speed.py --parts prefixes               # on the local model
@@ -168,7 +168,7 @@ def threads(_: argparse.Namespace) -> Iterator[dict[str, str]]:
 
 
 def pools(args: argparse.Namespace) -> Iterator[dict[str, str]]:
-    """Find demos for inputs of 20 words each, drawn from a skewed distribution over 5,000 words."""
+    """Find demos for inputs of 20 words each. The words are drawn from a skewed distribution over 5,000 words."""
     rng = np.random.default_rng(0)
     for size in (100, 1_000, 10_000):
         words = (5_000 * rng.random((size + 200, 20)) ** 3).astype(int)

@@ -1,4 +1,4 @@
-"""Chains of each DSPy optimizer and PLReorder, in a few lines each.
+"""Chains that run one of DSPy's optimizers and PLReorder, each in a few lines.
 
 python examples/chains.py labeled_few_shot                  # on the local model
 python examples/chains.py mipro --lm openai/gpt-4o-mini     # on any other model
@@ -83,8 +83,9 @@ def copro(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM)
 
 
 def gepa(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """Choose demos before GEPA, which keeps the demos. GEPA's metric takes five arguments."""
+    """Choose demos before GEPA, which rewrites instructions and keeps the demos."""
 
+    # GEPA requires a metric that takes five arguments.
     def gepa_metric(gold, pred, trace=None, pred_name=None, pred_trace=None):  # type: ignore[no-untyped-def]
         return float(metric(gold, pred))
 
@@ -95,7 +96,7 @@ def gepa(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) 
 
 
 def better_together(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """Run several steps in one optimizer, which returns the best program from any step."""
+    """Run all steps in one optimizer. It returns the best program from any step."""
     student = student.deepcopy()
     student.set_lm(lm)
     optimizer = dspy.BetterTogether(

@@ -127,7 +127,7 @@ def print_result(result: Result) -> None:
 
 
 def print_seeds(results: dict[int, Result]) -> None:
-    """Print one line for each seed, and the mean gain with its interval over seeds."""
+    """Print one line for each seed, then the mean gain over seeds with its interval."""
     print("\nseed  original  chosen    gain   random: worst   mean   best   calls  seconds")
     for seed, result in results.items():
         scores = result.random_orders
@@ -152,7 +152,7 @@ def parse_args() -> argparse.Namespace:
         help="folder with TASK_train.jsonl and TASK_test.jsonl (default: the Hugging Face hub)",
     )
     add("--demos", type=int, default=8, help="number of demos in the prompt")
-    add("--pool", type=int, default=200, help="number of labelled examples besides the demos")
+    add("--pool", type=int, default=200, help="number of labeled examples besides the demos")
     add("--test", type=int, default=100, help="number of held-out examples")
     add("--random-orders", type=int, default=12, help="number of random orders to score for comparison")
     add("--update", default="mle", choices=["mle", "ema", "mixture"])

@@ -39,7 +39,7 @@ from dspy.utils.usage_tracker import UsageTracker
 
 logger = logging.getLogger(__name__)
 
-Call: TypeAlias = tuple[Any, Mapping[str, Any]]  # a language model, and the inputs of a call
+Call: TypeAlias = tuple[Any, Mapping[str, Any]]  # a language model and the inputs of a call to it
 COMPILED = "_compiled"  # the attribute that marks a compiled program
 
 
@@ -131,10 +131,11 @@ def call_back(optimizer: Teleprompter, event: str, outputs: object) -> None:
 
 
 class TruncationCounter:
-    """A counter of truncated replies to the calls in a context with `caller_modules=[counter]`.
+    """A counter of truncated replies.
 
-    DSPy appends each call to the histories of its callers. The counter is its own history, and
-    keeps no entries.
+    Calls are counted in a context with `caller_modules=[counter]`, because DSPy appends each
+    call to the histories of its callers. The counter acts as its own history, but keeps no
+    entries.
     """
 
     def __init__(self) -> None:

@@ -121,7 +121,7 @@ def _check_fields(
 
 @dataclass(frozen=True)
 class ProgramScore:
-    """A program's score by a metric.
+    """A program's score according to a metric.
 
     Attributes:
         score, interval: The metric's value on the examples, and its 95% confidence interval.
@@ -160,11 +160,11 @@ class Evaluation:
     """The scores of programs on the same examples. `print()` shows them in a table.
 
     Attributes:
-        programs: The score of each program, by name.
+        programs: The programs' scores, keyed by program name.
         num_examples: Number of examples that every program answered.
         num_failed: Number of examples that were omitted because a call failed.
-        constant: The score of always answering with the same label, for the better of the two
-            most frequent labels. None if the first program has no label output, or if the
+        constant: The score of a program that always answers with the same label. The label is the
+            better of the two most frequent labels. None if the first program has no label output, or if the
             metric cannot score predictions that contain only a label.
     """
 
@@ -186,7 +186,7 @@ class Evaluation:
 
 
 class Evaluations(dict[str, Evaluation]):
-    """The evaluations by several metrics, keyed by metric name. `print()` shows a table for each metric."""
+    """The evaluations with several metrics, keyed by metric name. `print()` shows a table for each metric."""
 
     def __str__(self) -> str:
         return "\n".join(f"{name}: {evaluation}" for name, evaluation in self.items())
@@ -235,10 +235,10 @@ def evaluate_programs(
     worst pseudo-answers are added.
 
     Args:
-        programs: Programs by name. All other programs are compared with the first. No program
-            is modified.
+        programs: A dict that maps names to programs. The first program is the baseline with
+            which the others are compared. No program is modified.
         metric: A metric that scores single examples, or a metric over a set, such as
-            ``F1("positive")``; or a dict of metrics by name.
+            ``F1("positive")``; or a dict that maps names to metrics.
         devset: Examples that no optimizer has seen. Each program is called once on each
             example, even with several metrics.
         num_threads, max_errors, display_progress: As in `PLReorder`.
@@ -246,7 +246,7 @@ def evaluate_programs(
 
     Raises:
         TypeError, ValueError: If an argument is invalid, before any program call.
-        RuntimeError: If fewer than two examples remain, because calls on all others failed.
+        RuntimeError: If fewer than two examples remain, because calls on the other examples failed.
         Exception: A fatal error from a program or metric, or the error that reaches
             `max_errors`.
     """
@@ -288,7 +288,7 @@ def evaluate_programs(
 
 
 class _ProgramRun(MetricWork):
-    """A program's calls on examples, with scores by all metrics."""
+    """The calls of a program on examples, scored with all metrics."""
 
     def __init__(
         self, name: str, program: dspy.Module, metrics: Mapping[str, Metric], examples: Examples
@@ -348,7 +348,10 @@ def _examples_without_failure(runs: Sequence[_ProgramRun], num_examples: int) ->
 def _compare(
     name: str, metric: Metric, runs: Sequence[_ProgramRun], examples: Examples, indices: Sequence[int]
 ) -> dict[str, ProgramScore]:
-    """Return the programs' scores by a metric. `indices` are the examples' positions in the devset."""
+    """Return the programs' scores according to a metric, keyed by program name.
+
+    `indices` are the examples' indices in the devset.
+    """
     unread = CallRecord(None)
     records = {}
     for run in runs:
@@ -372,14 +375,19 @@ def _compare(
 
 
 class _MeanScores:
-    """Mean scores. Unparsable replies get the lowest score of all replies, or 0 if that is lower."""
+    """The mean scores of programs, with confidence intervals.
+
+    An unparsable reply gets the lowest score of all replies, but at most 0.
+    """
 
     def __init__(self, records: Iterable[Sequence[CallRecord]]) -> None:
         scores = [record.score for record in chain.from_iterable(records)]
         self._least = min([0.0, *(score for score in scores if score is not None)])
 
     def score(self, records: Sequence[CallRecord]) -> ProgramScore:
-        """Return the mean score, and a confidence interval with two successes and two failures added.
+        """Return the mean score and its confidence interval.
+
+        The interval is calculated after two best and two worst possible scores are added.
 
         Source: A. Agresti and B. Coull, The American Statistician 52, 1998.
         """
@@ -410,7 +418,10 @@ def _bounds(scores: Sequence[float]) -> tuple[float, float]:
 
 
 class _SetScores:
-    """The scores of a metric over a set, with intervals from the influence of single answers."""
+    """The scores of programs according to a metric over a set, with confidence intervals.
+
+    The intervals are estimated from the influence of each answer on the metric.
+    """
 
     def __init__(self, metric: SetMetric, right_labels: Sequence[str], labels: Sequence[str]) -> None:
         self._influence = ConfusionScores(metric, right_labels, labels)
@@ -421,15 +432,18 @@ class _SetScores:
         value = self._influence.value(answers)
         scores = self._scores(records)
         low, high = self._influence.bounds
-        centre, error = self._influence.mean_with_error(scores, value)
+        center, error = self._influence.mean_with_error(scores, value)
         margin = float(special.stdtrit(len(scores) + 3, TAIL)) * error
-        interval = max(low, min(value, centre - margin)), min(high, max(value, centre + margin))
+        interval = max(low, min(value, center - margin)), min(high, max(value, center + margin))
         return ProgramScore(value, interval, num_unread=_num_unread(records))
 
     def difference_interval(
         self, before: Sequence[CallRecord], after: Sequence[CallRecord]
     ) -> tuple[float, float]:
-        """Return the interval for the score difference, with the metric linearized at both programs' answers."""
+        """Return the confidence interval for the difference between two programs' scores.
+
+        The metric is linearized at the answers of both programs.
+        """
         self._influence.linearize_at([*_labels(before), *_labels(after)])
         low, high = self._influence.bounds
         largest = self._influence.largest_influence()
@@ -450,7 +464,7 @@ def _num_unread(records: Sequence[CallRecord]) -> int:
 def _paired_interval(
     before: Sequence[float], after: Sequence[float], *, largest: float, limit: float
 ) -> tuple[float, float]:
-    """Return the confidence interval for the mean difference.
+    """Return the confidence interval for the mean difference between paired scores.
 
     If all differences are 0, `largest` sets the width of the interval.
     """

@@ -1,4 +1,4 @@
-"""Exported prompts of a program, for use without DSPy."""
+"""Export of a program's prompts for use without DSPy."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ExportedPrompt:
             "langchain", the placeholder is ``{review}``, and other braces are doubled, as in
             `str.format`.
         messages: The messages, as dicts with "role" and "content".
-        inputs: The way in which the prompt shows each input, by input name.
+        inputs: The way in which the prompt shows each input, keyed by input name.
     """
 
     format: Format
@@ -110,7 +110,7 @@ class ExportedPrompt:
         def replacement(match: re.Match[str]) -> str:
             name = match["name"]
             if name is None:
-                return match[0][0]  # a doubled brace
+                return match[0][0]  # Two braces stand for one brace.
             if self.inputs[name].is_block and not texts[name]:
                 return ""  # Adapters that write blocks also strip the space before an empty value.
             return match["space"] + texts[name]
@@ -152,7 +152,7 @@ def export(program: dspy.Module, format: Format = "openai") -> dict[str, Exporte
             ``ChatPromptTemplate.from_messages`` takes, with placeholders such as ``{review}``.
 
     Returns:
-        The prompts, by predictor name. If the program is a single predictor, the name is "self".
+        The prompts, keyed by predictor name. If the program is a single predictor, the name is "self".
 
     Raises:
         TypeError: If `program` is not a `dspy.Module`.

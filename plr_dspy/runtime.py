@@ -183,7 +183,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 class Redactor:
-    """A function that hides secrets in text: known secrets, and text that looks like a secret.
+    """A callable that hides secrets in text: known secrets, and text that looks like a secret.
 
     Args:
         models: LMs or embedders. Arguments with names such as "api_key" are secrets.
@@ -214,7 +214,7 @@ class Redactor:
 
 
 def _arguments_of(model: object) -> Iterator[tuple[str, str]]:
-    """Yield the string arguments, headers and attributes of a model and its engines, by name."""
+    """Yield the name and value of each string argument, header and attribute of a model and its engines."""
     attributes = getattr(model, "__dict__", {})
     # An LM keeps its engines, which may hold secrets, in attributes.
     mappings = [attributes, *(getattr(part, "__dict__", None) for part in attributes.values())]

@@ -86,7 +86,7 @@ def softmax(scores: dict[str, float]) -> dict[str, float]:
 
 
 def leaning(labels: list[str], lean: float) -> Any:
-    """Return a function that gives texts label probabilities with a bias to the last label."""
+    """Return a function that maps texts to label probabilities biased towards the last label."""
 
     def probabilities(text: str) -> dict[str, float]:
         scores = {label: 1.5 * normal(f"{text} {label}") for label in labels}

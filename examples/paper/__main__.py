@@ -1,4 +1,4 @@
-"""The command `python examples/paper`, which works in any folder."""
+"""The command `python examples/paper`. It can be run from any folder."""
 
 import sys
 from pathlib import Path

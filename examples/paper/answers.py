@@ -62,7 +62,7 @@ def same_expression(predicted: str, gold: str) -> bool:
 
 
 def lenient(predicted: str, gold: str) -> bool:
-    """Return whether the gold answer appears anywhere in an output, which is how the published code scores answers.
+    """Return whether the gold answer appears anywhere in an output. The published code scores answers in this way.
 
     A gold number must appear in the output, and a gold expression must appear as LaTeX. So "Note" counts as the answer
     "No", and "3 apples and 4 pears make 7" counts as 3. Use this metric only to compare with published numbers.

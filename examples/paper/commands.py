@@ -1,4 +1,7 @@
-"""The commands `run`, which makes the runs of a grid, and `table` and `figure`, which present the results."""
+"""The commands `run`, `table` and `figure`.
+
+`run` makes the runs of a grid. `table` and `figure` present the results.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ USER_ERROR = 2
 INTERRUPTED = 130
 
 ABLATION_HELP = (
-    f"ablations whose methods to add; the ablation probability scores all orders of at most {MAX_RANKED} demos, for "
-    "the figure of learnt probability and accuracy"
+    "the paper's ablations to run in addition to --methods; 'probability' scores all orders of at most "
+    f"{MAX_RANKED} demos, to plot their accuracies against their learned probabilities"
 )
 
 
@@ -72,7 +75,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     table.set_defaults(command=_table)
     table.add_argument("--to", type=Path, help="folder for the files (default: OUT/table)")
     figure = commands.add_parser(
-        "figure", help="draw the results: probability and accuracy, and ranks of methods"
+        "figure", help="plot accuracy against learned probability, and the ranks of methods"
     )
     figure.set_defaults(command=_figure)
     figure.add_argument("--to", type=Path, help="folder for the files (default: OUT/figure)")
@@ -102,7 +105,7 @@ def _add_run_arguments(run: argparse.ArgumentParser) -> None:
         "--pool",
         type=int,
         default=1_000,
-        help="number of labelled examples besides the demos, split 80/20 (default: 1000)",
+        help="number of labeled examples besides the demos, split 80/20 (default: 1000)",
     )
     add("--test", type=int, help="number of held-out examples (default: all)")
     add(
@@ -132,7 +135,7 @@ def _add_run_arguments(run: argparse.ArgumentParser) -> None:
     )
     add("--threads", type=_positive, default=2, help="number of concurrent calls in each worker (default: 2)")
     add("--jobs", type=_positive, help="number of concurrent runs, with Ray (default: one per --api-base)")
-    add("--ray", metavar="ADDRESS", help="make the runs on a Ray cluster: an address, auto or local")
+    add("--ray", metavar="ADDRESS", help="address of a Ray cluster for the runs, or auto or local")
     add("--dry-run", action="store_true", help="print how many runs and calls are missing, and exit")
 
 
@@ -173,7 +176,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _engine(args: argparse.Namespace) -> Engine:
-    """Return the function that makes the runs, in this process or on Ray."""
+    """Return a function that makes the runs, either in this process or on Ray."""
     if args.ray:
         return partial(run_on_ray, address=args.ray, num_workers=args.jobs)
     num_workers = args.jobs or len(args.api_base)
@@ -196,14 +199,14 @@ def _print_missing(experiment: Experiment, runs: Sequence[Run]) -> None:
 
 
 def _table(args: argparse.Namespace) -> int:
-    """Write the tables of the results in a folder."""
+    """Write tables of the results in the folder --out."""
     for table in all_tables(frame_of(read_results(args.out / RESULTS))):
         print(*table.save(args.to or args.out / "table"), sep="\n")
     return 0
 
 
 def _figure(args: argparse.Namespace) -> int:
-    """Draw the results in a folder."""
+    """Draw figures of the results in the folder --out."""
     results = read_results(args.out / RESULTS)
     print(*save_figures(results, frame_of(results), args.to or args.out / "figure"), sep="\n")
     return 0

@@ -107,7 +107,10 @@ HUB: dict[str, tuple[HubSource, ...]] = {
         ),
     ),
 }
-"""The train and test splits of each task on the hub. If there is only one split, a part of the split is held out."""
+"""The train and test splits of each task on the hub.
+
+If there is only one split, a part of the split is held out.
+"""
 
 
 def load(task: Task, *, data_dir: Path | None = None) -> tuple[list[dspy.Example], list[dspy.Example]]:
@@ -186,7 +189,7 @@ def _read_hub(task: Task) -> list[list[Row]]:
 
 
 def _hub_rows(source: HubSource, task: Task) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the location and content of each row of a split, with the paper's label words."""
+    """Yield the location and content of each row in a split. Labels are replaced by the paper's words."""
     name = str(source.split)
     changed = "The data set has changed: pass the task's files as data_dir (--data-dir)."
     examples = as_examples(_load_split(source), task.program("plain"), name=name, inputs=[source.text])
@@ -210,7 +213,7 @@ def _load_split(source: HubSource) -> Rows:
     datasets = import_datasets()
     columns = [source.text, source.answer]
     if source.is_streamed:
-        # If `features` is not passed with `columns`, `datasets` rejects data sets whose card lists features.
+        # Pass `features` too. With `columns` alone, `datasets` rejects data sets whose card lists features.
         features = datasets.Features(dict.fromkeys(columns, datasets.Value("string")))
         stream = load_hub_split(source.split, streaming=True, columns=columns, features=features)
         return datasets.Dataset.from_list(list(stream), features=features)

@@ -1,8 +1,9 @@
 """A comparison of LaTeX expressions by math-verify in a child process, which runs this file.
 
-math-verify limits its time by signals, which only the main thread may set, but a metric runs in worker threads. Some
-expressions also keep sympy busy forever, in code that no thread can interrupt. So the operating system kills the child
-if a pair of expressions takes too much CPU time. The parent kills the child if a pair takes too much wall-clock time.
+math-verify limits its time using signals. Only the main thread may set signals, but a metric runs in worker threads.
+Some expressions also keep sympy busy forever, in code that no thread can interrupt. So the operating system kills the
+child if a pair of expressions takes too much CPU time. The parent kills the child if a pair takes too much wall-clock
+time.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ class Checker:
         self._child: subprocess.Popen[str] | None = None
 
     def equal(self, predicted: str, gold: str) -> bool:
-        """Return whether two LaTeX expressions are equal. Return False if parsing fails, or on a timeout."""
+        """Return whether two LaTeX expressions are equal.
+
+        Return False if an expression cannot be parsed, or if the comparison takes too long.
+        """
         require_library()
         with self._lock:
             if self._child is None or self._child.poll() is not None:
@@ -100,7 +104,7 @@ atexit.register(_CHECKER.close)
 
 @lru_cache(maxsize=100_000)
 def equivalent(predicted: str, gold: str) -> bool:
-    """Return whether two expressions are equal, with a shared `Checker` and cached results."""
+    """Return whether two expressions are equal. Results are cached, and all callers share a `Checker`."""
     return _CHECKER.equal(predicted, gold)
 
 
@@ -184,7 +188,10 @@ def parse_latex(latex: str) -> list[Any]:
 
 
 def plain_symbols(expression: Any) -> Any:
-    """Return the expression without assumptions about symbols, so that symbols with the same name are equal."""
+    """Return the expression without assumptions about its symbols.
+
+    Without assumptions, symbols with the same name are equal.
+    """
     from sympy import Basic, Symbol
 
     if not isinstance(expression, Basic):

@@ -190,7 +190,10 @@ def stated_number(answer: str) -> Fraction | None:
 
 
 def last_number(text: str) -> Fraction | None:
-    """Return the last number in a text, or None if it is negated, or if it is one of several terms or alternatives."""
+    """Return the last number in a text.
+
+    Return None if this number is negated, or if it is one of several terms or alternatives.
+    """
     number = _whole_number(text)
     if number is not None:
         return number
@@ -284,7 +287,8 @@ def _differ_in_form(predicted: str, gold: str) -> bool:
         return True  # "x = 2, y = 3" differs from "2, 3", which has no names.
     if "," not in predicted or "," not in gold:
         return False
-    # math-verify reads a tuple as a list, and drops repeated members of a set.
+    # math-verify reads a tuple as a list and drops repeated members of a set, so compare the numbers of
+    # members and the kinds of brackets.
     return predicted.count(",") != gold.count(",") or (predicted[0] in "([") != (gold[0] in "([")
 
 

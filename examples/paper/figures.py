@@ -1,4 +1,4 @@
-"""Figures of the accuracy of all orders by their learnt probability, and of the ranks of methods over tasks."""
+"""Figures that plot the accuracies of orders against their learned probabilities, and the ranks of methods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POINTS = "#56B4E9"
 MEAN = "#0072B2"
 ORIGINAL = "#D55E00"
 UPDATES = {"PLR-EMA": "EMA", "PLR-1": "MLE"}
-"""The paper's names for update rules, by method."""
+"""The paper's names for the update rules of methods."""
 
 
 def probability_frame(results: Sequence[Result]) -> pd.DataFrame:
@@ -62,7 +62,7 @@ def probability_frame(results: Sequence[Result]) -> pd.DataFrame:
 
 
 def draw_probability(frame: pd.DataFrame) -> Figure:
-    """Draw the accuracy of all orders, beginning with the most probable order.
+    """Plot the accuracies of all orders, beginning with the most probable order.
 
     Args:
         frame: Rows of `probability_frame`. Each task, number of demos and update rule has a row of plots, and each seed
@@ -83,7 +83,7 @@ def draw_probability(frame: pd.DataFrame) -> Figure:
                 axis.set_title(f"seed {seed}: {_relation(run.tau, run.p)}", fontsize=8)
             else:
                 axis.set_axis_off()
-    figure.supxlabel("rank of the order by its learnt probability (1 is the most probable)", fontsize=9)
+    figure.supxlabel("rank of the order by its learned probability (1 is the most probable)", fontsize=9)
     figure.supylabel("accuracy on held-out examples", fontsize=9)
     labels: dict[str, Any] = {}
     for axis in figure.axes:
@@ -98,12 +98,12 @@ def _draw_orders(axis: Axes, ranking: Ranking) -> None:
     by_probability = np.argsort(-np.array(ranking.log_probabilities), kind="stable")
     accuracies = pd.Series(ranking.accuracies)[by_probability]
     ranks = np.arange(1, len(accuracies) + 1)
-    window = max(3, len(ranks) // 10) | 1  # An odd window can be centred.
+    window = max(3, len(ranks) // 10) | 1  # Make the window odd, so that it can be centered.
     axis.plot(ranks, accuracies, "o", color=POINTS, markersize=3, label="one order")
     running_mean = accuracies.rolling(window, center=True, min_periods=1).mean()
     axis.plot(ranks, running_mean, color=MEAN, linewidth=1.5, label="running mean")
     original = tuple(range(len(ranking.orders[0])))
-    if original in ranking.orders:  # If demos are equal, an equivalent order may replace the original order.
+    if original in ranking.orders:  # If demos are equal, only an equivalent order may be listed.
         place = list(by_probability).index(ranking.orders.index(original))
         axis.plot(
             ranks[place], accuracies.iloc[place], "*", color=ORIGINAL, markersize=9, label="original order"
@@ -118,15 +118,16 @@ def _relation(tau: float, p: float) -> str:
 
 
 def rank_frame(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rank methods by mean accuracy, for each task and number of demos. Rank 1 is the best.
+    """Rank methods according to their mean accuracies, for each task and number of demos.
 
-    Only methods with all runs of the grid are ranked, so that all ranks have the same range. Ties share the mean rank.
+    Rank 1 is the best. Only methods with all runs of the grid are ranked, so that all ranks have the same range.
+    Methods with equal accuracies share the mean of their ranks.
 
     Args:
         frame: Rows of `tables.frame_of`.
 
     Returns:
-        A row per method, sorted by mean rank from the best, and a column per task and number of demos.
+        A row per method and a column per task and number of demos. The method with the best mean rank comes first.
     """
     cells = frame[frame.method.isin(METHODS)]
     means = cells.pivot_table(

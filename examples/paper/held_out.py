@@ -29,7 +29,8 @@ def digest(examples: Sequence[dspy.Example]) -> str:
 class HeldOut:
     """A program and the held-out examples to score it on.
 
-    If `folder` is given, finished calls are saved in this folder and never repeated. Use one folder per metric.
+    If `folder` is given, finished calls are saved in this folder and never repeated. Use a separate folder for each
+    metric, because the folder contains scores.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class HeldOut:
         return self.rows([self.slots.space.identity])[0]
 
     def rows(self, orderings: Sequence[Ordering]) -> list[list[float]]:
-        """Return the score of each ordering on each example, ``[orderings, examples]``.
+        """Return the scores of orderings on all examples, ``[orderings, examples]``.
 
         Raises:
             RuntimeError: If any call failed. The next run repeats only the failed calls.

@@ -16,7 +16,7 @@ from plr_dspy.local import LocalServer, Route
 from .tasks import Format
 
 LOCAL = "local"
-"""The name of the local model, in place of a litellm name."""
+"""The name of the local model. Other models have litellm names."""
 
 MakeLM: TypeAlias = Callable[[int], dspy.LM]
 """A function that builds an LM from the maximum number of tokens in an answer."""
@@ -29,10 +29,9 @@ class ServedModel:
     Attributes:
         model: "local" for SmolLM2-135M under llama.cpp, or a litellm name such as "hosted_vllm/Qwen/Qwen2.5-7B".
         api_bases: Addresses of the model's servers. Each worker uses a single server, because all calls of an ordering
-            can then share a prefix cache. A router would spread these calls over all servers.
+            can then use the same prefix cache. A router would spread these calls over all servers.
         api_key_env: Environment variable that holds the API key.
-        cache: Whether DSPy caches answers. Identical calls of several methods are then made only once, and times are
-            meaningless.
+        cache: Whether DSPy caches answers. If so, methods share identical calls, and times are meaningless.
     """
 
     model: str = LOCAL
@@ -41,7 +40,7 @@ class ServedModel:
     cache: bool = False
 
     def check(self, format: Format) -> None:
-        """Raise a ValueError if the API key or a needed address is missing, or if an unneeded address is given."""
+        """Raise a ValueError if the API key or an address is missing, or if the local model has an address."""
         if self.model == LOCAL and self.api_bases:
             raise ValueError(
                 f"api_bases (--api-base) must be empty for the local model; got {self.api_bases}. Omit --api-base, "
@@ -65,7 +64,7 @@ class ServedModel:
         Args:
             format: Prompt format of the LMs.
             number: Index of the worker, which selects one of several servers.
-            num_threads: Number of CPU threads of the local model; None uses one per core, up to 8.
+            num_threads: Number of CPU threads for the local model. If None, use one per core, up to 8.
         """
         self.check(format)
         if self.model == LOCAL:

@@ -24,7 +24,10 @@ LABEL_METHODS = ("LocalE", "GlobalE", "PDO-FewShot", "PDO-FewShotU", "PDO-FewSho
 """Methods that read label probabilities, and therefore need a task with labels."""
 
 METHODS = ("Static", "Top-K", *LABEL_METHODS, "PLR-EMA", "PLR-1", "PLR-4", "Ours")
-"""The methods of the paper's tables, in order; "PLR-C" is the paper's search with a mixture of C components."""
+"""The methods of the paper's tables, in order.
+
+"PLR-C" is the paper's search with a mixture of C components.
+"""
 
 OUR_SHARE = 0.1
 """Budget of the method "Ours", relative to the number of calls in the paper's algorithm."""
@@ -39,13 +42,19 @@ ABLATIONS: dict[str, dict[str, float]] = {
         "PLR-4 elites=0.5": 0.5,
     },
 }
-"""The paper's ablations, each with the methods that it compares and the value of the varied setting."""
+"""The paper's ablations.
+
+Each ablation maps the methods that it compares to their values of the varied setting.
+"""
 
 ALL_ORDERS = " all orders"
 """Suffix of methods whose final distribution is compared with the accuracy of every order."""
 
 PROBABILITY = ("PLR-EMA all orders", "PLR-1 all orders")
-"""The methods in the paper's ablation of probability and accuracy: updates by EMA, and by maximum likelihood."""
+"""The methods in the paper's ablation of probability and accuracy.
+
+The first updates the distribution by EMA, the second by maximum likelihood.
+"""
 
 MAX_RANKED = 6
 """Maximum number of demos in runs that score all orders."""
@@ -57,7 +66,7 @@ _PAPER_METHOD = re.compile(
 
 
 class Run(NamedTuple):
-    """One run of an experiment, with demos and examples drawn by the seed."""
+    """One run of an experiment. The seed determines the demos and the examples."""
 
     task: str
     num_demos: int
@@ -73,10 +82,10 @@ class Experiment:
     """The settings that all runs share, as plain data to send to workers.
 
     Attributes:
-        folder: Folder for the results and calls of all runs, from which killed runs resume.
-        data_dir: Folder with the examples of the tasks; None reads them from the Hugging Face hub.
-        pool: Number of labelled examples besides the demos, split 80/20 into train and selection split.
-        test: Number of held-out examples; None uses the whole test part of the task.
+        folder: Folder for the results and calls of all runs. Killed runs resume from this folder.
+        data_dir: Folder with the examples of the tasks. If None, they are read from the Hugging Face hub.
+        pool: Number of labeled examples besides the demos. They are split 80/20 into train and selection split.
+        test: Number of held-out examples. If None, the whole test part of the task is used.
         format: "plain" few-shot text, as in the paper, or DSPy's "chat".
         metric: "strict", or "lenient" to score reasoning tasks as the published code does.
         num_threads: Number of concurrent calls in each worker.
@@ -115,14 +124,14 @@ def _check_at_least(name: str, number: int, least: int) -> None:
 def new_method(
     name: str, task: Task, experiment: Experiment, *, train: Sequence[dspy.Example], **common: Any
 ) -> Any:
-    """Build the optimizer of a method.
+    """Build the optimizer for a method.
 
     Args:
         name: Name of the method, as in `METHODS`.
-        task: Task whose metric and labels to use.
-        experiment: Experiment whose metric and pool size to use.
-        train: Train part of the task, whose label shares are the prior of "PDO-FewShotUP".
-        common: Arguments of all optimizers.
+        task: The task. It provides the metric and the labels.
+        experiment: The experiment. It provides the metric's name and the pool size.
+        train: The train part of the task. Its label shares are the prior for "PDO-FewShotUP".
+        common: Arguments to pass to every optimizer.
     """
     metric = task.metric(experiment.metric)
     match = _PAPER_METHOD.fullmatch(name)
@@ -172,7 +181,7 @@ def _paper_calls(pool: int) -> int:
 
 
 class Draw(NamedTuple):
-    """The demos and examples of one task, number of demos and seed, which all methods share."""
+    """The demos and examples for one task, number of demos and seed. All methods share them."""
 
     demos: list[dspy.Example]
     pool: list[dspy.Example]
@@ -209,7 +218,10 @@ def _check_at_most(name: str, number: int, most: int, part: str) -> None:
 def grid(
     *, tasks: Sequence[str], num_demos: Sequence[int], seeds: Sequence[int], methods: Sequence[str]
 ) -> list[Run]:
-    """Return all runs, grouped by draw. Methods that need labels have no runs on reasoning tasks."""
+    """Return all runs. Runs with the same demos and examples are adjacent.
+
+    Methods that need labels have no runs on reasoning tasks.
+    """
     for method in methods:
         if method not in METHODS and not _PAPER_METHOD.fullmatch(method):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The results of an experiment, one JSON line per run, so that no run is repeated."""
+"""The results of an experiment. They are stored as one JSON line per run, so that no run is repeated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Name = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True, config=ConfigDict(extra="ignore"))
 class Ranking:
-    """All distinct orders of the demos, ``[orders, demos]``, with the log-probability and held-out accuracy of each."""
+    """All distinct orders of the demos, ``[orders, demos]``, with their log-probabilities and held-out accuracies."""
 
     orders: Annotated[tuple[tuple[Count, ...], ...], Field(min_length=1)]
     log_probabilities: tuple[Number, ...]
@@ -48,14 +48,15 @@ class Result:
 
     Attributes:
         settings, versions: Settings of the experiment, and versions of the software.
-        orderings: Chosen ordering, one permutation per block of demos; None if each input has its own ordering.
+        orderings: The chosen ordering, with one permutation per block of demos. None if the method chooses an ordering
+            for each input.
         accuracy: Mean of the scores.
         scores: Score of each held-out example. All methods of a task and seed share the examples.
-        program_calls: Program calls by phase of the search, and their sum as "total".
-        tokens: Tokens by kind, "prompt" and "completion"; empty if unknown.
+        program_calls: Number of program calls in each phase of the search, and their sum as "total".
+        tokens: Number of "prompt" tokens and of "completion" tokens; empty if unknown.
         seconds: Wall-clock time of the search.
         data: Digests of the "pool" and "test" examples, which are the same for one task and seed.
-        ranking: All orders with their scores; None unless the run scored all orders.
+        ranking: All orders with their accuracies, or None if the run did not score all orders.
     """
 
     task: Name
@@ -109,13 +110,14 @@ def read_results(path: Path) -> list[Result]:
                 results.append(RESULT.validate_json(line))
             except ValueError as error:
                 raise ValueError(
-                    f"line {number} of {path} is not a valid result: {error}\nDelete it, and run the command again."
+                    f"line {number} of {path} is not a valid result: {error}\nDelete this line, and run the "
+                    "command again."
                 ) from error
     return results
 
 
 class Store(dict[Run, Result]):
-    """The results in an experiment's folder, by run. `open_store` opens a store."""
+    """The results in an experiment's folder, keyed by run. Use `open_store` to open a store."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         super().__init__()
@@ -124,7 +126,7 @@ class Store(dict[Run, Result]):
             for name, value in settings.items():
                 if result.settings.get(name) != value:
                     raise ValueError(
-                        f"{path} must have results with the current settings; got {name}="
+                        f"the results in {path} must have the current settings; {name} is "
                         f"{result.settings.get(name)!r} in the file, but {value!r} now. Use another folder."
                     )
             self[result.run] = result

@@ -1,4 +1,4 @@
-"""The runs of an experiment that have no result yet, in this process or by workers on Ray."""
+"""Functions that make the missing runs of an experiment, in this process or in workers on Ray."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _prepare(experiment: Experiment, run: Run, lm: dspy.LM) -> Iterator[tuple[ds
 
 
 def count_calls(experiment: Experiment, run: Run) -> int:
-    """Return the maximum number of program calls of a run, including calls on held-out examples."""
+    """Return the maximum number of program calls in a run, including calls on held-out examples."""
     with _prepare(experiment, run, dspy.LM("none/none", cache=False)) as (program, optimizer, drawn):
         num_orders = 1
         if run.method.endswith(ALL_ORDERS):
@@ -133,7 +133,7 @@ def make_run(experiment: Experiment, run: Run, make_lm: MakeLM) -> Result:
 
 
 def _count_tokens(report: Report) -> dict[str, int]:
-    """Return the tokens of all models by kind, or an empty dict if no model reports tokens."""
+    """Return the number of tokens of each kind, or an empty dict if no model reports tokens."""
     counts = {}
     for kind in ("prompt", "completion"):
         counts[kind] = sum(tokens.get(f"{kind}_tokens", 0) for tokens in report.tokens.values())

@@ -23,12 +23,12 @@ AVERAGE = "average"
 BASE = "Static"
 PARTIAL = "†"
 MARKS = {1: "**{}**", 2: "<ins>{}</ins>", 3: "*{}*"}
-"""Markup of the three best cells of a column, by rank."""
+"""For each of the three best ranks in a column, the markup of its cell."""
 
 PAPER = "arXiv:2603.21373"
 PAPER_SEEDS = 5
 PUBLISHED = Path(__file__).with_name("published.csv")
-"""Accuracies in % from the paper's LaTeX source, by model, task, number of demos and our name for the method.
+"""Accuracies in % from the paper's LaTeX source, for each model, task, number of demos and method.
 
 The paper's reasoning table has the MATH500 columns in the order 8, 4, 32, 16, and the table's averages confirm these
 headings. In the ablations, unweighted PLR-1 and PLR-4, and PLR-1 and PLR-4 with an elite fraction of 0.2, repeat the
@@ -43,7 +43,7 @@ class Table:
     Attributes:
         name: Name of the files, without suffix.
         title: Heading of the Markdown file.
-        blocks: Frames of formatted cells by heading, with row and column labels.
+        blocks: Frames of formatted cells with row and column labels, keyed by heading.
         numbers: Rows of the CSV file.
         notes: Sentences to print below the table.
     """
@@ -146,7 +146,7 @@ def grouped_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def sign_flip_test(groups: Sequence[Sequence[float]]) -> float:
-    """Return the two-sided p-value of a mean of differences by a test that flips the signs of whole groups.
+    """Return the two-sided p-value of a mean difference, from a test that flips the signs of whole groups.
 
     The p-value is exact for up to 16 groups, and 1.0 for one group. For more groups, the test draws 65,536 random flips
     with a fixed seed.
@@ -166,7 +166,7 @@ def sign_flip_test(groups: Sequence[Sequence[float]]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected by Holm's step-down method (Scandinavian Journal of Statistics 6, 1979)."""
+    """Return p-values corrected with Holm's step-down method (Scandinavian Journal of Statistics 6, 1979)."""
     p = pd.Series(p_values, dtype=float).sort_values()
     corrected = (p * np.arange(len(p), 0, -1)).cummax().clip(upper=1.0)
     return [float(value) for value in corrected.sort_index()]
@@ -293,7 +293,10 @@ def paired_table(frame: pd.DataFrame) -> Table | None:
 
 
 def _pair_with_base(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that Static also has, with "differences" from Static by example, and their "mean"."""
+    """Return the runs that Static also has, with their differences in score from Static.
+
+    The columns are "differences", with a value for each example, and "mean".
+    """
     place = ["task", "num_demos", "seed"]
     base = frame.loc[frame.method == BASE, [*place, "scores"]]
     pairs = frame[frame.method != BASE].merge(base, on=place, suffixes=("", "_of_base"))
@@ -304,7 +307,7 @@ def _pair_with_base(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _differences_by_task(pairs: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean difference of each method by task and number of demos, over all examples."""
+    """Return the mean difference over all examples, for each method, task and number of demos."""
     keys = ["num_demos", "block", "task", "method"]
     lines = []
     for place, runs in pairs.groupby(keys, observed=True):
@@ -358,7 +361,7 @@ def _overall_texts(overall: pd.DataFrame) -> pd.DataFrame:
 
 
 def calls_table(frame: pd.DataFrame) -> Table:
-    """Return a run's mean program calls, tokens by kind, and seconds, by method and number of demos."""
+    """Return mean program calls, tokens and seconds per run, for each method and number of demos."""
     groups = frame.groupby(["num_demos", "block", "method"], observed=True)
     means = groups[["calls", "prompt tokens", "completion tokens", "seconds"]].mean()
     means["runs"] = groups.size()
@@ -373,7 +376,7 @@ def calls_table(frame: pd.DataFrame) -> Table:
 
 
 def ablation_table(frame: pd.DataFrame) -> Table | None:
-    """Return accuracies by setting, with a block per ablation and a column per task and number of demos."""
+    """Return the accuracy with each setting, with a block per ablation and a column per task and number of demos."""
     parts = []
     for ablation, values in ABLATIONS.items():
         runs = frame[frame.method.isin(values)]

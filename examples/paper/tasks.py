@@ -20,13 +20,13 @@ MetricName: TypeAlias = Literal["strict", "lenient"]
 
 @dataclass(frozen=True)
 class Task:
-    """A task: its fields, labels and instructions, and the test of whether an answer is correct.
+    """A task: its fields, labels and instructions, and the function that compares answers.
 
     Attributes:
         name: Name on the command line, in file names and in tables.
         input_field, output_field: Names of the fields, which plain prompts show as titles.
-        instructions: Instructions for chat models; plain prompts show no instructions.
-        labels: All possible answers; empty if answers are open.
+        instructions: Instructions for chat models. Plain prompts show no instructions.
+        labels: All possible answers, or an empty tuple if answers are open.
         same: Function that returns whether a predicted answer equals the gold answer.
     """
 
@@ -130,7 +130,7 @@ _ALL = [
     ),
 ]
 TASKS = {task.name: task for task in _ALL}
-"""The tasks by name, in the order of the paper's tables."""
+"""The tasks, keyed by name, in the order of the paper's tables."""
 
 CLASSIFICATION = tuple(name for name, task in TASKS.items() if not task.reasoning)
 """The tasks whose answers are labels."""

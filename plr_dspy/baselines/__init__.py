@@ -14,12 +14,14 @@ from plr_dspy.programs.checks import Count, WholeNumber, arguments
 
 __all__ = ["PDO", "DEmO", "GlobalE", "LocalE", "PerInputOrder", "StaticOrder", "TopKOrder"]
 
-BATCH = 15  # number of orders scored between two log lines
-COMPARED_SHARE = 0.2  # maximum share of the budget for the final comparison
+BATCH = 15  # number of orders to score before the next line is logged
+COMPARED_SHARE = 0.2  # maximum share of the budget that is spent on the final comparison
 
 
 class StaticOrder(DemoOptimizer):
-    """An optimizer that makes no program calls, keeps the original order, and writes a report.
+    """An optimizer that keeps the original order of demos and makes no program calls.
+
+    It writes a report like all other optimizers.
 
     All arguments are as in `PLReorder`.
     """
@@ -35,10 +37,11 @@ class StaticOrder(DemoOptimizer):
 class TopKOrder(DemoOptimizer):
     """Random search over orders, called "Top-K" in arXiv:2603.21373.
 
-    Random orders are scored on the train split, then the best of them on the selection split.
+    Random orders are scored on the train split. The best of them, the finalists, are then scored
+    on the selection split.
 
-    Deviation: The original order is a candidate and a finalist, and wins ties. The paper
-    compares only the best random orders.
+    Deviation from the paper: The original order is a candidate and a finalist, and wins ties.
+    In the paper, only the best random orders are compared.
 
     Args:
         metric: As in `PLReorder`.
@@ -56,7 +59,7 @@ class TopKOrder(DemoOptimizer):
     num_finalists: Count = 10
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
-        """Plan to score as many orders as the budget allows, each on the whole train split."""
+        """Return a plan to score as many orders as the budget allows, each on the whole train split."""
         num_train = size.num_train
         num_selection = size.num_selection
         num_orders = min(self.num_candidates, size.num_distinct)

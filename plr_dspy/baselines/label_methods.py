@@ -40,8 +40,8 @@ from plr_dspy.statistics.arrays import Array
 
 logger = logging.getLogger(__name__)
 
-CONTENT_FREE = ("[N/A]", "", "[MASK]")  # inputs that reveal a prompt's label bias
-OTHERS = ", or use PLReorder or TopKOrder, which do not have this limit"
+CONTENT_FREE = ("[N/A]", "", "[MASK]")  # inputs without content; answers to them reveal label bias
+OTHERS = ", or use PLReorder or TopKOrder, which do not have this requirement"
 WRITTEN_TOKENS = 128  # maximum number of tokens in a generated probing input
 WRITING = "Write one new example of the same kind as those given: like them, but none of them."
 
@@ -50,15 +50,16 @@ Rows = Mapping[Candidate, Mapping[int, CallRecord]]
 
 @arguments
 class LabelOptimizer(DemoOptimizer):
-    """The base class of methods that choose an order by label probabilities, without the metric.
+    """The base class of optimizers that choose an order by its label probabilities on probing inputs.
 
-    Subclasses differ in their criterion and their probing inputs.
+    The metric is not used. Subclasses differ in their criterion and their probing inputs.
     """
 
     scored_on = "probing inputs"
     chooses_by_score = False
-    # The fixed texts of the probing inputs. If there are no fixed texts, the LM writes the
-    # inputs at `temperature`. If `temperature` is None too, train inputs are used.
+    # Probing inputs come from one of three sources. They are these fixed texts, if there are any.
+    # Otherwise, the LM writes them at `temperature`. If `temperature` is None too, they are the
+    # inputs of the train examples.
     fillers: ClassVar[tuple[str, ...]] = ()
     temperature: ClassVar[float | None] = None
 
@@ -66,19 +67,22 @@ class LabelOptimizer(DemoOptimizer):
 
     @abstractmethod
     def criterion(self, table: Array) -> float:
-        """Return the score of an order, given its label distributions ``[E, L]``. The highest score wins."""
+        """Return the score of an order, given its label distributions ``[E, L]``.
+
+        The order with the highest score is chosen.
+        """
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise a ValueError unless the method can use this program and these examples."""
         if isinstance(self.metric, SetMetric):
             raise UserError(
-                f"metric must score single examples for {self.name}; got {self.metric!r}: use PLReorder"
+                f"metric must score single examples if {self.name} is used; got {self.metric!r}: use PLReorder instead"
             )
         num_predictors = len(program.predictors())
         if num_predictors != 1:
             raise UserError(
-                f"the program must have exactly one predictor for {self.name}; got {num_predictors}: use PLReorder "
-                "or TopKOrder"
+                f"the program must have exactly one predictor if {self.name} is used; got {num_predictors}: use "
+                "PLReorder or TopKOrder instead"
             )
         needed_output(program, self.name, fix=OTHERS)
         if not (self.fillers or self.temperature):
@@ -87,16 +91,17 @@ class LabelOptimizer(DemoOptimizer):
             for name, value in example.inputs().items():
                 if not isinstance(value, str):
                     raise UserError(
-                        f"all inputs must be text for {self.name}, which generates inputs; got type "
-                        f"{type(value).__name__} for input {name!r}: use PDO(setting='unlabelled'){OTHERS}"
+                        f"all inputs must be strings if {self.name} is used, because its probing inputs are strings; "
+                        f"got type {type(value).__name__} for input {name!r}: use PDO(setting='unlabelled'){OTHERS}"
                     )
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
-        """Plan to score each order on as many probing inputs as the budget allows."""
+        """Return a plan to score each order on as many probing inputs as the budget allows."""
         num_orders = min(self.num_candidates, size.num_distinct)
         least = len(self.fillers) or 1
         num_calls = len(self.fillers) or size.num_train
-        if self.temperature:  # The LM writes one input per order, then answers all inputs with each order.
+        if self.temperature:
+            # With each order, the LM writes one input, then answers the inputs written with all orders.
             least = 2
             num_calls = 1 + num_orders
         budget = self.max_metric_calls
@@ -105,7 +110,7 @@ class LabelOptimizer(DemoOptimizer):
         if num_calls < least:
             raise UserError(
                 f"max_metric_calls must be at least {least * num_orders} for {num_orders} orders; got {budget}: "
-                "increase max_metric_calls, or decrease num_candidates"
+                "increase max_metric_calls, or reduce num_candidates"
             )
         return random_plan(num_orders, num_examples=num_calls, num_best=1, num_compared=0, budget=budget)
 
@@ -131,7 +136,7 @@ class LabelOptimizer(DemoOptimizer):
 class LabelRun(CompileRun):
     """A compile run of a `LabelOptimizer`.
 
-    `means` holds the mean label distribution ``[L]`` of each order.
+    `means` maps each order to its mean label distribution, ``[L]``.
     """
 
     def __init__(
@@ -151,7 +156,7 @@ class LabelRun(CompileRun):
         self._winner = setup.original
 
     def run(self) -> Outcome:
-        """Probe all orders, and choose the best one. The original order wins ties."""
+        """Probe all orders, and return an outcome with the best one. The original order wins ties."""
         if self.search.space.num_distinct < 2:
             return super().run()
         self.begin_phase("search")
@@ -166,9 +171,9 @@ class LabelRun(CompileRun):
         return self.outcome(Decision(self._winner), Stop(reason or StopReason.TIME))
 
     def _probe(self, orderings: Sequence[Candidate]) -> Rows:
-        """Return the call records of each order by input.
+        """Return a dict that maps each order to a dict of its call records, keyed by probing input.
 
-        If the budget runs out before all inputs are written, the result is empty.
+        If the budget runs out before all inputs are written, the dict is empty.
         """
         scorer = self.evaluator
         if self._work.first:
@@ -180,7 +185,7 @@ class LabelRun(CompileRun):
                 raise scorer.nothing_ran(cells)
             self._work.take([cell.value for cell in cells])
             scorer.log.number_examples(self._optimizer._examples(self._setup, self._work)[1])
-        # Make one call first. It raises an error if the LM returns no log-probabilities.
+        # Make one call first, so that an LM without log-probabilities raises an error at once.
         scorer.evaluate({orderings[0]: self._work.probing[:1]})
         return scorer.evaluate(dict.fromkeys(orderings, self._work.probing))
 
@@ -188,7 +193,7 @@ class LabelRun(CompileRun):
         return [self._winner]
 
     def _scores(self, rows: Rows) -> dict[Candidate, float]:
-        """Return the criterion's value for each order, and fill `means`."""
+        """Return a dict that maps each order to the criterion's value. Also fill `means`."""
         if not rows:
             return {}
         cells = list(itertools.chain.from_iterable(row.values() for row in rows.values()))
@@ -198,8 +203,8 @@ class LabelRun(CompileRun):
                 f"None of the {len(cells)} calls returned a label probability, so orders cannot be compared. Use "
                 f"another model or adapter. The first error was {answered[0].error}: {answered[0].message}"
             )
-        # Drop inputs on which calls failed for any order. If no input remains, drop the orders
-        # with failed calls instead.
+        # Orders can be compared only on the same inputs. So drop each input on which the call failed
+        # for any order. If no input remains, drop the orders with failed calls instead.
         failed_inputs: set[int] = set()
         for row in rows.values():
             failed_inputs |= {i for i, cell in row.items() if cell.outcome == FAILED}
@@ -217,7 +222,7 @@ class LabelRun(CompileRun):
 
 
 class ProbingWork(LabelReadingWork):
-    """The work of calling a program on probing inputs, and reading label probabilities from its replies.
+    """The work of calling a program on probing inputs and reading label probabilities from its replies.
 
     If the LM writes the inputs, index 0 stands for a call that writes an input in the style of
     an order's demos (Lu et al., ACL 2022, Section 3.1).
@@ -225,7 +230,7 @@ class ProbingWork(LabelReadingWork):
     Attributes:
         first: Index of the first probing input: 0, or 1 if the LM writes the inputs.
         num_probing: Maximum number of probing inputs, plus `first`.
-        inputs: Probing inputs; empty until the LM has written them.
+        inputs: The probing inputs. If the LM writes them, the list is empty until it has done so.
     """
 
     def __init__(self, optimizer: LabelOptimizer, setup: CompileSetup) -> None:
@@ -249,7 +254,7 @@ class ProbingWork(LabelReadingWork):
         return range(self.first, self.first + len(self.inputs))
 
     def take(self, written: Sequence[dict[str, str] | None]) -> None:
-        """Use the distinct inputs that the LM wrote as probing inputs. None marks a failed call."""
+        """Use the distinct inputs in `written` as probing inputs. None marks a call that failed."""
         distinct: dict[bytes, dict[str, str]] = {}
         for fields in written:
             if fields:
@@ -259,7 +264,7 @@ class ProbingWork(LabelReadingWork):
         if not self.inputs:
             raise RuntimeError(
                 f"the LM must write at least one usable probing input; got none from {len(written)} calls: "
-                "decrease temperature, or use a method that generates no inputs, such as PDO"
+                "reduce temperature, or use a method that generates no inputs, such as PDO"
             )
         logger.info("the LM wrote %d distinct probing inputs", len(self.inputs))
 
@@ -267,7 +272,10 @@ class ProbingWork(LabelReadingWork):
         self.inputs += [dspy.Example(fields).with_inputs(*fields) for fields in inputs]
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Return the record of a call, with label probabilities or a new input."""
+        """Return the record of a call.
+
+        The record's value is a list of label probabilities, or a new input that the LM wrote.
+        """
         if example < self.first:
             return CallRecord(None, value=self._write_input(program))
         cell = super().__call__(program, example - self.first)
@@ -276,7 +284,7 @@ class ProbingWork(LabelReadingWork):
         return CallRecord(None, value=distribution(cell.label_logprobs, cell.unseen_labels).tolist())
 
     def _write_input(self, program: dspy.Module) -> dict[str, str]:
-        """Return a new input that the LM writes in the style of the program's demos."""
+        """Return the fields of a new input, written by the LM in the style of the program's demos."""
         predictor = program.predictors()[0]
         lm = predictor.lm or dspy.settings.lm
         adapter, signature, inputs = _writing_prompt(predictor, lm)
@@ -290,16 +298,16 @@ class ProbingWork(LabelReadingWork):
             raise WrongAnswer(error) from error
         fields = {name: str(reply.get(name) or "").strip() for name in predictor.signature.input_fields}
         if not all(fields.values()):
-            raise WrongAnswer(ValueError(f"the LM wrote an empty input: {fields}"))
+            raise WrongAnswer(ValueError(f"the LM must write text for each input; got {fields!r}"))
         return fields
 
 
 def _writing_prompt(
     predictor: dspy.Predict, lm: dspy.BaseLM
 ) -> tuple[dspy.Adapter, type[dspy.Signature], dict[str, str]]:
-    """Return the adapter, signature and inputs of a call that makes the LM write a probing input.
+    """Return the adapter, signature and inputs for a call in which the LM writes a probing input.
 
-    Completion LMs continue the demos, whereas chat LMs follow an instruction.
+    A completion LM continues a list of demos, whereas a chat LM follows an instruction.
     """
     plain = PlainTextAdapter()
     input_fields = predictor.signature.input_fields
@@ -320,22 +328,23 @@ def _writing_prompt(
 class LocalE(LabelOptimizer):
     """An optimizer that chooses the order whose label distributions have the highest mean entropy.
 
-    The LM writes the probing inputs from the demos of each candidate. Correct labels are not
-    needed. The program must have one predictor with text inputs and one output that is a
-    Literal, an enum or a bool. The LM must return log-probabilities. Compiling makes at
-    most ``num_candidates * (1 + num_candidates)`` program calls.
+    The label distributions are those of the program's answers to probing inputs. The LM writes
+    one probing input in the style of the demos in each order. Correct labels are not needed.
+    The program must have one predictor with text inputs and one output that is a Literal, an
+    enum or a bool. The LM must return log-probabilities. Compiling makes at most
+    ``num_candidates * (1 + num_candidates)`` program calls.
 
     Source: Y. Lu et al., "Fantastically ordered prompts and where to find them",
     ACL 2022, Eq. 4 to 6.
 
     Args:
-        metric: A metric by example. It has no effect, because the choice depends only on label
-            probabilities.
-        variant: "lu" chooses the highest mean entropy, as published; "plr" chooses the lowest,
-            as in arXiv:2603.21373.
-        num_candidates: Number of random orders, including the original.
-        temperature: Sampling temperature for writing probing inputs.
-        all others: As in `PLReorder`; max_metric_calls limits the number of probing inputs.
+        metric: A metric that scores single examples. It has no effect, because the choice
+            depends only on label probabilities.
+        variant: "lu" chooses the highest mean entropy, as published. "plr" chooses the lowest
+            mean entropy, as in arXiv:2603.21373.
+        num_candidates: Number of random orders to try, including the original order.
+        temperature: Sampling temperature at which the LM writes probing inputs.
+        all others: As in `PLReorder`. `max_metric_calls` limits the number of probing inputs.
     """
 
     name = "LocalE"
@@ -350,14 +359,14 @@ class LocalE(LabelOptimizer):
 
 @arguments
 class GlobalE(LocalE):
-    """An optimizer that chooses the order whose predicted label shares have the highest entropy.
+    """An optimizer that chooses the order whose predicted labels have the highest entropy.
 
     Source: Y. Lu et al., "Fantastically ordered prompts and where to find them",
     ACL 2022, Eq. 2 and 3.
 
     Args:
-        variant: "lu" is the published method. As in arXiv:2603.21373, "plr" chooses the order
-            whose most certain label distribution has the lowest entropy.
+        variant: "lu" is the published method. "plr" is the variant in arXiv:2603.21373. It
+            chooses the order with the lowest entropy of a single label distribution.
         metric, num_candidates, temperature, all others: As in `LocalE`.
     """
 
@@ -373,18 +382,18 @@ class GlobalE(LocalE):
 class PDO(LabelOptimizer):
     """An optimizer that chooses the order whose mean label distribution is closest to a prior.
 
-    The distance is the KL divergence. The requirements are the same as for `LocalE`, except
-    that only setting "few-shot" requires text inputs. Compiling makes one program call per
-    order and probing input.
+    The distance is the Kullback-Leibler divergence. The requirements are the same as for
+    `LocalE`, except that only the setting "few-shot" requires text inputs. Compiling makes one
+    program call for each order and probing input.
 
     Source: Z. Xu et al., "In-context example ordering guided by label distributions",
     NAACL Findings 2024.
 
     Args:
-        setting: "few-shot" probes an empty input, with a uniform prior. "unlabelled" probes
-            the train inputs, with a uniform prior. "prior" probes the train inputs, with
-            `prior`.
-        prior: Share of each label; None uses the shares in the trainset.
+        setting: The probing inputs and the prior. "few-shot" uses an empty input and a uniform
+            prior. "unlabelled" uses the train inputs and a uniform prior. "prior" uses the train
+            inputs and the argument `prior`.
+        prior: A dict that maps each label to its share. None means the shares in the trainset.
         metric, num_candidates, all others: As in `LocalE`.
     """
 
@@ -415,8 +424,8 @@ class PDO(LabelOptimizer):
         if not counts.all():
             missing = [label for label, count in zip(output.labels, counts, strict=True) if not count]
             raise UserError(
-                f"trainset must have an example of each label for {self.name}; got no example of "
-                f"{' or '.join(map(repr, missing))}: add such examples, or pass prior"
+                f"trainset must contain an example of each label if setting='prior' and prior is None; got no example "
+                f"of {' or '.join(map(repr, missing))}: add such examples, or pass prior"
             )
         self._shares = counts / counts.sum()
 
@@ -426,20 +435,21 @@ class PDO(LabelOptimizer):
 
 @arguments
 class DEmO(LabelOptimizer):
-    """An optimizer whose program chooses an order of demos for each input (`PerInputOrder`).
+    """An optimizer for programs that choose an order of demos for each input.
 
-    Compiling keeps the orders whose mean label distribution over content-free inputs
-    ("[N/A]", "", "[MASK]") is closest to uniform. For each input, the program uses the
-    order under which the input most increases the predicted label's probability.
-    Compiling makes ``3 * num_candidates`` program calls. The resulting program makes
+    Compiling keeps the orders whose mean label distribution over content-free inputs is closest
+    to uniform. These inputs are "[N/A]", "" and "[MASK]". The returned program is a
+    `PerInputOrder`. For each input, it compares the probability of the predicted label with the
+    label's mean probability over content-free inputs. It uses the order with the largest
+    increase. Compiling makes ``3 * num_candidates`` program calls. The returned program makes
     `num_kept` LM calls per input. The requirements are the same as for `LocalE`.
 
     Source: Q. Guo et al., "What makes a good order of examples in in-context
     learning", ACL Findings 2024.
 
     Args:
-        num_kept: Number of orders to choose from for each input. The report shows the order
-            whose mean label distribution is closest to uniform.
+        num_kept: Number of orders to keep, from which the program chooses for each input. The
+            report shows the order whose mean label distribution is closest to uniform.
         metric, num_candidates, all others: As in `LocalE`.
     """
 

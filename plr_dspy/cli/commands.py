@@ -1,6 +1,6 @@
 """The `plr-dspy` commands: arguments and exit codes.
 
-This module imports no slow packages, to keep --help fast.
+This module imports no slow packages, so that --help is fast.
 """
 
 import argparse
@@ -24,17 +24,18 @@ Options: TypeAlias = dict[str, dict[str, Any]]
 USER_ERROR = 2  # An argument or a file is invalid.
 FAILED = 1  # The program, metric, model or machine failed.
 INTERRUPTED = 130  # The user pressed Ctrl-C.
-OUTPUT_CLOSED = 141  # The output's reader closed the pipe: 128 + SIGPIPE, as in shells.
+OUTPUT_CLOSED = 141  # The reader of the output closed the pipe. Shells also use 128 + SIGPIPE.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
     Raises:
-        SystemExit: If the arguments are invalid (code 2), or after --help or --version (code 0).
+        SystemExit: If the arguments are invalid (exit code 2), or if --help or --version is
+            passed (exit code 0).
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # Some terminals cannot show the arrows in reports.
+        sys.stdout.reconfigure(errors="replace")  # Some terminals cannot encode the arrows in reports.
     try:
         with printing():
             args = _parser().parse_args(arguments)
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _exit_code(args: argparse.Namespace) -> int:
-    """Run a command and return its exit code. If the command fails, print a message."""
+    """Run a command and return its exit code. If the command fails, print the error as a message."""
     try:
         _run(args)
     except OutputClosed:
@@ -97,7 +98,10 @@ def _file(text: str) -> Path:
 
 
 def _data(text: str) -> Path | HubSplit:
-    """Return a file's path or, if the text begins with "hub:", a split of a data set on the Hugging Face hub."""
+    """Return the path of a file, or a split of a data set on the Hugging Face hub.
+
+    The text names a split if it begins with "hub:".
+    """
     if not text.startswith(HUB):
         return _file(text)
     try:
@@ -136,7 +140,7 @@ METRIC = (
 )
 SELECT = (
     "also choose which demos to show, and how many. fixed (the default) shows the same demos for every input: the "
-    "program's own, or labelled and bootstrapped examples from --train. retrieved shows the examples that are most "
+    "program's own, or labeled and bootstrapped examples from --train. retrieved shows the examples that are most "
     "similar to each input. auto compares both (see docs/fewshot.md)"
 )
 
@@ -201,8 +205,8 @@ OF_COMPILE: Options = {
     "--programs": {
         "nargs": "+",
         "default": [],
-        "help": "programs to include in the comparison without changes: saved versions of the program (JSON), or other "
-        "programs as FILE.py:NAME",
+        "help": "programs to compare with the result, which are not changed: saved versions of the program (JSON), or "
+        "other programs as FILE.py:NAME",
     },
     "--min-per-class": {
         "type": int,
@@ -213,7 +217,7 @@ OF_COMPILE: Options = {
         "dest": "max_metric_calls",
         "help": "maximum number of program calls; overrides --auto",
     },
-    "--max-seconds": {"type": float, "help": "start no call after this many seconds"},
+    "--max-seconds": {"type": float, "help": "time limit in seconds, after which no call starts"},
     "--max-cost": {"type": float, "help": "maximum cost in US dollars, at litellm's list prices"},
     "--seed": {"type": int, "default": 0, "help": "random seed (default: 0)"},
     "--log-dir": {
@@ -231,7 +235,7 @@ OF_EVALUATE: Options = {
     "--metric": {
         "nargs": "+",
         "required": True,
-        "help": f"{METRIC}. Pass several metrics, separated by spaces, to score the same answers with each",
+        "help": f"{METRIC}. To score the same answers with several metrics, separate the metrics by spaces",
     },
     "--data": {"type": _data, "required": True, "help": f"examples that no optimizer has seen: {DATA}"},
     "--programs": {
@@ -245,7 +249,8 @@ SHARED = ("--train", "--val", "--report", "--max-calls", "--max-seconds", "--max
 OF_CHOOSE: Options = {
     "programs": {
         "nargs": "+",
-        "help": "programs to race against the first: its saved versions (JSON), or other programs as FILE.py:NAME",
+        "help": "programs to race against the first program: saved versions of the first program (JSON), or other "
+        "programs as FILE.py:NAME",
     },
     **{name: OF_COMPILE[name] for name in ("--metric", *SHARED, "--accept-changes")},
     "--val": {"type": _data, "help": "more examples, used in the same way as --train"},

@@ -1,4 +1,4 @@
-"""The commands `compile`, `evaluate` and `choose`, given the parsed arguments."""
+"""Functions that run the commands `compile`, `evaluate` and `choose` with parsed arguments."""
 
 import argparse
 import importlib
@@ -40,10 +40,13 @@ SET_METRICS: dict[str, type[SetMetric]] = {
 
 
 def run_compile(args: argparse.Namespace) -> None:
-    """Order or choose demos, then save the program and the report. With --estimate, only print the cost."""
+    """Run the command `compile`: order or choose demos, then save the program and the report.
+
+    If --estimate is passed, only print the estimated cost.
+    """
     for option, value in _selecting(args).items():
         if value is not None and not args.select:
-            raise UserError(f"{option} needs --select: pass --select, or omit {option}")
+            raise UserError(f"{option} needs --select, which is missing: pass --select, or omit {option}")
     if args.out is None and not args.estimate:
         raise UserError("--out is missing: pass a file for the compiled program, or pass --estimate")
     program = _named_program(args.program, args.demos)
@@ -76,7 +79,7 @@ def run_compile(args: argparse.Namespace) -> None:
 
 
 def _check_command(args: argparse.Namespace) -> str:
-    """Return the command that compares the original program with the compiled program."""
+    """Return the shell command that compares the original program with the compiled program."""
     options = {
         "--metric": args.metric,
         "--inputs": args.inputs,
@@ -99,7 +102,7 @@ def _check_command(args: argparse.Namespace) -> str:
 
 
 def run_evaluate(args: argparse.Namespace) -> None:
-    """Print the scores of a program and its saved versions."""
+    """Run the command `evaluate`: print the scores of a program and its saved versions."""
     program = _named_program(args.program, args.demos)
     programs = {args.program: program}
     for path in args.programs:
@@ -112,9 +115,10 @@ def run_evaluate(args: argparse.Namespace) -> None:
 
 
 def run_choose(args: argparse.Namespace) -> None:
-    """Race programs and print the report. With --estimate, only print the cost.
+    """Run the command `choose`: race programs and print the report.
 
-    Save the report if --report is passed, and the chosen program if --out is passed.
+    Save the report if --report is passed, and the chosen program if --out is passed. If
+    --estimate is passed, only print the estimated cost.
     """
     first = _named_program(args.program, args.demos)
     programs = {args.program: first, **_other_programs(args, first)}
@@ -138,7 +142,10 @@ def run_choose(args: argparse.Namespace) -> None:
 
 
 def _examples(args: argparse.Namespace, program: dspy.Module) -> dict[str, Any]:
-    """Read the examples of --train and, if the option is passed, of --val."""
+    """Return the examples that --train and --val name, keyed by `trainset` and `valset`.
+
+    Omit `valset` if --val is not passed.
+    """
     paths = {"trainset": args.train, "valset": args.val}
     return {
         name: read_examples(path, args.inputs, program) for name, path in paths.items() if path is not None
@@ -146,11 +153,11 @@ def _examples(args: argparse.Namespace, program: dspy.Module) -> dict[str, Any]:
 
 
 def _other_programs(args: argparse.Namespace, first: dspy.Module) -> dict[str, dspy.Module]:
-    """Load the programs to compare with the first program. The keys are the references in the arguments."""
+    """Load the programs to compare with the first program. Return a dict that maps references to programs."""
     programs: dict[str, dspy.Module] = {}
     for reference in args.programs:
         if reference == args.program or reference in programs:
-            raise UserError(f"programs must be distinct; got {reference!r} twice: pass each program once")
+            raise UserError(f"the programs must be distinct; got {reference!r} twice: pass each program once")
         if Path(reference).suffix == ".json":
             if not Path(reference).is_file():
                 raise UserError(
@@ -168,7 +175,7 @@ def _passed(args: argparse.Namespace, names: Collection[str]) -> dict[str, Any]:
 
 
 def _selecting(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the values of the options that need --select, by option name."""
+    """Return a dict that maps the options that need --select to their values."""
     return {
         "--max-demos": args.max_demos,
         "--min-per-class": args.min_per_class,
@@ -193,7 +200,7 @@ def _optimizer(args: argparse.Namespace, metric: Metric) -> PLReorder | PLFewSho
 def _check_saveable(
     program: dspy.Module, trainset: list[dspy.Example], others: Mapping[str, dspy.Module], *, adds_demos: bool
 ) -> None:
-    """Raise a ValueError unless all programs, and all examples that may become demos, can be saved as JSON."""
+    """Raise a ValueError if a program, or an example that may become a demo, cannot be saved as JSON."""
     possible_demos = {}
     for name, predictor in program.named_predictors():
         if adds_demos or not predictor.demos:
@@ -205,7 +212,7 @@ def _check_saveable(
 
 
 def _named_metric(reference: str, program: dspy.Module) -> Metric:
-    """Return the metric that a reference names. A metric over a set reads the program's label field."""
+    """Return the metric that a reference names. Metrics over a set compare the program's label output."""
     name, _, label = reference.partition(":")
     metric_class = SET_METRICS.get(name.lower())
     if metric_class is None:
@@ -219,7 +226,7 @@ def _named_metric(reference: str, program: dspy.Module) -> Metric:
 
 @contextmanager
 def _language_model(args: argparse.Namespace) -> Iterator[None]:
-    """Configure DSPy with the chosen model and adapter for the duration of a context."""
+    """Configure DSPy with the model and adapter that the arguments name, within the context."""
     options: dict[str, Any] = {}
     if args.max_tokens is not None:
         options["max_tokens"] = args.max_tokens
@@ -231,8 +238,8 @@ def _language_model(args: argparse.Namespace) -> Iterator[None]:
     elif adapter == "plain":
         if args.api_base is None:
             raise UserError(
-                "--api-base is missing: pass the address of a completions endpoint, which --adapter plain needs, or "
-                "pass another --adapter"
+                "--adapter plain needs a completions endpoint, but --api-base is missing: pass the address of the "
+                "endpoint as --api-base, or pass another --adapter"
             )
         lm = completion_lm(args.lm, api_base=args.api_base, api_key_env=args.api_key_env, **options)
         model = nullcontext(lm)
@@ -247,7 +254,10 @@ def _language_model(args: argparse.Namespace) -> Iterator[None]:
 
 
 def _named_object(reference: str) -> Any:
-    """Import the object that a reference names. A file can import modules from its own folder."""
+    """Import the object that a reference names.
+
+    If the reference names a file, the file can import modules from its own folder.
+    """
     place, _, name = reference.rpartition(":")
     folder = Path.cwd()
     module_name = place
@@ -266,13 +276,16 @@ def _named_object(reference: str) -> Any:
 
 
 def _named_program(reference: str, saved_path: Path | None) -> dspy.Module:
-    """Import a DSPy module, or call an imported function that returns one. Then load any saved state."""
+    """Return the program that a reference names, with the state saved in a file if there is one.
+
+    The reference names a DSPy module, or a function that returns a DSPy module.
+    """
     program = _named_object(reference)
     if callable(program) and not isinstance(program, dspy.Module):
         program = program()
     if not isinstance(program, dspy.Module):
         raise UserTypeError(
             f"program must be a DSPy module, or a function that returns one; got {program!r} from {reference}: pass "
-            "the name of a module or function"
+            "the name of such a module or function"
         )
     return program if saved_path is None else load_program(program, saved_path)

@@ -1,4 +1,4 @@
-"""Examples for the commands, read from a file or from the Hugging Face hub."""
+"""The examples that a command reads from a file or from the Hugging Face hub."""
 
 import contextlib
 from collections.abc import Sequence
@@ -16,13 +16,16 @@ from plr_dspy.errors import UserError
 def read_examples(
     source: Path | HubSplit, inputs: Sequence[str] | None, program: dspy.Module
 ) -> list[dspy.Example]:
-    """Read examples from a file or a split, and convert their values to the types of the program's fields."""
+    """Read examples from a file, or from a split of a data set on the hub.
+
+    Their values are converted to the types of the program's fields.
+    """
     rows = load_hub_split(source) if isinstance(source, HubSplit) else load_file(source)
     examples = as_examples(
         rows, program, name=str(source), inputs=inputs, place=lambda index: f"row {index + 1} of {source}"
     )
     if not examples:
-        raise UserError(f"{source} must contain at least one example; got no rows: add rows")
+        raise UserError(f"{source} must contain at least one example; got no rows: add rows with examples")
     types: dict[str, Any] = {}
     for predictor in program.predictors():
         for name, field in predictor.signature.fields.items():

@@ -1,4 +1,7 @@
-"""The output of a command. Its reader may close the pipe early, as in `plr-dspy report FILE | head`."""
+"""Functions that print a command's output, even if its reader closes the pipe early.
+
+For example, `head` does so in `plr-dspy report FILE | head`.
+"""
 
 import os
 import sys
@@ -7,18 +10,18 @@ from contextlib import contextmanager
 
 
 class OutputClosed(Exception):
-    """The error for output whose reader has closed the pipe."""
+    """An error raised if the process that reads the output has closed the pipe."""
 
 
 def show(text: object) -> None:
-    """Print text immediately. Raise `OutputClosed` if the reader has closed the pipe."""
+    """Print text immediately. Raise `OutputClosed` if the reader of the output has closed the pipe."""
     with printing():
         print(text)
 
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """Raise `OutputClosed` if the reader closes the pipe while this context prints.
+    """Raise `OutputClosed` if the reader of the output has closed the pipe when this context prints.
 
     Do not run the user's code in this context, because that code may use other pipes.
     """
@@ -32,9 +35,9 @@ def printing() -> Iterator[None]:
 
 
 def discard_output() -> None:
-    """Discard output that could not be written.
+    """Discard the output that could not be written, because its reader has closed the pipe.
 
-    Otherwise, Python would try to write the output again at exit, and print an error.
+    Otherwise, Python would try to write this output again at exit, and would print an error.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""The choice among the finalists by their expected gains on new examples."""
+"""The choice of a finalist according to its expected gain on new examples."""
 
 import math
 from collections import defaultdict
@@ -20,8 +20,8 @@ from plr_dspy.search.space import Candidate, Scores
 from plr_dspy.statistics.comparisons import paired_probability
 
 # One of the user's programs can replace the original at lower odds than `MIN_ODDS`, because the
-# user already trusts this program. Even odds would be too low: although both have equal scores,
-# the model may infer a tiny gain from the scores of other candidates.
+# user already trusts this program. Even odds would be too low: if both programs have equal scores,
+# the model may still infer a tiny gain from the scores of other candidates.
 OWN_ODDS = 1.5
 
 
@@ -34,8 +34,9 @@ class Result:
         score: Mean score on the compared examples or, for a metric over a set, the metric's
             value on them.
         gain: Gain over the reference on new examples, clipped to the range of scores.
-        estimate: Expected gain before clipping, which ranks the finalists.
-        comparison: For a metric over a set, the comparison with the reference by this metric.
+        estimate: Expected gain before clipping. It ranks the finalists.
+        comparison: The comparison with the reference according to the metric itself, or None
+            unless it is a metric over a set.
     """
 
     ordering: Candidate
@@ -51,15 +52,19 @@ class Decision:
 
     Attributes:
         ordering: The chosen candidate.
-        comparison: The comparison of the chosen candidate with the original.
-        best_own: The best of the user's programs, if it is neither the original nor chosen.
-        over_best_own: The comparison of the chosen candidate with `best_own`.
+        comparison: The comparison of the chosen candidate with the original, or None if
+            nothing was compared.
+        best_own: The best of the user's programs, or None if that program is the original or
+            the chosen candidate.
+        over_best_own: The comparison of the chosen candidate with `best_own`, or None if
+            `best_own` is None.
         candidates: The results of the finalists.
-        chosen: Index of the chosen candidate's result in `candidates`; None if nothing was
+        chosen: Index of the chosen candidate's result in `candidates`, or None if nothing was
             compared.
-        evidence: As in `Report`.
-        effect: Effect of calibration; None if calls returned no log-probabilities.
-        fitted: Model fitted to all scores, including those of the final comparison.
+        evidence: As in `ReportData`.
+        effect: Effect of calibration, or None if calls returned no log-probabilities.
+        fitted: Model fitted to all scores, including those of the final comparison. None if
+            nothing was compared.
     """
 
     ordering: Candidate
@@ -83,8 +88,8 @@ class Decision:
     def scale_of_metric(self, reference: Candidate) -> Callable[[float], float]:
         """Return a function that converts expected scores to the scale of the comparison.
 
-        The model approximates a metric over a set linearly. So its gains over the reference are
-        rescaled to match the comparison's expected gain.
+        The model approximates a metric over a set linearly. So the model's gains over the
+        reference are rescaled to match the expected gain in the comparison.
         """
         fitted = self.fitted
         comparison = self.comparison
@@ -106,7 +111,7 @@ class Outcome:
     decision: Decision
     distributions: Sequence[PlackettLuce]  # final distribution of each block
     history: list[Iteration]
-    program_calls: dict[str, int]  # by phase, as in `Report`
+    program_calls: dict[str, int]  # number of calls in each phase, as in `ReportData`
     stop: Stop  # why the search ended
 
 
@@ -123,8 +128,8 @@ def compare_finalists(
 ) -> Decision:
     """Choose one of the finalists, and compare it with the original.
 
-    First, choose the best of the user's programs, which is the original unless another one is
-    probably better. Then another finalist can replace this program, but only at higher odds.
+    First, choose one of the user's programs: the original, unless another program is probably
+    better. Then one of the other finalists can replace this program, but only at higher odds.
 
     Args:
         finalists: The finalists, starting with the original.
@@ -141,7 +146,8 @@ def compare_finalists(
     results = scored.results(original)
     counted = fitted.counted(scores)
     if fitted.keeps_scores:
-        # A metric over a set weights scores, so equal scores may differ after weighting.
+        # For a metric over a set, the model weights scores, and equal scores may get different
+        # weights. So use the unweighted scores.
         counted = observations.scores()
     promising = max(results[1:], key=lambda result: result.gain.probability).ordering
     evidence = count_evidence(counted, original, promising)
@@ -182,7 +188,7 @@ def compare_finalists(
 
 @dataclass(frozen=True)
 class _ScoredFinalists:
-    """The finalists and their scores. The attributes are as in `compare_finalists`."""
+    """The finalists and their scores. `compare_finalists` explains the attributes."""
 
     finalists: Sequence[Candidate]
     examples: Sequence[int]
@@ -192,10 +198,10 @@ class _ScoredFinalists:
     num_dropped: int
 
     def results(self, reference: Candidate) -> list[Result]:
-        """Return the finalists' results, starting with the original, with gains over the reference.
+        """Return the results of the finalists, including their gains over the reference.
 
-        If answers are calibrated, the result of the uncalibrated reference comes first. All
-        other results are those of calibrated finalists.
+        The original comes first. If answers are calibrated, the result of the uncalibrated
+        reference is added at the front. All other results belong to calibrated finalists.
         """
         results = self._by_model(reference)
         metric = self.observations.effective
@@ -243,11 +249,11 @@ class _ScoredFinalists:
         return math.fsum(row[example] for example in self.examples) / len(self.examples)
 
     def compared(self, results: Sequence[Result], reference: int, chosen: int) -> Comparison:
-        """Compare the chosen result with the reference.
+        """Return the comparison of the chosen finalist with the reference.
 
         Args:
-            results: Results with gains over this reference.
-            reference, chosen: Indices in `results`.
+            results: Results of all finalists, with gains over this reference.
+            reference, chosen: Indices of the two finalists' results in `results`.
         """
         result = results[chosen]
         if result.comparison is not None:
@@ -270,7 +276,7 @@ class _ScoredFinalists:
     def effect(self, original: Candidate, chosen: Candidate, *, applied: bool) -> CalibrationEffect | None:
         """Return the effect of calibration if calls returned log-probabilities, else None.
 
-        Measure the effect on a metric over a set with the metric itself.
+        If the metric is a metric over a set, the effect is measured with the metric itself.
         """
         effect = estimate_effect(self.fitted, original, chosen, applied=applied)
         metric = self.observations.effective
@@ -286,10 +292,10 @@ def choose(
     *,
     odds: float = MIN_ODDS,
 ) -> int:
-    """Return the index of the result with the best estimate or, with `by_score`, the best score.
+    """Return the index of the result with the best estimate, or the best score if `by_score`.
 
-    The first result is that of the reference. Only a result whose gain over the reference is
-    `likely` can replace the reference. The first result wins ties.
+    The first result belongs to the reference. Another result can be chosen only if its gain over
+    the reference is `likely`. If several results are equal, the first of them is chosen.
     """
     values = [result.score if by_score else result.estimate for result in results]
     allowed = [0]
@@ -302,8 +308,9 @@ def choose(
 def likely(gain: Gain, min_probability: float | None, *, odds: float = MIN_ODDS) -> bool:
     """Return whether a gain over a reference is likely enough to replace it.
 
-    The threshold is `min_probability` or, if that is None, `odds`. If answers are calibrated,
-    the gain over the calibrated reference must reach this threshold, too.
+    The probability of a gain must be at least `min_probability`. If `min_probability` is None,
+    a gain must be at least `odds` times as likely as a loss. If answers are calibrated, the gain
+    over the calibrated reference must meet the same condition.
     """
     if min_probability is not None:
         return gain.min_probability >= min_probability
@@ -331,7 +338,11 @@ def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[i
 
 
 def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:
-    """Count the examples with several scores, with different scores, and scored for all `compared` candidates."""
+    """Count the examples on which the scores of candidates can be compared.
+
+    Count the examples with several scores, the examples with different scores, and the examples
+    on which all candidates in `compared` have a score.
+    """
     by_example: dict[int, list[float]] = defaultdict(list)
     for row in scores.values():
         for example, score in row.items():

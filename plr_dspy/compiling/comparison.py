@@ -1,4 +1,4 @@
-"""Comparisons of a finalist with the original, by mean scores or by a metric over a set."""
+"""Comparisons of a finalist with the original, based on mean scores or on a metric over a set."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +11,8 @@ from plr_dspy.search.model.ordering_model import DEVIATIONS, Gain
 from plr_dspy.statistics.arrays import Array
 from plr_dspy.statistics.comparisons import paired_interval
 
-CONFIDENCE = 0.95
-# A candidate replaces the original only if a gain is this many times as likely as a loss.
+CONFIDENCE = 0.95  # confidence level of all intervals
+# A candidate replaces the original only if a gain is at least this many times as likely as a loss.
 MIN_ODDS = 3.0
 # The normal model is reliable if scores differ on at least this many examples.
 ENOUGH_DIFFERING = 20
@@ -27,12 +27,12 @@ def comparison(
     expected_original: ScoreRange,
     expected_chosen: ScoreRange,
 ) -> Comparison:
-    """Compare the original with the best of several candidates by their mean scores.
+    """Compare the mean score of the original with that of the best of several candidates.
 
     Args:
-        original, chosen: Scores of the two candidates on the same examples.
+        original, chosen: Scores of the original and of the best candidate on the same examples.
         num_candidates: Number of candidates, including the original.
-        gain: Gain of the chosen candidate on new examples, estimated by the score model.
+        gain: Gain of the best candidate on new examples, estimated by the score model.
         expected_original, expected_chosen: As in `Comparison`.
     """
     gains = [after - before for before, after in zip(original, chosen, strict=True)]
@@ -60,11 +60,11 @@ def _interval_of_expected(gain: Gain, observed: float, largest: float) -> tuple[
     """Return the 95% interval of the expected gain.
 
     If the observed gain is larger than the expected gain, the observed gain determines the
-    upper end, because shrinkage may be too strong.
+    upper end, because the model may shrink gains too strongly.
     """
     margin = DEVIATIONS * gain.deviation
     least = max(gain.expected - margin, -largest)
-    # The interval excludes negative gains only if a positive gain is at least this probable.
+    # A 95% interval may exclude negative gains only if the probability of a gain exceeds 97.5%.
     least = max(least, 0.0) if gain.probability > (1 + CONFIDENCE) / 2 else min(least, 0.0)
     most = min(max(gain.expected, observed) + margin, largest)
     return round(least, 6), round(most, 6)
@@ -79,9 +79,10 @@ def measure_gain(
     num_orderings: int,
     num_candidates: int,
 ) -> tuple[Gain, Comparison]:
-    """Return a finalist's gain on new examples, and its comparison with the original, by the metric itself.
+    """Measure a finalist's gain over the original with the metric itself.
 
-    The score model only approximates the metric, so the metric corrects the model's estimate.
+    The score model only approximates a metric over a set. Return the model's gain, corrected by
+    the metric, and the comparison of the finalist with the original.
 
     Args:
         before, after: Answers of the original and of the finalist.
@@ -99,10 +100,12 @@ class _Measurement:
     """The values of a metric on the answers of the original and of a finalist.
 
     Attributes:
-        answered: The examples that both programs answered, with both answers.
-        as_it_is: The metric on all answers of the original.
-        before, after: The metric on the common examples, for the original and the finalist.
-        spread: Deviations of both bootstrapped values from their means, ``[draws, 2]``.
+        answered: The examples that both programs answered, each with the two answers.
+        as_it_is: The metric's value on all answers of the original.
+        before, after: The metric's values on the examples in `answered`, for the original and
+            for the finalist.
+        spread: For each bootstrap sample, the deviations of these two values from their means,
+            ``[draws, 2]``.
         largest: The largest possible gain, which is the width of the metric's range.
     """
 
@@ -115,12 +118,12 @@ class _Measurement:
 
     @property
     def observed(self) -> float:
-        """The gain on the common examples."""
+        """The gain on the examples that both programs answered."""
         return self.after - self.before
 
     @property
     def gains(self) -> Array:
-        """The gains in the bootstrap samples, centred on the observed gain."""
+        """The gains in the bootstrap samples, centered on the observed gain."""
         return np.asarray(self.observed + self.spread[:, 1] - self.spread[:, 0])
 
 
@@ -149,8 +152,9 @@ def _corrected_gain(
 ) -> Gain:
     """Return the score model's gain, corrected by the metric.
 
-    The model approximates the metric linearly. If the metric gained less than this
-    approximation, the expected gain is reduced. The bootstrap limits the certainty.
+    The model approximates the metric linearly. If the metric improved less than this
+    approximation, the expected gain is reduced. The probability of a gain is limited to the
+    probability estimated from bootstrap samples.
     """
     gains = measurement.gains
     linear_gains = metric.gains(measurement.answered)
@@ -178,12 +182,12 @@ def _measured_comparison(
     largest = measurement.largest
     as_it_is = measurement.as_it_is
     tail = (1.0 - CONFIDENCE) / 2
-    tail_of_each = tail / max(1, num_candidates - 1)  # Bonferroni
+    tail_of_each = tail / max(1, num_candidates - 1)  # Bonferroni correction
     least, most = np.quantile(measurement.gains, [tail_of_each, 1.0 - tail_of_each])
     lower, upper = np.quantile(measurement.spread, [tail, 1.0 - tail], axis=0)
     expected_chosen = as_it_is + gain.expected
     highest = expected_chosen
-    if gain.expected:  # Shrinkage may be too strong, so include the measured value.
+    if gain.expected:  # The model may shrink gains too strongly, so include the measured value.
         highest = max(highest, measurement.after)
     return Comparison(
         original=measurement.before,
@@ -206,18 +210,19 @@ def _measured_comparison(
 
 
 def _expected_by_metric(expected: float, observed: float, linear_gain: float) -> float:
-    """Return the expected gain, reduced if the metric gained less than its linear approximation."""
+    """Return the expected gain, reduced if the metric improved less than its linear approximation."""
     if observed > 0 and linear_gain > 0:
         return expected * min(1.0, observed / linear_gain)
     return min(expected, observed)
 
 
 def _bootstrapped_probability(gains: Array, linear_gains: Array, num_orderings: int) -> float:
-    """Return the probability that a finalist is better, from bootstrapped gains.
+    """Return the probability that a finalist is better, estimated from bootstrapped gains.
 
     If a few examples dominate the gain, such as those with a rare label, the best of many
     orderings may win by chance. In this case, correct the probability for the number of
-    orderings (Bonferroni). Do not reduce it below the threshold for replacing the original.
+    orderings (Bonferroni). The correction never reduces a probability below the threshold for
+    replacing the original.
     """
     probability = float((gains > 0).sum() / (len(gains) + 1))
     squares = linear_gains**2

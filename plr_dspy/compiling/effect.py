@@ -10,7 +10,10 @@ from plr_dspy.search.space import Candidate
 def estimate_effect(
     fitted: FittedModel, original: Candidate, chosen: Candidate, *, applied: bool
 ) -> CalibrationEffect | None:
-    """Return the effect of calibration if calls returned log-probabilities, else None.
+    """Return the estimated effect of calibration.
+
+    Return None if calls returned no log-probabilities, or if the model was not fitted to both
+    candidates.
 
     Args:
         applied: Whether the chosen program differs from the original, even if only by
@@ -39,7 +42,7 @@ def effect_on_set_metric(
     fitted: FittedModel,
     original: Candidate,
 ) -> CalibrationEffect:
-    """Return an effect with its approximate scores replaced by values of the metric over a set."""
+    """Return the effect with the metric's values in place of the approximate scores."""
     calibrated_labels = fitted.calibrated_labels(original)
     before = metric.value(metric.answers(records[original], {}).items())
     after = metric.value(metric.answers(records[original], calibrated_labels).items())

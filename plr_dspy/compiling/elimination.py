@@ -19,7 +19,7 @@ from plr_dspy.search.space import Candidate
 
 FIRST_EXAMPLES = 20  # number of examples in the first round
 MIN_NEW_EXAMPLES = 4  # minimum number of new examples in a later round
-GROWTH = 0.25  # number of new examples in a later round, relative to the examples so far
+GROWTH = 0.25  # number of new examples in a later round, relative to the number of examples so far
 
 
 @dataclass(kw_only=True)
@@ -29,12 +29,12 @@ class EliminationRun(CompileRun):
     search: EliminationSearch = field(kw_only=False)
 
     def __post_init__(self) -> None:
-        # Only the first program is in use. If the other programs were in `own_programs`, they
-        # could replace the first at lower odds.
+        # Only the first program is already in use. If the other programs were in `own_programs`,
+        # they could replace the first program at lower odds.
         self.own_programs = ()
         super().__post_init__()
         # Count failed calls as incorrect for every program. Otherwise, a first program that
-        # often fails would be favoured.
+        # often fails would be favored.
         self.observations = Observations(self.evaluator.effective)
         schedule = self.schedule.examples_for([self.original], self.observations, self.num_train)
         self._examples = schedule[self.original]  # in the order in which they are scored
@@ -44,7 +44,7 @@ class EliminationRun(CompileRun):
         self._num_scored = 0  # number of examples on which all remaining programs were scored
 
     def run(self) -> Outcome:
-        """Score the programs in rounds, drop unlikely winners, and choose a program from all scores."""
+        """Score the programs in rounds, drop unlikely winners, and choose one of the programs."""
         nothing_to_do = self.reason_not_to_begin()
         if nothing_to_do is not None:
             if nothing_to_do.reason is StopReason.ONE_PROMPT:
@@ -58,7 +58,10 @@ class EliminationRun(CompileRun):
         return self.decide(self._final_comparison())
 
     def play_round(self, candidates: Sequence[Candidate]) -> Stop | None:
-        """Score the remaining programs on the same new examples. Return the reason to stop, if any."""
+        """Score the remaining programs on the same new examples.
+
+        Return the reason to stop, or None if the race continues.
+        """
         if self._num_scored == len(self._examples):
             return Stop(StopReason.ALL_EXAMPLES)
         budget = self.evaluator.budget
@@ -81,18 +84,24 @@ class EliminationRun(CompileRun):
         return None
 
     def _check_first_replies(self, wanted: Wanted) -> None:
-        """Make the first calls. Raise RuntimeError if, for every program, almost no reply can be parsed."""
+        """Make the first calls, and check that their replies can be parsed.
+
+        Raise RuntimeError if almost no reply can be parsed for any of the programs.
+        """
         num_examples = math.ceil(FIRST_ANSWERS / len(wanted))
         self.evaluator.evaluate({program: examples[:num_examples] for program, examples in wanted.items()})
         self._futility.check()
 
     def check_stoppers(self) -> Stop | None:
-        """Drop the programs that are unlikely to win. Return the reason to stop, if any."""
+        """Drop the programs that are unlikely to win.
+
+        Return the reason to stop, or None if the race continues.
+        """
         stop = super().check_stoppers()
         if stop is not None:
             return stop
         if self._num_scored == len(self._examples):
-            return None  # `play_round` reports that all examples are used.
+            return None  # The next `play_round` stops the race, because all examples are used.
         leader = self._leader()
         if not self.search.can_change(leader, len(self._examples)):
             return Stop(StopReason.DECIDED)
@@ -103,7 +112,7 @@ class EliminationRun(CompileRun):
         return None
 
     def _leader(self) -> Candidate:
-        """Return the program that would be chosen now."""
+        """Return the program that would be chosen if the race ended now."""
         fitted = self.search.fitted
         assert fitted is not None
         gains = fitted.gains(self.original)
@@ -113,7 +122,10 @@ class EliminationRun(CompileRun):
         return max([self.original, *challengers], key=lambda program: gains[program].expected)
 
     def _final_comparison(self) -> FinalComparison | None:
-        """Compare the programs that were scored in all complete rounds. Return None if there are fewer than two."""
+        """Return the final comparison of the programs that were scored in all complete rounds.
+
+        Return None if there are fewer than two such programs.
+        """
         min_examples = max(1, self._num_scored)
         programs = [self.original, *self.search.space.programs]
         finalists = [program for program in programs if self.observations.count(program) >= min_examples]

@@ -16,9 +16,9 @@ ENOUGH_ANSWERS = 20  # minimum number of answers before a warning about unparsab
 FIRST_ANSWERS = 10  # number of answers after which unparsable answers can first stop the search
 UNPARSED = 0.9  # share of unparsable answers at which the search stops
 MOSTLY_UNPARSED = 0.5  # share of unparsable answers at which a warning is logged
-MANY_FAILURES = 5  # minimum number of failed calls to mention in the reason to stop
+MANY_FAILURES = 5  # number of failed calls from which the reason to stop mentions them
 ENOUGH_SCORES = 60  # number of scores after which the search stops if all are equal
-# The search stops after this many comparisons of scores on the same example if none differed.
+# The search stops after this many comparisons of two scores on the same example if all were ties.
 ENOUGH_PAIRS = 250
 
 
@@ -27,15 +27,18 @@ class FutilityCheck:
     """A check of all calls so far for signs that no improvement can be found."""
 
     evaluator: Evaluator
-    num_train: int  # number of examples in the train split; later examples are ignored
-    sample: Callable[[], str] = str  # returns one of the program's answers
+    num_train: int  # number of examples in the train split; calls on other examples are ignored
+    sample: Callable[[], str] = str  # returns one of the program's answers as text
     compares: bool = True  # whether to stop if all scores and answers are equal
-    advice: str = "try another adapter"  # advice if replies cannot be parsed
-    by_program: bool = False  # whether the prompts belong to whole programs
-    has_warned: bool = False
+    advice: str = "try another adapter"  # what to do if replies cannot be parsed
+    by_program: bool = False  # whether whole programs are compared, not prompts
+    has_warned: bool = False  # whether a warning about unparsable answers was logged
 
     def check(self) -> str:
-        """Return the reason to stop, or an empty string. Raise RuntimeError if almost no answer can be parsed."""
+        """Return the reason to stop the search, or an empty string if the search can continue.
+
+        Raise RuntimeError if almost no answer can be parsed.
+        """
         by_prompt: dict[str, list[CallRecord]] = defaultdict(list)
         by_example: dict[int, list[CallRecord]] = defaultdict(list)
         failures = []
@@ -83,8 +86,8 @@ class FutilityCheck:
     def _is_readable(self, records: Sequence[CallRecord]) -> bool:
         """Return whether the replies to a prompt show that the model can follow the output format.
 
-        A few parsable replies are enough for a whole program. For other prompts, all replies must
-        be parsable.
+        For a whole program, a few parsable replies are enough. For a prompt, there must be
+        several replies, and all of them must be parsable.
         """
         if self.by_program:
             return len(_unparsable(records)) < UNPARSED * len(records)

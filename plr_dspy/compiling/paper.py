@@ -15,8 +15,8 @@ from plr_dspy.search.space import Candidate
 class PaperPlan(Plan):
     """The plan of a compile run that scores each order once, on all train examples.
 
-    In PLR Algorithm 1, `num_iterations` is T, `num_samples` is B, `elite_fraction` is rho,
-    and `num_final_draws` is K.
+    In the notation of PLR Algorithm 1, T is `num_iterations`, B is `num_samples`, rho is
+    `elite_fraction`, and K is `num_final_draws`.
 
     Attributes:
         with_mode: Whether the distribution's most probable ordering joins the final comparison.
@@ -39,10 +39,10 @@ NOTHING_TO_DO = PaperPlan(max_metric_calls=0)  # plan of a compile run that need
 
 
 def paper_plan(size: ProblemSize, max_metric_calls: int | None = None, **shape: float | None) -> PaperPlan:
-    """Return the plan with the paper's settings.
+    """Return the plan of PLR Algorithm 1.
 
     Args:
-        max_metric_calls: Budget in program calls; None for no limit.
+        max_metric_calls: Budget in program calls, or None for no limit.
         shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`. If a
             setting is missing or None, the paper's value is used.
 
@@ -86,10 +86,10 @@ def random_plan(
 
     Args:
         num_examples: Number of examples that each order is scored on.
-        num_best: Number of best orders that enter the final comparison.
+        num_best: Number of the search's best orders that enter the final comparison.
         num_compared: Number of examples in the final comparison.
-        budget: Budget in program calls; None for no limit.
-        batch: Number of orders in each round; 0 for a single round.
+        budget: Budget in program calls, or None for no limit.
+        batch: Number of orders in each round, or 0 for a single round.
     """
     batch = min(batch or num_orders, num_orders)
     return PaperPlan(
@@ -107,11 +107,13 @@ def random_plan(
 
 @dataclass(kw_only=True)
 class PaperRun(CompileRun):
-    """A compile run by PLR Algorithm 1, or by random search, which does not learn from scores.
+    """A compile run that uses PLR Algorithm 1 or a random search.
 
-    Deviation: The paper compares only draws from the final distribution. All draws may be worse
-    than the original order, or than another order that was scored earlier. So this class also
-    compares the original, the best orders so far and the distribution's mode.
+    In a random search, the distribution is not refitted to scores.
+
+    Deviation: In the paper, only draws from the final distribution enter the final comparison.
+    All draws may be worse than the original order, or than an order that was scored earlier. So
+    this class also compares the original, the best orders so far and the distribution's mode.
     """
 
     def __post_init__(self) -> None:
@@ -140,7 +142,7 @@ class PaperRun(CompileRun):
         return self.decide(self.compare(self.finalists(), fraction), by_score=True)
 
     def finalists(self) -> list[Candidate]:
-        """Return the original, the best orders, the mode, and K draws from the final distribution."""
+        """Return the original, the best orders, the mode, and draws from the final distribution."""
         plan = self.plan
         assert isinstance(plan, PaperPlan)
         finalists = [self.original, *self.best()[: plan.num_best_seen]]

@@ -7,21 +7,25 @@ from typing import Any, ClassVar
 
 from plr_dspy.errors import UserError
 
-BUDGETS = {"light": 1_000, "medium": 3_000, "heavy": 10_000}  # program calls of each `auto` setting
+BUDGETS = {
+    "light": 1_000,
+    "medium": 3_000,
+    "heavy": 10_000,
+}  # number of program calls for each `auto` setting
 MIN_EXAMPLES = 2  # minimum number of examples in the final comparison
 MIN_ORDERS = 4  # minimum number of orders in the first round
-# Minimum number of examples that an order is first scored on, by signal.
+# For each signal, the minimum number of examples that an order is first scored on.
 MIN_FIRST = {"score": 4, "logprobs": 2}
 SIGNALS = ("auto", *MIN_FIRST)  # values of the `signal` argument
 
-# The budget lets a search score at most this many orders on their first examples. A larger
-# budget increases the number of first examples instead.
+# A search scores at most this many orders on their first examples. A larger budget pays for more
+# first examples per order, not for more orders.
 NUM_LOOKS = 360
 ROUNDS = 30  # target number of rounds in a search
 # Maximum size of the random first round, relative to later rounds, in searches over orders and
 # in searches that also choose demos.
 FIRST_ROUND = {"orders": 2.5, "demos": 8.0}
-MORE_THAN_FIRST = 2  # examples added each time an order is scored again, relative to its first examples
+MORE_THAN_FIRST = 2  # number of examples added when an order is scored again, relative to its first examples
 FINAL_SHARE = 0.15  # maximum share of the budget for the final comparison
 RACE_SHARE = 0.15  # the race's share of the calls that are not reserved for the final comparison
 
@@ -33,8 +37,8 @@ LARGEST_RACE = 0.25  # the longer race's maximum share of the calls not reserved
 ORIGINAL_SHARE = 0.5  # share of the longer race's calls that first score the original
 
 CALLS_PER_SQUARE = 2.5  # maximum number of useful calls, divided by the squared number of examples
-LEAST_CALLS = 20  # smallest result of `most_calls`
-MAX_ROUNDS = 1_000  # effectively unlimited: the calls run out first
+LEAST_CALLS = 20  # smallest return value of `most_calls`
+MAX_ROUNDS = 1_000  # effectively unlimited, because the budget is spent first
 
 
 @dataclass(frozen=True)
@@ -58,49 +62,55 @@ class Plan:
     num_best_seen: int = 0  # number of race winners that join the final comparison
     num_train_examples: int = 0  # maximum number of train examples to score an ordering on
     num_selection_examples: int = 0  # number of examples in the final comparison
-    max_metric_calls: int | None = None  # budget, reduced if there are few examples; None if unlimited
+    # Budget in program calls, reduced if there are few examples; None if unlimited.
+    max_metric_calls: int | None = None
     most_searched: int | None = None  # number of calls in an exhaustive search, if one is planned
     elite_fraction: float = 0.125  # share of the orderings that the distribution is refitted to
-    num_final_draws: int = 0  # number of draws from the final distribution to enter in the race
+    # Number of orderings to draw from the final distribution. They enter the race or, in a plan
+    # without a race, the final comparison.
+    num_final_draws: int = 0
     num_initial: int = 0  # number of orderings in the first round
     num_first_examples: int = 1  # number of examples that an ordering is first scored on
     num_more_examples: int = 0  # number of examples added each time an ordering is scored again
-    num_entrants: int = 0  # number of the best orderings to enter in the race
+    num_entrants: int = 0  # number of the best orderings that enter the race
     race_calls: int = 0  # maximum number of program calls in the race
     original_share: float = 0.0  # share of `race_calls` that first score the original
 
     @property
     def num_finalists(self) -> int:
-        """Maximum number of orderings in the final comparison."""
+        """The maximum number of orderings in the final comparison."""
         return 1 + self.num_best_seen
 
     @property
     def final_calls(self) -> int:
-        """Maximum number of program calls in the final comparison."""
+        """The maximum number of program calls in the final comparison."""
         return self.num_finalists * self.num_selection_examples
 
     @property
     def search_calls(self) -> int:
-        """Maximum number of program calls in the search before the race."""
+        """The maximum number of program calls in the search before the race."""
         if self.most_searched is not None:
             return self.most_searched
         return (self.max_metric_calls or 0) - self.final_calls - self.race_calls
 
     @property
     def num_looks(self) -> int:
-        """Approximate number of looks. A look scores one candidate on several examples in a row."""
+        """The approximate number of looks.
+
+        A look scores one candidate on several examples in a row.
+        """
         looks_of_search = math.ceil((self.search_calls + self.race_calls) / self.num_first_examples)
         return looks_of_search + self.num_finalists
 
     @property
     def program_calls(self) -> int:
-        """Maximum number of program calls in search, race and final comparison."""
+        """The maximum number of program calls in search, race and final comparison."""
         planned = self.search_calls + self.race_calls + self.final_calls
         return planned if self.max_metric_calls is None else min(planned, self.max_metric_calls)
 
 
 def most_calls(num_usable: int) -> int:
-    """Return the maximum number of useful program calls for this number of examples.
+    """Return the maximum number of useful program calls with `num_usable` examples.
 
     On n examples, a mean score has a standard error of up to 1 / sqrt(4 n). So if a search
     scores too many orders, the highest score is due to chance rather than to a better order.
@@ -124,8 +134,8 @@ def make_plan(
         max_metric_calls: Budget in program calls, which overrides `auto`.
         signal: "score", or "logprobs" if calls also return log-probabilities of labels.
         searched: What the search varies: "orders", or "demos" if it also chooses the demos.
-        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`. If a
-            setting is missing or None, a value is chosen.
+        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`. A value
+            is chosen for each setting that is missing or None.
 
     Raises:
         ValueError: If the budget is too small.
@@ -165,7 +175,7 @@ def make_plan(
 def _racing_plan(
     budget: int, size: ProblemSize, searched: str, min_first: int, fixed: dict[str, Any]
 ) -> Plan | None:
-    """Return the plan if the budget is large enough, else None."""
+    """Return a plan that spends the budget, or None if the budget is too small for a plan."""
     num_train = size.num_train
     num_best_seen = min(2, size.num_distinct - 1)
     num_affordable = int(FINAL_SHARE * budget) // (1 + num_best_seen)

@@ -23,28 +23,34 @@ def run_race(
     num_calls: int,
     own_programs: Collection[Candidate] = (),
 ) -> list[Candidate]:
-    """Race the entrants by successive halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
+    """Race the entrants using successive halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
 
-    Each heat scores the remaining entrants on more examples, and drops the worst. Before the
-    heats, the planned share of the calls scores the original. The last heat scores the original
-    on as many examples as the entrants. Neither the original nor an entrant without an estimated
-    score can win.
+    First, at most half of the calls score new entrants, best first, on as many examples as the
+    scored entrant with the fewest scores. New entrants that these calls do not cover drop out.
+    Then the planned share of the calls scores the original.
+
+    Each heat scores the remaining entrants on more examples and drops the worst entrants. If the
+    calls of a heat do not all fit the limits, the race ends, and the estimates so far decide.
+    The last heat scores the original on as many examples as the remaining entrants. Neither the
+    original nor an entrant without an estimated score can win.
 
     Args:
         entrants: The candidates to race, best first.
         schedule: Selects the next examples for each candidate.
         score: Makes calls, adds them to the observations, and returns the candidates whose
-            calls fit the time and cost limits.
+            calls are within the time and cost limits.
         estimate: Returns the estimated scores of candidates, given all calls so far.
-        plan: The plan of the compile run.
-        num_calls: Maximum number of program calls in the race, shared equally by the heats.
+        plan: The plan of the compile run, with the number of winners and the original's share of
+            the calls.
+        num_calls: Maximum number of program calls in the race. The heats share equally what the
+            first two steps leave.
         own_programs: As in `first_of_each_kind`.
 
     Returns:
         The winners, best first. If there are several, they include the best of each kind.
     """
-    # Score new entrants on as many examples as the scored entrant with the fewest examples. Use
-    # at most half of the calls.
+    # Score each new entrant on as many examples as the entrant with the fewest scores. Use at most
+    # half of the calls for this.
     level = min(filter(None, map(observations.count, entrants)), default=schedule.num_first)
     new = [entrant for entrant in entrants if not observations.count(entrant)]
     wanted = schedule.examples_for(new, observations, level)

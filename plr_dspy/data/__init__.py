@@ -14,7 +14,7 @@ def load_reviews(part: Literal["train", "test"]) -> list[dspy.Example]:
     """Return the bundled reviews as examples ``review -> sentiment``.
 
     Args:
-        part: "train" (220 reviews) or "test" (160); half of each is positive.
+        part: "train" (220 reviews) or "test" (160). Half of the reviews in each part are positive.
     """
     import dspy
 

@@ -33,8 +33,9 @@ def as_examples(
 ) -> list[dspy.Example]:
     """Return rows as examples with inputs.
 
-    Examples that declare their inputs are returned unchanged. All other rows get `inputs`. By
-    default, these are the program's inputs, which must all be columns.
+    Examples that declare their inputs are returned unchanged. In all other rows, the columns in
+    `inputs` are declared as inputs. By default, these are the columns that have the names of
+    the program's inputs.
 
     Args:
         rows: Examples, dicts, or a `datasets.Dataset`. In `ClassLabel` columns, class names
@@ -130,7 +131,7 @@ def _check_same_inputs(example: dspy.Example, inputs: Sequence[str] | None, row_
 
 
 def _inferred_inputs(program: dspy.Module, columns: Sequence[str], row_name: str) -> list[str]:
-    """Return the columns that are inputs of the program. Raise a ValueError if the choice is ambiguous."""
+    """Return the columns that are inputs of the program. Raise a ValueError if a column may or may not be an input."""
     given = program_inputs(program)
     are_certain = is_single_step(program)
     if not given and program.predictors():  # The program's forward takes any inputs, like a wrapper's.

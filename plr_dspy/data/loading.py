@@ -34,7 +34,7 @@ class HubSplit(NamedTuple):
 
 
 def hub_split(name: str) -> HubSplit:
-    """Return the split with a name such as "hub:SetFit/subj:train" or "hub:openai/gsm8k:main:train[:1000]"."""
+    """Parse the name of a split, such as "hub:SetFit/subj:train" or "hub:openai/gsm8k:main:train[:1000]"."""
     match = _HUB_NAME.fullmatch(name)
     if match is None:
         raise UserError(
@@ -50,7 +50,7 @@ def import_datasets() -> Any:
         import datasets
     except ImportError as error:
         raise MissingPackageError(
-            f"rows are read with datasets, which cannot be imported ({error}): run pip install datasets"
+            f"the package datasets, which reads the rows, cannot be imported ({error}): run pip install datasets"
         ) from error
     return datasets
 
@@ -87,8 +87,8 @@ def load_file(path: Path) -> datasets.Dataset | list[dict[str, Any]]:
         raise
     except Exception as error:  # `datasets` raises many types of errors.
         raise UserError(
-            f"{path} cannot be read ({_reason(error)}): pass a file with one JSON object per line, a .csv in UTF-8, or "
-            "a .parquet file, with at least one row"
+            f"{path} cannot be read ({_reason(error)}). Pass a .csv file in UTF-8, a .parquet file, or a file with one "
+            "JSON object per line. The file must have at least one row."
         ) from error
     return rows
 
@@ -112,7 +112,7 @@ def _load(kind: str, path: Path, **options: Any) -> datasets.Dataset:
 
 
 def _csv_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a CSV file as dicts of text, by column name."""
+    """Return the rows of a CSV file as dicts that map column names to text."""
     from pandas.errors import ParserWarning
 
     with path.open(encoding=ENCODING, newline="") as file:
@@ -169,7 +169,10 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of the message of an error's cause. If there is no cause, use the error's own message."""
+    """Return the first line of an error's message.
+
+    If another error was the cause, return the first line of the cause's message instead.
+    """
     cause = error.__cause__ or error
     lines = str(cause).splitlines()
     return lines[0] if lines else type(cause).__name__

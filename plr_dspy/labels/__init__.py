@@ -1,1 +1,1 @@
-"""Label probabilities of outputs with few possible values, and their calibration."""
+"""Label probabilities for outputs with few possible values, and the calibration of programs."""

@@ -55,11 +55,11 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     Args:
         num_inputs: Maximum number of examples to call the program on. The sample is
             stratified by label. If `metric` is passed, all labels are sampled equally often,
-            and the examples are weighted by their labels' shares.
-        prior: Expected share of each label among the correct answers. If None, the shares
+            and the examples are weighted to restore the labels' shares.
+        prior: Expected share of each label among the correct answers. By default, the shares
             are chosen by cross-validation if examples have labels, and are equal otherwise.
-        metric: Metric over a set, such as ``F1("positive")``, to maximise instead of
-            accuracy; requires prior=None and labelled examples. The metric of an earlier
+        metric: Metric over a set, such as ``F1("positive")``, to maximize instead of
+            accuracy; requires prior=None and labeled examples. The metric of an earlier
             search is not used automatically, so pass that metric again.
         predictor: Name of the predictor to calibrate; needed only if several predictors have
             an output that is a Literal, an enum or a bool.
@@ -67,7 +67,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         num_threads, max_errors, display_progress: As in `PLReorder`.
 
     Attributes:
-        report: The `CalibrationReport` of the last call of `compile`, or None before the first call.
+        report: The `CalibrationReport` from the last call to `compile`, or None before the first call.
     """
 
     num_inputs: Annotated[WholeNumber, Field(ge=2)] = 64
@@ -81,7 +81,9 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
 
     def check_together(self) -> None:
         if self.metric is not None and self.prior is not None:
-            raise UserError(f"metric requires prior=None; got prior={self.prior!r}: omit metric or prior")
+            raise UserError(
+                f"metric requires prior=None; got prior={self.prior!r}: omit either metric or prior"
+            )
 
     def compile(
         self,
@@ -103,9 +105,9 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             inputs: As in `PLReorder.compile`.
 
         Returns:
-            The calibrated program, with the report as plain data in
-            ``calibration_report``. If no calibration improves the answers, the program's
-            `calibration` is None.
+            The calibrated program. Its attribute ``calibration_report`` holds the report as
+            plain data. If no calibration improves the answers, the program's `calibration` is
+            None.
 
         Raises:
             NoProbabilities: If the LM returns no label probabilities.
@@ -126,7 +128,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         searched_by = _metric_of_search(student)
         if uses_labels and self.metric is None and searched_by:
             logger.warning(
-                "the student was compiled with the metric %s, but its calibration will be chosen by accuracy: to use "
+                "the student was compiled with the metric %s, but its calibration will maximize accuracy: to use "
                 "the same metric, pass BatchCalibration(metric=%s)",
                 searched_by,
                 searched_by,
@@ -161,31 +163,31 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     ) -> tuple[list[dspy.Example], bool]:
         """Return the examples to call the program on, and whether to use their labels.
 
-        The examples have distinct inputs, and are not demos. If their labels are used, all
-        unlabelled examples are omitted.
+        The examples have distinct inputs and are not demos. If their labels are used, all
+        unlabeled examples are omitted.
         """
         distinct = _distinct(student, trainset)
-        labelled = [distinct[i] for i in np.flatnonzero(output.numbers(distinct) >= 0)]
-        uses_labels = self.prior is None and len(labelled) > 1
+        labeled = [distinct[i] for i in np.flatnonzero(output.numbers(distinct) >= 0)]
+        uses_labels = self.prior is None and len(labeled) > 1
         if self.metric is not None:
             if not uses_labels:
                 raise UserError(
-                    f"metric needs at least 2 examples with a label in field {output.name!r}; got {len(labelled)}: "
+                    f"metric needs at least 2 examples with a label in field {output.name!r}; got {len(labeled)}: "
                     "label more examples, or omit metric"
                 )
-            self.metric.check(labelled)
-        num_unlabelled = len(distinct) - len(labelled)
-        if self.prior is None and num_unlabelled and any(output.name in example for example in distinct):
+            self.metric.check(labeled)
+        num_unlabeled = len(distinct) - len(labeled)
+        if self.prior is None and num_unlabeled and any(output.name in example for example in distinct):
             consequence = (
                 "these examples are ignored"
                 if uses_labels
                 else "all labels are assumed to be equally frequent"
             )
             logger.warning(
-                f"{num_unlabelled} of {len(distinct)} examples have none of the labels {list(output.labels)} in field "
+                f"{num_unlabeled} of {len(distinct)} examples have none of the labels {list(output.labels)} in field "
                 f"{output.name!r}; {consequence}"
             )
-        return (labelled if uses_labels else distinct), uses_labels
+        return (labeled if uses_labels else distinct), uses_labels
 
     def _draw(
         self, usable: list[dspy.Example], output: LabelOutput, *, seed: int
@@ -213,9 +215,9 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         *,
         label_counts: Array,
     ) -> CalibrationReport:
-        """Compare strategies on labelled examples, and add the best strategy to the report.
+        """Compare strategies on labeled examples, and return the report with the best strategy.
 
-        Among strategies with equal scores, the first is best.
+        If several strategies have the highest score, choose the first of them.
         """
         labels = replies.labels
         logs = replies.log_probabilities
@@ -257,7 +259,10 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         )
 
     def _score(self, answers: Indices, correct: Indices, labels: list[str], weights: Array) -> float:
-        """Return the accuracy or metric of answers, given as label indices ``[n]``. -1 is never correct."""
+        """Return the accuracy of answers, or the metric's value if there is a metric.
+
+        Answers are label indices, ``[n]``. The index -1 means that the answer is not a label.
+        """
         if self.metric is None:
             return float((answers == correct).mean())
         texts = [*labels, None]
@@ -269,11 +274,14 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class LabelReplies:
-    """Label probabilities from n replies. Replies without label probabilities are only counted."""
+    """The label probabilities in a program's replies.
+
+    ``n`` is the number of replies with label probabilities, and ``L`` is the number of labels.
+    """
 
     labels: list[str]
-    inputs: Indices  # input indices, [n]
-    log_probabilities: Array  # [n, L]
+    inputs: Indices  # index of the input to which each reply belongs, [n]
+    log_probabilities: Array  # log-probability of each label in each reply, [n, L]
     unseen: NDArray[np.bool_]  # whether a label is not among the likeliest tokens, [n, L]
     answers: Indices  # label indices of the program's answers, or -1 if an answer is not a label, [n]
     completed: Indices  # indices of inputs whose calls did not fail
@@ -293,13 +301,13 @@ class LabelReplies:
         )
 
     def pad_answers(self, answers: Indices) -> Indices:
-        """Insert -1 for each completed input whose reply has no label probabilities."""
+        """Return the answers with -1 inserted for each completed input without label probabilities."""
         padded = np.full(self.completed.max() + 1, -1)
         padded[self.inputs] = answers
         return padded[self.completed]
 
     def calibrated_to(self, shares: Array | None = None, *, weights: ArrayLike = 1.0) -> Calibration:
-        """Return the batch calibration that targets label shares ``[L]``, which are equal by default."""
+        """Return the batch calibration that targets these label shares, ``[L]``. By default, all shares are equal."""
         if shares is None:
             shares = np.full(len(self.labels), 1.0 / len(self.labels))
         offsets = batch_offsets(self.log_probabilities, prior=shares, unseen=self.unseen, weights=weights)
@@ -380,7 +388,10 @@ def _metric_of_search(student: dspy.Module) -> str:
 
 
 def _distinct(student: dspy.Module, trainset: Examples) -> list[dspy.Example]:
-    """Return one example for each distinct input that is not a demo. There must be at least two such inputs."""
+    """Return one example for each distinct input that is not a demo.
+
+    Raise a ValueError if there are fewer than two such inputs.
+    """
     demos: list[Value] = []
     for predictor in student.predictors():
         demos += predictor.demos

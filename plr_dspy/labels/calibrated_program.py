@@ -19,7 +19,7 @@ from plr_dspy.lm.plain_text_adapter import Value
 from plr_dspy.programs.copying import ProgramFactory
 
 PURPOSE = "calibration"
-PROBABILITIES = "probabilities"  # field added to calibrated predictions
+PROBABILITIES = "probabilities"  # name of the field added to calibrated predictions
 
 
 def calibrated_output(program: dspy.Module, predictor: str | None = None) -> LabelOutput:
@@ -41,7 +41,7 @@ def calibrated_output(program: dspy.Module, predictor: str | None = None) -> Lab
             )
     if any(PROBABILITIES in other.signature.output_fields for other in predictors.values()):
         raise UserError(
-            f"calibration adds a field {PROBABILITIES!r}, which is also an output of the program: rename the output"
+            f"calibration adds a field {PROBABILITIES!r}, which is also an output of the program: rename that output"
         )
     return output
 
@@ -52,7 +52,7 @@ class CalibratedProgram(dspy.Module):
     ``prediction.probabilities`` maps each label to its calibrated probability, or is None if
     the reply has no label probabilities. Load a saved program with `load_program`.
 
-    Args, and attributes of the same names:
+    Args, which are also attributes:
         program: A program with an output that is a Literal, an enum or a bool. The program is
             copied.
         calibration: A calibration from `BatchCalibration`. If None, predictions have
@@ -118,7 +118,10 @@ class CalibratedProgram(dspy.Module):
 
 
 def _with_probabilities(prediction: Value, reader: LabelReader) -> Value:
-    """Add the probabilities as the first field, because `dspy.majority` votes on the last field."""
+    """Add the label probabilities to a prediction, before all other fields.
+
+    `dspy.majority` votes on the last field, so the last field must not change.
+    """
     if not isinstance(prediction, dspy.Prediction):
         return prediction
     probabilities = None

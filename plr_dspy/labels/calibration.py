@@ -1,4 +1,4 @@
-"""Calibrations of label probabilities, as saved with programs."""
+"""Calibrations of label probabilities, which are saved with their programs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from plr_dspy.labels.reader import Reading
 from plr_dspy.statistics.calibration import calibrated
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))  # Reject files from later versions.
+# Files from later versions may have unknown fields, which must not be ignored.
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Calibration:
-    """A calibration of label probabilities: ``log p + offsets``, normalised.
+    """A calibration, which adds an offset to each label's log-probability.
+
+    The results are normalized, so that the calibrated probabilities sum to 1. ``L`` is the
+    number of labels.
 
     Attributes:
         labels: The text of each label in demos, ``[L]``.
@@ -41,7 +45,7 @@ class Calibration:
         return cls(names, (0.0,) * len(names))
 
     def applied(self, reading: Reading) -> Reading:
-        """Return a reading with calibrated log-probabilities, and with the label that is now likeliest."""
+        """Return a calibrated copy of a reading, whose label is the likeliest after calibration."""
         is_unseen = np.isin(np.arange(len(self.labels)), reading.unseen)
         logs = calibrated(reading.log_probabilities, self.offsets, unseen=is_unseen)
         return Reading(self.labels[int(logs.argmax())], tuple(logs.tolist()), reading.unseen)

@@ -1,4 +1,4 @@
-"""The report of a calibration, as plain data and text."""
+"""The report on a calibration, which can be printed or stored as plain data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,15 +14,15 @@ class CalibrationReport:
     """A report by `BatchCalibration`. `print()` shows a summary.
 
     Attributes:
-        calibration: The program's calibration, or None if its answers are left unchanged.
+        calibration: The chosen calibration, or None if the program's answers are left unchanged.
         metric: Criterion for comparing strategies: "accuracy", or a metric over a set.
         mean_probabilities: Mean probability of each label before calibration.
         num_examples: Number of examples in the trainset.
         num_inputs: Number of inputs whose replies had label probabilities.
-        program_calls, num_failed: Number of all program calls, and number of failed calls.
+        program_calls, num_failed: Number of program calls, and number of those that failed.
         scores: Accuracy or metric of each strategy: "as it is" (not calibrated), "calibrated
             to" certain label shares, and the best constant answer, such as "always 'yes'".
-            Empty if the examples' labels were not used.
+            The dict is empty if the examples' labels were not used.
         chosen: The best strategy apart from the constant answer, or None if `scores` is empty.
         gain_interval: 95% confidence interval for the accuracy gain of the chosen strategy
             over "as it is", or None if accuracy was not compared.

@@ -1,4 +1,4 @@
-"""Checks, before any program call, that examples have the labels that a metric reads."""
+"""Checks that examples have the labels that a metric needs. The checks run before any program call."""
 
 import logging
 import math
@@ -30,7 +30,7 @@ def check_answers_itself(program: dspy.Module, *, name: str) -> None:
     """Raise a ValueError if the program is calibrated."""
     if isinstance(program, CalibratedProgram):
         raise UserError(
-            f"{name} must not be calibrated, because other prompts need another calibration; got a "
+            f"{name} must not be calibrated, because a changed prompt needs a new calibration; got a "
             f"{type(program).__name__}: pass {name}.program, and calibrate the result"
         )
 
@@ -38,10 +38,10 @@ def check_answers_itself(program: dspy.Module, *, name: str) -> None:
 def check_answers(
     program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], *, name: str
 ) -> None:
-    """Raise a ValueError if no answer can be correct.
+    """Raise a ValueError if no answer of the program can be correct.
 
-    This is the case if no example has one of the output's labels, and the metric gives every
-    label the same score.
+    No answer can be correct if no example has one of the output's labels, and the metric gives
+    every label the same score.
     """
     output = label_output(program)
     if not isinstance(output, LabelOutput):
@@ -62,14 +62,15 @@ def check_answers(
 
 
 def check_labels(program: dspy.Module, metric: Metric, **datasets: Sequence[dspy.Example]) -> None:
-    """Raise a ValueError if examples lack labels that the metric needs.
+    """Raise a ValueError if the metric needs labels that examples do not have.
 
-    If the metric may need the labels, only log a warning. A metric over a set needs the label
-    of each example. Any other metric may work without labels, as a judge does, so missing
-    labels are an error only if the metric fails without labels.
+    A metric over a set needs a label in every example. Other metrics, such as judges, may work
+    without labels. For such a metric, missing labels are an error only if the metric fails on
+    examples without labels. If it is unclear whether labels are needed, a warning is logged.
 
     Args:
-        datasets: Lists of examples. Messages refer to each list by its keyword.
+        datasets: Lists of examples, each passed as a keyword argument. Messages refer to a list
+            by the keyword, such as "trainset".
     """
     for name, examples in datasets.items():
         if not examples:
@@ -96,7 +97,7 @@ def _check_labels_of_set(
     if is_single_step(program) and field not in annotations:
         fix = "rename the column or the output so that both have the same name"
         if metric.field is not None:
-            fix += ", and pass that name to the metric as field"
+            fix += ", and pass that name to the metric as the argument field"
         raise UserError(
             f"metric: {metric!r} compares the field {field!r} of examples and answers, but the program's outputs are "
             f"{list(annotations)}, and the columns of {dataset} are {_columns(examples)}: {fix}"
@@ -120,9 +121,9 @@ def _check_labels_of_set(
 def _check_outputs(
     program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], dataset: str
 ) -> None:
-    """Warn if examples lack values for the program's outputs.
+    """Warn if examples have no values for the program's outputs.
 
-    Raise a ValueError if no example has such a value, and the metric fails for this reason.
+    Raise a ValueError if no example has such a value and the metric fails for this reason.
     """
     missing: dict[str, list[int]] = {}
     annotations = _output_types(program)
@@ -159,7 +160,7 @@ def _check_outputs(
 def _check_metric_without_labels(
     program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], dataset: str
 ) -> None:
-    """Check a metric if no example has a value for the program's outputs.
+    """Check a metric on examples without any values for the program's outputs.
 
     Raise a ValueError if the metric fails without labels. Otherwise, log a warning if another
     column may hold the labels.
@@ -184,16 +185,19 @@ def _check_metric_without_labels(
 
 
 def _needs_label(metric: Metric, example: dspy.Example, output: LabelOutput) -> bool:
-    """Return whether a metric fails for every answer, but no longer fails if the example has a label."""
+    """Return whether a metric fails for every answer to an example unless the example has a label."""
     labels = list(output.labels.values())
-    labelled = own_copy(example)
-    labelled[output.name] = labels[0]
+    labeled = own_copy(example)
+    labeled[output.name] = labels[0]
     fails_without = all(_fails(metric, example, output.name, label) for label in labels)
-    return fails_without and not _fails(metric, labelled, output.name, labels[0])
+    return fails_without and not _fails(metric, labeled, output.name, labels[0])
 
 
 def _fails(metric: Metric, example: dspy.Example, name: str, label: Value) -> bool:
-    """Return whether a metric raises an error for an answer. Stopped calls of language models do not count."""
+    """Return whether a metric raises an error when it scores an answer.
+
+    If the metric calls a language model, stop the metric before that call and return False.
+    """
     calls = NoCalls()
     call_metric = metric_caller(metric)
     try:
@@ -205,7 +209,7 @@ def _fails(metric: Metric, example: dspy.Example, name: str, label: Value) -> bo
 
 
 def _output_types(program: dspy.Module) -> Mapping[str, Annotation]:
-    """Return the types of the predictors' outputs, by name."""
+    """Return the types of all predictors' outputs, keyed by output name."""
     types: dict[str, Annotation] = {}
     for predictor in program.predictors():
         for name, field in predictor.signature.output_fields.items():

@@ -19,7 +19,7 @@ class LabelOutput:
 
     predictor: str
     name: str
-    labels: Mapping[str, Value]  # label values, by their text in demos
+    labels: Mapping[str, Value]  # maps each label's text in demos to the label's value
     annotation: Annotation  # the field's type, without None
     optional: bool = False  # whether the answer may be None
 
@@ -38,7 +38,7 @@ class LabelOutput:
         index_of = {text: index for index, text in enumerate(self.labels)}
         indices = []
         for example in examples:
-            # Data may contain enum members as text.
+            # Data may contain enum members as text, so also accept a label's text.
             text = self.label_of(example) or example.get(self.name)
             index = -1
             if isinstance(text, str):
@@ -105,7 +105,7 @@ def needed_output(
 
 
 def prior_shares(prior: Mapping[Value, float], labels: Mapping[str, Value], *, name: str = "prior") -> Array:
-    """Return label shares ``[L]`` from a prior whose keys are labels or their texts."""
+    """Return a prior as an array of label shares, ``[L]``. The prior's keys are labels or their texts."""
     shares = [prior.get(value, prior.get(text)) for text, value in labels.items()]
     if len(prior) != len(shares) or not all(share is not None and share > 0 for share in shares):
         raise UserError(

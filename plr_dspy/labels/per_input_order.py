@@ -21,7 +21,7 @@ from plr_dspy.statistics.arrays import Array
 
 
 class PerInputOrder(dspy.Module):
-    """A program that orders its demos for each input.
+    """A program that chooses the order of its demos separately for each input.
 
     The LM is called once per order. For each order, the likeliest label's probability is
     compared with that label's mean probability on content-free inputs. The order with the
@@ -60,7 +60,11 @@ class PerInputOrder(dspy.Module):
         args: Sequence[Value],
         inputs: Mapping[str, Value],
     ) -> tuple[Value, Reading | None]:
-        """Return the answer with demos in this order, and the reading of the reply. Both may be None."""
+        """Return the answer with demos in this order, and the reading of the reply.
+
+        The answer is None if the reply cannot be parsed. The reading is None if there is no
+        answer, or if the reply has no label probabilities.
+        """
         predictors = dict(self.program.named_predictors())
         demos = {}
         for name, permutation in permutations.items():
@@ -88,7 +92,7 @@ class PerInputOrder(dspy.Module):
 
 
 def distribution(log_probabilities: ArrayLike, unseen: Sequence[int]) -> Array:
-    """Return label probabilities, ``[L]``, with 0 for unseen labels."""
+    """Return normalized label probabilities, ``[L]``, in which unseen labels have the probability 0."""
     probabilities = np.exp(np.array(log_probabilities))
     probabilities[list(unseen)] = 0.0
     return np.asarray(probabilities / probabilities.sum())

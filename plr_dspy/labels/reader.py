@@ -1,4 +1,4 @@
-"""A reader of label log-probabilities in replies, which can also replace a program's answers."""
+"""An adapter mixin that reads label log-probabilities in replies, and can replace a program's answers."""
 
 from __future__ import annotations
 
@@ -103,11 +103,12 @@ class Reading(NamedTuple):
     """The label and the label probabilities from one reply."""
 
     label: str | None  # the label's text in demos, or None if the adapter could not parse the reply
-    log_probabilities: tuple[float, ...]  # normalised, [L]
+    log_probabilities: tuple[float, ...]  # normalized log-probability of each label, [L]
     unseen: tuple[int, ...] = ()  # indices of labels not among the likeliest tokens
 
 
-Decision: TypeAlias = Callable[[Reading], Reading]  # returns a reading whose label becomes the answer
+# A function that gets the reading of a reply and may change its label, which becomes the answer.
+Decision: TypeAlias = Callable[[Reading], Reading]
 Fields: TypeAlias = dict[str, Value]  # a reply's fields, as adapters return them
 
 
@@ -115,12 +116,12 @@ class LabelReader:
     """A mixin that makes an adapter read label probabilities in the replies to its calls."""
 
     readings: list[Reading | None]  # one per call for the label output; None if no label was read
-    unread: Reading | None  # the first unparsable reply's reading; always None if there is a decision
+    unread: Reading | None  # the first unparsable reply's reading, if any; always None with a decision
     label_output: LabelOutput
     _requests: LogprobRequests
     _decision: Decision | None
     _predictor: dspy.Predict
-    _other_ids: set[int]  # ids of the program's other predictors
+    _other_ids: set[int]  # `id()` of each other predictor in the program
 
     def __call__(
         self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value, *rest: Value, **named: Value
@@ -248,9 +249,9 @@ def labels_read(
 ) -> Iterator[Value]:
     """Read labels in a program's replies within the context, and yield the `LabelReader`.
 
-    If log-probabilities are optional and the provider rejects them, the call is repeated
-    without this request. A `decision` replaces each answer. It also replaces an unparsable
-    reply if the label is the only output.
+    If log-probabilities are optional and the provider rejects a request for them, the call is
+    repeated without them. A `decision` replaces each answer. If the label is the only output,
+    the decision also replaces unparsable replies.
     """
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     reader: Value = copy.copy(adapter)
@@ -280,7 +281,8 @@ def _reading_type(kind: type) -> type:
     reading_type = type(
         kind.__name__, (LabelReader, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__}
     )
-    # DSPy has wrapped these methods a second time. Remove them, because callbacks would run twice.
+    # DSPy wraps these methods again in each new class. Remove the new wrappers, because they would
+    # run each callback a second time.
     for name in {"format", "parse"} & vars(reading_type).keys():
         delattr(reading_type, name)
     return reading_type
@@ -313,14 +315,14 @@ def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Read
 
 
 def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence[str]) -> Array:
-    """Return unnormalised label probabilities ``[L]``.
+    """Return unnormalized label probabilities, ``[L]``.
 
     If a token starts several labels, the labels share the token's probability in proportion to
     the next tokens' probabilities. If the next tokens are unknown, the labels get equal shares.
     Case is ignored unless two labels differ only in case.
 
     Args:
-        after: Log-probabilities of possible next tokens, by the preceding text.
+        after: Maps the text so far to the log-probability of each possible next token.
         labels: The labels' texts.
     """
     fold: Callable[[str], str] = str.casefold
@@ -344,7 +346,8 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
             if len(matches) > 1 and text + token in after:
                 pending.append((text + token, {i: rests[i][len(spelling) :] for i in matches}, mass))
                 continue
-            # A label that another token spells in full gets no share of this token's probability.
+            # If another token spells the rest of a label in full, the model would choose that token
+            # for the label. The label gets no share of this token's probability.
             others = set(spellings.values()) - {spelling}
             candidates = [i for i in matches if rests[i] not in others] or matches
             masses[candidates] += mass / len(candidates)
@@ -354,7 +357,11 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
 
 
 def _matching_labels(spelling: str, rests: Mapping[int, str]) -> list[int]:
-    """Return the indices of labels that a token continues, and of the longest label that the token completes."""
+    """Return the indices of the labels that a token with this spelling could spell.
+
+    `rests` holds the rest of each label after the text so far. A token can continue any number
+    of labels, but complete only one: the longest label that the token contains in full.
+    """
     completed = []
     for rest in rests.values():
         if spelling.startswith(rest) and not spelling[len(rest) :][:1].isalnum():

@@ -75,13 +75,14 @@ class LabelWork(MetricWork):
     Args:
         metric, examples: As in `MetricWork`.
         output: The output with the labels.
-        scores: Each label's score on each example, ``[E, L]``.
-        calibrating: Whether programs answer with the likeliest label, for later calibration.
+        scores: Each label's score on each example, ``[num_examples, num_labels]``.
+        calibrating: Whether programs answer with the likeliest label, because they will be
+            calibrated later.
         original: The user's program, which always keeps its own answers.
 
     Attributes:
-        shares: Possible label shares among correct answers, ``[S, L]``, or None if all labels
-            are equally frequent.
+        shares: Alternative assumptions about the labels' shares among correct answers, with one
+            row per assumption. None if all labels are equally frequent.
     """
 
     shares: Array | None = None
@@ -130,8 +131,8 @@ class LabelWork(MetricWork):
         if len(reader.readings) > 1:
             if self._likeliest is not None:
                 raise NoProbabilities(
-                    f"calibrate needs exactly one call of the classifier per answer, but {SEVERAL}. Omit calibrate, "
-                    "or use BatchCalibration(predictor=...) instead."
+                    f"calibration during a search needs exactly one classifier call per answer, but {SEVERAL}. Omit "
+                    "the argument calibrate, and calibrate the compiled program with BatchCalibration(predictor=...)."
                 )
             return replace(record, refused=SEVERAL)
         reading = reader.readings[0] if reader.readings else None
@@ -157,7 +158,8 @@ class LabelWork(MetricWork):
 
     def responses(self, scorer: Evaluator) -> LabelResponses:
         scores = self.scores
-        if self.influence is not None:  # Use a view, because the table is later updated in place.
+        if self.influence is not None:
+            # Use a view, because the table's scores are updated in place during the search.
             scores = self.influence.table[:, : len(self.output.labels)]
 
         def read(ordering: Candidate, example: int) -> tuple[Sequence[float], Sequence[int]] | None:
@@ -200,9 +202,11 @@ def _demos(program: dspy.Module) -> dict[str, tuple[Value, Value]]:
 def label_scores(
     metric: Metric, examples: Sequence[dspy.Example], output: LabelOutput, *, max_seconds: float | None = None
 ) -> Array | str:
-    """Return each label's score on each example, ``[E, L]``, or the reason why scores are unknown.
+    """Score each possible label on each example with the metric.
 
-    `max_seconds` is the time limit for the whole run.
+    Return the scores, ``[num_examples, num_labels]``, or the reason why the metric cannot score
+    all labels. Scoring stops after `LONGEST_PROBE` seconds, or after the share `PROBE_SHARE` of
+    the compile run's time limit, `max_seconds`, if that is shorter.
     """
     values = list(output.labels.values())
     calls = NoCalls()

@@ -97,11 +97,11 @@ class CompletionEngine:
         arguments["stop"] = list(config.stop)
         arguments["user"] = config.user_id
         if config.logprobs is not None:
-            # In DSPy, 0 requests log-probabilities of the chosen tokens only, but some servers
-            # would return no log-probabilities for 0.
+            # In DSPy, 0 requests log-probabilities of the chosen tokens only. Some servers would
+            # return no log-probabilities at all, so request at least 1 per token.
             arguments["logprobs"] = max(1, config.logprobs)
         extra_body = {**(self.extra_body or {}), **(config.extensions or {}), "top_k": config.top_k}
-        # `metadata` is only for DSPy's cache; see `completion_lm`.
+        # Do not send `metadata`, which `completion_lm` sets only for DSPy's cache.
         extra_body.pop("metadata", None)
         arguments["extra_body"] = _without_empty(extra_body)
         model = self.model or request.model.removeprefix(f"{self.provider}/")

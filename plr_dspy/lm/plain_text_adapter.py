@@ -46,7 +46,8 @@ class PlainTextAdapter(dspy.Adapter):
     def __init__(self, *, show_instructions: bool = True, callbacks: Sequence[object] | None = None) -> None:
         super().__init__(callbacks=callbacks)
         self.show_instructions = show_instructions
-        # With the default types, DSPy removes `dspy.Reasoning` from signatures and demos for some LMs.
+        # For some LMs, DSPy removes fields of native types, such as `dspy.Reasoning`, from signatures
+        # and demos. Declare no native types, so that all fields are kept.
         self.native_response_types: list[type] = []
 
     def _call_preprocess(
@@ -143,7 +144,7 @@ def _check_text_like(name: str, annotation: Annotation) -> None:
 
 
 def _sections(fields: Mapping[str, FieldInfo], completion: str) -> dict[str, str]:
-    """Return the texts of the output fields in the first block of a completion, by field."""
+    """Return the text of each output field in a completion's first block, keyed by field name."""
     titles = {name: title_of(name, field) for name, field in fields.items()}
     current = next(iter(titles))
     text = _with_unix_newlines(completion)
@@ -203,7 +204,7 @@ def _parse_value(name: str, annotation: Annotation, text: str) -> Value:
 
 
 def without_none(annotation: Annotation) -> Annotation:
-    """Return the annotation without None if it is optional, else the annotation itself."""
+    """Return an optional annotation without None. Return any other annotation unchanged."""
     others = [part for part in get_args(annotation) if part is not type(None)]
     if len(others) == 1 and annotation_allows_none(annotation):
         return others[0]
@@ -211,9 +212,10 @@ def without_none(annotation: Annotation) -> Annotation:
 
 
 def labels_of(annotation: Annotation) -> dict[str, Value] | None:
-    """Return the labels of a bool, Literal, enum or decision (`Choice`, `Noul`), by their text in demos.
+    """Return a dict that maps labels as written in demos to the labels' values.
 
-    Return None for any other type.
+    Types with labels are bool, Literals, enums and decisions (`Choice`, `Noul`). Return None for
+    any other type.
     """
     if isinstance(annotation, type) and issubclass(annotation, (Choice, Noul)):
         annotation = annotation.model_fields["value"].annotation  # type: ignore[attr-defined]

@@ -1,1 +1,1 @@
-"""Metrics by example and over a whole set of examples."""
+"""Metrics that score single examples, and metrics over a set of examples."""

@@ -1,4 +1,4 @@
-"""Calls of metrics that score single examples, and checks of the scores."""
+"""Functions that call per-example metrics and check the scores."""
 
 import inspect
 import math
@@ -13,12 +13,14 @@ from plr_dspy.errors import MetricError, UserError, UserTypeError
 
 Metric: TypeAlias = Callable[..., Any]
 
-LARGEST_SCORE = 1e30  # maximum absolute value of scores, whose fourth power must not overflow
+LARGEST_SCORE = 1e30  # maximum absolute value of a score; its fourth power must not overflow
 SHOWN = 150  # maximum number of characters of a value in messages
 
 
 def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
-    """Wrap the metric as a function of (example, prediction). Other required parameters get None.
+    """Return a function of (example, prediction) that calls the metric.
+
+    If the metric has other required parameters, the function passes None for each of them.
 
     Raises:
         TypeError: If the metric cannot be called in this way, is async, or is a class.
@@ -49,7 +51,7 @@ def takes(function: Callable[..., object] | None, number: int) -> bool | None:
 
 
 def function_of(called: Callable[..., object]) -> Callable[..., object] | None:
-    """Return the function that a call runs.
+    """Return the function that runs when `called` is called.
 
     For a DSPy module, return the `forward` method, or None if there is no such method.
     """

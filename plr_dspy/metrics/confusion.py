@@ -1,4 +1,4 @@
-"""Metrics of a confusion matrix, such as F1, which are not means of per-example scores."""
+"""Metrics such as F1 that are calculated from a confusion matrix, not averaged over examples."""
 
 import math
 from abc import ABC, abstractmethod
@@ -35,7 +35,9 @@ class SetMetric(ABC):
 
     @abstractmethod
     def value(self, counts: Array, labels: Sequence[str]) -> float:
-        """Return the metric of a confusion matrix. The value must depend only on ratios of counts.
+        """Return the metric's value for a confusion matrix.
+
+        If all counts are multiplied by the same factor, the value must not change.
 
         Args:
             counts: True labels in rows, predicted labels in columns, ``[k, k + 1]``. The last
@@ -52,9 +54,10 @@ class SetMetric(ABC):
         labels: Sequence[str] = (),
         weights: ArrayLike = 1.0,
     ) -> float:
-        """Return the metric of answers, which are None for unparsable replies.
+        """Return the metric's value for these answers.
 
-        `labels` are the labels that the output's type allows.
+        Unparsable replies are passed as None. `labels` are the labels that the output's type
+        allows.
         """
         labels = possible_labels(right_labels, labels)
         return self.value(confusion_matrix(right_labels, answers, labels, weights), labels)
@@ -109,20 +112,21 @@ class SetMetric(ABC):
             counts.update(self.right_labels(split))
         if self.label is not None and not counts[self.label]:
             raise UserError(
-                f"metric: at least one example must have the label {self.label!r} of {self!r}; got the labels "
-                f"{list(counts)[:5]}: pass one of these labels to the metric, or add examples with the "
-                f"label {self.label!r}"
+                f"metric: at least one example must have the label {self.label!r}, the positive label of {self!r}; "
+                f"got the labels {list(counts)[:5]}: pass one of these labels to the metric, or add examples with "
+                f"the label {self.label!r}"
             )
 
     def _label_field(self, example: dspy.Example) -> str:
         names = [self.field] if self.field is not None else list(example.labels().keys())
         if len(names) != 1 or names[0] not in example:
-            requirement = "exactly one non-input field" if self.field is None else f"the field {self.field!r}"
+            requirement = "exactly one non-input field, which holds the label"
+            fix = "pass the name of the label field, as in F1(..., field='label')"
+            if self.field is not None:
+                requirement = f"a label in the field {self.field!r}"
+                fix = "add this field, or pass the name of another field to the metric"
             fields = repr(dict(example.items()))[:SHOWN]
-            raise UserError(
-                f"metric: each example must have {requirement} for the label; got {fields}: fix this example, "
-                "or pass the name of the label field, as in F1(..., field='label')"
-            )
+            raise UserError(f"metric: each example must have {requirement}; got the example {fields}: {fix}")
         return str(names[0])
 
     def __repr__(self) -> str:
@@ -137,12 +141,13 @@ class ConfusionMetric(SetMetric):
     """A metric of a confusion matrix, calculated by the user's function.
 
     Args:
-        function: A function that is called as ``function(counts, labels)``, and returns a
+        function: A function that is called as ``function(counts, labels)`` and returns a
             number. The arguments are as in `SetMetric.value`. ``labels`` are the labels of
             the output's type (a Literal, an enum or a bool), followed by other labels in the
             examples.
         field: As in `SetMetric`.
-        bounds: Lowest and highest possible value, if known; intervals are clipped to them.
+        bounds: Lowest and highest possible value, if known. Confidence intervals do not extend
+            beyond these bounds.
     """
 
     def __init__(
@@ -224,7 +229,7 @@ class F1(SetMetric):
 
 
 class MatthewsCorrelation(SetMetric):
-    """Matthews' correlation coefficient of answers and labels.
+    """Matthews' correlation coefficient between answers and labels.
 
     The value equals `sklearn.metrics.matthews_corrcoef` if all answers are labels. An
     unparsable reply is divided equally among the incorrect labels that occur in the examples.

@@ -81,29 +81,32 @@ class OpenCompile:
     Attributes:
         setup: The setup. The search may add instructions to it.
         work: The object that makes and scores program calls.
-        evaluator: A function that creates evaluators for other kinds of work, with the same
-            log and budget.
+        scorer: The evaluator that makes these calls within the budget and keeps their scores.
+        evaluator: A function that creates evaluators for other kinds of work. All evaluators
+            share the log and the budget of this run.
     """
 
     setup: CompileSetup
     work: MetricWork
     scorer: Evaluator
     evaluator: Callable[..., ProgramEvaluator]
-    responses: LabelResponses | None = None  # log-probabilities of labels, if the search learns from them
+    # The log-probabilities of labels, or None if the search learns only from scores.
+    responses: LabelResponses | None = None
 
 
 @arguments
 class DemoOptimizer(Checked, Teleprompter, ABC):
     """The base class of the optimizers: argument checks, budget, log, progress bar, errors and report.
 
-    Subclasses define `plan`, and usually override `search`. Arguments are as in `PLReorder`.
+    Subclasses define `plan` and usually override `search`. Arguments are as in `PLReorder`.
 
     Attributes:
-        chooses_by_score: Whether the metric decides which candidate is returned. If so, and if
-            the student has no demos, the student without demos is also a candidate.
+        chooses_by_score: Whether the metric decides which candidate is returned. If it does
+            and the student has no demos, the student without demos is also a candidate.
         orders_demos: Whether the student must have predictors whose demos can be ordered.
         takes_programs: Whether `compile` accepts `programs`.
         balances_splits: Whether the train and selection splits are stratified by class.
+        scored_on: The examples on which the report's scores were measured, in words.
     """
 
     metric: AnyMetric = field(kw_only=False)
@@ -137,7 +140,15 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
     @abstractmethod
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
-        """Return the plan for a problem of this size. Raise a ValueError if the budget is too small."""
+        """Return the plan for a problem of this size.
+
+        Args:
+            size: The numbers of examples, distinct prompts and bootstrapping attempts.
+            signal: What the search learns from: "score" or "logprobs".
+
+        Raises:
+            ValueError: If the budget is too small.
+        """
 
     def search(self, setup: CompileSetup, responses: LabelResponses | None = None) -> Search:
         """Create the search. The default search proposes random orders."""
@@ -156,7 +167,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return MetricWork(self.metric, setup.scored_examples, labels)
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
-        """Check that the optimizer supports this program. By default, accept every program."""
+        """Raise a ValueError if the optimizer does not support this program.
+
+        By default, every program is supported.
+        """
 
     def compile(
         self,
@@ -174,7 +188,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         Args:
             student: Program to optimize. The student itself is not modified.
             trainset: Examples to score candidates on: a list of `dspy.Example` or of dicts, or a
-                `datasets.Dataset`. `PLFewShot` uses some of the examples as demos instead.
+                `datasets.Dataset`. `PLFewShot` uses some of these examples as demos instead.
             teacher: Program whose correct answers become demos in `PLFewShot`, or a list
                 whose first program is used; None uses the student.
             valset: Examples for the final comparison; if None or empty, 20% of the trainset
@@ -194,14 +208,15 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
         Returns:
             A compiled copy of the student. Its attribute ``reorder_report`` contains the report
-            as plain data, and ``detailed_results`` the candidates of the final comparison. If
-            the student has its own attribute ``detailed_results``, this attribute is kept.
+            as plain data. Its attribute ``detailed_results`` contains the candidates of the
+            final comparison, unless the student has its own attribute of this name.
 
         Raises:
             TypeError, ValueError: If an argument is invalid, before any program call.
             RuntimeError: If another process is using `log_dir`, or if almost no answers can be
                 parsed.
-            Exception: If the program or the metric raises an exception; see `max_errors`.
+            Exception: If program calls fail as often as `max_errors` allows. This is the last
+                exception that the program or the metric raised.
         """
         self.report = self.best_program = None
         setup = self._prepare(
@@ -224,9 +239,9 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         programs: Programs | None = None,
         inputs: Sequence[str] | None = None,
     ) -> Estimate:
-        """Estimate the cost of `compile` with these arguments, without any program calls.
+        """Estimate what `compile` would cost with these arguments. No program calls are made.
 
-        Prompts of `PLFewShot` are assumed to show half the maximum number of demos.
+        `PLFewShot` assumes that its prompts show half the maximum number of demos.
 
         Raises:
             TypeError, ValueError: If an argument is invalid, as in `compile`.
@@ -280,11 +295,11 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return setup
 
     def _check_takes_programs(self) -> None:
-        """Raise a ValueError if `programs` cannot be combined with the optimizer's arguments."""
+        """Raise a ValueError if the optimizer or its arguments do not allow the argument `programs`."""
         if not self.takes_programs:
             raise UserError(
-                f"{self.name} cannot compare programs: compile without programs, and pass the result and these "
-                "programs to choose_program"
+                f"{self.name} cannot compare programs: compile without the argument programs, then pass the result "
+                "and these programs to choose_program"
             )
 
     def _options(self) -> CompileOptions:
@@ -297,7 +312,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return CompileOptions(**options)
 
     def _with_plan(self, setup: CompileSetup, signal: str = "score") -> CompileSetup:
-        """Return the setup with a plan for this signal."""
+        """Return the setup with a plan for a search that learns from this signal."""
         return setup.with_plan(self.plan(setup.size, signal=signal))
 
     def _choices(
@@ -310,16 +325,20 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         slots = ProgramSlots(program, self._rivals)
         if not slots.slots:
             raise UserError(
-                f"{self.student_name} must have demos to order, and num_demos={self.num_demos} added no demos: pass a "
-                "program compiled by dspy.BootstrapFewShot or PLFewShot, or set num_demos and pass at least 3 "
-                "examples with the fields that the prompts show"
+                f"{self.student_name} must have demos to order; got no demos, and num_demos={self.num_demos} added "
+                "none: pass a program compiled by dspy.BootstrapFewShot or PLFewShot, or set num_demos and pass at "
+                "least 3 examples with the fields that the prompts show"
             )
         original = WITHOUT_DEMOS if filled_predictors and self.chooses_by_score else slots.space.identity
         return DemoChoices(program=program, slots=slots, original=original)
 
     @contextlib.contextmanager
     def _open(self, setup: CompileSetup) -> Iterator[OpenCompile]:
-        """Bootstrap demos if needed, then yield the open compile run. Close the log and other resources on exit."""
+        """Yield a compile run that is ready to make calls.
+
+        First, bootstrap demos and propose instructions, if these are planned. On exit, close the
+        log and other resources.
+        """
         folder = None if self.log_dir is None else Path(self.log_dir)
         with (
             _new_tensors_on_cpu(),
@@ -361,7 +380,11 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return setup
 
     def _identity(self, setup: CompileSetup) -> dict[str, Any]:
-        """Describe what determines the scores: the program, its models, the metric and the examples."""
+        """Return a description of everything that determines the scores.
+
+        This includes the program, its models, the metric and the examples. Calls in `log_dir`
+        are reused only if their description is the same.
+        """
         settings = setup.settings()
         adapter = dspy.settings.adapter or dspy.ChatAdapter()
         return {
@@ -379,7 +402,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return setup.splits.names, [digest(example) for example in setup.scored_examples]
 
     def _run(self, opened: OpenCompile) -> dspy.Module:
-        """Search and build the result. After an error, build the result from the calls so far, then raise the error."""
+        """Search and return the program built from the result.
+
+        After an error, build a program and a report from the calls so far, then raise the error.
+        """
         run: CompileRun | None = None
         outcome: Outcome | None = None
         try:
@@ -404,7 +430,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return None
 
     def _make_run(self, opened: OpenCompile) -> CompileRun:
-        """Create the run, once it is known whether the search learns from log-probabilities."""
+        """Create the search and the run that carries it out. `opened.responses` must already be set."""
         setup = opened.setup
         return self._run_kind(setup.plan)(
             self.search(setup, opened.responses),
@@ -425,13 +451,13 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         )
 
     def _min_examples(self, opened: OpenCompile) -> Callable[[Sequence[Candidate]], Mapping[Candidate, int]]:
-        """Return the argument `min_examples` for `SearchRounds`. By default, there is no minimum."""
+        """Return the argument `min_examples` for `SearchRounds`. By default, no minimum is set."""
         return no_minimum
 
     def _widening(self, opened: OpenCompile) -> Callable[..., Search | None] | None:
         """Return None, because the search space is fixed.
 
-        If a subclass can widen the space, it returns the argument `widen` for `SearchRounds`.
+        Subclasses that can widen the space return the argument `widen` for `SearchRounds`.
         """
         return None
 
@@ -440,7 +466,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return CompileRun if plan.racing else PaperRun
 
     def _conclude(self, opened: OpenCompile, run: CompileRun, outcome: Outcome) -> dspy.Module:
-        """Set `report` and `best_program`, write the report to `log_dir`, and return the program."""
+        """Set `report` and `best_program`, and return the program.
+
+        If `log_dir` is set, also write the report to this folder.
+        """
         setup = opened.setup
         work = opened.work
         finished = self._finish(setup, run, outcome, partial(_build_as_scored, setup, work))
@@ -465,7 +494,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         outcome: Outcome,
         build_program: Callable[..., dspy.Module],
     ) -> FinishedProgram:
-        """Build the returned program. `build_program` builds a candidate's program as it was scored."""
+        """Return the program that `compile` returns, with entries for the report.
+
+        `build_program` builds a candidate's program as it was scored.
+        """
         program = build_program(outcome.decision.ordering, outcome.decision.revision)
         return FinishedProgram(program, programs=self._program_scores(setup, run, outcome))
 
@@ -481,7 +513,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 def _build_as_scored(
     setup: CompileSetup, work: MetricWork, candidate: Candidate, revision: Revision | None
 ) -> dspy.Module:
-    """Build a candidate's program. Its answers are revised in the same way as during scoring."""
+    """Build a candidate's program, whose answers are revised in the same way as during scoring."""
     program = setup.slots.build(candidate)
     record_settings(program)
     program = work.answering(program, revision)
@@ -490,7 +522,7 @@ def _build_as_scored(
 
 
 def _new_tensors_on_cpu() -> contextlib.AbstractContextManager[object]:
-    """Return a context in which new tensors are on the CPU, whatever the caller's default device."""
+    """Return a context in which new tensors are on the CPU, even if the caller's default device is another."""
     cpu = torch.device("cpu")
-    # Entering a device as a context slows down every torch operation, so avoid it if possible.
+    # A device used as a context slows down every torch operation, so use it only if necessary.
     return contextlib.nullcontext() if torch.empty(0).device == cpu else cpu

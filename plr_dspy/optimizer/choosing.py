@@ -38,10 +38,12 @@ class ProgramChoice(NamedTuple):
     """The result of `choose_program`.
 
     Attributes:
-        program: A copy of the chosen program, with the report as plain data in
-            ``reorder_report``, and the compared programs in ``detailed_results``.
+        program: A copy of the chosen program. Its attribute ``reorder_report`` contains the
+            report as plain data. Its attribute ``detailed_results`` contains the compared
+            programs.
         name: The chosen program's name.
-        report: The `Report`. ``report.programs`` lists the expected scores of all programs.
+        report: The `Report` on the race. ``report.programs`` lists the expected scores of all
+            programs.
     """
 
     program: dspy.Module
@@ -93,7 +95,7 @@ class ProgramRace(DemoOptimizer):
         valset: Rows | None,
         inputs: Sequence[str] | None,
     ) -> ProgramChoice:
-        """Race the programs and return the chosen program with the report."""
+        """Race the programs. Return the chosen program, its name and the report."""
         first, others = self._first_and_others(programs)
         program = self.compile(first, trainset=trainset, valset=valset, programs=others, inputs=inputs)
         assert self.report is not None
@@ -115,7 +117,10 @@ class ProgramRace(DemoOptimizer):
     def _first_and_others(
         self, programs: Mapping[str, dspy.Module]
     ) -> tuple[dspy.Module, dict[str, dspy.Module]]:
-        """Return the first program and the other programs. Messages will use the first program's name."""
+        """Return the first program and a dict of the other programs.
+
+        Store the first program's name, so that messages and the report can use it.
+        """
         (name, first), *others = programs.items()
         self.rival_name = name  # type: ignore[misc]
         self.student_name = f"programs[{name!r}]"  # type: ignore[misc]
@@ -128,7 +133,10 @@ class ProgramRace(DemoOptimizer):
         return DemoChoices(program=program, slots=slots, original=slots.original)
 
     def _with_plan(self, setup: CompileSetup, signal: str = "score") -> CompileSetup:
-        """Return the setup with a plan. Put all examples into one split, because a race holds out no examples."""
+        """Return the setup with a plan and with all examples in one split.
+
+        A race has no final comparison, so it holds out no examples.
+        """
         splits = setup.splits
         # Order the examples by hash, so that a later race that omits some of them scores the
         # rest in the same order.
@@ -140,7 +148,11 @@ class ProgramRace(DemoOptimizer):
         return super()._with_plan(replace(setup, splits=single_split), signal)
 
     def _identity(self, setup: CompileSetup) -> dict[str, Any]:
-        """Describe what determines the scores. Omit the programs, because the keys of logged calls identify them."""
+        """Return a description of everything that determines the scores, except the programs.
+
+        The keys of logged calls identify the programs, so races of different programs can share
+        a log.
+        """
         identity = super()._identity(setup)
         names = ("adapter", "calibrate", "signal", "the metric", "the adapter", "the examples")
         return {**{name: identity[name] for name in names}, "the model": digest(dspy.settings.lm)}
@@ -160,7 +172,7 @@ class ProgramRace(DemoOptimizer):
 
 
 def _hash_of(seed: int, named_example: tuple[dspy.Example, str]) -> str:
-    """Return a hash of the seed and an example's content."""
+    """Return a hash of the seed and the example's content. The example's name does not affect the hash."""
     example, _ = named_example
     return hashlib.sha256(f"{seed} {digest(example)}".encode()).hexdigest()
 
@@ -195,7 +207,7 @@ def choose_program(
             programs are named "program 1", "program 2" and so on. No program is modified.
         metric: As in `PLReorder`, or a metric over a set, such as ``F1("positive")``.
         trainset: Examples to score the programs on. Examples that a program shows as demos are
-            ignored. Do not pass examples that an optimizer has used, because they favour that
+            ignored. Do not pass examples that an optimizer has used, because they favor that
             optimizer's programs.
         valset: More examples, used in the same way as the trainset.
         inputs: As in `PLReorder.compile`; None infers the inputs from the first program.
@@ -212,7 +224,7 @@ def choose_program(
         TypeError, ValueError: If an argument is invalid, before any program call.
         RuntimeError: If another process is using `log_dir`, or if almost no answers can be
             parsed.
-        Exception: If a program or the metric raises an exception, as in `PLReorder.compile`.
+        Exception: If too many program calls fail, as in `PLReorder.compile`.
     """
     options = {
         name: value

@@ -1,4 +1,4 @@
-"""The classes of demos, such as their labels, and how many demos of each class a prompt must show."""
+"""The classes of demos, such as their labels, and the minimum number of demos that a prompt shows for each."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,10 @@ class DemoClasses:
 
     Attributes:
         output: The output whose values are the classes.
-        known: Indices of the labels that demos have before the first call. Labels that occur
-            only in bootstrapped demos have no minimum, because prompts may not have room for
-            them.
-        minimum: Minimum number of demos for each known label. If there are fewer demos, a
+        known: Indices of the labels that occur in demos before the first call. Labels that
+            occur only in bootstrapped demos have no minimum, because prompts may not have room
+            for these demos.
+        minimum: Minimum number of demos for each known label. If a label has fewer demos, a
             prompt must show all of them.
     """
 
@@ -31,7 +31,10 @@ class DemoClasses:
     minimum: int
 
     def quotas(self, demos: Sequence[Any]) -> Quotas:
-        """Return the class of each demo in a pool, and how many demos from each class a prompt must show."""
+        """Return the quotas for a pool of demos.
+
+        The quotas state each demo's class, and how many demos of each class a prompt must show.
+        """
         classes = self.output.numbers(demos).tolist()
         counts = Counter(classes)
         minimums = []
@@ -40,7 +43,10 @@ class DemoClasses:
         return Quotas(tuple(classes), tuple(minimums))
 
     def scarce(self, demos: Sequence[Any]) -> dict[str, int]:
-        """Return the labels with fewer demos in a pool than the minimum, and the number of demos of each."""
+        """Return a dict that maps each scarce label to its number of demos in a pool.
+
+        A label is scarce if the pool has fewer demos with this label than the minimum.
+        """
         quotas = self.quotas(demos)
         counts = Counter(quotas.classes)
         scarce = {}
@@ -53,7 +59,9 @@ class DemoClasses:
 def demo_classes(
     program: dspy.Module, demos: Sequence[Any], *, minimum: int, max_demos: int
 ) -> dict[str, DemoClasses]:
-    """Return the classes of demos by predictor. Omit predictors whose demos have no classes.
+    """Return a dict that maps predictors to the classes of their demos.
+
+    Predictors whose demos have no classes are omitted.
 
     The classes are the values of a predictor's only output that is a Literal, an enum or a
     bool. If no predictor has exactly one such output, the classes are the values of each
@@ -67,7 +75,7 @@ def demo_classes(
 
     Raises:
         ValueError: If no predictor has such an output, if no demo has a class, or if
-            `max_demos` is too small for the minimum of all classes.
+            `max_demos` is too small to show the minimum number of demos for every class.
     """
     outputs = _outputs(program, demos)
     if not outputs:
@@ -92,14 +100,14 @@ def demo_classes(
     if not classes:
         fields = " or ".join(repr(output.name) for output in outputs.values())
         raise UserError(
-            f"min_per_class={minimum} needs demos with a value of {fields}; got none: pass examples with a value of "
-            f"{fields}, or omit min_per_class"
+            f"min_per_class={minimum} needs demos with a value in the field {fields}; got none: pass examples with a "
+            "value in this field, or omit min_per_class"
         )
     return classes
 
 
 def _outputs(program: dspy.Module, demos: Sequence[Any]) -> Mapping[str, LabelOutput]:
-    """Return the outputs whose values are classes, by predictor."""
+    """Return a dict that maps predictors to the output whose values are the classes."""
     outputs = {}
     for name, predictor in program.named_predictors():
         with_few_values = label_outputs(name, predictor)

@@ -38,11 +38,11 @@ PLACEHOLDER = "..."  # stands for a teacher's answer until the teacher has run
 def demo_examples(
     trainset: Examples, valset: Examples, rng: random.Random, classes: Iterable[DemoClasses] = ()
 ) -> dict[int, dspy.Example]:
-    """Choose the trainset examples to use as demos, and return them by index.
+    """Choose the trainset examples to use as demos. Return a dict that maps their indices to them.
 
     The inputs of the chosen examples are distinct and not in the valset. The choice is
-    stratified by class, and does not depend on the trainset's order. First, the required
-    number of examples is chosen for each of the `classes`, even if this enlarges the pool.
+    stratified by class and does not depend on the trainset's order. For each class in
+    `classes`, at least the required number of examples is chosen, even if this enlarges the pool.
     """
     sources = [source_of(example.inputs()) for example in trainset]
     used_sources = {source_of(example.inputs()) for example in valset}
@@ -72,10 +72,11 @@ def pools_of(
     user_demos: Sequence[Any],
     rivals: Sequence[Rival],
 ) -> dict[str, list[PooledDemo]]:
-    """Return each predictor's pool: the distinct demos that its prompt can show.
+    """Return a dict that maps each predictor to its pool.
 
-    The student's own demos come first, followed by the demos of rivals, bootstrapped demos,
-    labelled examples, and the demos that the user passed.
+    A pool contains the distinct demos that the predictor's prompt can show. The student's own
+    demos come first, followed by the demos of rivals, bootstrapped demos, labeled examples
+    and the demos that the user passed.
     """
     count = token_counter()
     others: list[tuple[Any, str]] = [(example, f"trainset[{number}]") for number, example in labelled.items()]
@@ -106,10 +107,11 @@ def pools_of(
 def plan_attempts(
     program: dspy.Module, examples: Mapping[int, dspy.Example], num_demos: int, *, with_labelled: bool
 ) -> list[Attempt]:
-    """Plan the attempts to bootstrap this many demos, with placeholders for the teacher's answers.
+    """Return the attempts needed to bootstrap up to `num_demos` demos.
 
-    Return an empty list if labelled examples are also candidates and all outputs are labels.
-    Correct answers would only repeat these labels.
+    Their demos contain placeholders for the teacher's answers. If labeled examples are also
+    candidates and all outputs are labels, return an empty list, because correct answers would
+    only repeat these labels.
     """
     predictors = program.named_predictors()
     outputs: set[str] = set()
@@ -135,8 +137,8 @@ def plan_attempts(
 class TeacherWork(MetricWork):
     """Teacher calls whose correct answers become demos, as in DSPy's `BootstrapFewShot`.
 
-    A teacher without demos shows labelled examples as demos if it is the student or is not
-    compiled. A metric with a third parameter gets DSPy's trace.
+    If the teacher has no demos, and if it is the student or is not compiled, its prompts show
+    labeled examples as demos. If the metric has a third parameter, it gets DSPy's trace.
     """
 
     failure_advice = " of the teacher: pass another teacher, candidates='labeled', or a larger max_errors"
@@ -155,7 +157,7 @@ class TeacherWork(MetricWork):
         labelled: dict[str, list[Any]] = {}
         has_demos = any(predictor.demos for predictor in teacher.predictors())
         if not has_demos and (setup.teacher is None or not is_compiled(teacher)):
-            # `LabeledFewShot` would draw the same demos, but its copy would not keep the program's model.
+            # `LabeledFewShot` would draw the same demos, but it would return a copy without the program's model.
             rng = random.Random(0)
             number = min(options.max_demos, len(examples))
             labelled = {name: rng.sample(examples, number) for name, _ in teacher.named_predictors()}
@@ -165,7 +167,11 @@ class TeacherWork(MetricWork):
         self._demos = {name: list(predictor.demos) for name, predictor in self._predictors.items()}
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Run the teacher on an example, without the demos that contain this example."""
+        """Run the teacher on an example, and return a record with the fields of each predictor's demo.
+
+        The teacher's prompts omit demos that show the same example. If the answer is incorrect,
+        the record has no fields.
+        """
         for name, predictor in self._predictors.items():
             predictor.demos = [
                 demo for demo in self._demos[name] if not shown_by([demo], [self.examples[example]])
@@ -192,7 +198,7 @@ class TeacherWork(MetricWork):
 
 
 def _check_structure(student: dspy.Module, teacher: dspy.Module) -> None:
-    """Raise a ValueError unless the teacher has the student's predictors, with equal signatures."""
+    """Raise a ValueError unless teacher and student have the same predictors with equal signatures."""
     teacher_signatures = {name: predictor.signature for name, predictor in teacher.named_predictors()}
     signatures = {name: predictor.signature for name, predictor in student.named_predictors()}
     has_names = list(signatures) == list(teacher_signatures)
@@ -204,9 +210,10 @@ def _check_structure(student: dspy.Module, teacher: dspy.Module) -> None:
 
 
 def make_attempts(setup: CompileSetup, evaluator: ProgramEvaluator) -> list[Attempt]:
-    """Run the teacher on one example at a time until enough of its answers are correct.
+    """Run the teacher on one example at a time, and return the attempts that were made.
 
-    The teacher's calls may use up to `BOOTSTRAP_SHARE` of `max_seconds` and `max_cost`.
+    Stop once enough of the teacher's answers are correct, or once the calls have used
+    `BOOTSTRAP_SHARE` of `max_seconds` or `max_cost`.
     """
     options = setup.options
     log = evaluator.log
@@ -230,8 +237,8 @@ def make_attempts(setup: CompileSetup, evaluator: ProgramEvaluator) -> list[Atte
             evaluator.pay({key: None})
         if key not in log.records:
             logger.warning(
-                "bootstrapping stopped after %d examples, because bootstrapping may use only a quarter of max_seconds "
-                "and max_cost",
+                "bootstrapping stopped after %d examples, because it may use only a quarter of max_seconds and "
+                "max_cost: increase these limits for more bootstrapped demos",
                 index,
             )
             break
@@ -248,7 +255,10 @@ def make_attempts(setup: CompileSetup, evaluator: ProgramEvaluator) -> list[Atte
 
 
 def why_none(attempts: Sequence[Attempt]) -> str:
-    """Return the reason why no demo was bootstrapped, and a fix. The text completes a sentence."""
+    """Return the reason why no demo was bootstrapped, and a fix.
+
+    The text completes a sentence such as "no demo was bootstrapped".
+    """
     errors = Counter(attempt.record.error for attempt in attempts if attempt.record.error)
     if not attempts:
         return (

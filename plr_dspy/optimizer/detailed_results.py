@@ -1,4 +1,4 @@
-"""The results attached to a returned program. Their names are the same as in DSPy's `DspyGEPAResult`."""
+"""The results attached to a returned program. Their keys are attribute names of DSPy's `DspyGEPAResult`."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def detailed_results(report: Report, decision: Decision) -> dict[str, Any]:
     for candidate, result in zip(report.candidates, decision.candidates, strict=True):
         texts: dict[str, Any] = {"name": "", **_texts(report, candidate)}
         if isinstance(result.ordering, WholeProgram):
-            # The report does not contain the demos of whole programs.
+            # The report does not contain the demos of whole programs, so give only the name.
             texts = {"name": result.ordering.name, "demos": {}, "instructions": {}}
         gain = {"expected_gain": candidate.expected_gain, "probability": candidate.probability}
         candidates.append({**texts, **gain})
@@ -33,7 +33,7 @@ def detailed_results(report: Report, decision: Decision) -> dict[str, Any]:
 
 
 def _texts(report: Report, candidate: Candidate) -> dict[str, Any]:
-    """Return the texts of a candidate's demos and instructions, by predictor."""
+    """Return the texts of a candidate's demos and instructions, each in a dict keyed by predictor."""
     demos = {}
     for slot in report.slots:
         demos[slot.predictor] = [slot.demos[number] for number in candidate.ordering[slot.predictor]]

@@ -32,33 +32,36 @@ BOOTSTRAP_SHARE = 0.25  # maximum share of max_seconds and max_cost for bootstra
 # The approximate size of a proposal.
 CALLS_PER_PROPOSAL = 3  # number of prompt-model calls
 EXAMPLES_PER_PROPOSAL = 5  # number of examples in each prompt
-PROPOSAL_PROMPT = 500  # number of other tokens in each prompt
+PROPOSAL_PROMPT = 500  # number of tokens in each prompt, not counting the examples
 PROPOSAL_REPLY = 200  # number of tokens in each reply
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated cost of a compile run. It prints as two lines, and a third line if there is a warning.
+    """The estimated cost of a compile run. As a string, it has two lines, plus a line for any warning.
 
     Attributes:
         program_calls: Maximum number of program calls in all phases.
         bootstrap_calls: Number of program calls that bootstrap demos before the search.
         proposal_calls: Approximate number of prompt-model calls that propose instructions.
             `program_calls` does not include them.
-        plan: The plan for the search and all later phases, with its numbers of program calls.
-        prompt_tokens: Approximate number of tokens in all prompts, by GPT-4o's tokenizer,
-            averaged over the instructions to choose from. None if prompts cannot be built.
+        plan: The plan for the search and all later phases, with the number of program calls in
+            each phase.
+        prompt_tokens: Approximate number of tokens in all prompts, counted with GPT-4o's
+            tokenizer. Instructions count with the mean length of those to choose from. None if
+            prompts cannot be built.
         cost: Approximate cost in US dollars at litellm's list prices, if answers are as long
             as in the demos. It ignores hidden reasoning tokens and `max_cost`. None if a price
-            is unknown, or the metric calls a language model.
-        affordable_calls: Approximate number of calls that `max_cost` covers. None if `cost` is
-            None.
-        new_prompt_tokens: Approximate number of prompt tokens that are not in a server's prefix
-            cache, if the cache holds only the previous prompt. None if prompts cannot be built.
+            is unknown, or if the metric calls a language model.
+        affordable_calls: Approximate number of calls that `max_cost` covers, or None if `cost`
+            is None.
+        new_prompt_tokens: Approximate number of prompt tokens that a server with a prefix cache
+            must read, if the cache holds only the previous prompt. None if prompts cannot be
+            built.
         cost_with_cache: Approximate cost if all prompt tokens except `new_prompt_tokens` are
             billed as cached tokens. None if cached tokens have no listed price.
-        warning: A warning that prompts may exceed the model's context window. Empty if no
-            prompt is too long, or if litellm does not know the size of the window.
+        warning: A warning that prompts may exceed a model's context window. Empty if no prompt
+            is too long, or if litellm does not know the size of the window.
     """
 
     program_calls: int
@@ -75,7 +78,7 @@ class Estimate:
     def __str__(self) -> str:
         text = f"at most {count(self.program_calls, 'program call')}"
         if self.proposal_calls:
-            text += f" and about {self.proposal_calls:,} calls of the prompt model"
+            text += f" and about {self.proposal_calls:,} calls to the prompt model"
         if self.prompt_tokens is not None:
             text += f", about {self.prompt_tokens:,} prompt tokens"
         if self.new_prompt_tokens is not None:
@@ -146,12 +149,12 @@ def estimate_cost(setup: CompileSetup, candidates: Sequence[Candidate] = ()) -> 
 
 
 def num_revisions(setup: CompileSetup) -> int:
-    """Return the maximum number of instructions proposed during the search. Each takes one call."""
+    """Return the maximum number of instructions proposed during the search. Each takes one prompt-model call."""
     return len(setup.slots.alternatives) if setup.proposals else 0
 
 
 def cost_of_proposals(setup: CompileSetup) -> float | None:
-    """Return the approximate cost of all proposals in US dollars. Return None if the prompt model has no price."""
+    """Return the approximate cost of all proposals in US dollars, or None if the prompt model's price is unknown."""
     if not setup.proposals:
         return 0.0
     early = cost_of_prompt(setup, EXAMPLES_PER_PROPOSAL)
@@ -162,7 +165,10 @@ def cost_of_proposals(setup: CompileSetup) -> float | None:
 
 
 def cost_of_prompt(setup: CompileSetup, num_examples: int) -> float | None:
-    """Return the approximate cost of one proposal call in US dollars. Return None if the model has no price."""
+    """Return the approximate cost of one prompt-model call in US dollars, or None if the model's price is unknown.
+
+    The prompt is assumed to show `num_examples` examples.
+    """
     model = setup.prompt_model or dspy.settings.lm
     num_tokens = token_counter()
     examples = [
@@ -178,15 +184,16 @@ def cost_of_prompt(setup: CompileSetup, num_examples: int) -> float | None:
 class CallSize(NamedTuple):
     """The mean number of prompt tokens and the mean cost of a program call."""
 
-    tokens: float | None  # tokens in all prompts of the call; None if prompts cannot be built
-    # US dollars; None if a price or an answer's length is unknown, or the metric calls a model.
+    tokens: float | None  # number of tokens in all prompts of the call; None if prompts cannot be built
+    # The cost in US dollars. It is None if a price or the length of answers is unknown, or if the
+    # metric calls a language model.
     cost: float | None
-    new_tokens: float | None = None  # part of `tokens` that is not in a server's prefix cache
-    saved_by_cache: float = 0.0  # part of `cost` that is saved if only `new_tokens` are uncached
+    new_tokens: float | None = None  # number of prompt tokens that are not in a server's prefix cache
+    saved_by_cache: float = 0.0  # part of `cost` that is saved if all other prompt tokens are cached
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean if all values are known, else None."""
+    """Return the mean of the values, or None if any of them is None."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if len(known) == len(values) else None
 
@@ -206,10 +213,10 @@ def size_of_call(
     examples = setup.scored_examples[:SAMPLED_PROMPTS]
     num_tokens = token_counter()
     tokens: dict[str, Any] = defaultdict(Counter)
-    new_tokens: dict[str, float] = defaultdict(float)  # by model
+    new_tokens: dict[str, float] = defaultdict(float)  # number of uncached tokens, keyed by model
     calls_per_look = setup.plan.program_calls / max(1, setup.plan.num_looks)
     # `LookSizes` limits the uncached tokens of demos, unless the search learns from
-    # log-probabilities.
+    # log-probabilities. A program without a label output has no such log-probabilities.
     limits_looks = isinstance(setup.slots, PoolSlots) and isinstance(label_output(setup.program), str)
     try:
         if rival is not None:
@@ -271,9 +278,10 @@ def _prompt_of(predictor: dspy.Predict, example: dspy.Example) -> Messages:
 
 
 def extra_instruction_tokens(setup: CompileSetup) -> dict[str, list[int]]:
-    """Return, by predictor, how many more tokens each instruction has than the predictor's own instruction.
+    """Return how many more tokens each instruction has than the predictor's own instruction.
 
-    Instructions that have not been proposed yet are ignored.
+    The result maps each predictor to a list of these numbers. Instructions that have not been
+    proposed yet are ignored.
     """
     num_tokens = token_counter()
     extra_tokens = {}
@@ -285,7 +293,10 @@ def extra_instruction_tokens(setup: CompileSetup) -> dict[str, list[int]]:
 
 
 def inputs_of(predictor: dspy.Predict, example: dspy.Example) -> dict[str, Any]:
-    """Return a predictor's inputs for an example. If the example lacks an input, take it from the first demo."""
+    """Return a predictor's inputs for an example.
+
+    If the example has no value for an input, use the first demo's value or an empty string.
+    """
     sources: list[Any] = [example.inputs(), *predictor.demos[:1]]
     inputs = {}
     for name in predictor.signature.input_fields:
@@ -294,10 +305,14 @@ def inputs_of(predictor: dspy.Predict, example: dspy.Example) -> dict[str, Any]:
 
 
 def make_budget(setup: CompileSetup, log: RunLog | None = None) -> Budget:
-    """Return the budget for a compile run. `log` holds the calls of earlier runs.
+    """Return the budget for a compile run.
+
+    Args:
+        setup: The setup of the run.
+        log: The log with the calls of earlier runs. None means that there are no earlier calls.
 
     Raises:
-        ValueError: If `max_cost` is set and a model has no price.
+        ValueError: If `max_cost` is set, but a model's price is unknown.
     """
     options = setup.options
     max_calls = sys.maxsize
@@ -314,7 +329,8 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None) -> Budget:
         unknown = {str(lm.model) for lm in models if price_of(str(lm.model)) is None}
         if unknown:
             raise UserError(
-                f"max_cost needs a price for {', '.join(sorted(unknown))}: pass max_metric_calls instead of max_cost"
+                f"max_cost cannot be applied, because the price of {', '.join(sorted(unknown))} is unknown: pass "
+                "max_metric_calls instead of max_cost"
             )
         expected_cost = size_of_call(setup).cost
         largest_cost = max(

@@ -16,24 +16,26 @@ _Arguments = ParamSpec("_Arguments")
 def estimate(
     function: Callable[_Arguments, Any], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
 ) -> Estimate:
-    """Estimate the cost of calling a function with these arguments, without any program calls.
+    """Estimate the cost of calling a function with these arguments. No program calls are made.
 
     For example, ``print(estimate(headroom, program, metric, trainset))`` shows what
     ``headroom(program, metric, trainset)`` would cost. Answers of programs without demos are
     assumed to be as short as the examples' labels.
 
     Args:
-        function: `headroom` or `choose_program`. Optimizers have a method `estimate` instead.
+        function: `headroom` or `choose_program`. For an optimizer, call the optimizer's own
+            method `estimate` instead.
         args, kwargs: The function's arguments.
 
     Raises:
-        TypeError, ValueError: If `function` is neither of these functions, or if one of its
-            arguments is invalid.
+        TypeError, ValueError: If `function` is not one of these two functions, or if one of
+            its arguments is invalid.
     """
     if function not in (headroom, choose_program):
         name = getattr(function, "__name__", type(function).__name__)
         raise UserTypeError(
-            f"function must be headroom or choose_program; got {name}: for an optimizer, call its method estimate"
+            f"the argument function must be headroom or choose_program; got {name}: pass one of these functions or, "
+            "to estimate the cost of an optimizer, call the optimizer's own method estimate"
         )
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()

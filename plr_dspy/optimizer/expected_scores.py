@@ -1,4 +1,4 @@
-"""Expected scores of all candidates, for the report's comparisons."""
+"""The expected scores of all candidates, which the report compares."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,9 @@ class ExpectedScore:
     """A candidate's expected score on new examples.
 
     Attributes:
-        revision: Revision of the candidate's answers; None if the answers are unchanged.
+        kind: The kind of prompt, such as "original" or "retrieved".
+        revision: The revision of the candidate's answers, such as calibration. None if the
+            answers are unchanged.
         entry: The candidate's entry in the report.
     """
 
@@ -35,7 +37,7 @@ class ExpectedScore:
 
 
 def fitted_model(run: CompileRun, outcome: Outcome) -> FittedModel | None:
-    """Return the model fitted to all scores, or None if there are no scores."""
+    """Return the score model fitted to all scores, or None if there are no scores."""
     scores = run.scores()
     if not scores:
         return None
@@ -48,8 +50,8 @@ def expected_scores(
 ) -> list[ExpectedScore]:
     """Return the expected scores of all scored candidates, best first.
 
-    Each score is the sum of the unchanged original's score and the expected gain. Its interval
-    covers the uncertainty of both.
+    Each candidate's score is the sum of the unchanged original's score and the candidate's
+    expected gain. The interval covers the uncertainty of both terms.
     """
     original = run.original
     decision = outcome.decision
@@ -95,7 +97,10 @@ def expected_scores(
 
 
 def _compared(outcome: Outcome, original: Candidate) -> dict[Candidate, ScoreRange]:
-    """Return the scores from the final comparison, so that the report shows each program with only one score."""
+    """Return the scores that the final comparison gave to the chosen candidate and the original.
+
+    If these scores replace the expected scores, the report shows only one score per program.
+    """
     comparison = outcome.decision.comparison
     if comparison is None:
         return {}
@@ -103,8 +108,8 @@ def _compared(outcome: Outcome, original: Candidate) -> dict[Candidate, ScoreRan
 
 
 def _kind_of(slots: PromptSlots, original: Candidate, candidate: Candidate) -> PromptKind:
-    """Return a candidate's kind for the report."""
-    if candidate in slots.rivals:  # In a race of programs, this includes the original.
+    """Return the kind of prompt that the report states for a candidate."""
+    if candidate in slots.rivals:  # In a race of programs, the original is one of the rivals.
         return "program"
     if candidate == original:
         return "original"
@@ -128,7 +133,7 @@ def _name(slots: PromptSlots, candidate: Candidate, kind: PromptKind, revision: 
 
 
 def program_scores(slots: PromptSlots, expected: Sequence[ExpectedScore]) -> list[Alternative]:
-    """Return the report's entries on the user's programs, best first."""
+    """Return the report's entries with the scores of the user's programs, best first."""
     return [score.entry for score in expected if score.candidate in slots.rivals]
 
 
@@ -165,7 +170,11 @@ def compare_instructions(
 
 
 def _scored(instruction: Instruction, best: Alternative | None) -> InstructionScore:
-    """Return the report's entry on an instruction. If `best` is not None, include its score."""
+    """Return the report's entry on an instruction.
+
+    The entry includes the score of `best`, the best arrangement with this instruction, if there
+    is such an arrangement.
+    """
     scores: dict[str, Any] = {}
     if best is not None:
         scores = {"score": best.score, "interval": best.interval, "num_examples": best.num_examples}

@@ -95,30 +95,31 @@ class PLFewShot(LearningOptimizer):
     least three times as likely to be better as to be worse.
 
     Args:
-        metric: As in `PLReorder`. When demos are bootstrapped, a metric with a third
+        metric: As in `PLReorder`. While demos are bootstrapped, a metric with a third
             parameter gets DSPy's ``trace``.
         demos: "fixed" shows the same demos for every input. "retrieved" shows the examples of
             the whole trainset that are most similar to each input, in the best of five
-            variations. The returned program then contains the trainset, and so does its file.
-            "auto" compares both. "retrieved" with ``max_metric_calls=0`` makes no calls.
+            variations. If they are chosen, the returned program and its file contain the
+            trainset. "auto" compares fixed and retrieved demos. "retrieved" makes no program
+            calls if ``max_metric_calls=0``.
         embedder: A ``dspy.Embedder`` to find similar inputs. None compares the words of the
             inputs (TF-IDF).
         max_demos, min_demos: Maximum and minimum number of demos per predictor. If fewer than
-            `min_demos` are available, a predictor may show all of them.
+            `min_demos` demos are available, a predictor may show all of them.
         min_per_class: Minimum number of demos for each class. If a class has fewer demos, all
             of them are shown, and the report names the class. Classes are the values of a
             predictor's only output that is a Literal, an enum or a bool. If no predictor has
-            such an output, any single output determines the classes. The minimum does not
-            apply to the student and `programs`. None sets no minimum.
-        candidates: Source of the demos. "labeled" uses examples of the trainset, and
-            "bootstrapped" uses a teacher's correct answers to examples of the trainset. "both"
-            uses both, but calls no teacher if all outputs are labels that the examples
-            contain. A list of demos replaces the trainset as the source. The student's own
-            demos are always included.
-        max_demo_tokens: Maximum total number of tokens in all demos, by GPT-4o's tokenizer.
-            Only the unchanged student may exceed this maximum.
-        max_bootstrapped: Maximum number of examples to bootstrap demos from. The teacher runs
-            on at most twice as many examples.
+            such an output, the classes are the values of each predictor's single output. The
+            minimum does not apply to the student and `programs`. None sets no minimum.
+        candidates: Source of the demos. "labeled" uses examples from the trainset, and
+            "bootstrapped" uses a teacher's correct answers to examples from the trainset.
+            "both" uses both sources, but calls no teacher if all outputs are labels that the
+            examples contain. A list of demos replaces the trainset as the source. The
+            student's own demos are always included.
+        max_demo_tokens: Maximum total number of tokens in all demos, counted with GPT-4o's
+            tokenizer. Only the unchanged student may exceed this maximum.
+        max_bootstrapped: Maximum number of examples whose answers become demos. The teacher
+            runs on at most twice this number of examples.
         metric_threshold: Minimum score for an answer to become a demo; None accepts any score
             above 0.
         instructions: Instructions to choose from, besides the student's own: a list of
@@ -128,8 +129,8 @@ class PLFewShot(LearningOptimizer):
             instruction for each predictor, from failures and the metric's feedback, with GEPA's
             `InstructionProposer`. Instructions of `programs` are always included. Retrieved
             demos are only combined with the student's own instruction.
-        prompt_model: ``dspy.LM`` that proposes instructions; None uses ``dspy.settings.lm``,
-            or else the student's model.
+        prompt_model: ``dspy.LM`` that proposes instructions. None uses ``dspy.settings.lm``
+            or, if no model is configured there, the student's model.
         num_instructions: Number of instructions to propose for each predictor before the
             search.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000).
@@ -139,8 +140,8 @@ class PLFewShot(LearningOptimizer):
 
     Attributes:
         report: As in `PLReorder`. Demo indices refer to the pools in ``report.slots``, which
-            also has the demos' origins. ``report.front`` has the scores, tokens and costs of
-            the best candidates. ``report.instructions`` has the instructions and their
+            also lists each demo's origin. ``report.front`` lists the scores, tokens and costs
+            of the best candidates. ``report.instructions`` lists the instructions and their
             expected scores.
         best_program: As in `PLReorder`.
 
@@ -169,10 +170,15 @@ class PLFewShot(LearningOptimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._front: Front | None = None
-        self._vectors: dict[Any, dict[str, Array]] = {}  # embeddings of texts, by embedder
+        self._vectors: dict[Any, dict[str, Array]] = {}  # embeddings of texts, keyed by embedder
 
     def check_together(self) -> None:
-        """Raise a ValueError if arguments conflict, or a TypeError if the update rule cannot choose demos."""
+        """Raise an error if arguments conflict.
+
+        Raises:
+            ValueError: If two arguments cannot be combined.
+            TypeError: If the update rule can only order demos, not choose them.
+        """
         super().check_together()
         if self.min_demos > self.max_demos:
             raise UserError(
@@ -201,7 +207,7 @@ class PLFewShot(LearningOptimizer):
             )
 
     def _check_without_calls(self) -> None:
-        """Raise a ValueError if an argument needs program calls."""
+        """Raise a ValueError if an argument needs program calls, which `max_metric_calls=0` rules out."""
         needing_calls = {
             "demos": (self.demos != "retrieved", "pass demos='retrieved'"),
             "instructions": (self.instructions is not None, "omit instructions"),
@@ -211,7 +217,7 @@ class PLFewShot(LearningOptimizer):
         for name, (needs_calls, fix) in needing_calls.items():
             if needs_calls:
                 raise UserError(
-                    f"{name}={getattr(self, name)!r} needs program calls, but max_metric_calls=0 allows none: {fix}, "
+                    f"{name}={getattr(self, name)!r} needs program calls, but max_metric_calls is 0: {fix}, "
                     "or increase max_metric_calls"
                 )
 
@@ -222,33 +228,34 @@ class PLFewShot(LearningOptimizer):
 
     def _min_examples(self, opened: OpenCompile) -> Callable[[Sequence[Candidate]], Mapping[Candidate, int]]:
         plan = opened.setup.plan
-        # With log-probabilities, it is better to score more arrangements on fewer examples
-        # each. If `most_searched` is set, every arrangement is scored on all examples.
+        # If the search learns from log-probabilities, it is better to score more arrangements,
+        # each on fewer examples. If `most_searched` is set, every arrangement is scored on all
+        # examples. So no minimum is useful in either case.
         if opened.responses is not None or plan.most_searched is not None:
             return no_minimum
         payer = opened.scorer.payer
         assert isinstance(payer, ProgramEvaluator)
         try:
             return LookSizes(opened.setup, lambda candidate: payer.slots.build(candidate))
-        except Exception:  # The adapter or litellm may fail to count tokens.
+        except Exception:  # If the adapter or litellm cannot count tokens, set no minimum.
             return no_minimum
 
     def program_with(self, num_demos: int | None = None, *, within: float | None = None) -> dspy.Module:
-        """Build another program from the results of the last call of `compile`.
+        """Build another program from the results of the last call to `compile`.
 
         Args:
             num_demos: Total number of demos in all predictors. The best arrangement with this
-                many demos is built.
+                number of demos is built.
             within: Maximum loss of score relative to the returned program, in the metric's
                 units. A program in ``report.front`` qualifies if its expected loss on new
-                examples is within this maximum, and a larger loss is improbable. "Improbable"
+                examples is within this maximum and a larger loss is improbable. "Improbable"
                 means a probability of at most .25, or of at most ``1 - min_probability`` if
                 `min_probability` is set. The cheapest program that qualifies is built. It never
                 costs more than the returned program.
 
         Raises:
-            ValueError: If not exactly one argument is passed, `within` is negative, or no
-                arrangement with this many demos was scored.
+            ValueError: If not exactly one argument is passed, if `within` is negative, or if no
+                arrangement with `num_demos` demos was scored.
         """
         if (num_demos is None) == (within is None):
             raise UserError(
@@ -256,7 +263,8 @@ class PLFewShot(LearningOptimizer):
             )
         if self.report is None or self._front is None:
             raise UserError(
-                "program_with needs scored arrangements: call compile first, with max_metric_calls above 0"
+                "program_with needs scored arrangements, but there are none: call compile first, with "
+                "max_metric_calls above 0"
             )
         if within is not None:
             if type(within) not in (int, float) or not 0 <= within < math.inf:
@@ -275,7 +283,11 @@ class PLFewShot(LearningOptimizer):
     def _choices(
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
     ) -> DemoChoices:
-        """Return the demos to choose from, assuming that all planned attempts to bootstrap demos succeed."""
+        """Return the demos to choose from.
+
+        All planned attempts to bootstrap demos are assumed to succeed. Their results replace
+        the planned demos later.
+        """
         user_demos = self._user_demos
         classes: Mapping[str, DemoClasses] = {}
         if self.min_per_class is not None:
@@ -283,30 +295,15 @@ class PLFewShot(LearningOptimizer):
                 program, user_demos or trainset, minimum=self.min_per_class, max_demos=self.max_demos
             )
         examples = {} if user_demos else demo_examples(trainset, valset, rng, classes.values())
-        if any(rival.name == OWN for rival in self._rivals):  # Origins of demos use this name.
-            raise UserError(
-                f"programs must not contain the name {OWN!r}, which is reserved for the student: rename the program"
-            )
-        demos = [*user_demos, *examples.values()]
-        for predictor in program.predictors():
-            demos += predictor.demos
-        for rival in self._rivals:
-            demos += rival.demos
-        if not demos:
-            used_inputs = {source_of(example.inputs()) for example in valset}
-            new_inputs = {source_of(example.inputs()) for example in trainset} - used_inputs
-            raise UserError(
-                "trainset must have enough distinct inputs that are not in valset, because some become demos; got "
-                f"{count(len(new_inputs), 'such input')} in {count(len(trainset), 'example')}: add examples with new "
-                "inputs, at least 20 in all and ideally 100"
-            )
+        self._check_programs()
+        self._check_demos(program, [*user_demos, *examples.values()], trainset, valset)
         attempts: list[Attempt] = []
         if self.max_metric_calls != 0 and self.candidates in ("both", "bootstrapped"):
             with_labelled = self.candidates == "both"
             attempts = plan_attempts(program, examples, self.max_bootstrapped, with_labelled=with_labelled)
         retrievable: Mapping[int, dspy.Example] = {}
         if self.demos != "fixed" and not user_demos:
-            # Prompts must not depend on the trainset's order.
+            # Prompts must not depend on the trainset's order, so sort the examples by content.
             retrievable = {index: trainset[index] for index in by_content(trainset)}
         instructions = self._instructions(program)
         slots = self._slots(program, examples, retrievable, attempts, instructions.by_predictor, classes)
@@ -324,12 +321,6 @@ class PLFewShot(LearningOptimizer):
             # These examples must not be used for scoring, because they may become demos, or the
             # prompt model sees them.
             others += examples.values()
-        if isinstance(teacher, (list, tuple)):
-            teacher = teacher[0] if teacher else None
-        if teacher is not None and not isinstance(teacher, dspy.Module):
-            raise UserTypeError(
-                f"teacher must be a dspy.Module; got {type(teacher).__name__}: pass a program, or omit teacher"
-            )
         return DemoChoices(
             program=program,
             slots=slots,
@@ -338,7 +329,7 @@ class PLFewShot(LearningOptimizer):
             demo_examples=examples,
             retrievable=retrievable,
             demo_classes=classes,
-            teacher=teacher,
+            teacher=_checked_teacher(teacher),
             dropped_instructions=instructions.dropped,
             prompt_model=self._prompt_model(program),
             proposals=planned_proposals(program, self.num_instructions)
@@ -347,8 +338,30 @@ class PLFewShot(LearningOptimizer):
             attempts=attempts,
         )
 
+    def _check_programs(self) -> None:
+        """Raise an error if one of the user's programs has the name that reports use for the student."""
+        if any(rival.name == OWN for rival in self._rivals):
+            raise UserError(
+                f"programs must not contain the name {OWN!r}, which is reserved for the student: rename this program"
+            )
+
+    def _check_demos(
+        self, program: dspy.Module, demos: Sequence[Any], trainset: Examples, valset: Examples
+    ) -> None:
+        """Raise an error if neither `demos` nor the student and the user's programs have any demo."""
+        has_demos = bool(demos) or any(predictor.demos for predictor in program.predictors())
+        if has_demos or any(rival.demos for rival in self._rivals):
+            return
+        used_inputs = {source_of(example.inputs()) for example in valset}
+        new_inputs = {source_of(example.inputs()) for example in trainset} - used_inputs
+        raise UserError(
+            "trainset must have enough distinct inputs that are not in valset, because some become demos; got "
+            f"{count(len(new_inputs), 'such input')} in {count(len(trainset), 'example')}: add examples with new "
+            "inputs, at least 20 in all and ideally 100"
+        )
+
     def _instructions(self, program: dspy.Module) -> InstructionChoices:
-        """Return the instructions to choose from: from the student, `self.instructions` and the user's programs."""
+        """Return the instructions of the student and the user's programs, and those in `self.instructions`."""
         if self.instructions is not None and self.demos == "retrieved":
             logger.warning(
                 "retrieved demos are only shown with the student's own instruction, so other instructions are tried "
@@ -371,7 +384,7 @@ class PLFewShot(LearningOptimizer):
 
     @property
     def _user_demos(self) -> Sequence[Any]:
-        """The demos that the user passed as `candidates`; empty if `candidates` names a source."""
+        """The demos that the user passed as `candidates`. Empty if `candidates` is the name of a source."""
         return [] if isinstance(self.candidates, str) else self.candidates
 
     def _slots(
@@ -383,7 +396,10 @@ class PLFewShot(LearningOptimizer):
         instructions: Mapping[str, Sequence[Instruction]],
         classes: Mapping[str, DemoClasses],
     ) -> PoolSlots:
-        """Build the slots. Their pools include the demos from these attempts."""
+        """Build the search space: slots for demos, and the alternative instructions.
+
+        The pools of the slots include the demos from `attempts`.
+        """
         labelled = {} if self.candidates == "bootstrapped" else {**examples, **retrievable}
         # Build one pool of fixed and retrieved demos, so that each demo is rendered once.
         pools = pools_of(
@@ -429,7 +445,7 @@ class PLFewShot(LearningOptimizer):
         return RetrievalSlots(program, fixed, nearest=nearest, found=retrieval_pools, **limits)
 
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
-        """Bootstrap demos and propose instructions, then plan a search that includes them."""
+        """Bootstrap demos and propose instructions. Return the setup of a search that includes them."""
         if self._needing_logprobs:
             # Raise before any call if the program or the metric rules out log-probabilities.
             self.work(setup)
@@ -458,7 +474,10 @@ class PLFewShot(LearningOptimizer):
         instructions: Mapping[str, Sequence[Instruction]],
         evaluator: ProgramEvaluator,
     ) -> CompileSetup:
-        """Return the setup with a new plan, and a search space with these instructions and the bootstrapped demos."""
+        """Return the setup with a new search space and a new plan.
+
+        The search space contains these instructions and the bootstrapped demos.
+        """
         slots = self._slots(
             setup.program,
             setup.demo_examples,
@@ -481,7 +500,7 @@ class PLFewShot(LearningOptimizer):
         return None
 
     def _widened(self, opened: OpenCompile, failures: Mapping[int, Ordering]) -> Search | None:
-        """Add instructions proposed from failures. Return a new search, or None if no instruction is new."""
+        """Return a search that includes instructions proposed from failures, or None if no instruction is new."""
         known = opened.setup.slots
         opened.setup = with_revisions(opened, failures)
         slots = opened.setup.slots
@@ -499,14 +518,17 @@ class PLFewShot(LearningOptimizer):
         outcome: Outcome,
         build_program: Callable[..., dspy.Module],
     ) -> FinishedProgram:
-        """Build the result, and keep the best candidates for `program_with`."""
+        """Return the program that `compile` returns, with entries for the report.
+
+        The best candidates are kept for `program_with`.
+        """
         slots = setup.slots
         assert isinstance(slots, PoolSlots)
         chosen = outcome.decision.ordering
         fitted = fitted_model(run, outcome)
         expected = expected_scores(slots, run, outcome, fitted)
         self._front = None
-        # After an error, some scores may come from failed calls.
+        # After an error, some scores may come from failed calls, so build no front.
         if fitted is not None and outcome.stop.reason is not StopReason.ERROR:
             self._front = Front(
                 slots,
@@ -543,3 +565,14 @@ class PLFewShot(LearningOptimizer):
             retrieval=retrieval,
             scarce_classes=scarce_classes,
         )
+
+
+def _checked_teacher(teacher: Teacher) -> dspy.Module | None:
+    """Return the teacher, or the first of a list of teachers; None stands for the student."""
+    if isinstance(teacher, (list, tuple)):
+        teacher = teacher[0] if teacher else None
+    if teacher is not None and not isinstance(teacher, dspy.Module):
+        raise UserTypeError(
+            f"teacher must be a dspy.Module; got {type(teacher).__name__}: pass a program, or omit teacher"
+        )
+    return teacher

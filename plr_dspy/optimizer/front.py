@@ -28,18 +28,18 @@ PREDICTIONS = 1_000  # number of predictions that a reported cost covers
 
 @dataclass(frozen=True)
 class Prompt:
-    """A candidate, with the number of tokens and the cost of its prompts."""
+    """A candidate's prompts: their expected score, number of tokens and cost."""
 
     expected: ExpectedScore
-    tokens: int  # tokens of instructions and demos, but not of inputs
-    cost: float | None  # dollars for 1,000 predictions; None if unknown
+    tokens: int  # number of tokens in instructions and demos, without the inputs
+    cost: float | None  # cost of 1,000 predictions in US dollars; None if unknown
 
 
 class PromptPrices:
     """The token counts of programs' prompts, and the costs of predictions at litellm's list prices.
 
-    A server's prefix cache is assumed to hold instructions and fixed demos, but neither
-    retrieved demos nor inputs.
+    A server's prefix cache is assumed to hold the instructions and fixed demos, but not the
+    retrieved demos and the inputs.
 
     Args:
         examples: Scored examples. New inputs are assumed to be as long as the inputs of these
@@ -51,7 +51,7 @@ class PromptPrices:
     def __init__(self, examples: Examples, logged: Sequence[Tokens]) -> None:
         self._examples = examples[:SAMPLED_PROMPTS]
         self._count = token_counter()
-        self._inputs: dict[tuple[str, ...], float] = {}  # mean number of input tokens, by input fields
+        self._inputs: dict[tuple[str, ...], float] = {}  # mean number of tokens, keyed by input fields
         answers: dict[str, list[int]] = defaultdict(list)
         for call in logged:
             for model, counts in call.items():
@@ -60,9 +60,9 @@ class PromptPrices:
         self._answers = {model: fmean(numbers) for model, numbers in answers.items()}
 
     def priced(self, score: ExpectedScore, program: dspy.Module) -> Prompt:
-        """Count and price the tokens of a candidate's prompts.
+        """Return a candidate's number of prompt tokens, and the cost of predictions with these prompts.
 
-        If the prompts cannot be built, count only the tokens of the demos.
+        If the prompts cannot be built, count only the tokens of the demos, and return no cost.
         """
         usage: dict[str, Any] = defaultdict(Counter)
         num_tokens = 0
@@ -105,14 +105,14 @@ class Front:
         expected: The expected scores of all candidates, best first.
         returned: The returned candidate.
         prices: The prices from which costs are computed.
-        fitted: The fitted score model.
+        fitted: The score model, fitted to all scores.
         min_probability: As in `PLFewShot`.
-        build_program: A function that builds a candidate's program, given the revision of its
-            answers.
+        build_program: A function that builds a candidate's program, given the candidate and the
+            revision of its answers.
 
     Attributes:
-        prompts: The candidates, cheapest first. If a price is unknown, the candidate with the
-            fewest tokens is first.
+        prompts: The candidates, cheapest first. If any price is unknown, they are sorted by
+            number of tokens instead, fewest first.
         reference: The returned candidate, or the best candidate if the returned candidate was
             not scored.
     """
@@ -149,14 +149,14 @@ class Front:
         )
 
     def build(self, prompt: Prompt) -> dspy.Module:
-        """Build a candidate's program."""
+        """Build the program of a candidate on the front, as it was scored."""
         return self._build_program(prompt.expected.candidate, prompt.expected.revision)
 
     def as_good(self, within: float) -> list[Prompt]:
         """Return the candidates that score at most `within` less than the reference, cheapest first.
 
-        The probability of a larger loss must also be low. So a candidate with a high estimate
-        from few calls is not included.
+        The probability of a larger loss must also be low. This rule excludes a candidate whose
+        score seems high but was estimated from only a few calls.
         """
         max_worse = 1.0 / (1.0 + MIN_ODDS) if self._min_probability is None else 1.0 - self._min_probability
         reference = self.reference

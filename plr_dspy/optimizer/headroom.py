@@ -37,10 +37,10 @@ from plr_dspy.statistics.levers import Gain, PairedExperiment
 
 NUM_SETS = 4  # number of random sets of demos, unless the budget covers more
 NUM_ORDERS = 3  # number of random orders of one set, unless the budget covers more
-MIN_EXAMPLES = 10  # minimum number of examples; with fewer, differences are mostly due to chance
+MIN_EXAMPLES = 10  # minimum number of examples; if there are fewer, most differences are due to chance
 MIN_SAMPLE = 3  # minimum number of sets or orders to estimate the spread of their scores
-NUM_SEARCHED = 20  # A search is assumed to find the best of this many random sets or orders.
-MAX_DRAWS = 50  # maximum number of draws to find a set or an order with a new prompt
+NUM_SEARCHED = 20  # number of random sets or orders among which a search is assumed to find the best
+MAX_DRAWS = 50  # maximum number of draws per requested set or order, because prompts must be distinct
 WORTHWHILE = 0.02  # smallest gain that justifies a change
 MOST_LEVERS = 7  # maximum number of levers, not counting instructions
 NOTHING_TO_GAIN = "No gain beyond noise"  # start of the advice to keep the program
@@ -66,21 +66,21 @@ HOW = {  # how to apply each lever, simplest first
 }
 HOW_WITHOUT_SETS = "use this instruction, and keep the demos"
 
-Groups: TypeAlias = dict[str, list[Candidate]]  # the programs to score, by lever
+Groups: TypeAlias = dict[str, list[Candidate]]  # the programs to score for each lever
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change to a program, and the scored programs with this change.
+    """A change to the user's program, and the scored programs with this change.
 
     Attributes:
         name: Name of the lever.
-        rows: Rows of these programs in the table of scores.
-        how: How to apply the change.
+        rows: Rows of the scored programs in the table of scores.
+        how: How to apply the change, in words.
         base: Name of the lever that the change is made on top of; empty if the change is made
             to the program itself.
-        num_searched: Number of programs among which a search finds the best; 1 if the change
-            needs no search.
+        num_searched: Number of programs among which a search is assumed to find the best. It
+            is 1 if the change needs no search.
     """
 
     name: str
@@ -97,11 +97,11 @@ class Lever:
     Attributes:
         name: Name of the lever.
         score: Expected score with this change.
-        gain, interval: Expected gain over the program on new examples, and its 95% interval.
-            The gain is shrunk towards 0, because the largest of several observed gains is too
-            large.
+        gain, interval: Expected gain over the user's program on new examples, and its 95%
+            interval. The gain is shrunk towards 0, because the largest of several observed
+            gains overestimates the true gain.
         num_calls: Number of program calls from which the gain was estimated.
-        note: How to apply the lever.
+        note: How to apply the lever, in words.
     """
 
     name: str
@@ -114,17 +114,17 @@ class Lever:
 
 @dataclass(frozen=True)
 class Headroom:
-    """How much each change to a program can gain. It prints as a table and a sentence of advice.
+    """How much each change to a program can gain. As a string, it is a table with a sentence of advice.
 
     Attributes:
         score: The program's mean score.
         levers: The possible changes, simplest first.
-        noise_shares: For "other orders" and "other sets", the share of the variance between
-            scores that is noise.
+        noise_shares: A dict that maps "other orders" and "other sets" to shares of noise: how
+            much of the variance between the scores of different orders or sets is noise.
         num_examples, program_calls: Number of examples that each change was scored on, and
             total number of program calls.
-        advice: A sentence that names the simplest change that gains as much as the best
-            change, or advises keeping the program.
+        advice: A sentence that names the simplest change that gains as much as any other, or
+            advises keeping the program.
     """
 
     score: float
@@ -163,8 +163,8 @@ class LeverSample(PLFewShot):
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         if self.instructions and len(program.predictors()) != 1:
             raise UserError(
-                "program must have exactly one predictor if instructions are given; got "
-                f"{len(program.predictors())}: omit the argument instructions"
+                "program must have exactly one predictor if the argument instructions is passed; got "
+                f"{len(program.predictors())} predictors: omit the argument instructions"
             )
 
     def work(self, setup: CompileSetup) -> MetricWork:
@@ -172,15 +172,18 @@ class LeverSample(PLFewShot):
         return work if isinstance(work, LabelWork) else DemoOptimizer.work(self, setup)
 
     def _with_plan(self, setup: CompileSetup, signal: str = "score") -> CompileSetup:
-        return setup  # `measure` makes the plan, together with the programs to score.
+        return setup  # `_designed` makes the plan later, because it depends on the programs to score.
 
     def _designed(self, setup: CompileSetup) -> tuple[CompileSetup, Groups]:
-        """Return the setup with a plan, and the programs that the budget covers."""
+        """Return the setup with a plan, and the programs to score for each lever.
+
+        The number of programs is chosen to use the whole budget.
+        """
         num_usable = len(setup.scored_examples)
         if num_usable < MIN_EXAMPLES:
             raise UserError(
                 f"trainset must contain at least {MIN_EXAMPLES} examples that are not used as demos; got "
-                f"{num_usable} such examples in {len(setup.examples)}: pass at least 20 examples, ideally 100"
+                f"{num_usable} such examples among {len(setup.examples)}: pass at least 20 examples, ideally 100"
             )
         groups = self._groups(setup, NUM_SETS, NUM_ORDERS)
         num_candidates = len(_candidates(groups))
@@ -200,19 +203,23 @@ class LeverSample(PLFewShot):
         return setup.with_plan(plan), groups
 
     def _groups(self, setup: CompileSetup, num_sets: int, num_orders: int) -> Groups:
-        """Draw the programs to score, by lever."""
+        """Return the programs to score for each lever, with randomly drawn sets and orders of demos.
+
+        Levers that cannot be tried are omitted.
+        """
         slots = setup.slots
         assert isinstance(slots, PoolSlots)
         own = slots.original
         assert not isinstance(own, WholeProgram)
-        # If the arrangement has a block after the blocks of demos, this block is the instruction.
+        # An arrangement has one block of demos per slot. If there is another block, it is the
+        # instruction.
         num_blocks = len(slots.slots)
         own_instruction = own[num_blocks:]
         empty: Ordering = (*(() for _ in slots.slots), *own_instruction)
         pools = []
         for slot in slots.slots:
             pools.append([item for item, pooled in enumerate(slot.pool) if pooled.origin != OWN])
-        # Larger sets from a small pool would hardly differ from each other.
+        # Sets of most demos in a pool would hardly differ, so draw at most half of the pool.
         sizes = [min(self.max_demos, math.ceil(len(pool) / 2)) for pool in pools]
         sets = _draw_distinct(slots, pools, sizes, num_sets, besides=own, seed=setup.seed)
         if len(sets) < MIN_SAMPLE:
@@ -242,12 +249,12 @@ class LeverSample(PLFewShot):
     def estimate_measure(
         self, program: dspy.Module, trainset: Rows, inputs: Sequence[str] | None
     ) -> Estimate:
-        """Estimate the cost of `measure`."""
+        """Return the estimated cost of calling `measure` with these arguments."""
         setup, groups = self._designed(self._prepare(program, trainset, [], inputs=inputs))
         return estimate_cost(setup, _candidates(groups))
 
     def measure(self, program: dspy.Module, trainset: Rows, inputs: Sequence[str] | None) -> Headroom:
-        """Score the programs and estimate each lever's gain."""
+        """Score the program and its changed versions, and return each lever's estimated gain."""
         setup, groups = self._designed(self._prepare(program, trainset, [], inputs=inputs))
         candidates = _candidates(groups)
         rows = {name: [candidates.index(candidate) for candidate in group] for name, group in groups.items()}
@@ -295,10 +302,11 @@ def _draw_distinct(
     besides: Ordering,
     seed: int,
 ) -> list[Ordering]:
-    """Draw orderings of the items in each block. Their prompts are distinct, and differ from that of `besides`.
+    """Draw random orderings of the items in each block, with distinct prompts.
 
-    The first orderings do not depend on `num_orderings`. Further blocks, such as the
-    instruction, are copied from `besides`.
+    No ordering has the same prompt as `besides`. Blocks after `blocks`, such as the instruction,
+    are copied from `besides`. A larger `num_orderings` adds orderings, and does not change the
+    first ones.
     """
     rng = np.random.default_rng([seed, 2])
     drawn = {slots.fingerprint(besides): besides}
@@ -312,7 +320,7 @@ def _draw_distinct(
 
 
 def _num_orders(groups: Groups) -> int:
-    """Return the number of possible orders of the demos that `ORDERS` reorders."""
+    """Return the number of possible orders of the demos that the lever "other orders" reorders."""
     ordering = groups.get(ORDERS, [()])[0]
     assert not isinstance(ordering, WholeProgram)
     # A block with an instruction has a single item, so its factor is 1.
@@ -320,10 +328,11 @@ def _num_orders(groups: Groups) -> int:
 
 
 def _score_table(opened: OpenCompile, candidates: Sequence[Candidate]) -> tuple[list[int], Array]:
-    """Score candidates. Return the examples, and the scores by candidate and example, ``[c, e]``.
+    """Score candidates. Return the examples and a table of scores.
 
-    A failed call gets the mean score of the other candidates on its example. A metric over a
-    set is linearized at each candidate's own answers.
+    The table has a row for each candidate and a column for each example. A failed call gets the
+    mean score of the other candidates on the same example. A metric over a set is linearized at
+    each candidate's own answers.
     """
     scorer = opened.scorer
     metric = scorer.influence
@@ -332,7 +341,7 @@ def _score_table(opened: OpenCompile, candidates: Sequence[Candidate]) -> tuple[
     if metric is not None:
         indices = metric.alternate_labels(num_usable)
     sample = indices[: opened.setup.plan.num_train_examples]
-    # Stop early if hardly any of the first answers can be parsed.
+    # Score a few examples first, and stop if hardly any of these answers can be parsed.
     scorer.table(candidates, sample[: math.ceil(ENOUGH_ANSWERS / len(candidates))])
     FutilityCheck(
         scorer, num_usable, lambda: opened.work.sample, compares=False, advice=adapter_advice()
@@ -349,7 +358,7 @@ def _score_table(opened: OpenCompile, candidates: Sequence[Candidate]) -> tuple[
 
 
 def _linearized(metric: ConfusionScores, answers: Answers, examples: Sequence[int], failed: Array) -> Array:
-    """Return scores for a candidate's answers, ``[e]``. Their mean is the value of the metric over a set.
+    """Return a score for each example, whose mean is the metric over a set at these answers.
 
     The score of a failed call is NaN.
     """
@@ -367,7 +376,10 @@ def _with_calibrated(
     examples: Sequence[int],
     scores: Array,
 ) -> tuple[Array, dict[str, list[int]]]:
-    """Append the scores of calibrated answers. Return all scores, and the new rows by lever."""
+    """Append rows with the scores of calibrated answers to the table of scores.
+
+    Return the new table, and a dict that maps each calibrated lever to the indices of its rows.
+    """
     tables = [scores]
     num_rows = len(scores)
     calibrated_rows = {}
@@ -383,10 +395,10 @@ def _with_calibrated(
 
 
 def _calibrated(opened: OpenCompile, candidate: Candidate, examples: Sequence[int], scores: Array) -> Array:
-    """Return the scores of a program's answers after batch calibration, ``[e]``.
+    """Return the score of a program's calibrated answer to each example.
 
     Return an empty array if most calls have no log-probabilities. A failed call keeps its
-    score in `scores`, which is the mean score of the other programs on its example.
+    score in `scores`, which is the mean score of the other programs on the same example.
     """
     work = opened.work
     records = opened.scorer.records_of(candidate)
@@ -401,7 +413,8 @@ def _calibrated(opened: OpenCompile, candidate: Candidate, examples: Sequence[in
     for row, reading in enumerate(readings):
         unseen[row, list(reading.unseen_labels)] = True
     shares = likely_shares(right_counts(work.scores))[0]
-    # Calibrate each answer with the other inputs' log-probabilities, to avoid a bias.
+    # Calibrate each answer with only the other inputs' log-probabilities, because an answer's
+    # own log-probabilities would bias the result.
     labels = cross_validated(logs, shares, unseen=unseen).tolist()
     numbers = [examples[place] for place in places_with_logprobs]
     if work.influence is not None:
@@ -414,11 +427,12 @@ def _calibrated(opened: OpenCompile, candidate: Candidate, examples: Sequence[in
 
 
 def changes_of(rows: Mapping[str, list[int]], num_orders: int) -> list[Change]:
-    """Return the changes, simplest first.
+    """Return the changes that were scored, simplest first.
 
     Args:
-        rows: Rows in the table of scores, by lever and for `PROGRAM`.
-        num_orders: Number of possible orders of the demos that `ORDERS` reorders.
+        rows: A dict that maps each lever, and `PROGRAM`, to its rows in the table of scores.
+        num_orders: Number of possible orders of the demos that the lever "other orders"
+            reorders.
     """
     base = RANDOM if RANDOM in rows else ""
     changes = []
@@ -427,8 +441,8 @@ def changes_of(rows: Mapping[str, list[int]], num_orders: int) -> list[Change]:
             if lever == INSTRUCTION and name.startswith(INSTRUCTION):
                 changes.append(Change(name, numbers, how if base else HOW_WITHOUT_SETS, base))
             elif lever == ORDERS and name == ORDERS:
-                # The program's own demos are reordered or, if there are none, the first random
-                # set.
+                # If the program has demos, these demos are reordered. Otherwise, the first random
+                # set is reordered, so the change is made on top of the random demos.
                 base_of_orders = "" if NO_DEMOS in rows else base
                 changes.append(Change(name, numbers, how, base_of_orders, min(num_orders, NUM_SEARCHED)))
             elif name == lever:
@@ -439,7 +453,10 @@ def changes_of(rows: Mapping[str, list[int]], num_orders: int) -> list[Change]:
 
 
 def lever_gains(experiment: PairedExperiment, changes: Sequence[Change]) -> dict[str, Gain]:
-    """Return each change's gain over the program, by name. A base must come before the changes on top of it."""
+    """Return a dict that maps each change's name to the change's gain over the user's program.
+
+    In `changes`, a base must come before the changes that are made on top of it.
+    """
     first_rows = {change.name: change.rows[0] for change in changes}
     gains: dict[str, Gain] = {}
     for change in changes:
@@ -456,9 +473,14 @@ def lever_gains(experiment: PairedExperiment, changes: Sequence[Change]) -> dict
 
 
 def best_advice(changes: Sequence[Change], gains: Mapping[str, Gain]) -> str:
-    """Return a sentence of advice. `changes` must start with the simplest, and `gains` is keyed by name."""
+    """Return a sentence that advises a change, or advises keeping the program.
+
+    Args:
+        changes: The changes that were scored, simplest first.
+        gains: A dict that maps each change's name to the change's gain.
+    """
     if not changes:
-        return "No lever could be tried, because there are too few different demos: pass more examples."
+        return "No lever could be tried, because there are too few distinct demos: pass more examples."
     # The more levers are tried, the likelier it is that one looks good by chance, so require
     # stronger evidence.
     doubt = TAIL * min(1.0, MOST_LEVERS / len(changes))
@@ -512,11 +534,11 @@ def headroom(
 
     Args:
         program: Program to improve. The program itself is not modified.
-        trainset: At least 20 labelled examples, ideally 100.
+        trainset: At least 20 labeled examples, ideally 100.
         max_metric_calls: Maximum number of program calls.
         max_demos: Maximum number of demos per predictor.
-        instructions: Other instructions to try for a program with one predictor, each with
-            random demos.
+        instructions: Other instructions to try, each with random demos. The program must have
+            exactly one predictor.
         inputs: As in `PLReorder.compile`.
         metric, num_threads, max_errors, seed, log_dir, accept_changes, display_progress: As
             in `PLReorder`.
@@ -524,7 +546,7 @@ def headroom(
     Raises:
         TypeError, ValueError: If an argument is invalid, before any program call.
         RuntimeError: If hardly any of the first answers can be parsed.
-        Exception: If the program or the metric raises an exception, as in `PLReorder.compile`.
+        Exception: If too many program calls fail, as in `PLReorder.compile`.
     """
     options = {
         name: value for name, value in locals().items() if name not in ("program", "trainset", "inputs")

@@ -24,9 +24,10 @@ from plr_dspy.search.search import CrossEntropySearch, Search, ThompsonSearch
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.calibration import shares_to_try
 
-# Usual and maximum number of calls that test whether replies have log-probabilities. A single
-# reply may have no label, or the program may answer without an LM call. Further calls are made
-# only if log-probabilities are required, replies cannot be parsed, or no LM was called.
+# Usual and maximum number of calls that test whether replies have log-probabilities. One call is
+# not enough, because a reply may have no label, or the program may answer without an LM call. More
+# than the usual number of calls are made only if log-probabilities are required, replies cannot
+# be parsed, or no LM was called.
 FIRST_CALLS = 2
 MOST_CALLS = 8
 
@@ -50,29 +51,32 @@ class LearningOptimizer(DemoOptimizer):
 
     def check_together(self) -> None:
         if self.auto is None and self.max_metric_calls is None:
-            raise UserError("auto=None needs a number of program calls: pass max_metric_calls")
+            raise UserError(
+                "auto=None needs a number of program calls; got max_metric_calls=None: pass this number as "
+                "max_metric_calls"
+            )
         if self.calibrate is not False and self.signal == "score":
             raise UserError(
-                "calibrate needs log-probabilities, but signal='score' reads none: omit calibrate, or pass "
-                "signal='auto'"
+                "calibrate needs log-probabilities of labels, which signal='score' does not request: omit calibrate, "
+                "or pass signal='auto'"
             )
 
     def _check_takes_programs(self) -> None:
         super()._check_takes_programs()
         if self.auto == "paper":
             raise UserError(
-                "auto='paper' cannot compare programs: compile without programs, and pass the result and these "
-                "programs to choose_program"
+                "auto='paper' cannot compare programs: compile without the argument programs, then pass the result "
+                "and these programs to choose_program"
             )
         if self.calibrate is not False:
             raise UserError(
-                f"calibrate={self.calibrate!r} cannot be combined with programs, which are compared unchanged: omit "
-                "calibrate, and calibrate the result instead"
+                f"calibrate={self.calibrate!r} cannot be combined with the argument programs, because these programs "
+                "are compared without calibration: omit calibrate, and calibrate the returned program instead"
             )
 
     @property
     def _needing_logprobs(self) -> str:
-        """The argument that needs the log-probabilities of labels; empty if no argument needs them."""
+        """The argument that needs the log-probabilities of labels, or an empty string if no argument needs them."""
         if self.calibrate is not False:
             return "calibrate"
         if self.signal == "logprobs":
@@ -80,7 +84,7 @@ class LearningOptimizer(DemoOptimizer):
         return ""
 
     def _no_logprobs(self, reason: str) -> str:
-        """Return the error message for missing log-probabilities, with this reason and a fix."""
+        """Return the error message that states why log-probabilities are not available, and a fix."""
         argument = self._needing_logprobs
         return (
             f"{argument} needs the log-probabilities of labels, which are not available: {reason}. Omit {argument} to "
@@ -88,12 +92,15 @@ class LearningOptimizer(DemoOptimizer):
         )
 
     def work(self, setup: CompileSetup) -> MetricWork:
-        """Create the object that makes calls. It reads log-probabilities if the program and the metric allow it."""
+        """Create the object that makes and scores program calls.
+
+        The object reads log-probabilities if the program and the metric allow this.
+        """
         one_prompt = setup.slots.space.num_distinct < 2
         if self.calibrate is not False and one_prompt:
             raise UserError(
-                "calibrate needs several orders to choose from, but all orders of the demos give the same prompt: pass "
-                "the program to BatchCalibration instead"
+                "calibrate needs several prompts to choose from, but all orders of the demos give the same prompt: "
+                "omit calibrate, and calibrate the program with BatchCalibration instead"
             )
         reason = ""
         if self.signal != "score" and not one_prompt:
@@ -137,10 +144,12 @@ class LearningOptimizer(DemoOptimizer):
         )
 
     def _probe(self, opened: OpenCompile) -> LabelResponses | None:
-        """Make the first calls to find out whether replies have log-probabilities. Set `work.signal` accordingly.
+        """Make the first calls to find out whether replies have log-probabilities.
+
+        The result is also stored in `work.signal`, for the report.
 
         Returns:
-            The log-probabilities of labels, or None if replies do not have log-probabilities.
+            The log-probabilities of labels, or None if the search cannot learn from them.
 
         Raises:
             NoProbabilities: If replies have no log-probabilities, but an argument needs them.
@@ -151,11 +160,12 @@ class LearningOptimizer(DemoOptimizer):
         if not isinstance(work, LabelWork):
             return None
         required = bool(self._needing_logprobs)
-        # The first conclusive record, or else the last record. None if the budget allowed no call.
+        # The first record that settles the question, or else the last record. None if the budget
+        # allowed no call.
         record: CallRecord | None = None
         ordering: Candidate = setup.slots.space.identity
         for example in range(min(MOST_CALLS, len(setup.splits.train))):
-            if example == FIRST_CALLS:  # A student may need demos to answer with a label.
+            if example == FIRST_CALLS:  # The student may answer with a label only if it has demos.
                 ordering = setup.slots.showing(1.0)
             records = scorer.evaluate(scorer.affordable({ordering: [example]}))
             if not records:
@@ -181,7 +191,10 @@ class LearningOptimizer(DemoOptimizer):
 
 
 def label_work(setup: CompileSetup, calibrate: bool | Mapping[Any, float]) -> LabelWork | str:
-    """Return the work that reads log-probabilities, or the reason why the program or metric prevents their use."""
+    """Return the object that makes calls and reads log-probabilities of labels.
+
+    If the program or the metric rules out log-probabilities, return the reason instead.
+    """
     output = label_output(setup.program)
     metric = setup.options.metric
     examples = setup.scored_examples

@@ -1,4 +1,4 @@
-"""How many examples a candidate is scored on at a time, given its uncached demo tokens."""
+"""How many examples a candidate is scored on at a time, given the number of its uncached demo tokens."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,17 +13,19 @@ from plr_dspy.programs.slots import messages_of
 from plr_dspy.programs.tokens import token_counter
 from plr_dspy.search.space import Candidate
 
-# With more examples at a time, a small budget would cover too few candidates.
+# The maximum number of examples at a time. If it were larger, a small budget would cover too few
+# candidates.
 MOST_EXAMPLES = 8
 
 
 class LookSizes:
-    """A function that returns the minimum number of examples for each candidate.
+    """A function that returns the minimum number of examples to score each candidate on at a time.
 
-    A candidate whose demos have more uncached tokens is scored on more examples at a time. The
-    last candidate is remembered, because its prompt is still in the server's cache.
+    The more uncached tokens a candidate's demos have, the larger is this minimum. The last
+    candidate is remembered between calls, because its prompt is still in the server's cache.
 
     Args:
+        setup: The setup of the compile run, which provides the examples.
         build: A function that builds a candidate's program. It must also accept candidates
             that are added to the search space later.
     """
@@ -32,10 +34,14 @@ class LookSizes:
         self._prefixes = PromptPrefixes(build)
         self._example_tokens = example_tokens(setup)
         self._last: Candidate = setup.slots.space.identity
-        self._prefixes.size(self._last)  # Raise now if the adapter cannot build prompts without real inputs.
+        # If the adapter cannot build prompts without real inputs, raise its error now.
+        self._prefixes.size(self._last)
 
     def __call__(self, candidates: Sequence[Candidate]) -> Mapping[Candidate, int]:
-        """Return the minimum number of examples for each candidate, if they are scored in this order."""
+        """Return a dict that maps each candidate to its minimum number of examples.
+
+        The candidates must be in the order in which they will be scored.
+        """
         sizes = {}
         for candidate in candidates:
             num_new = self._prefixes.size(candidate) - self._prefixes.num_shared(self._last, candidate)
@@ -46,7 +52,7 @@ class LookSizes:
 
 
 def example_tokens(setup: CompileSetup) -> float:
-    """Return the mean number of prompt tokens after the demos, by GPT-4o's tokenizer."""
+    """Return the mean number of prompt tokens that follow the demos, counted with GPT-4o's tokenizer."""
     num_tokens = token_counter()
     sizes = []
     for example in setup.scored_examples[:SAMPLED_PROMPTS]:

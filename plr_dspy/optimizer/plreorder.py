@@ -13,7 +13,7 @@ from plr_dspy.programs.checks import Count, Fraction, WholeNumber, arguments
 
 @arguments
 class PLReorder(LearningOptimizer):
-    """Find the best order of a program's demos by sampling from a learnt Plackett-Luce distribution.
+    """Find the best order of a program's demos by sampling from a learned Plackett-Luce distribution.
 
     Demos, instructions and weights do not change, so run this optimizer after one that chooses
     demos. Source: "PLR: Plackett-Luce for Reordering In-Context Learning Examples",
@@ -28,10 +28,10 @@ class PLReorder(LearningOptimizer):
             must return them. Exactly one output must be a Literal, an enum or a bool, and the
             metric must depend only on this output. "auto" uses log-probabilities if these
             conditions are met. Otherwise, the report gives the reason.
-        calibrate: Whether to choose the order by calibrated answers and return a
-            `CalibratedProgram` (docs/calibration.md). This needs log-probabilities, but no
-            extra calls. True uses the label shares that score best; a dict specifies the share
-            of each label. Gains are measured relative to the unchanged student.
+        calibrate: Whether to compare orders by their calibrated answers and return a
+            `CalibratedProgram` (docs/calibration.md). Calibration needs log-probabilities, but
+            no extra calls. True uses the label shares that score best; a dict specifies the
+            share of each label. Gains are measured relative to the unchanged student.
         update: "mle", "ema", "mixture", or an update object such as
             ``MixtureEM(num_components=2)``.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000).
@@ -49,20 +49,21 @@ class PLReorder(LearningOptimizer):
         min_probability: Minimum probability of a gain on new examples for another order to
             replace the original order. None requires a gain to be at least three times as
             likely as a loss; with auto="paper", None means 0.
-        num_iterations, num_samples, elite_fraction, num_final_draws: The numbers of iterations
-            and samples, the share of elite samples, and the number of final draws. They are T,
-            B, rho and K in PLR Algorithm 1. If None, `auto` determines the value.
-        num_demos: Number of labelled demos to add to a student without demos. If None, such a
-            student raises an error.
+        num_iterations, num_samples, elite_fraction, num_final_draws: The number of iterations,
+            the number of samples, the share of elite samples, and the number of final draws.
+            In PLR Algorithm 1, they are called T, B, rho and K. If an argument is None, `auto`
+            determines its value.
+        num_demos: Number of labeled demos to add to a student without demos. If None, a
+            student without demos raises an error.
         num_threads: Maximum number of concurrent program calls; None uses DSPy's setting.
         max_errors: Number of failed program calls after which `compile` raises the last call's
-            exception. None uses DSPy's setting or 5% of the calls made, whichever is larger.
+            exception. None uses the larger of DSPy's setting and 5% of the calls made.
             Failures on the same example count once. Unparsable answers count as incorrect
             answers, not as failures.
         seed: Random seed.
         log_dir: Folder for finished calls (``calls.jsonl``) and the report (``report.json``).
-            Later, `compile` reuses these calls if the program, metric, models and examples are
-            the same.
+            A later run reuses these calls if the program, metric, models and examples are the
+            same.
         accept_changes: Whether to reuse the calls in `log_dir` even if the program, the
             metric, a model or an example has changed. Calls that failed at the provider are
             repeated.
@@ -70,10 +71,10 @@ class PLReorder(LearningOptimizer):
             line for each round.
 
     Attributes:
-        report: The `Report` on the last call of `compile`, even if the call was interrupted or
-            raised an error.
-        best_program: The program that the last call of `compile` returned. If the call was
-            interrupted or raised an error, the best program so far.
+        report: The `Report` on the last call to `compile`, even if the call was interrupted or
+            raised an error. None before the first call.
+        best_program: The program that the last call to `compile` returned. If the call was
+            interrupted or raised an error, this is the best program found until then.
 
     Raises:
         TypeError, ValueError: If an argument is invalid. The message says what to pass.
@@ -92,7 +93,8 @@ class PLReorder(LearningOptimizer):
         if self.auto == "paper" and self._needing_logprobs:
             argument = self._needing_logprobs
             raise UserError(
-                f"auto='paper' learns only from scores, as in the paper; got {argument}: omit {argument}"
+                f"auto='paper' learns only from scores, as in the paper; got {argument}, which needs "
+                f"log-probabilities: omit {argument}, or pass another value for auto"
             )
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
@@ -108,4 +110,4 @@ class PLReorder(LearningOptimizer):
 
     @property
     def balances_splits(self) -> bool:
-        return self.auto != "paper"  # The paper's splits are not stratified.
+        return self.auto != "paper"  # The splits in the paper are not stratified.

@@ -1,8 +1,8 @@
 """Instructions that a prompt model proposes before the search, with DSPy's `GroundedProposer` as in MIPROv2.
 
-Each task of the prompt model describes the data, or writes one instruction for one predictor.
-A task usually takes three calls. The run log keeps the results of tasks as call records, so a
-resumed run gets the same results at no cost.
+The prompt model's first task describes the data. Each further task writes one instruction for one
+predictor. A task usually takes three calls. The run log keeps the results of tasks as call
+records, so a resumed run gets the same results at no cost.
 """
 
 import contextlib
@@ -36,13 +36,15 @@ from plr_dspy.scoring.run_log import CallRecord
 logger = logging.getLogger(__name__)
 
 PROPOSED = "proposed"  # origin of proposed instructions
-NUM_DESCRIBED = 20  # maximum number of examples shown to the prompt model to describe the data
+NUM_DESCRIBED = 20  # maximum number of examples from which the prompt model describes the data
 NUM_SHOWN = 3  # number of demos per predictor shown to the prompt model
-SHARE = 0.4  # maximum share of max_seconds and max_cost to use before the search, including bootstrapping
+# The maximum share of max_seconds and max_cost that may be used before the search. This share
+# covers bootstrapping and proposals.
+SHARE = 0.4
 
 
 def planned_proposals(program: dspy.Module, number: int) -> list[Proposal]:
-    """Return the tasks that describe the data and write this many instructions for each predictor."""
+    """Return the task that describes the data, and `number` tasks for each predictor that write instructions."""
     proposals = [Proposal("", 0)]
     for name, _ in program.named_predictors():
         proposals += [Proposal(name, i) for i in range(1, number + 1)]
@@ -50,7 +52,7 @@ def planned_proposals(program: dspy.Module, number: int) -> list[Proposal]:
 
 
 class PromptModelWork(MetricWork):
-    """Prompt-model calls. Their records hold text instead of scores."""
+    """Calls to the prompt model, whose records hold text instead of scores."""
 
     def __init__(self, setup: CompileSetup) -> None:
         self.sample = ""
@@ -60,11 +62,11 @@ class PromptModelWork(MetricWork):
 
 
 class ProposalWork(PromptModelWork):
-    """The tasks of the prompt model before the search.
+    """The prompt model's tasks before the search.
 
     Attributes:
-        examples: Examples that the prompt model may see. They are never scored.
-        demos: Demos that the prompt model may see, by predictor.
+        examples: Examples that the prompt model may see. They are never used for scoring.
+        demos: A dict that maps each predictor to the demos that the prompt model may see.
     """
 
     def __init__(self, setup: CompileSetup) -> None:
@@ -78,7 +80,9 @@ class ProposalWork(PromptModelWork):
         self._setup = setup
         self._places = {name: place for place, (name, _) in enumerate(setup.program.named_predictors())}
         self.demos = {slot.predictor: list(slot.demos) for slot in slots.slots}
-        with contextlib.redirect_stdout(io.StringIO()):  # DSPy prints the source of signatures.
+        with contextlib.redirect_stdout(
+            io.StringIO()
+        ):  # DSPy prints the source of signatures, so discard its output.
             self._proposer = GroundedProposer(
                 prompt_model=self.model,
                 program=setup.program,
@@ -89,12 +93,12 @@ class ProposalWork(PromptModelWork):
             )
 
     def describe_data(self, text: str) -> None:
-        """Pass this description of the data to later proposals."""
+        """Show this description of the data to the prompt model in later tasks."""
         self._proposer.use_dataset_summary = bool(text)
         self._proposer.data_summary = text or None
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Run the task with this index."""
+        """Run the task with the index `example`, and return a record with the text."""
         task = self._setup.proposals[example]
         with dspy.context(lm=self.model, adapter=dspy.ChatAdapter()):
             text = self._propose(task) if task.predictor else self._description()
@@ -113,7 +117,7 @@ class ProposalWork(PromptModelWork):
             for demo in rng.sample(demos, min(NUM_SHOWN, len(demos)))
         ]
         place = self._places[task.predictor]
-        # `GroundedProposer` shows no demos from the first set, so leave this set empty.
+        # `GroundedProposer` ignores the first set of demos, so leave this set empty.
         demo_sets: dict[int, list[list[dspy.Example]]] = {place: [[], shown]}
         proposer = self._proposer
         proposer.rng = rng
@@ -130,12 +134,14 @@ class ProposalWork(PromptModelWork):
 
 
 def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEvaluator) -> list[Proposal]:
-    """Run the tasks within their share of the budget, or read their results from the log.
+    """Return the planned tasks with their results, which are made now or read from the log.
+
+    Tasks that their share of the budget does not cover are omitted.
 
     Raises:
         RuntimeError: If no instruction was proposed because calls failed.
-        Exception: The error that stopped the calls, such as a missing price, if no individual
-            call failed.
+        Exception: If an error other than a failed call, such as a missing price, stopped the
+            tasks.
     """
     log = proposing.log
     budget = proposing.budget
@@ -173,7 +179,11 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
 
 
 def _check(setup: CompileSetup, proposals: Sequence[Proposal], failure: Exception | None) -> None:
-    """Warn about missing proposals. Raise an error if all failed, or if the failure did not come from a call."""
+    """Warn if some planned instructions were not proposed.
+
+    Raise an error if none was proposed because calls failed, or if `failure` did not come from
+    a call.
+    """
     num_made = sum(bool(proposal.predictor and proposal.text) for proposal in proposals)
     errors = [proposal.record for proposal in proposals if proposal.record.error]
     if failure is not None and not errors:
@@ -194,7 +204,7 @@ def _check(setup: CompileSetup, proposals: Sequence[Proposal], failure: Exceptio
 
 
 def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) -> InstructionChoices:
-    """Return the usable and the dropped instructions from proposals and rivals."""
+    """Return the instructions from proposals and rivals, divided into usable and dropped instructions."""
     by_predictor: dict[str, list[Instruction]] = defaultdict(list)
     for proposal in proposals:
         if proposal.predictor and not proposal.record.error:
@@ -207,14 +217,14 @@ def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) ->
 
 
 def most_tokens(setup: CompileSetup) -> float:
-    """Return the maximum length of an instruction, in tokens, that fits into the models' context windows."""
+    """Return the maximum number of tokens in an instruction, so that prompts fit into all context windows."""
     windows = [window_of(str(lm.model)) for lm in setup.models]
     smallest = min((window for window in windows if window is not None), default=math.inf)
     return smallest - (size_of_call(setup).tokens or 0.0)
 
 
 def proposal_report(setup: CompileSetup) -> ProposalReport | None:
-    """Return the report's entry on proposals, or None if no instructions were to be proposed."""
+    """Return the report's entry on proposed instructions, or None if no proposals were planned."""
     if not setup.proposals:
         return None
     model = setup.prompt_model or dspy.settings.lm

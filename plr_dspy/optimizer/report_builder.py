@@ -64,15 +64,24 @@ def build_report(
     names: Sequence[str],
     signal: Signal | None,
 ) -> Report:
-    """Build the report on a compile run. `names` are the names of the scored examples."""
+    """Build the report on a compile run.
+
+    Args:
+        setup: The setup of the run.
+        run: The run, which provides all scores.
+        outcome: The outcome of the search and the final comparison.
+        finished: The returned program, with entries for the report.
+        names: Names of the scored examples.
+        signal: What the search learned from; None if this is not reported.
+    """
     scorer = run.evaluator
     decision = outcome.decision
     tokens: dict[str, Any] = defaultdict(Counter)
     for tokens_of_call in scorer.log.tokens:
         for model, counts in tokens_of_call.items():
             tokens[model].update(counts)
-    # Report attempts to bootstrap demos, and proposals, separately from calls that scored
-    # candidates.
+    # The report's error counts separate calls that scored candidates from bootstrapping attempts
+    # and proposals, so leave out the records of the latter.
     others = {attempt.key[0] for attempt in setup.attempts} | {
         proposal.prompt for proposal in setup.proposals
     }
@@ -80,7 +89,7 @@ def build_report(
     scored = [(key, record) for key, record in records.items() if key[0] not in others]
     original = setup.original
     if isinstance(setup.slots, PoolSlots):
-        # With max_metric_calls=0, `setup.original` retrieves demos. Report the student's own
+        # If max_metric_calls is 0, `setup.original` retrieves demos, so report the student's own
         # prompt instead.
         original = setup.slots.original
     return Report(
@@ -116,7 +125,7 @@ def build_report(
 
 
 def _errors_before_search(setup: CompileSetup) -> list[ErrorCount]:
-    """Count the bootstrapping attempts and the proposals that raised an exception, by the type of exception."""
+    """Return the number of bootstrapping attempts and proposals that failed, for each type of exception."""
     calls = [(f"trainset[{attempt.example}]", "gave no demo", attempt.record) for attempt in setup.attempts]
     calls += [(proposal.name, "gave no instruction", proposal.record) for proposal in setup.proposals]
     names = [name for name, _, _ in calls]
@@ -127,7 +136,10 @@ def _errors_before_search(setup: CompileSetup) -> list[ErrorCount]:
 
 
 def _new_prompt_tokens(setup: CompileSetup, scorer: Evaluator) -> int | None:
-    """Return the number of prompt tokens not in a server's prefix cache, or None if prompts cannot be built."""
+    """Return the number of prompt tokens that were not in a server's prefix cache.
+
+    Return None if this number is unknown, for example because prompts cannot be built.
+    """
     try:
         return PromptPrefixes(setup.slots.build).num_new(scorer.tokens_in_order())
     except Exception:  # The adapter or litellm may fail; the rest of the report is still useful.
@@ -135,7 +147,10 @@ def _new_prompt_tokens(setup: CompileSetup, scorer: Evaluator) -> int | None:
 
 
 def _over_best_own(setup: CompileSetup, decision: Decision) -> ProgramComparison | None:
-    """Return the result's comparison with the best of the user's programs, or None if there was no comparison."""
+    """Return the comparison of the result with the best of the user's programs.
+
+    Return None if they were not compared.
+    """
     comparison = decision.over_best_own
     if comparison is None or decision.best_own is None:
         return None
@@ -143,7 +158,7 @@ def _over_best_own(setup: CompileSetup, decision: Decision) -> ProgramComparison
 
 
 def _candidates(setup: CompileSetup, decision: Decision) -> list[Candidate]:
-    """List the candidates of the final comparison."""
+    """Return the report's entries on the candidates of the final comparison."""
     return [
         Candidate(
             name=_name(setup, result.ordering),
@@ -159,7 +174,7 @@ def _candidates(setup: CompileSetup, decision: Decision) -> list[Candidate]:
 
 
 def _program_state(setup: CompileSetup, ordering: Ordering | WholeProgram, scorer: Evaluator) -> ProgramState:
-    """Return the number of demos in an ordering, and the numbers of its calls by outcome."""
+    """Return the report's entry on a program: its name, its demos, and the outcomes of its calls."""
     slots = setup.slots
     records = scorer.records_of(ordering).values()
     return ProgramState(
@@ -205,7 +220,11 @@ def _slot_reports(
 
 
 def _demo_texts(predictor: dspy.Predict, demo: Any, redact: Redactor) -> dict[str, str]:
-    """Return the text of a demo's fields, formatted as in prompts but shortened, without secrets or media."""
+    """Return a dict that maps the names of a demo's fields to their texts.
+
+    The texts are formatted as in prompts, but they are shortened and contain no secrets or
+    media.
+    """
     texts = {}
     for name, info in predictor.signature.fields.items():
         if name in demo:

@@ -1,9 +1,9 @@
-"""Instructions that the prompt model proposes during the search, from failures, with GEPA's proposer.
+"""Instructions that the prompt model proposes from failures during the search, using GEPA's proposer.
 
-The best arrangements run again on examples where they scored low. These calls record the inputs and
-outputs of each predictor, and the metric's feedback. From these records, the prompt model writes one
-instruction for each predictor. The run log keeps the records and the instructions, so a resumed
-run gets the same instructions at no cost.
+The best arrangements run again on examples where they scored low. The records of these calls
+contain the inputs and outputs of each predictor, and the metric's feedback. From these records, the
+prompt model writes one instruction for each predictor. The run log keeps the records and the
+instructions, so a resumed run gets the same instructions at no cost.
 """
 
 import logging
@@ -32,7 +32,9 @@ from plr_dspy.search.space import Candidate, Ordering
 logger = logging.getLogger(__name__)
 
 FROM_FAILURES = "from failures"  # origin of instructions that are proposed from failures
-SHARE = 0.1  # maximum share of max_cost and max_seconds for these proposals, besides earlier spending
+# The maximum share of max_cost and max_seconds for proposals from failures, in addition to what
+# the run has already used.
+SHARE = 0.1
 
 
 class TracingWork(MetricWork):
@@ -44,7 +46,7 @@ class TracingWork(MetricWork):
         calls = {}
         for name, predictor in program.named_predictors():
             for caller, inputs, outputs in trace:
-                if caller is predictor:  # Keep the last call, because the answer depends most on its outputs.
+                if caller is predictor:  # Later calls replace earlier calls, which affect the answer less.
                     calls[name] = {"inputs": _copied(inputs), "outputs": _copied(outputs)}
         result = self._judged(example, prediction)
         return CallRecord(None, value={"calls": calls, "feedback": self._feedback(example, result)})
@@ -59,12 +61,12 @@ class TracingWork(MetricWork):
 
 
 def _copied(fields: Any) -> dict[str, Any]:
-    """Copy the fields of a predictor's call, because the program may modify their values."""
+    """Return a copy of the fields of a predictor's call. The program may modify the original values later."""
     return {name: own_value(value) for name, value in fields.items()}
 
 
 class RevisionWork(PromptModelWork):
-    """A prompt-model call that revises a predictor's instruction, given failures of this predictor."""
+    """A prompt-model call that revises a predictor's instruction, given this predictor's failures."""
 
     def __init__(self, setup: CompileSetup, instruction: str, failures: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(setup)
@@ -73,7 +75,7 @@ class RevisionWork(PromptModelWork):
         self._proposer = InstructionProposer(truncate_history_outputs=True, adapter=dspy.ChatAdapter())
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Return the revised instruction. `example` is only part of the record's key."""
+        """Return a record with the revised instruction. `example` only distinguishes the keys of records."""
         name = "instruction"
         with dspy.context(lm=self.model):
             texts = self._proposer({name: self._instruction}, {name: self._failures}, [name])
@@ -85,8 +87,9 @@ def with_revisions(opened: OpenCompile, failures: Mapping[int, Ordering]) -> Com
 
     Args:
         opened: The compile run.
-        failures: Arrangements that scored low, by the index of the example. All arrangements
-            have the same instructions, which the proposals revise.
+        failures: A dict that maps the index of an example to an arrangement that scored low on
+            this example. All arrangements have the same instructions, which the proposals
+            revise.
     """
     setup = opened.setup
     slots = setup.slots
@@ -116,7 +119,7 @@ def with_revisions(opened: OpenCompile, failures: Mapping[int, Ordering]) -> Com
 
 
 def _reflective_examples(predictor: str, records: Sequence[CallRecord]) -> list[dict[str, Any]]:
-    """Return a predictor's calls in the form that GEPA's proposer expects."""
+    """Return the recorded calls to a predictor, in the form that GEPA's proposer expects."""
     examples = []
     for record in records:
         call = (record.value or {}).get("calls", {}).get(predictor)
@@ -129,9 +132,10 @@ def _reflective_examples(predictor: str, records: Sequence[CallRecord]) -> list[
 
 
 def _propose(opened: OpenCompile, work: RevisionWork, task: Proposal, example: int) -> list[Proposal]:
-    """Make a proposal, or read it from the log. Return an empty list if the cost or time limit prevents the call.
+    """Return the proposal, made now or read from the log, in a list.
 
-    If the prompt model fails, the search continues without the proposal.
+    Return an empty list if the cost limit or the time limit prevents the call to the prompt
+    model. If the call fails, warn that the search continues without the instruction.
     """
     log = opened.scorer.log
     budget = opened.scorer.budget
@@ -154,7 +158,7 @@ def _propose(opened: OpenCompile, work: RevisionWork, task: Proposal, example: i
 
 
 def _with_instructions(setup: CompileSetup, slots: PoolSlots, proposals: Sequence[Proposal]) -> CompileSetup:
-    """Return the setup with the usable proposals added to the known instructions."""
+    """Return the setup with the usable proposals added to the instructions in `slots`."""
     new = {}
     for proposal in proposals:
         if not proposal.record.error:

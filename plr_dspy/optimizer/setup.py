@@ -30,9 +30,12 @@ logger = logging.getLogger(__name__)
 
 Teacher: TypeAlias = dspy.Module | Sequence[dspy.Module] | None  # as in DSPy's optimizers
 
-SCORES_OF_RESULTS = "val_aggregate_scores"  # key in the `detailed_results` of this package and of `dspy.GEPA`
+SCORES_OF_RESULTS = (
+    "val_aggregate_scores"  # key or attribute of any `detailed_results`, here and in `dspy.GEPA`
+)
 
-# Arguments that do not affect the result, or that `CompileSetup.settings` adds itself.
+# The arguments that `plain_arguments` omits, because they do not affect the result or because
+# `CompileSetup.settings` adds them itself.
 OMITTED_ARGUMENTS = {"metric", "seed", "log_dir", "accept_changes", "display_progress"}
 
 
@@ -41,7 +44,7 @@ class Attempt(NamedTuple):
 
     example: int  # index in the trainset
     key: tuple[str, str]  # key of the attempt's record in the log
-    demos: dict[str, Any]  # by predictor; empty if the answer was incorrect
+    demos: dict[str, Any]  # demos keyed by predictor; empty if the answer was incorrect
     record: CallRecord
 
 
@@ -49,24 +52,24 @@ class Attempt(NamedTuple):
 class Proposal:
     """A task of the prompt model: to propose an instruction, or to describe the data."""
 
-    predictor: str  # empty for the task that describes the data, which comes first
-    number: int
+    predictor: str  # name of the predictor; empty if the task describes the data
+    number: int  # index among the predictor's tasks, starting at 1; 0 if the task describes the data
     prompt: str = ""  # first part of the log key of the task's record
     record: CallRecord = field(default_factory=lambda: CallRecord(None))
     from_failures: bool = False  # whether the instruction is based on failures seen in the search
 
     @property
     def name(self) -> str:
-        """The task's name in messages."""
+        """The name of the task that messages use."""
         if not self.predictor:
             return "the data"
         if self.from_failures:
-            return f"instruction from failures of {self.predictor}"
-        return f"instruction {self.number} of {self.predictor}"
+            return f"instruction for {self.predictor} from failures"
+        return f"instruction {self.number} for {self.predictor}"
 
     @property
     def text(self) -> str:
-        """The text that the task produced; empty if the task failed or has not run yet."""
+        """The text that the task produced. Empty if the task failed or has not run yet."""
         return str((self.record.value or {}).get("text", ""))
 
 
@@ -84,7 +87,7 @@ class CompileOptions:
     max_metric_calls: int | None
     max_seconds: float | None
     max_cost: float | None
-    arguments: Mapping[str, object]  # arguments for the report, as plain data
+    arguments: Mapping[str, object]  # the optimizer's arguments as plain data, for the report
     max_demos: int = 0
     max_demo_tokens: int | None = None
     max_bootstrapped: int = 0
@@ -97,24 +100,29 @@ class DemoChoices:
 
     program: dspy.Module  # a copy of the student
     slots: PromptSlots
-    original: Candidate  # candidate that is returned unless another is better
-    others: Sequence[Any] = ()  # demos besides the program's own; never used for scoring
-    # Examples that become demos, and examples that may be retrieved, by trainset index.
+    original: Candidate  # candidate that is returned unless another candidate is better
+    # Demos and examples that must not be used for scoring, besides the program's own demos.
+    others: Sequence[Any] = ()
+    # Examples that become demos, and examples that may be retrieved. Both are keyed by trainset
+    # index.
     demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)
     retrievable: Mapping[int, dspy.Example] = field(default_factory=dict)
-    # The classes for which each prompt must show a minimum number of demos, by predictor.
+    # The classes for which prompts must show a minimum number of demos, keyed by predictor.
     demo_classes: Mapping[str, DemoClasses] = field(default_factory=dict)
     teacher: dspy.Module | None = None  # program whose answers become demos; None means the student
-    dropped_instructions: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)  # by predictor
-    prompt_model: dspy.BaseLM | None = None  # model that proposes instructions, if any are proposed
-    # Planned proposals and attempts, which are later replaced by the results. The plan does not
-    # count their calls.
+    # Instructions that are not candidates, for example because they are too long. The keys are
+    # the predictors.
+    dropped_instructions: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)
+    prompt_model: dspy.BaseLM | None = None  # model that proposes instructions; None if none are proposed
+    # The planned proposals of instructions, and the planned attempts to bootstrap demos. Once
+    # their calls are finished, the results replace them. `CompileSetup.plan` does not count these
+    # calls.
     proposals: Sequence[Proposal] = ()
     attempts: Sequence[Attempt] = ()
 
     @property
     def rivals(self) -> list[Rival]:
-        """The user's programs, which are candidates without any changes."""
+        """The user's programs, which are candidates in unchanged form."""
         return list(self.slots.rivals.values())
 
 
@@ -123,16 +131,16 @@ class CompileSetup(DemoChoices):
     """A compile run that has passed all checks and made no calls yet."""
 
     options: CompileOptions
-    started: float  # time when the compile run started, by `time.monotonic`
+    started: float  # value of `time.monotonic()` at the start of the compile run
     seed: int
     splits: Splits
-    models: Sequence[dspy.BaseLM]  # the predictors' models
-    examples: Examples  # the trainset, then the valset
+    models: Sequence[dspy.BaseLM]  # the models of the predictors and of the user's programs
+    examples: Examples  # all examples: the trainset, followed by the valset
     plan: Plan = NOTHING_TO_DO
 
     @property
     def scored_examples(self) -> Examples:
-        """The train split, followed by the selection split. Call records use the indices in this list."""
+        """The train split, followed by the selection split. Call records refer to indices in this list."""
         return [*self.splits.train, *self.splits.selection]
 
     @property
@@ -142,7 +150,10 @@ class CompileSetup(DemoChoices):
 
     @property
     def num_distinct(self) -> int:
-        """The number of distinct prompts, including prompts with instructions that will be proposed from failures."""
+        """The number of distinct prompts.
+
+        It includes prompts with instructions that will be proposed from failures.
+        """
         space = self.slots.space
         if not self.proposals:
             return space.num_distinct
@@ -150,7 +161,7 @@ class CompileSetup(DemoChoices):
 
     @property
     def size(self) -> ProblemSize:
-        """The problem size that the plan depends on."""
+        """The numbers of examples, distinct prompts and bootstrapping attempts, which determine the plan."""
         return ProblemSize(
             num_train=len(self.splits.train),
             num_selection=len(self.splits.selection),
@@ -161,8 +172,8 @@ class CompileSetup(DemoChoices):
     def with_plan(self, plan: Plan) -> "CompileSetup":
         """Return this setup with the plan, adapted to the size of the search space.
 
-        A search that can score every candidate needs no race. If the original is not in the
-        search space, the race only scores the original.
+        If the search can score every candidate, it needs no race. There is one exception: an
+        original that is not in the search space is scored in the race.
         """
         space = self.slots.space
         exhaustive_calls = self.num_distinct * plan.num_train_examples
@@ -199,7 +210,7 @@ class CompileSetup(DemoChoices):
 
 
 def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, object]:
-    """Return arguments as plain data for the report's settings, with digests in place of objects."""
+    """Return arguments as plain data for the report's settings. Digests replace objects."""
     plain = {name: _plain(value) for name, value in arguments.items() if name not in OMITTED_ARGUMENTS}
     if "update" in arguments:
         rule = arguments["update"]
@@ -225,7 +236,11 @@ def make_setup(
     rng: random.Random,
     started: float,
 ) -> CompileSetup:
-    """Split the examples and return a setup without a plan."""
+    """Split the examples and return the setup of the compile run, which has no plan yet.
+
+    Raises:
+        ValueError: If a split would be empty.
+    """
     predictors = choices.program.predictors()
     demos = list(choices.others)
     models = [predictor.lm or dspy.settings.lm for predictor in predictors]
@@ -251,8 +266,8 @@ def make_setup(
         raise UserError(empty_split(splits, len(trainset), len(valset), fix=fix))
     if setup.needs_calls and options.chooses_by_score and len(setup.scored_examples) < FEW_EXAMPLES:
         logger.warning(
-            "only %d of %d examples can be used for scoring (demos and duplicates cannot), which is too few to find "
-            "small gains: pass at least 100 examples",
+            "only %d of %d examples can be used for scoring, because demos and duplicates cannot; this is too few to "
+            "find small gains: pass at least 100 examples",
             len(setup.scored_examples),
             len(setup.examples),
         )
@@ -271,8 +286,8 @@ def checked_student(
         check_labels(program, options.metric, trainset=trainset, valset=valset)
     if options.orders_demos and retrievals_of(student):
         raise UserError(
-            f"{name} must have fixed demos; got a program that retrieves demos for each input: pass the student from "
-            "which this program was compiled, or use BatchCalibration instead"
+            f"{name} must have fixed demos; got a program that retrieves demos for each input: pass the original "
+            "student of this program or, to calibrate this program, use BatchCalibration"
         )
     return program
 
@@ -280,7 +295,10 @@ def checked_student(
 def checked_rivals(
     options: CompileOptions, first: Rival, programs: Programs, trainset: Examples, valset: Examples
 ) -> list[Rival]:
-    """Check the user's programs. Return copies of those that differ from each other and from `first`."""
+    """Check the user's programs and return copies of them.
+
+    Programs that are identical to `first` or to an earlier program are omitted, with a warning.
+    """
     distinct = {first.digest: first}
     for name, program in named_programs(programs).items():
         argument = f"programs[{name!r}]"
@@ -297,7 +315,8 @@ def checked_rivals(
 def _check_outputs(argument: str, program: dspy.Module, first: Rival) -> None:
     """Raise a ValueError if a program lacks an output of the first program.
 
-    Check only programs with a single step, because longer programs do not declare their outputs.
+    Only programs with a single step are checked, because longer programs do not declare their
+    outputs.
     """
     if not (is_single_step(program) and is_single_step(first.program)):
         return
@@ -305,8 +324,8 @@ def _check_outputs(argument: str, program: dspy.Module, first: Rival) -> None:
     missing = first.program.predictors()[0].signature.output_fields.keys() - outputs.keys()
     if missing:
         raise UserError(
-            f"{argument} must have the outputs of {first.name!r}, which the metric reads; got {sorted(outputs)}, "
-            f"without {sorted(missing)}: rename the outputs, or remove this program from programs"
+            f"{argument} must have the outputs of {first.name!r}, because the metric may read them; got "
+            f"{sorted(outputs)}, without {sorted(missing)}: rename the outputs, or omit this program"
         )
 
 
@@ -319,7 +338,7 @@ def _checked_copy(
     name: str,
     to_order: bool,
 ) -> dspy.Module:
-    """Check a program and the examples, and return a copy without the results of earlier optimizers."""
+    """Check a program and the examples. Return a copy of the program without the results of earlier optimizers."""
     check_given(program, name=name, to_order=to_order, trainset=trainset, valset=valset)
     check_answers(program, options.metric, [*trainset, *valset], name="trainset")
     copy = ProgramFactory(program).build({})
@@ -328,7 +347,10 @@ def _checked_copy(
 
 
 def _remove_earlier_results(program: dspy.Module) -> None:
-    """Remove the results of earlier optimizers, including DSPy's, because a copy need not contain them."""
+    """Remove the attributes in which optimizers, including DSPy's, store their results.
+
+    These results describe the original program, not the copy.
+    """
     attributes = vars(program)
     attributes.pop("reorder_report", None)
     results = attributes.get("detailed_results")

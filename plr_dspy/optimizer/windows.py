@@ -1,4 +1,4 @@
-"""The longest prompts that a compile may build, compared with the models' context windows."""
+"""The longest prompts that a compile run may build, compared with the models' context windows."""
 
 import heapq
 import itertools
@@ -18,9 +18,9 @@ from plr_dspy.scoring.budget import window_of
 from plr_dspy.search.quotas import Quotas
 from plr_dspy.search.space import WITHOUT_DEMOS
 
-NUM_LONGEST = (
-    5  # Tokens are counted only for this many examples, which have the longest inputs in characters.
-)
+# Tokens are counted only for this number of examples, which have the inputs with the most
+# characters.
+NUM_LONGEST = 5
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class LongPrompt:
 
     Attributes:
         model, window: The predictor's model, and the model's maximum number of prompt tokens.
-        tokens: Approximate number of tokens, by GPT-4o's tokenizer. Instructions and demos that
-            are proposed or bootstrapped later are not counted.
-        fix: Advice on how to keep such prompts within the window.
+        tokens: Approximate number of tokens, counted with GPT-4o's tokenizer. Instructions that
+            are proposed later and demos that are bootstrapped later are not counted.
+        fix: Advice on how to keep such prompts within the context window.
     """
 
     model: str
@@ -42,7 +42,7 @@ class LongPrompt:
     def __str__(self) -> str:
         return (
             f"prompts may have up to about {self.tokens:,} tokens, but the context window of {self.model} has only "
-            f"{self.window:,}, and calls with longer prompts count as incorrect answers: {self.fix}"
+            f"{self.window:,} tokens, and calls with longer prompts count as incorrect answers: {self.fix}"
         )
 
 
@@ -60,7 +60,7 @@ def window_warning(setup: CompileSetup) -> str:
 
 
 def _of_student(setup: CompileSetup) -> Iterator[LongPrompt]:
-    """For each of the student's predictors, yield the longest prompt with each kind of demos."""
+    """Yield the longest prompts of each of the student's predictors: one for each kind of demos."""
     for name, predictor in setup.program.named_predictors():
         model, window = _model_of(predictor)
         if window is None:
@@ -82,7 +82,10 @@ def _of_student(setup: CompileSetup) -> Iterator[LongPrompt]:
 
 
 def _with_pooled_demos(setup: CompileSetup, name: str, without_demos: LongPrompt) -> Iterator[LongPrompt]:
-    """Yield the longest prompt with fixed demos from a predictor's pool, if the predictor has a pool."""
+    """Yield the longest prompt with fixed demos from a predictor's pool.
+
+    Yield nothing if the predictor has no pool.
+    """
     slots = setup.slots
     if not isinstance(slots, PoolSlots):
         return
@@ -94,7 +97,10 @@ def _with_pooled_demos(setup: CompileSetup, name: str, without_demos: LongPrompt
 
 
 def _with_retrieved_demos(setup: CompileSetup, name: str, without_demos: LongPrompt) -> Iterator[LongPrompt]:
-    """Yield the longest prompt with retrieved demos, if the predictor may retrieve demos."""
+    """Yield a predictor's longest prompt with retrieved demos.
+
+    Yield nothing if the predictor does not retrieve demos.
+    """
     slots = setup.slots
     if isinstance(slots, RetrievalSlots) and name in slots.found:
         tokens = slots.found[name].tokens
@@ -111,7 +117,18 @@ def _with_demos(
     max_demos: int,
     quotas: Quotas,
 ) -> LongPrompt:
-    """Return the prompt with the longest demos, and a fix that allows at least one demo."""
+    """Return the longest prompt with demos that the limits allow.
+
+    Its fix suggests limits that keep prompts within the context window but still allow at least
+    one demo. If there are no such limits, the fix is to shorten the demos.
+
+    Args:
+        setup: The setup of the compile run.
+        without_demos: The longest prompt without demos.
+        tokens: The number of tokens in each demo of the pool.
+        min_demos, max_demos: Minimum and maximum number of demos in the prompt.
+        quotas: The minimum number of demos of each class.
+    """
     longest_first = sorted(tokens, reverse=True)
     most = sum(longest_first[:max_demos])
     limit = setup.options.max_demo_tokens
@@ -131,7 +148,7 @@ def _with_demos(
 
 
 def _of_rivals(setup: CompileSetup) -> Iterator[LongPrompt]:
-    """Yield the longest prompts of the user's programs."""
+    """Yield the longest prompt of each predictor in the user's programs."""
     for rival in setup.rivals:
         for predictor in rival.predictors:
             model, window = _model_of(predictor)
@@ -147,14 +164,17 @@ def _of_rivals(setup: CompileSetup) -> Iterator[LongPrompt]:
 
 
 def _model_of(predictor: dspy.Predict) -> tuple[str, int | None]:
-    """Return the name of a predictor's model, and its maximum number of prompt tokens if known, else None."""
+    """Return the name of a predictor's model, and the model's maximum number of prompt tokens.
+
+    The maximum is None if it is unknown.
+    """
     lm = predictor.lm or dspy.settings.lm
     name = str(getattr(lm, "model", ""))
     return name, window_of(name)
 
 
 def _longest_without_demos(setup: CompileSetup, predictor: dspy.Predict) -> tuple[int, str]:
-    """Return the number of tokens in the longest prompt without demos, and the name of its example."""
+    """Return the number of tokens in the longest prompt without demos, and the name of the example in this prompt."""
     count = token_counter()
     names = setup.splits.names
     named = zip(setup.scored_examples, names, strict=True)

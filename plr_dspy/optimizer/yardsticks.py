@@ -1,7 +1,7 @@
-"""Scores of simpler methods: random demos, a constant answer, and a nearest-neighbour vote.
+"""Scores of simpler methods: random demos, a constant answer and a nearest-neighbor vote.
 
-Reports show them next to the gain, because a large gain over a weak program does not make a
-good program. These scores need no extra program calls.
+Reports show these scores next to the gain, because a program with a large gain over a weak program
+may still be worse than a simpler method. The scores need no extra program calls.
 """
 
 import contextlib
@@ -32,14 +32,17 @@ from plr_dspy.retrieval.nearest import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.search.search import mean_score
 
-MAX_EXAMPLES = 500  # maximum number of examples to call the metric on
-MAX_SECONDS = 2.0  # maximum number of seconds for these metric calls
-MAX_ANSWERS = 5  # number of frequent answers to try as the constant answer
-NUM_RANDOM = 200  # number of random orderings to average over
+MAX_EXAMPLES = 500  # maximum number of examples on which the metric is called for one score
+MAX_SECONDS = 2.0  # maximum number of seconds that the metric calls for one score may take
+MAX_ANSWERS = 5  # number of answers tried as the constant answer, starting with the most frequent
+NUM_RANDOM = 200  # number of random orderings whose mean score is estimated
 
 
 def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> dict[str, Any]:
-    """Score random demos, a constant answer and a vote. Scores that do not apply are missing or None."""
+    """Return the scores of random demos, a constant answer and a vote, for the report.
+
+    A score is missing or None if its method does not apply to the program.
+    """
     scores = {"vote": _vote(setup)}
     if decision.comparison is not None:
         scores["random"] = _random_demos(setup, run, decision)
@@ -48,7 +51,10 @@ def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> dict
 
 
 def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Alternative | None:
-    """Estimate the score of random demos in a random order, with as many demos as the limits allow."""
+    """Return the estimated score of random demos in a random order, or None if there is no estimate.
+
+    The prompts contain the maximum number of demos that the limits allow.
+    """
     slots = setup.slots
     fitted = decision.fitted
     random_orderings = run.random_orderings()
@@ -92,8 +98,8 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
 def _interval_half_width(rows: Sequence[Mapping[int, float]]) -> float:
     """Return half the width of the 95% interval for the mean score of random orderings.
 
-    Add the variance between orderings to the variance between examples, because orderings may
-    share examples.
+    The variance between orderings and the variance between examples are added, because several
+    orderings may be scored on the same examples.
     """
     if len(rows) < 2:
         return math.inf
@@ -105,7 +111,11 @@ def _interval_half_width(rows: Sequence[Mapping[int, float]]) -> float:
 
 
 def _constant_answer(setup: CompileSetup) -> Alternative | None:
-    """Score a constant answer: the most frequent answer or, for a metric over a set, the best frequent answer."""
+    """Return the score of a constant answer, or None if the examples have no classes.
+
+    The constant answer is the most frequent label. For a metric over a set, it is the label with
+    the best score among the most frequent labels.
+    """
     if setup.splits.classes is None or not setup.program.predictors():
         return None
     examples = setup.scored_examples[:MAX_EXAMPLES]
@@ -122,7 +132,10 @@ def _constant_answer(setup: CompileSetup) -> Alternative | None:
 
 
 def _frequent_answers(setup: CompileSetup, number: int) -> list[dict[str, Any]]:
-    """Return the most frequent answers, without fields that vary among equivalent answers."""
+    """Return the labels of the `number` most frequent classes, most frequent first.
+
+    Omit label fields whose values differ within a class.
+    """
     rows = [dict(example.labels().items()) for example in setup.examples]
     names = sorted({name for row in rows for name in row})
     classes = answer_classes(rows, names)
@@ -137,14 +150,18 @@ def _frequent_answers(setup: CompileSetup, number: int) -> list[dict[str, Any]]:
             if len({value_key(row.get(name)) for row in same_class}) == 1:
                 answer[name] = value
         if len(outputs) == 1 and len(answer) == 1:
-            # The metric may compare the label with an output that has another name.
+            # The metric may compare the label with an output that has another name, so use the
+            # name of the output.
             answer = dict(zip(outputs, answer.values(), strict=True))
         answers.append(answer)
     return answers
 
 
 def _vote(setup: CompileSetup) -> Alternative | None:
-    """Score the most frequent answer among each example's nearest neighbours."""
+    """Return the score of a vote, or None if a vote is not possible.
+
+    For each example, the vote is the most frequent answer among the nearest other examples.
+    """
     slots = setup.slots
     predictors = setup.program.named_predictors()
     if not isinstance(slots, PoolSlots) or len(predictors) != 1 or setup.splits.classes is None:
@@ -172,7 +189,11 @@ def _vote(setup: CompileSetup) -> Alternative | None:
 
 
 def _score(setup: CompileSetup, examples: Examples, answers: Iterable[Mapping[str, Any]]) -> float | None:
-    """Score answers with the metric. Return None if the metric is slow, calls a model or needs missing fields."""
+    """Return the metric's score for these answers.
+
+    Return None if the metric is too slow, calls a language model, or needs fields that the
+    answers do not have.
+    """
     metric = setup.options.metric
     if language_models(metric) or not examples:
         return None

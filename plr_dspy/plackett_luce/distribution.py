@@ -1,7 +1,7 @@
-"""The Plackett-Luce distribution over full or partial orderings of n items, and its likelihood.
+"""The Plackett-Luce distribution over orderings of all or some of n items, and its likelihood.
 
-Shorter rankings in a tensor are padded with `NOT_SHOWN`. Shapes: n items, at most k items per
-ranking, m rankings, c mixture components.
+In a tensor of rankings, shorter rankings are padded with `NOT_SHOWN`. Shapes: n items, at most
+k items per ranking, m rankings, c mixture components.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ class PlackettLuce:
         logits: Logits of the items, ``[n]``, or ``[c, n]`` for a mixture. Items with larger
             logits tend to come earlier.
         weights: Component weights of a mixture, ``[c]``.
-        length: Number of items drawn, k; None draws all n.
+        length: Maximum number of items to draw, k. None means all n items.
         length_probabilities: Probabilities of consecutive lengths, the last of which is
-            `length`. Shorter rankings are padded with -1. None always draws `length` items.
-        generator: Source of random numbers for `sample`; None uses torch's default.
+            `length`. Shorter rankings are padded with -1. None means that each ranking has
+            `length` items.
+        generator: Source of random numbers for `sample()`. None means torch's default.
 
     Raises:
         TypeError: If the logits are not a floating-point tensor.
-        ValueError: If a shape, a probability or the length is invalid.
+        ValueError: If a shape, a value or the length is invalid.
     """
 
     def __init__(
@@ -73,15 +74,18 @@ class PlackettLuce:
         """Return the log-probabilities ``[*sample]`` of rankings ``[*sample, k]``.
 
         Raises:
-            ValueError: If a row is not a ranking that the distribution can draw.
+            ValueError: If a row of `value` is not a ranking that can be drawn.
         """
         lengths = (value != NOT_SHOWN).sum(dim=-1)
         orderings = item_positions(value, self.num_items).argsort(dim=-1, stable=True)
         are_rankings = torch.equal(self._truncate(orderings, lengths[..., None]), value)
         if not are_rankings or (lengths < self.min_length).any():
+            count = f"{self.length}"
+            if self.min_length < self.length:
+                count = f"{self.min_length} to {self.length}"
             raise ValueError(
-                f"each row of value must have {self.min_length} to {self.length} different items of {self.num_items}, "
-                f"padded with -1; got {value}"
+                f"each row of value must contain {count} different items of 0..{self.num_items - 1}, padded with -1; "
+                f"got {value}"
             )
         if self.weights is None:
             log_probs = log_probabilities(self.logits, value)
@@ -94,7 +98,11 @@ class PlackettLuce:
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draw rankings ``[*sample_shape, k]`` by sorting logits with Gumbel noise."""
+        """Draw rankings, ``[*sample_shape, k]``.
+
+        Adding Gumbel noise to the logits and sorting the sums is equivalent to drawing items one
+        by one.
+        """
         shape = torch.Size(sample_shape)
         lengths = torch.tensor(self.length)
         if self.length_probabilities is not None:
@@ -105,15 +113,17 @@ class PlackettLuce:
             logits = logits[self._draw(self.weights, shape)]
         noise = logits.new_empty((*shape, self.num_items))
         noise.exponential_(generator=self.generator)
-        # The negative log of an exponential variate has the distribution Gumbel(0, 1).
+        # The negative log of an exponential variate has the distribution Gumbel(0, 1), so subtract
+        # the log.
         perturbed = logits - noise.log()
         return self._truncate(perturbed.argsort(dim=-1, descending=True), lengths)
 
     @property
     def mode(self) -> Tensor:
-        """Return the most probable ranking ``[k]`` of the most probable length. Tied items keep their order.
+        """The most probable ranking of the most probable length, ``[k]``.
 
-        For a mixture, return the most probable of the components' modes.
+        Items with equal logits keep their order. The mode of a mixture is the most probable of
+        its components' modes.
         """
         length = self.length
         if self.length_probabilities is not None:
@@ -124,7 +134,10 @@ class PlackettLuce:
         return modes[self.log_prob(modes).argmax()]
 
     def marginals(self, num_draws: int = 10_000) -> Tensor:
-        """Estimate the probability of each item at each position, ``[n, k]``, from draws with a fixed seed."""
+        """Return the estimated probability that each item has each position, ``[n, k]``.
+
+        The probabilities are estimated from random rankings with a fixed seed.
+        """
         generator = torch.Generator().manual_seed(0)
         draws = self.copy(generator=generator).sample((num_draws,))
         shares = [(draws == item).to(self.logits).mean(dim=0) for item in range(self.num_items)]
@@ -140,7 +153,7 @@ class PlackettLuce:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> PlackettLuce:
-        """Return the distribution restored from the data that `state_dict()` returned."""
+        """Return the distribution described by data that `state_dict()` returned."""
         arguments = dict(state)
         for name in state.keys() & STATE_TENSORS:
             arguments[name] = torch.tensor(state[name], dtype=torch.float64)
@@ -152,19 +165,22 @@ class PlackettLuce:
         return draws.reshape(shape)
 
     def _truncate(self, orderings: Tensor, lengths: Tensor | int) -> Tensor:
-        """Return the first `lengths` items of orderings, padded to ``[..., k]``."""
+        """Return the first items of orderings, padded to ``[..., k]``.
+
+        `lengths` holds the number of items to return from each ordering.
+        """
         positions = torch.arange(self.length, device=orderings.device)
         return orderings[..., : self.length].masked_fill(positions >= lengths, NOT_SHOWN)
 
 
 def padded(rankings: Sequence[Sequence[int]], width: int) -> Tensor:
-    """Return rankings of different lengths as one padded tensor ``[m, width]``."""
+    """Return rankings, which may differ in length, as one padded tensor ``[m, width]``."""
     rows = [[*ranking] + [NOT_SHOWN] * (width - len(ranking)) for ranking in rankings]
     return torch.tensor(rows, dtype=torch.long).view(len(rows), width)
 
 
 def item_positions(rankings: Tensor, num_items: int) -> Tensor:
-    """Return the position of each item, ``[..., n]``. Items that are not shown have position n."""
+    """Return the position of each item, ``[..., n]``. Items that are not in a ranking have position n."""
     positions = torch.arange(rankings.shape[-1], device=rankings.device)
     # The extra column absorbs the positions of the padding.
     columns = rankings.where(rankings != NOT_SHOWN, num_items)
@@ -173,14 +189,14 @@ def item_positions(rankings: Tensor, num_items: int) -> Tensor:
 
 
 def log_probabilities(logits: Tensor, rankings: Tensor) -> Tensor:
-    """Return the log-probability of each ranking ``[..., k]`` as the beginning of an ordering."""
+    """Return the log-probability that an ordering of all items begins with each ranking ``[..., k]``."""
     num_items = logits.shape[-1]
     positions = item_positions(rankings, num_items)
     orderings = positions.argsort(dim=-1, stable=True)
     shape = torch.broadcast_shapes(orderings.shape, logits.shape)
     placed = logits.expand(shape).gather(-1, orderings.expand(shape))
-    # PLR Eq. 2: factor r normalises over the items not yet placed. These are a suffix of the
-    # ordering, so a reversed logcumsumexp gives all denominators.
+    # In PLR Eq. 2, the probability of each item is normalized over the items not yet drawn. These
+    # are a suffix of the ordering, so calculate all denominators using a reversed logcumsumexp.
     remaining = placed.flip(-1).logcumsumexp(dim=-1).flip(-1)
     lengths = (positions < num_items).sum(dim=-1, keepdim=True)
     is_shown = torch.arange(num_items, device=rankings.device) < lengths

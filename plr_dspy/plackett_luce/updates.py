@@ -1,6 +1,8 @@
-"""Update rules, which refit a distribution to elites ``[m, n]`` (PLR Algorithm 1).
+"""Update rules, which refit a Plackett-Luce distribution to the best orderings of a round.
 
-Elites that show only some items are padded with -1. Rules learn only from the items shown.
+These orderings are called the elites (PLR Algorithm 1). They are the rows of a tensor ``[m, n]``.
+Elites that show only some of the n items are padded with -1. An update rule learns only from
+the items shown.
 """
 
 from dataclasses import field
@@ -25,13 +27,16 @@ EPSILON = 1e-8
 
 @runtime_checkable
 class UpdateRule(Protocol):
-    """The interface of an update rule. `PLFewShot` also requires the attribute `smoothing`."""
+    """The interface of an update rule.
+
+    `PLFewShot` also requires the attribute `smoothing`, a number from 0 to 1.
+    """
 
     name: ClassVar[str]
 
     @property
     def weighted(self) -> bool:
-        """Whether a search weights the elites by their scores."""
+        """Whether the search passes the elites' scores as weights to `update()`."""
 
     def initial(self, num_items: int) -> PlackettLuce:
         """Return the uniform distribution over orderings of `num_items` items, in float64."""
@@ -44,7 +49,7 @@ class UpdateRule(Protocol):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class _Rule:
-    """The settings that all rules share."""
+    """The settings that all of this module's update rules share."""
 
     smoothing: float = Field(default=0.7, gt=0, le=1)
     clip: float = Field(default=20.0, gt=0)
@@ -54,19 +59,22 @@ class _Rule:
         return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
 
     def _project(self, logits: Tensor) -> Tensor:
-        """Centre the logits, then clip them."""
-        return _centred(logits).clamp(-self.clip, self.clip)
+        """Return the logits, centered and then clipped."""
+        return _centered(logits).clamp(-self.clip, self.clip)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RankEMA(_Rule):
-    """An exponential moving average towards the elites' mean ranks (the EMA update of PLR).
+    """An update rule that moves the logits towards the elites' mean ranks (the EMA update of PLR).
+
+    The logits are an exponential moving average.
 
     Attributes:
-        smoothing: Weight of the new target in the average, from 0 to 1.
-        temperature: Divisor of the ranks; a smaller divisor makes the update greedier.
+        smoothing: Weight of the new target in the average, above 0 and at most 1.
+        temperature: Number by which ranks are divided. With a smaller number, the distribution
+            becomes more concentrated.
         clip: Maximum absolute value of a logit.
-        weighted: Whether a search weights the elites by their scores.
+        weighted: Whether elites with higher scores have larger weights.
     """
 
     name: ClassVar[str] = "ema"
@@ -85,16 +93,16 @@ class RankEMA(_Rule):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MixtureEM(_Rule):
-    """A smoothed expectation-maximisation step for a mixture (the EM update of PLR).
+    """An update rule that fits a mixture using one expectation-maximization step (the EM update of PLR).
 
-    Deviation: Equal components would stay equal forever, so the first step assigns each elite
-    to a single component.
+    Deviation from PLR: Equal components would stay equal forever, so the first step assigns each
+    elite to a single component.
 
     Attributes:
-        num_components: Number of Plackett-Luce components, C.
-        weight_floor: Minimum weight of a component before normalisation.
-        num_steps, learning_rate: Number and size of the steps of Adam.
-        l2: Penalty on the squared logits.
+        num_components: Number of Plackett-Luce components, c.
+        weight_floor: Minimum weight of a component before weights are normalized.
+        num_steps, learning_rate: Number of steps of Adam, and their learning rate.
+        l2: Factor of the penalty on the squared logits.
         smoothing, clip, weighted: As in `RankEMA`.
     """
 
@@ -113,9 +121,11 @@ class MixtureEM(_Rule):
         return PlackettLuce(logits, weights=weights)
 
     def fit(self, logits: Tensor, elites: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Maximise sum_m w_m log Pr(pi_m) - l2/2 |logits|^2 by Adam, from logits ``[n]`` or ``[c, n]``.
+        """Return the logits with the maximum penalized likelihood of the elites.
 
-        Weights are ``[m]`` or ``[c, m]``; None means 1.
+        Starting from logits ``[n]`` or ``[c, n]``, Adam maximizes the sum of weighted
+        log-probabilities of the elites minus ``l2 / 2`` times the squared norm of the logits.
+        Weights have the shape ``[m]`` or ``[c, m]``. None means that all weights are 1.
         """
         weights = logits.new_ones(len(elites)) if weights is None else weights.to(logits)
         positions = item_positions(elites, elites.shape[-1])
@@ -140,7 +150,7 @@ class MixtureEM(_Rule):
             shares = weights * _responsibilities(distribution, elites)  # PLR, E-step
         fitted = self.fit(distribution.logits, elites, shares)  # PLR, MLE update or M-step
         mixed = (1.0 - self.smoothing) * distribution.logits + self.smoothing * fitted
-        updated = distribution.copy(logits=_centred(mixed))
+        updated = distribution.copy(logits=_centered(mixed))
         if distribution.weights is None:
             return updated
         explained = shares.sum(dim=-1) / weights.sum()  # PLR, M-step of the weights
@@ -150,9 +160,9 @@ class MixtureEM(_Rule):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MaximumLikelihood(MixtureEM):
-    """A smoothed maximum-likelihood fit to the elites (the MLE update of PLR).
+    """An update rule that fits one Plackett-Luce distribution to the elites (the MLE update of PLR).
 
-    This is `MixtureEM` with one component.
+    The rule is `MixtureEM` with one component.
     """
 
     name: ClassVar[str] = "mle"
@@ -161,13 +171,17 @@ class MaximumLikelihood(MixtureEM):
 
 
 def _likelihood_gradient(theta: Tensor, positions: Tensor, weights: Tensor) -> Tensor:
-    """Return the gradient of sum_m w_m log Pr(pi_m | theta) (PLR Eq. 2)."""
+    """Return the gradient of the elites' weighted log-likelihood with respect to the logits `theta`.
+
+    The likelihood is that of PLR Eq. 2.
+    """
     last = positions.shape[-1] - 1
     orderings = positions.argsort(dim=-1, stable=True)
     is_shown = positions <= last
-    # Each item contributes 1 if it is shown, minus the sum of its probabilities of being drawn
-    # at the positions up to its own.
-    tiny = torch.finfo(theta.dtype).tiny  # keeps all sums above 0
+    # The derivative for an item is the sum of one term for each elite. The term is 1 if the item is
+    # shown, else 0, minus the probabilities of drawing the item at each position up to its own.
+    # Small strengths may be rounded to 0, so clamp them to keep all denominators above 0.
+    tiny = torch.finfo(theta.dtype).tiny
     strengths = (theta - theta.amax(dim=-1, keepdim=True)).exp().clamp_min(tiny)
     remaining = strengths[..., orderings].flip(-1).cumsum(dim=-1).flip(-1)  # [*c, m, n]
     inverse = (is_shown.gather(-1, orderings) / remaining).cumsum(dim=-1)
@@ -177,7 +191,7 @@ def _likelihood_gradient(theta: Tensor, positions: Tensor, weights: Tensor) -> T
 
 
 def _responsibilities(mixture: PlackettLuce, elites: Tensor) -> Tensor:
-    """Return each component's responsibility for each elite, ``[c, m]`` (PLR, E-step)."""
+    """Return the probability that each component generated each elite, ``[c, m]`` (PLR, E-step)."""
     assert mixture.weights is not None
     logits = mixture.logits
     if len(logits) > 1 and bool((logits == logits[0]).all()):
@@ -187,17 +201,23 @@ def _responsibilities(mixture: PlackettLuce, elites: Tensor) -> Tensor:
 
 
 def _cluster(elites: Tensor, num_clusters: int) -> Tensor:
-    """Assign each elite to one cluster, ``[c, m]``. The cluster centres are elites that are far apart."""
+    """Return a matrix ``[c, m]`` that is 1 where an elite belongs to a cluster, else 0.
+
+    Each elite belongs to one cluster. The centers of the clusters are elites that are far apart.
+    """
     ranks = tied_ranks(elites)
-    by_centre = log_probabilities(-ranks[:1], elites)[None]
-    while len(by_centre) < num_clusters:
-        farthest = by_centre.amax(dim=0).argmin()
-        by_centre = torch.cat([by_centre, log_probabilities(-ranks[farthest], elites)[None]])
-    return one_hot(by_centre.argmax(dim=0), num_clusters).T
+    by_center = log_probabilities(-ranks[:1], elites)[None]
+    while len(by_center) < num_clusters:
+        farthest = by_center.amax(dim=0).argmin()
+        by_center = torch.cat([by_center, log_probabilities(-ranks[farthest], elites)[None]])
+    return one_hot(by_center.argmax(dim=0), num_clusters).T
 
 
 def tied_ranks(rankings: Tensor) -> Tensor:
-    """Return ranks ``[m, n]``, counted from 0. Items that are not shown share the mean of the remaining ranks."""
+    """Return the rank of each item, counted from 0, ``[m, n]``.
+
+    Items that are not shown are tied, so they all get the mean of the remaining ranks.
+    """
     num_items = rankings.shape[-1]
     positions = item_positions(rankings, num_items)
     is_shown = positions < num_items
@@ -206,11 +226,13 @@ def tied_ranks(rankings: Tensor) -> Tensor:
 
 
 def update_rule(update: str | UpdateRule) -> UpdateRule:
-    """Return the rule with this name ("ema", "mle" or "mixture"), or the rule that was passed.
+    """Return the update rule with the given name, which is "ema", "mle" or "mixture".
+
+    If `update` is an update rule instead of a name, return it.
 
     Raises:
-        ValueError: If no rule has this name.
-        TypeError: If the argument is neither a name nor a rule.
+        ValueError: If no update rule has this name.
+        TypeError: If `update` is neither a name nor an update rule.
     """
     rules = {rule.name: rule for rule in (RankEMA, MaximumLikelihood, MixtureEM)}
     names = ", ".join(map(repr, rules))
@@ -225,26 +247,26 @@ def update_rule(update: str | UpdateRule) -> UpdateRule:
 
 
 def smoothing_of(update: UpdateRule) -> float:
-    """Return the rule's attribute `smoothing`. Raise a TypeError if the attribute is not a number."""
+    """Return the update rule's attribute `smoothing`. Raise a TypeError unless it is a number."""
     smoothing = getattr(update, "smoothing", None)
     if not isinstance(smoothing, (int, float)):
         raise TypeError(
-            f"update must have a number as its attribute 'smoothing' if demos are chosen; got {update!r}: pass "
-            "update='mle', or add the attribute, with a value from 0 to 1"
+            f"update must have a number as its attribute 'smoothing' if demos are chosen; got {smoothing!r} for "
+            f"{update!r}: pass update='mle', or set the attribute to a number from 0 to 1"
         )
     return smoothing
 
 
 def _weights_of(elites: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
-    """Return the weights ``[m]``, by default 1, with the dtype of the logits."""
+    """Return the elites' weights ``[m]`` in the dtype of `like`. If `weights` is None, all weights are 1."""
     if weights is None:
         return like.new_ones(len(elites))
     if weights.shape != elites.shape[:1] or not (weights >= 0).all() or not weights.any():
         raise ValueError(
-            f"weights must be numbers >= 0, one for each elite and at least one above 0; got {weights}"
+            f"weights must be numbers >= 0, one for each elite, and at least one must be above 0; got {weights}"
         )
     return weights.to(like)
 
 
-def _centred(logits: Tensor) -> Tensor:
+def _centered(logits: Tensor) -> Tensor:
     return logits - logits.mean(dim=-1, keepdim=True)

@@ -42,7 +42,7 @@ PendingCalls: TypeAlias = deque[tuple[CallKey, Candidate | None]]
 WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
 PROVIDER_PACKAGES = ("dspy", "lm15", "litellm", "openai")
 CACHED_TOKENS = ("cached_tokens", "cache_creation_tokens")  # kinds of prompt tokens that have their own price
-SECONDS_AFTER_INTERRUPT = 2.0
+SECONDS_AFTER_INTERRUPT = 2.0  # maximum wait for running calls after an interrupt
 FAILED_SHARE = 0.05  # share of calls that may fail, unless DSPy's max_errors allows more
 
 
@@ -63,9 +63,9 @@ class MetricWork:
     """The work of making program calls on examples and scoring them with a metric.
 
     Args:
-        metric: A metric by example or over a set.
+        metric: A metric over a set, or a metric that scores each example.
         examples: Examples with inputs and labels.
-        labels: Labels that the output's type allows. Only metrics over a set use them.
+        labels: Labels that the output's type allows. Only metrics over a set use this argument.
     """
 
     signal: Signal | None = None  # kind of results that a search learns from
@@ -82,7 +82,10 @@ class MetricWork:
             self.influence = ConfusionScores(self._over_set, self._over_set.right_labels(examples), labels)
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Call a program and score its answer. Raise `WrongAnswer` if the program returns no valid answer."""
+        """Call a program and score its answer.
+
+        Raise `WrongAnswer` if the program returns no valid answer.
+        """
         return self._scored(example, self._answered(program, example))
 
     def answering(self, program: dspy.Module, revision: Revision | None) -> dspy.Module:
@@ -90,7 +93,7 @@ class MetricWork:
         return program
 
     def _answered(self, program: dspy.Module, example: int) -> Any:
-        # The program may modify its inputs.
+        # The program may modify its inputs, so pass a copy.
         inputs = own_copy(self.examples[example]).inputs()
         original = dict(self.examples[example].inputs().items())
         try:
@@ -110,8 +113,8 @@ class MetricWork:
     def _judged(self, example: int, prediction: Any) -> object:
         """Return the metric's result for an answer."""
         if dspy.settings.track_usage and isinstance(prediction, dspy.Prediction):
-            # Metrics may read the token usage, which DSPy does not set while another tracker
-            # is active.
+            # Metrics may read the token usage. DSPy does not set it while another tracker is
+            # active, so set it here.
             prediction.set_lm_usage(dspy.settings.usage_tracker.get_total_tokens())
         return self._metric(own_copy(self.examples[example]), prediction)
 
@@ -130,7 +133,10 @@ def _callers() -> list[Any]:
 
 
 def error_name(error: BaseException) -> str:
-    """Return an exception's class name, prefixed with its package if a provider's error has the same name."""
+    """Return the name of an exception's class.
+
+    If a provider's error has the same name, prefix the name with the exception's package.
+    """
     name = type(error).__name__
     package = type(error).__module__.partition(".")[0]
     if cause_of(name) is None or package in PROVIDER_PACKAGES:
@@ -156,14 +162,15 @@ class ProgramEvaluator:
     Args:
         slots: Builds a program for each candidate. May be replaced between calls.
         work: Makes and scores a call.
-        names: Names of the examples, for messages.
+        names: Names of the examples to show in messages.
         log: Stores the call records, on disk if it has a path.
-        num_threads: Maximum number of concurrent calls; None uses DSPy's setting.
-        max_errors: The run ends when calls have failed on this many examples. None uses
-            DSPy's setting or 5% of the calls made, whichever is larger.
+        num_threads: Maximum number of concurrent calls. If None, DSPy's setting is used.
+        max_errors: The run ends when calls have failed on this many examples. If None, the
+            number is the larger of DSPy's setting and 5% of the calls made.
         on_cell: A function to call after each program call.
         budget: Decides whether another call may start.
-        interrupted: An event that an interrupt sets. The program may swallow the exception.
+        interrupted: An event that is set after an interrupt. It ends the run even if the
+            program swallows the KeyboardInterrupt.
     """
 
     def __init__(
@@ -207,9 +214,9 @@ class ProgramEvaluator:
     def pay(self, cells: Mapping[CallKey, Candidate | None]) -> None:
         """Start these calls in the given order until the budget is spent.
 
-        If a key has no ordering, `work` runs its own program. Raise KeyboardInterrupt after an
-        interrupt. Raise the last error if the failures reach `max_errors`, or if all further
-        calls would fail in the same way.
+        If a key is mapped to None instead of a candidate, `work` runs its own program. Raise
+        KeyboardInterrupt after an interrupt. Raise the last error if the failures reach
+        `max_errors`, or if all further calls would fail in the same way.
         """
         self.log.begin_batch()
         orderings = {ordering for ordering in cells.values() if ordering is not None}
@@ -220,7 +227,7 @@ class ProgramEvaluator:
         while pending and self.budget.needs_one:
             self._call_all(deque([pending.popleft()]), programs)
         if self._num_threads == 1:
-            # The program may use objects that only work in this thread.
+            # Use no other thread, because the program may use objects that only work in this one.
             self._call_all(pending, programs)
         else:
             self._call_in_threads(pending, programs)
@@ -229,10 +236,12 @@ class ProgramEvaluator:
         if self._ended_by is not None:
             raise self._ended_by
         if self.budget.unpriced:
-            raise UserError(f"max_cost needs {self.budget.unpriced}: pass max_metric_calls instead")
+            raise UserError(
+                f"max_cost cannot be applied, because {self.budget.unpriced} is unknown: pass max_metric_calls instead"
+            )
 
     def _call_each_rival(self, pending: PendingCalls, programs: Mapping[Candidate, dspy.Module]) -> None:
-        """Call each rival once before all other calls, because the price of its model is unknown."""
+        """Call each rival once before all other calls, so that the budget knows what a call costs."""
         for rival in [
             rival for rival in self.slots.rivals if rival in programs and rival not in self._priced
         ]:
@@ -299,7 +308,7 @@ class ProgramEvaluator:
             tokens = usage.counts()
             self.budget.end(tokens)
             if not self.log.add(key, record, tokens):
-                return  # The compile ended before this call finished.
+                return  # The compile run ended before this call finished.
             with self._lock:
                 if failure is not None:
                     self._handle_failure(failure, example, ordering, f"{record.error}: {record.message}")
@@ -360,7 +369,10 @@ class Usage(UsageTracker):
         super().add_usage(lm, usage_entry if has_usage else {UNCOUNTED: 1})
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return token counts by model and kind. Prompt tokens include cached tokens."""
+        """Return the number of tokens of each kind for each model.
+
+        Prompt tokens include cached tokens.
+        """
         counts = {}
         for model, usage in self.get_total_tokens().items():
             numbers = {
@@ -399,7 +411,7 @@ def calls_on(
     """Call an unmodified program on `number` examples. Return the records and the evaluator.
 
     Call the program on the first `n` examples for each `n` in `first`, then on all examples.
-    After each of these steps, pass all records so far to `check`. With `called="input"`,
+    After each of these steps, pass all records so far to `check`. If `called` is "input",
     messages name the examples "input 0", "input 1" and so on.
     """
     slots = ProgramSlots(program)

@@ -96,7 +96,7 @@ class Checked:
     display_progress: "Flag" = True
 
     def check_together(self) -> None:
-        """Raise a ValueError if arguments conflict."""
+        """Do nothing. Subclasses override this method to raise a ValueError if arguments conflict."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if name not in type(self).__pydantic_fields__:  # type: ignore[attr-defined]
@@ -116,7 +116,7 @@ class Checked:
 
 @contextmanager
 def _one_line_errors(checked_class: Any, values: Mapping[str, object]) -> Iterator[None]:
-    """Replace a pydantic error by one line that names each invalid argument and shows its value.
+    """Replace a pydantic error with one line that names each invalid argument and shows its value.
 
     If a field has a description, this description replaces pydantic's message.
     """
@@ -152,13 +152,16 @@ def check_module(program: object, name: str) -> None:
 
 
 def check_given(student: Any, *, name: str = "student", to_order: bool = True, **datasets: Any) -> None:
-    """Raise an error if a program cannot run on these examples with DSPy's current settings.
+    """Raise an error if a program cannot run on the given examples.
+
+    The check depends on DSPy's current settings, such as the LM. If `to_order`, also warn about
+    demos that JSON cannot store.
 
     Args:
         student: The program to check.
         name: The program's name in messages.
         to_order: Whether the program must have predictors that can hold demos.
-        datasets: Lists of examples, by their names in messages.
+        datasets: Lists of examples. Messages call each list by its keyword, such as "trainset".
     """
     check_module(student, name)
     forward = function_of(student)
@@ -202,7 +205,7 @@ def _check_examples(student: dspy.Module, dataset: str, examples: Sequence[dspy.
 
 
 def needed_inputs(program: dspy.Module) -> dict[str, Any]:
-    """Return the types of a program's required inputs, by name."""
+    """Return a dict that maps the names of a program's required inputs to their types."""
     return {name: value.annotation for name, value in program_inputs(program).items() if value.is_required}
 
 
@@ -214,7 +217,7 @@ class ProgramInput(NamedTuple):
 
 
 def program_inputs(program: dspy.Module) -> dict[str, ProgramInput]:
-    """Return a program's inputs by name.
+    """Return a dict that maps the names of a program's inputs to the inputs.
 
     If the program is a single predictor, the inputs are those of its signature. Otherwise, they
     are the parameters of `forward`.
@@ -230,7 +233,7 @@ def program_inputs(program: dspy.Module) -> dict[str, ProgramInput]:
 
 
 def predictor_inputs(predictor: dspy.Predict) -> dict[str, ProgramInput]:
-    """Return the inputs of a predictor's signature, by name."""
+    """Return a dict that maps the names of a predictor's inputs to the inputs."""
     inputs = {}
     for name, field in predictor.signature.input_fields.items():
         is_required = field.is_required() and not annotation_allows_none(field.annotation)
@@ -239,12 +242,15 @@ def predictor_inputs(predictor: dspy.Predict) -> dict[str, ProgramInput]:
 
 
 def is_single_step(program: dspy.Module) -> bool:
-    """Return whether a program is a single predictor, so that its signature defines the inputs."""
+    """Return whether a program is a single predictor. If so, its signature defines the inputs."""
     return isinstance(program, (dspy.Predict, dspy.ChainOfThought))
 
 
 def json_obstacle(program: dspy.Module) -> str:
-    """Return a message about the first demo that JSON cannot store, or an empty string if there is none."""
+    """Return a message about the first demo that JSON cannot store.
+
+    Return an empty string if JSON can store all demos.
+    """
     for name, predictor in program.named_predictors():
         for i, demo in enumerate(predictor.demos):
             for field, value in demo.items():

@@ -1,4 +1,4 @@
-"""Copies of programs that share models and data, and a function that finds a program's models."""
+"""Functions that copy a program without its models and data, and find its models."""
 
 import copy
 import sys
@@ -31,7 +31,10 @@ class ProgramFactory:
         self._shared = _shared_parts(program)
 
     def build(self, demos: dict[str, list[Any]]) -> dspy.Module:
-        """Return a copy of the program with these demos by predictor. Other predictors keep their demos."""
+        """Return a copy of the program with the given demos.
+
+        `demos` maps the names of predictors to their demos. Other predictors keep their demos.
+        """
         program: dspy.Module = copy.deepcopy(self._program, dict(self._shared))
         for name, predictor in program.named_predictors():
             predictor.demos = list(demos.get(name, predictor.demos))
@@ -58,7 +61,7 @@ def attributes(value: Any) -> dict[str, Any]:
 
 
 def _shared_parts(program: dspy.Module) -> dict[int, Any]:
-    """Return the objects that all copies of a program share, by id."""
+    """Return the objects that all copies of a program share, keyed by `id`."""
     values, holders = _reachable(program)
     copied = {key: value for key, value in values.items() if isinstance(value, BaseModule)}
     pending = list(copied)
@@ -81,7 +84,10 @@ def _shared_parts(program: dspy.Module) -> dict[int, Any]:
 
 
 def _reachable(program: Any) -> tuple[dict[int, Any], dict[int, list[int]]]:
-    """Return the objects that a program refers to, and the ids of the objects that hold each of them."""
+    """Return the objects that a program refers to, and the holders of each object.
+
+    Both dicts are keyed by `id`. The second dict contains the ids of the holders.
+    """
     values: dict[int, Any] = {id(program): program}
     holders: dict[int, list[int]] = defaultdict(list)
     pending: list[Any] = [program]

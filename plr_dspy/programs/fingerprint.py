@@ -31,13 +31,13 @@ from plr_dspy.programs.copying import attributes, is_language_model
 logger = logging.getLogger(__name__)
 
 ATOMS = (type(None), bool, int, float, str, bytes)
-# Names of settings for connecting to a model, which do not affect scores.
+# Names of connection settings. They do not affect scores, so digests omit them.
 ACCESS = re.compile(
     r"key|secret|password|token$|credential|url|api_base|endpoint|region|headers|timeout|retries|cache"
 )
 ADDRESS = re.compile(r"api_base|base_url|endpoint")  # names of settings with the address of a model's server
 SECRET = re.compile(r"api_key|secret|password|token$|credential")  # names of private attributes to omit
-# Attributes of DSPy objects that do not affect scores, or that vary by rounding errors.
+# Attributes of DSPy objects that do not affect scores, or that vary because of rounding errors.
 IGNORED = ("callbacks", "history", "corpus_embeddings", "index")
 
 
@@ -88,7 +88,7 @@ class _Digests:
             return _hash([name, value])
         if id(value) in self._known:
             return self._known[id(value)][1]
-        self._known[id(value)] = (value, name)  # A value may contain itself.
+        self._known[id(value)] = (value, name)  # Prevent endless recursion if the value contains itself.
         try:
             result = _hash([name, self._content(value)])
         except Exception:  # User attributes may raise, and some objects cannot be pickled.
@@ -252,7 +252,10 @@ def _global_variables(function: FunctionType) -> dict[str, object]:
 
 
 def _names(code: CodeType) -> tuple[set[str], set[str]]:
-    """Return the names of the globals that code and its nested code read, and all names in the code."""
+    """Return the names of the globals that code reads, and all names in the code.
+
+    Both sets include names in nested code, such as inner functions.
+    """
     global_names = {
         step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
     }

@@ -44,13 +44,14 @@ class InstructionChoices:
 
 
 def given_instructions(program: dspy.Module, given: GivenInstructions) -> dict[str, list[Instruction]]:
-    """Return the user's instructions by predictor."""
+    """Return a dict that maps predictors to the instructions that the user passed for them."""
     names = [name for name, _ in program.named_predictors()]
     if not isinstance(given, Mapping):
         if len(names) > 1:
             raise UserError(
-                f"instructions must be a dict by predictor, because the student has {len(names)} predictors; got "
-                f"{type(given).__name__}: pass instructions={{{names[0]!r}: [...]}}, with names from {names}"
+                "instructions must be a dict that maps predictor names to lists of texts, because the student has "
+                f"{len(names)} predictors; got {type(given).__name__}: pass instructions={{{names[0]!r}: [...]}}, with "
+                f"names from {names}"
             )
         given = {names[0]: given}
     unknown = [name for name in given if name not in names]
@@ -67,7 +68,7 @@ def given_instructions(program: dspy.Module, given: GivenInstructions) -> dict[s
 
 
 def stand_in_instructions(program: dspy.Module, number: int, rivals: Sequence[Rival]) -> InstructionChoices:
-    """Return placeholders for proposed instructions, followed by the rivals' instructions."""
+    """Return placeholders for `number` proposed instructions, followed by the rivals' instructions."""
     stand_ins = [Instruction(f"{PLACEHOLDER} {i}", PLACEHOLDER) for i in range(number)]
     by_predictor = {name: stand_ins for name, _ in program.named_predictors()}
     choices = usable_instructions(program, by_predictor, rivals=rivals, max_tokens=math.inf)
@@ -89,8 +90,8 @@ def usable_instructions(
 ) -> InstructionChoices:
     """Return the instructions that change a predictor's prompt, and the instructions that cannot be used.
 
-    The program's own instructions come first, followed by `known`, which are usable, and
-    `instructions`. The instructions of rivals' matching predictors come last.
+    The program's own instructions come first, followed by `known`, which are known to be usable,
+    and `instructions`. The instructions of rivals' matching predictors come last.
     """
     by_predictor = {}
     dropped = {}

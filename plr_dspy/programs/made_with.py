@@ -33,7 +33,7 @@ def other_settings(predictors: Iterable[dspy.Predict]) -> list[str]:
     for predictor in predictors:
         settings = settings_of(predictor)
         if dspy.settings.adapter is None and dspy.settings.lm is None:
-            del settings["adapter"]  # Nothing is configured yet.
+            del settings["adapter"]  # DSPy is not configured yet, so the adapter may still change.
         for record in filter(_is_record, predictor.traces):
             for name, current in settings.items():
                 before = record[RECORD].get(name)

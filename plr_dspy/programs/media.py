@@ -1,4 +1,4 @@
-"""Images, audio clips and files in values. DSPy embeds them in text, between two identifiers."""
+"""Functions for images, audio clips and files, which DSPy embeds in text between two identifiers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,7 +10,8 @@ from plr_dspy.dspy_compat import (
     split_message_content_for_custom_types,
 )
 
-# Token counts use this image for all parts that are not text, because litellm does not support audio.
+# Token counts replace all parts that are not text with this image, because litellm cannot count the
+# tokens of audio.
 PLACEHOLDER_IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 
 
@@ -25,12 +26,12 @@ def replaced_in(text: str, replacement: Callable[[str], str]) -> str:
 
 
 def text_without(value: Any) -> str:
-    """Return a value as text, without images, audio and files."""
+    """Return a value as text after removing embedded images, audio clips and files."""
     return replaced_in(str(serialize_object(value)), lambda data: "")
 
 
 def countable(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return messages with a placeholder for each part that is not text."""
+    """Return messages with a placeholder image for each part that is not text."""
     countable_messages: list[Mapping[str, Any]] = []
     for message in messages:
         content = message.get("content")

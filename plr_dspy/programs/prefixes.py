@@ -21,13 +21,13 @@ from plr_dspy.search.space import Candidate
 # at a time lowers the ratio.
 NEW_SHARE = 0.4
 
-Prefix: TypeAlias = dict[str, list[str]]  # messages before the inputs, by predictor
+Prefix: TypeAlias = dict[str, list[str]]  # for each predictor, the messages before the inputs
 
 
 class PromptPrefixes:
-    """Counts of the tokens that candidates' prompts share, by GPT-4o's tokenizer.
+    """Counts of the tokens that candidates' prompts share.
 
-    Each predictor is assumed to have its own cache.
+    Tokens are counted with GPT-4o's tokenizer. Each predictor is assumed to have its own cache.
 
     Args:
         build: Returns a candidate's program.
@@ -51,7 +51,7 @@ class PromptPrefixes:
         return num_tokens
 
     def num_new(self, calls: Iterable[tuple[Candidate, Tokens]]) -> int | None:
-        """Return the number of uncached prompt tokens if calls are made in this order.
+        """Return the number of uncached prompt tokens if calls are made in the given order.
 
         Return None if the tokens of a reply were not counted.
         """

@@ -15,15 +15,18 @@ Programs: TypeAlias = Mapping[str, dspy.Module] | Sequence[dspy.Module]
 
 
 def named_programs(programs: Programs, *, min_number: int = 1) -> dict[str, dspy.Module]:
-    """Return programs by name. Programs in a list are named "program 1", "program 2" and so on."""
+    """Return a dict that maps names to programs.
+
+    Programs in a list are named "program 1", "program 2" and so on.
+    """
     if isinstance(programs, Mapping):
         named = dict(programs)
     elif isinstance(programs, Sequence) and not isinstance(programs, (str, bytes)):
         named = {f"program {number}": program for number, program in enumerate(programs, start=1)}
     else:
         raise UserTypeError(
-            f"programs must be a dict from names to programs, or a list of programs; got {type(programs).__name__}: "
-            'pass {"name": program, ...}'
+            "programs must be a dict that maps names to programs, or a list of programs; got "
+            f'{type(programs).__name__}: pass {{"name": program, ...}}'
         )
     for name in named:
         if not isinstance(name, str) or not name.strip():
@@ -32,13 +35,15 @@ def named_programs(programs: Programs, *, min_number: int = 1) -> dict[str, dspy
             )
     if len(named) < min_number:
         raise UserError(
-            f"programs must have a length of at least {min_number}; got {len(named)}: add programs"
+            f"the number of programs must be at least {min_number}; got {len(named)}: add programs"
         )
     return named
 
 
 class Rival:
-    """One of the user's other programs. It competes with the search's candidates, and is never changed.
+    """One of the user's other programs.
+
+    The program competes with the search's candidates and is never changed.
 
     Args:
         name: The program's name in reports.
@@ -90,7 +95,10 @@ class Rival:
         return [demo for predictor in self.predictors for demo in predictor.demos]
 
     def leaked(self, examples: Examples) -> list[dspy.Example]:
-        """Return the examples that the demos show, because the program may copy the answers from its demos."""
+        """Return the examples that the program's demos show.
+
+        The program may copy the answers to these examples from its demos.
+        """
         input_names: set[str] = set()
         for predictor in self.predictors:
             input_names.update(predictor.signature.input_fields)

@@ -46,11 +46,11 @@ class Slot:
 
     Attributes:
         predictor: Name of the predictor in the program.
-        demos: The demos in their original order. In a pool, the student's own come first.
+        demos: The demos in their original order. In a pool, the student's own demos come first.
         blocks: Groups of indices of demos that can swap places. Most adapters show incomplete
             demos before complete demos, so these are separate groups.
-        classes: The class of each demo, by block. Demos of one class have the same answer.
-        kinds: The kind of each demo, by block. Demos of one kind are identical in a prompt.
+        classes: For each block, the classes of its demos. Demos of one class have the same answer.
+        kinds: For each block, the kinds of its demos. Demos of one kind are identical in a prompt.
         pool: The pooled demos; empty if only the order varies.
     """
 
@@ -78,7 +78,10 @@ class PromptSlots(ABC):
         self._factory = ProgramFactory(program)
 
     def permutations(self, candidate: Candidate) -> dict[str, list[int]]:
-        """Return the demo indices of each slot in prompt order. The lists are empty for whole programs."""
+        """Return the indices of each predictor's demos in prompt order.
+
+        The lists are empty for whole programs.
+        """
         if isinstance(candidate, WholeProgram) or candidate == WITHOUT_DEMOS:
             return {slot.predictor: [] for slot in self.slots}
         return self._permutations(candidate)
@@ -87,7 +90,11 @@ class PromptSlots(ABC):
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]: ...
 
     def showing(self, share: float) -> Candidate:
-        """Return the original order. Subclasses that choose demos return a candidate with this share of them."""
+        """Return the original order.
+
+        Subclasses that choose demos return a candidate that shows this share of the maximum number
+        of demos.
+        """
         return self.space.identity
 
     def demos(self, ordering: Candidate) -> dict[str, list[Any]]:
@@ -100,15 +107,18 @@ class PromptSlots(ABC):
 
     @property
     def classes(self) -> tuple[tuple[int, ...], ...]:
-        """The class of each item in the space, by block."""
+        """For each block of the search space, the classes of its items."""
         return tuple(classes for slot in self.slots for classes in slot.classes)
 
     def instructions(self, candidate: Candidate) -> dict[str, int]:
-        """Return an empty dict. Subclasses that choose instructions return each predictor's index."""
+        """Return an empty dict.
+
+        Subclasses that choose instructions return the index of each predictor's instruction.
+        """
         return {}
 
     def shown(self, ordering: Candidate) -> dict[str, list[int]]:
-        """Return the demo indices of each slot in prompt order, without demos that no prompt shows."""
+        """Return the indices of the demos that each predictor's prompts show, in prompt order."""
         return self.permutations(ordering)
 
     def num_demos(self, candidate: Candidate) -> int:
@@ -124,7 +134,10 @@ class PromptSlots(ABC):
         return self._factory.build(self.demos(candidate))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of a candidate's prompts for these inputs. For a rival, return its own digest."""
+        """Return a digest of a candidate's prompts for the given inputs.
+
+        For a rival, return the digest of the rival's program.
+        """
         if candidate in self.rivals:
             return self.rivals[candidate].digest
         return self._digest(self.demos(candidate))
@@ -151,7 +164,7 @@ def _without_sets(demo: Any) -> dict[str, Any]:
 
 
 class WholeProgramSlots(PromptSlots):
-    """Whole programs to compare. The first is kept unless another program is better."""
+    """Whole programs to compare. The first program is kept unless another program is better."""
 
     slots = ()
 
@@ -239,12 +252,32 @@ def _blocks(
     return tuple(blocks)
 
 
+def _own_items(slot: Slot) -> tuple[int, ...]:
+    """Return the indices of the student's own demos, which come first in a slot's pool."""
+    return tuple(range([pooled.origin for pooled in slot.pool].count(OWN)))
+
+
+def _too_many_tokens(
+    least_tokens: int, max_tokens: int | None, min_demos: int, *, has_quotas: bool
+) -> UserError:
+    """Return the error that the shortest arrangement exceeds the token limit."""
+    reason = f"{min_demos=}"
+    fix = "min_demos"
+    if has_quotas:
+        reason += " and min_per_class"
+        fix += " or min_per_class"
+    return UserError(
+        f"max_demo_tokens must be at least {least_tokens}, because the shortest demos with {reason} have this "
+        f"many tokens; got {max_tokens}: increase max_demo_tokens, or reduce {fix}"
+    )
+
+
 class PoolSlots(PromptSlots):
-    """The demo pools of a program's predictors, and the space of arrangements within these limits.
+    """The demo pools of a program's predictors, and the space of arrangements that limits allow.
 
     Args:
         program: The student.
-        pools: The demos to choose from, by predictor.
+        pools: For each predictor, the demos to choose from.
         min_demos: Minimum number of demos per predictor. If a pool is smaller, all its demos are
             shown.
         max_demos: Maximum number of demos per predictor.
@@ -253,7 +286,8 @@ class PoolSlots(PromptSlots):
         programs: Other whole programs to compare with the arrangements.
         alternatives: The instructions of each predictor that has several, beginning with the
             program's own.
-        quotas_of: Returns the minimum number of demos of each class in a pool, by predictor.
+        quotas_of: For each predictor, a function that returns the minimum number of demos of
+            each class in a pool.
 
     Raises:
         ValueError: If no arrangement is within the limits.
@@ -299,15 +333,7 @@ class PoolSlots(PromptSlots):
         if not slots:
             least_tokens = min((pooled.tokens for pooled in itertools.chain(*pools.values())), default=0)
         if least_tokens > token_limit:
-            reason = f"{min_demos=}"
-            fix = "min_demos"
-            if quotas_of:
-                reason += " and min_per_class"
-                fix += " or min_per_class"
-            raise UserError(
-                f"max_demo_tokens must be at least {least_tokens}, because the shortest demos with {reason} have this "
-                f"many tokens; got {max_tokens}: increase max_demo_tokens, or decrease {fix}"
-            )
+            raise _too_many_tokens(least_tokens, max_tokens, min_demos, has_quotas=bool(quotas_of))
         kinds = [slot.kinds[0] for slot in slots]
         numbers_of_slots = {slot.predictor: number for number, slot in enumerate(slots)}
         choices = []
@@ -327,22 +353,23 @@ class PoolSlots(PromptSlots):
             choices=tuple(choices),
             quotas=tuple(quotas),
         )
-        # The student's own demos come first in each pool.
-        numbers = [[pooled.origin for pooled in slot.pool].count(OWN) for slot in slots]
-        own_prompt = (*(tuple(range(number)) for number in numbers), *own_instructions)
+        own_prompt = (*map(_own_items, slots), *own_instructions)
         if self.space.contains(own_prompt) and self.space.allows(own_prompt):
             self.space = replace(self.space, identity=own_prompt)
         self.original: Candidate = own_prompt  # the student's own prompt, which may exceed the limits
 
     def with_alternatives(self, alternatives: Mapping[str, Sequence[Instruction]]) -> "PoolSlots":
-        """Return a copy with more instructions for each predictor. Existing instructions keep their indices."""
+        """Return a copy with more instructions for each predictor.
+
+        Existing instructions must keep their indices.
+        """
         slots = copy.copy(self)
         slots.alternatives = dict(alternatives)
         slots.space = self.space.with_choices([len(instructions) for instructions in alternatives.values()])
         return slots
 
     def showing(self, share: float) -> Candidate:
-        """Return an arrangement of the first demos in each pool."""
+        """Return an arrangement of the first demos in each pool, with this share of the maximum number."""
         numbers = [max(minimum, math.ceil(share * maximum)) for minimum, maximum in self.space.limits]
         arrangement = self.space.first_items(list(map(range, self.space.sizes)), numbers)
         return self.space.shortened(arrangement) or self.space.identity
@@ -373,7 +400,7 @@ class PoolSlots(PromptSlots):
         return self._digest(self.demos(candidate), self._other_texts(candidate))
 
     def _other_texts(self, candidate: Candidate) -> dict[str, str]:
-        """Return a candidate's instructions by predictor, except the program's own instructions."""
+        """Return each predictor's instruction, except the program's own instructions."""
         chosen = self.instructions(candidate)
         return {name: self.alternatives[name][number].text for name, number in chosen.items() if number}
 
@@ -393,10 +420,11 @@ class PoolSlots(PromptSlots):
 def add_labelled_demos(
     program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random
 ) -> list[str]:
-    """Add labelled examples to a program without demos. Return the names of the predictors with new demos.
+    """Add labeled examples as demos to a program without demos.
 
-    A program with any demos is not changed, because its other predictors are probably without
-    demos on purpose. At least two examples remain for scoring.
+    Return the names of the predictors with new demos. If any predictor already has demos, the
+    program is not changed, because the others are probably without demos on purpose. At least
+    two examples remain for scoring.
     """
     predictors = dict(program.named_predictors())
     if any(predictor.demos for predictor in predictors.values()):
@@ -410,7 +438,7 @@ def add_labelled_demos(
             filled_predictors.append(name)
     if filled_predictors:
         logger.warning(
-            "student has no demos: %d labelled examples from trainset were added to %s, to search for their order. "
+            "student has no demos: %d labeled examples from trainset were added to %s, to search for their order. "
             "To choose demos as well, use PLFewShot (--select on the command line)",
             *(len(demos), ", ".join(filled_predictors)),
         )

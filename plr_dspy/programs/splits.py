@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 TRAIN_SHARE = 0.8
 # Distinct answers are treated as classes if they have at least this many examples on average.
 EXAMPLES_PER_CLASS = 4
-# If a demo matches more than this share of the examples, it only shares a common value with them.
+# If a demo matches more than this share of the examples, the match is a common value, not a duplicate.
 COMMON_SHARE = 0.1
 
 Examples: TypeAlias = Sequence[dspy.Example]
@@ -45,7 +45,10 @@ class Splits:
 
     @property
     def classes(self) -> list[int] | None:
-        """The classes of the train examples, then of the selection examples, or None if labels are not classes."""
+        """The classes of the train examples, then of the selection examples.
+
+        This is None if the labels are not classes.
+        """
         labels = [dict(example.labels().items()) for example in (*self.train, *self.selection)]
         names = {name for fields in labels for name in fields}
         classes = answer_classes(labels, sorted(names))
@@ -124,7 +127,7 @@ def _distinct(examples: Examples, *, name: str) -> set[int]:
 def _split_off(
     shuffled: list[int], labels: Sequence[Hashable], *, balanced: bool
 ) -> tuple[list[int], list[int]]:
-    """Split shuffled examples in two, both stratified by class if `balanced`."""
+    """Split shuffled examples into train and selection. If `balanced`, stratify both by class."""
     count = len(shuffled)
     target = max(1, round(count * (1 - TRAIN_SHARE)))
     num_selection = max(0, min(target, count - 1))
@@ -210,10 +213,11 @@ def by_content(examples: Examples) -> list[int]:
 def mixed(
     indices: Sequence[int], labels: Sequence[Hashable], rng: random.Random, *, balanced: bool
 ) -> list[int]:
-    """Shuffle examples. If `balanced`, spread the classes evenly, so that every prefix is stratified.
+    """Return the indices of examples in random order.
 
-    A search scores orders on prefixes. If a class were too frequent in a prefix, orders that
-    favour that class would score too high.
+    If `balanced`, spread the classes evenly, so that every prefix is stratified. A search scores
+    orders on prefixes. If a class were too frequent in a prefix, orders that favor that class
+    would score too high.
     """
     shuffled = list(indices)
     rng.shuffle(shuffled)
@@ -230,7 +234,11 @@ def mixed(
 
 
 def are_classes(labels: Sequence[Any]) -> bool:
-    """Return whether labels are classes: at least two distinct labels, with at least four examples on average."""
+    """Return whether labels are classes.
+
+    They are classes if there are at least two distinct labels, with at least four examples per
+    label on average.
+    """
     return 1 < len(set(labels)) <= len(labels) / EXAMPLES_PER_CLASS
 
 

@@ -1,4 +1,4 @@
-"""Counts of prompt tokens by GPT-4o's tokenizer, which is used for all models."""
+"""Counts of prompt tokens. GPT-4o's tokenizer is used for all models."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from plr_dspy.programs.media import countable
 
 Messages = list[dict[str, Any]]
 
-# This variable keeps litellm from downloading prices when it is imported.
+# This environment variable keeps litellm from downloading prices when it is imported.
 LOCAL_PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
 
 

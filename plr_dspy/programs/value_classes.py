@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 
 def value_classes(program: dspy.Module) -> set[type]:
-    """Return the pydantic models, dataclasses, enums and named tuples in the types of fields."""
+    """Return the pydantic models, dataclasses, enums and named tuples in the types of a program's fields."""
     signatures = [predictor.signature for predictor in program.predictors()]
     pending = [field.annotation for signature in signatures for field in signature.fields.values()]
     classes = set[type]()

@@ -26,11 +26,11 @@ class Report(ReportData):
     """
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain data."""
+        """Return the report as a dict of plain data."""
         return self.model_dump()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the report as JSON, atomically."""
+        """Write the report to a JSON file. An existing file is replaced atomically."""
         write_atomically(Path(path), self.model_dump_json(indent=2).encode() + b"\n")
 
     @classmethod

@@ -10,7 +10,8 @@ from plr_dspy.report.stop import StopReason
 
 SCHEMA_VERSION: Literal[23] = 23  # version of the JSON format
 
-# A prompt is as good as the returned prompt if its expected score is lower by at most this amount.
+# A prompt counts as equally good if its expected score is at most this much below the score of the
+# returned prompt.
 AS_GOOD = 0.01
 
 PromptKind = Literal["original", "fixed", "retrieved", "program"]
@@ -18,7 +19,7 @@ ScoreRange = tuple[float, float, float]  # a score, and the ends of its 95% inte
 
 
 class Part(BaseModel):
-    """An immutable part of a report. To change a value, use `model_copy`."""
+    """An immutable part of a report. To change a value, make a copy with `model_copy`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -30,11 +31,11 @@ class Iteration(Part):
         index: Index of the round, from 0.
         num_samples, num_new: Number of orderings scored, and number of orderings scored for the
             first time.
-        mean_score, best_score: Mean and maximum of the mean scores of these orderings.
+        mean_score, best_score: Mean and maximum of these orderings' mean scores.
         best_score_so_far, best_ordering: The best estimated score after this round, and the
             ordering with this score: a permutation for each block, or the name of a whole
             program.
-        program_calls: Program calls so far.
+        program_calls: Number of program calls so far.
     """
 
     index: int
@@ -58,13 +59,14 @@ class Candidate(Part):
     """An ordering in the final comparison, or a program that finished a race.
 
     Attributes:
-        ordering: Indices of the demos in prompt order, by predictor.
+        ordering: For each predictor, the indices of its demos in prompt order.
         instructions: Index of each predictor's instruction in the `alternatives` of
             `ReportData.instructions`.
         score: Mean score on the selection split, or on the examples of the race.
         expected_gain, probability, probability_worse: Expected gain over the original on new
-            examples, and the probabilities that the candidate is better or worse.
-        name: The program's name in `programs`; empty for an ordering.
+            examples, and the probabilities that the candidate is better or worse than the
+            original.
+        name: The program's name in `programs`, or an empty string for an ordering.
     """
 
     ordering: dict[str, list[int]]
@@ -80,14 +82,16 @@ class SlotReport(Part):
     """A predictor's demos and the order chosen for them.
 
     Attributes:
-        ordering, original: Indices of the demos in prompt order, in the returned program and
-            in the student.
+        ordering, original: Indices of the demos in prompt order, for the returned program and
+            for the student.
         blocks: Groups of demo indices. Only demos of the same group can swap places. There is
             one block, unless the adapter regroups demos.
-        distributions: Each block's final distribution, for `PlackettLuce.from_state`. If demos
-            come from a pool, the first demo drawn is shown last.
-        demos, origins: All demos as text, and the sources of demos from a pool, such as
-            "trainset[3]".
+        distributions: Each block's final distribution, as a state to pass to
+            `PlackettLuce.from_state`. If demos come from a pool, the first demo drawn is shown
+            last.
+        demos: All demos as text.
+        origins: The source of each demo, such as "trainset[3]". Empty unless demos come from a
+            pool.
     """
 
     predictor: str
@@ -100,14 +104,19 @@ class SlotReport(Part):
 
 
 class Alternative(Part):
-    """The score of a program to compare the result with, such as random demos or a candidate in `front`.
+    """The score of a program to compare with the returned program.
+
+    The program may be a candidate in `front`, a program in `programs`, or a simpler method, such
+    as random demos.
 
     Attributes:
-        score, interval: Expected score on new examples, and its 95% interval, if known.
+        score, interval: Expected score on new examples, and its 95% interval, or None if the
+            interval is unknown.
         num_examples: Number of examples that the score is estimated from.
-        tokens: Total number of tokens of the demos, by GPT-4o's tokenizer; 0 in `programs`.
+        tokens: Total number of tokens in the demos, counted with GPT-4o's tokenizer, or 0 in
+            `programs`.
         num_demos: Total number of demos.
-        ordering, instructions: As in `Candidate`; empty outside `front`.
+        ordering, instructions: As in `Candidate`, but empty outside `front`.
     """
 
     name: str
@@ -121,16 +130,16 @@ class Alternative(Part):
 
 
 class FrontEntry(Alternative):
-    """The best candidate of one kind, number of demos and instruction, or the returned candidate.
+    """The best candidate with a given kind, number of demos and instruction, or the returned candidate.
 
     Attributes:
         kind: "original" (your program), "fixed" or "retrieved" demos, or "program" (a program
             that you passed).
-        prompt_tokens: Number of tokens in the candidate's instructions and demos, by GPT-4o's
-            tokenizer.
-        cost: US dollars for 1,000 predictions at litellm's list prices, if known. Answers are
-            assumed to be as long as in the compile run. Instructions and fixed demos are
-            assumed to be cached if that is cheaper.
+        prompt_tokens: Number of tokens in the candidate's instructions and demos, counted with
+            GPT-4o's tokenizer.
+        cost: US dollars for 1,000 predictions at litellm's list prices, or None if unknown.
+            Answers are assumed to be as long as in the compile run. Instructions and fixed
+            demos are assumed to be cached if that is cheaper.
         is_as_good: Whether `program_with(within=.01)` accepts the candidate.
         is_returned: Whether the candidate is the returned program.
     """
@@ -150,7 +159,8 @@ class InstructionScore(Part):
             user), "proposed[0]" (by the prompt model before the search), "from failures[0]"
             (by the prompt model during the search), or the name of the program that has the
             instruction.
-        reason: Why the instruction was excluded from the search; empty if it was not excluded.
+        reason: Why the instruction was excluded from the search, or an empty string if the
+            instruction was not excluded.
         score, interval, num_examples: As in `Alternative`, for the best arrangement. If no
             arrangement was scored, the score and the interval are None.
     """
@@ -170,8 +180,8 @@ class InstructionReport(Part):
         chosen: Index of the returned program's instruction; 0 is the student's own
             instruction.
         dropped: Instructions excluded from the search.
-        distribution: The final distribution, for `PlackettLuce.from_state`. The prompt shows the
-            first instruction in each draw.
+        distribution: The final distribution, as a state to pass to `PlackettLuce.from_state`.
+            The prompt shows the first instruction in each draw.
     """
 
     predictor: str
@@ -185,7 +195,8 @@ class ProposalReport(Part):
     """The calls that proposed instructions. The report's `tokens` and `cost` include them.
 
     Attributes:
-        num_texts: Number of instructions proposed, including unusable ones.
+        model: Name of the model that proposed the instructions.
+        num_texts: Number of proposed instructions, including unusable ones.
     """
 
     model: str
@@ -196,8 +207,8 @@ class RetrievalReport(Part):
     """The choice between fixed demos and demos retrieved for each input.
 
     Attributes:
-        variation: The chosen variation of retrieval; None if demos are fixed.
-        text: The variation's description; empty if demos are fixed.
+        variation: The chosen variation of retrieval, or None if demos are fixed.
+        text: The variation's description, or an empty string if demos are fixed.
         num_pooled: Number of demos to retrieve from. All of them are saved with the program.
     """
 
@@ -257,7 +268,8 @@ class ErrorCount(Part):
     """The calls that raised one type of exception.
 
     Attributes:
-        type, message: The exception's class, and the first line of the first message.
+        type, message: The name of the exception's class, and the first line of the message of
+            the first such exception.
         outcome: "counted as wrong", "not scored" (the call failed), "gave no demo", or "gave
             no instruction".
         examples: Names of up to five examples, such as "trainset[12]".
@@ -271,9 +283,9 @@ class ErrorCount(Part):
 
 
 class Signal(Part):
-    """The signal that the search learnt from."""
+    """The signal that the search learned from."""
 
-    used: str  # "score", or "logprobs" if the search also learnt from log-probabilities of labels
+    used: str  # "score", or "logprobs" if the search also learned from log-probabilities of labels
     reason: str  # why only scores were used; empty if the user requested only scores
     labels: list[str]
 
@@ -287,8 +299,8 @@ class CalibrationEffect(Part):
         offsets: For each label, the offset added to its log-probability to calibrate the chosen
             order.
         applied: Whether the returned program is calibrated.
-        shares: For each label, the share of answers with this label that calibration aims for;
-            empty if calibration does not improve the score.
+        shares: For each label, the share of answers that calibration aims to give this label.
+            Empty if calibration does not improve the score.
     """
 
     original: float
@@ -303,12 +315,12 @@ class ProgramState(Part):
 
     Attributes:
         num_demos: Total number of demos in all predictors.
-        demo_tokens: Total number of tokens in these demos; None unless demos were chosen.
+        demo_tokens: Total number of tokens in these demos, or None if no demos were chosen.
         num_calls: Number of calls that scored the program.
         num_failed: Number of calls without a score.
         num_unread: Number of calls with an unparsable reply.
         num_truncated: Number of calls with a reply that was cut off at `max_tokens`.
-        name: The program's name in `programs`; empty for all other programs.
+        name: The program's name in `programs`, or an empty string for all other programs.
     """
 
     num_demos: int
@@ -325,38 +337,50 @@ class ReportData(Part):
 
     Attributes:
         original, returned: The student, and the returned program.
-        comparison: The final comparison, or the comparison in a race of programs; None if
-            nothing was compared.
-        over_best_own: The comparison with the best of the user's `programs`; None if the best
-            program is the student or the returned program.
+        slots: The demos of each predictor and their chosen order.
+        comparison: The comparison of the returned program with the student, or None if nothing
+            was compared.
+        over_best_own: The comparison of the returned program with the best of the user's
+            `programs`, or None if the best program is the student or the returned program.
         candidates: The orderings that reached the final comparison, or the programs that
             finished a race. The original is first. If answers are calibrated, the calibrated
             original is second, and all later candidates are also calibrated.
-        evidence, signal: None if the metric did not score orders.
-        calibration: None if the calls returned no log-probabilities.
-        program_calls: Calls by phase: "bootstrap" (for demos), "search", "race" (of the best
-            orders), "final" (the comparison), "total", and "resumed" (from `log_dir`).
-        tokens, cost: Billed tokens by model, and their cost in US dollars at litellm's list
-            prices, if known. Cached tokens have their own price if there is one.
+        evidence: The numbers of examples on which orders were compared, or None if the metric
+            did not score orders.
+        signal: The signal that the search learned from, or None if the metric did not score
+            orders.
+        calibration: The effect of calibration, or None if the calls returned no
+            log-probabilities.
+        history: The rounds of the search.
+        program_calls: Number of calls in each phase: "bootstrap" (for demos), "search", "race"
+            (of the best orders), "final" (the comparison), "total", and "resumed" (from
+            `log_dir`).
+        tokens: For each model, the number of billed tokens of each kind.
+        cost: Cost of all billed tokens in US dollars at litellm's list prices, or None if
+            unknown. Cached tokens have their own price if there is one.
         new_prompt_tokens: Approximate number of prompt tokens that a server must read for the
-            scoring calls; None if unknown. Its prefix cache is assumed to hold only the
-            previous prompt.
+            scoring calls, or None if unknown. The server's prefix cache is assumed to hold only
+            the previous prompt.
         seconds: Wall-clock time of this compile run, without earlier runs that it resumed.
+        errors: The exceptions that calls raised, grouped by type.
         stopped, stop_reason: Why the search ended, or the exception that ended the run.
         settings: Everything that determines the run, including the seed.
-        front: If demos were chosen, the best candidate for each combination of kind, number of
-            demos and instruction, cheapest first.
+        front: The best candidate for each combination of kind, number of demos and instruction,
+            cheapest first. Empty if no demos were chosen.
         programs: The user's programs, best first.
-        instructions: Empty if there was no choice of instructions.
-        proposals: None if no instructions were proposed.
-        retrieval: None if retrieved demos were not tried.
-        scarce_classes: The classes with fewer demos in the pool than `min_per_class`, and their
-            numbers of demos, by predictor.
-        random: Expected score of random demos, or of the same demos in a random order.
-        constant: Score of always answering with the most frequent label. For a metric over a
-            set, the answer is the frequent label that scores best.
+        instructions: The instructions of each predictor that has several. Empty if there was no
+            choice of instructions.
+        proposals: The calls that proposed instructions, or None if none were proposed.
+        retrieval: The choice between fixed and retrieved demos, or None if retrieved demos were
+            not tried.
+        scarce_classes: For each predictor, the classes with fewer demos in the pool than
+            `min_per_class`, and their numbers of demos.
+        random: Expected score of random demos, or of the same demos in a random order. None if
+            unknown.
+        constant: Score of always answering with the most frequent label, or None if unknown.
+            For a metric over a set, the answer is the frequent label that scores best.
         vote: Score of answering with the most frequent label among the `max_demos` nearest
-            examples.
+            examples, or None if unknown.
     """
 
     original: ProgramState
@@ -422,7 +446,10 @@ class ReportData(Part):
 
     @property
     def best_by_number(self) -> list[FrontEntry]:
-        """The best arrangement for each number of fixed demos. The returned arrangement takes precedence."""
+        """The best arrangement for each number of fixed demos.
+
+        For the number of demos in the returned arrangement, this is the returned arrangement.
+        """
         best: dict[int, FrontEntry] = {}
         for entry in sorted(self.front, key=lambda entry: (not entry.is_returned, -entry.score)):
             if entry.kind in ("original", "fixed"):

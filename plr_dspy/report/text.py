@@ -21,17 +21,17 @@ from plr_dspy.report.stop import StopReason
 
 # If a gain has a lower probability, the report says that it may be chance.
 MIN_WIN_PROBABILITY = 0.9
-# If two programs were scored on this share of the examples, more calls would not help.
+# If two programs were scored on at least this share of the examples, more calls would not help.
 ENOUGH_COMPARED = 0.8
 TOO_LONG = "ContextWindowExceededError"  # exception type if a prompt exceeds the context length
 # A cheaper prompt is reported only if it was scored on at least `MIN_SCORED` examples, and has
 # at most the share `MUCH_CHEAPER` of the returned prompt's tokens.
 MIN_SCORED = 20
 MUCH_CHEAPER = 0.95
-# Arguments to increase, by the reason why the search ended.
+# For each reason why a search ended, the argument to increase.
 LIMITS = {StopReason.COST: "max_cost", StopReason.TIME: "max_seconds"}
 MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
-FEW_EXAMPLES = 30  # If there are fewer examples, chance decides which order looks best.
+FEW_EXAMPLES = 30  # number of examples below which chance decides which order looks best
 FIELD_WIDTH = 40  # maximum number of characters shown per field
 MAX_CLASSES = 10  # maximum number of classes to name
 TEXT_WIDTH = 100  # maximum number of characters shown per instruction
@@ -50,7 +50,10 @@ def count(number: int, noun: str) -> str:
 
 
 def dollars(cost: float) -> str:
-    """Format an amount in US dollars to the cent or, below ten cents, to two significant digits."""
+    """Format an amount in US dollars.
+
+    Round the amount to cents or, below ten cents, to two significant digits.
+    """
     decimals = 2
     if 0 < cost < 0.1:
         decimals = 1 - math.floor(math.log10(cost))
@@ -117,7 +120,10 @@ def summary(report: ReportData) -> Iterator[str]:
 
 
 def _programs_by_name(report: ReportData) -> dict[str, ProgramState]:
-    """Return the student and, if the student is not returned, the returned program."""
+    """Return the student and, if another program is returned, that program.
+
+    The keys are the names of these programs in the text.
+    """
     programs = {"your program": report.original}
     if not report.original_stays:
         programs["the returned program"] = report.returned
@@ -248,7 +254,10 @@ def _table(rows: dict[str, str]) -> Iterator[str]:
 
 
 def _name_of_gain(report: ReportData) -> str:
-    """Return "gain", or "difference" if one of the user's other programs is returned without a likely gain."""
+    """Return the word for the change in score, which is "gain" or "difference".
+
+    It is "difference" if one of the user's other programs is returned without a likely gain.
+    """
     comparison = report.comparison
     is_better = comparison is not None and comparison.probability >= MIN_WIN_PROBABILITY
     return "gain" if is_better or not report.returns_own else "difference"
@@ -270,7 +279,7 @@ def _verdict(report: ReportData) -> Iterator[str]:
     """Say why the original is kept or why the gain is not known, and how to reduce the uncertainty."""
     comparison = report.comparison
     if report.settings.get("scored_on", "train examples") != "train examples":
-        yield "the order was chosen by label probabilities, so its score is not known"
+        yield "the order was chosen according to label probabilities, so its score is not known"
     elif report.original_stays:
         yield f"your program is kept: {_why_original_is_kept(report)}"
         yield from _advice(report)
@@ -298,7 +307,10 @@ def _why_original_is_kept(report: ReportData) -> str:
 
 
 def _best_other(report: ReportData) -> Candidate | None:
-    """Return the program with the largest expected gain over the original, or None if no gain is expected."""
+    """Return the program with the largest expected gain over the original.
+
+    Return None if no program is expected to gain.
+    """
     best = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
     return best if best is not None and best.expected_gain > 0 else None
 
@@ -307,7 +319,7 @@ def _advice(report: ReportData) -> Iterator[str]:
     """Say how to reduce the uncertainty."""
     evidence = report.evidence
     settings = report.settings
-    # If `num_met` is 0, no two orders were scored on the same example.
+    # If `num_met` is 0, no two orders were scored on the same example, so there is no advice yet.
     if evidence is None or not evidence.num_met:
         return
     if report.stop_reason is StopReason.DECIDED:
@@ -338,7 +350,7 @@ def _advice(report: ReportData) -> Iterator[str]:
 
 
 def _rivals(report: ReportData) -> Iterator[str]:
-    """Name the simpler methods whose expected score is at most 1% below the returned program's."""
+    """Name the simpler methods that the returned program does not beat by more than 1%."""
     if report.comparison is None:
         return
     own_score = report.comparison.expected_chosen[0]
@@ -384,7 +396,7 @@ def _calibration(report: ReportData) -> Iterator[str]:
     if calibrated_score > own_score and not report.settings.get("calibrate"):
         optimizer = "BatchCalibration"
         metric = str(report.settings.get("metric"))
-        if "(" in metric:  # Only metrics over a set have arguments, and `BatchCalibration` accepts them.
+        if "(" in metric:  # This is a metric over a set, which `BatchCalibration` accepts.
             optimizer += f"(metric={metric})"
         score = f"if calibrated, your program is expected to score {calibrated_score:.3f}"
         yield f"{score}: use {optimizer}, or calibrate=True"
@@ -428,7 +440,7 @@ def details(report: ReportData) -> Iterator[str]:
         for slot in report.slots:
             yield from _demos(slot)
     if len(report.front) > 1:
-        yield "the best prompt for each kind, number of demos and instruction, cheapest first:"
+        yield "the best prompt for each combination of kind, number of demos and instruction, cheapest first:"
         rows = {entry.name: f"{_score_of(entry)}, {_price(entry)}" for entry in report.front}
         yield from _table(rows)
     for instruction in report.instructions:
@@ -463,18 +475,18 @@ def _settings(report: ReportData) -> Iterator[str]:
         yield f"calls: {', '.join(calls)}"
     signal = report.signal
     if signal is not None and signal.used != "score":
-        yield "learnt from scores and label probabilities"
+        yield "learned from scores and label probabilities"
     elif signal is not None and signal.reason:
-        yield f"learnt from scores alone: {signal.reason}"
+        yield f"learned from scores alone: {signal.reason}"
 
 
 def _demos(slot: SlotReport) -> Iterator[str]:
-    """Yield the demos in a predictor's prompts, in order."""
+    """Yield the demos in a predictor's prompts in prompt order."""
     if not slot.ordering:
         yield f"{slot.predictor}: shows none of {count(len(slot.demos), 'demo')}"
         return
     num_shown = f"{len(slot.ordering)} of {count(len(slot.demos), 'demo')}"
-    yield f"{slot.predictor}: {num_shown} in the order {slot.ordering}, the last next to the question"
+    yield f"{slot.predictor}: {num_shown} in the order {slot.ordering}, with the last demo next to the question"
     for number in slot.ordering:
         origin = f" ({slot.origins[number]})" if slot.origins else ""
         fields = [f"{name}: {_one_line(value, FIELD_WIDTH)}" for name, value in slot.demos[number].items()]

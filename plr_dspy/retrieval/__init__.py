@@ -1,1 +1,1 @@
-"""Demos retrieved for each input: pools to search for similar demos, and predictors that show these demos."""
+"""Retrieval of demos for each input: searchable pools of demos, and predictors that show retrieved demos."""

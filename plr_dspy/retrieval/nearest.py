@@ -22,30 +22,32 @@ Fields: TypeAlias = Mapping[str, Any]
 
 # Scripts written without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese.
 WITHOUT_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
-TOKEN = rf"[{WITHOUT_SPACES}]|[^\W{WITHOUT_SPACES}]+"  # a word, or a character of a script without spaces
-# Number of input vectors to cache in addition to the pool's vectors. A search repeats inputs, so
-# the cache saves calls to the embedder.
+TOKEN = rf"[{WITHOUT_SPACES}]|[^\W{WITHOUT_SPACES}]+"  # a word, or one character of a script without spaces
+# Number of embeddings of inputs to cache, in addition to the demos' embeddings. A search repeats
+# inputs, so the cache saves calls to the embedder.
 CACHE_SIZE = 4_096
-LABEL_WEIGHT = 0.5  # weight of a label's share among the candidates, relative to similarity
+LABEL_WEIGHT = 0.5  # weight of a label's share among the most similar demos, relative to similarity
 REDUNDANCY_WEIGHT = 0.5  # weight of the penalty for similarity to demos already chosen
 
 
 @dataclass(frozen=True)
 class NearestDemos:
-    """Settings for retrieval of the demos whose inputs are most similar to the inputs of a call.
+    """Settings for retrieving the demos whose inputs are most similar to the inputs of a call.
 
     Source: J. Liu et al., "What makes good in-context examples for GPT-3?", DeeLIO 2022.
 
     Attributes:
         num_demos: Maximum number of demos to show.
-        prefer: Second criterion besides similarity: labels that are frequent among the
-            candidates, or demos unlike the demos already chosen.
-        nearest_last: Whether the best demo comes last, next to the question.
-        num_candidates: Number of most similar demos to choose from.
-        max_tokens: Maximum total tokens of the demos. The lowest-ranked demos are dropped first.
+        prefer: A second criterion besides similarity. "frequent labels" prefers demos with labels
+            that are frequent among the candidates. "unlike each other" prefers demos that differ
+            from those already chosen. "nearest" uses similarity alone.
+        nearest_last: Whether the best demo comes last, next to the inputs of the call.
+        num_candidates: Number of candidates, which are the most similar demos.
+        max_tokens: Maximum number of tokens in all demos of a call. Demos with the lowest ranks
+            are dropped first. None means no limit.
     """
 
-    # Reject unknown settings in a file from a later version, instead of ignoring the settings.
+    # A file from a later version may contain unknown settings. Reject them instead of ignoring them.
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     num_demos: int = 8
@@ -65,9 +67,9 @@ class NearestDemos:
 
 
 def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
-    """Return the TF-IDF vectors of texts, `[n, d]`, and a function that compares a string with all texts.
+    """Return the TF-IDF vectors ``[n, d]`` of texts, and a function that compares a string with all texts.
 
-    The function returns the similarities, `[n]`.
+    The function returns the string's cosine similarities to the texts, ``[n]``.
     """
     # This import takes a second, because it loads pandas.
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -75,7 +77,8 @@ def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
     vectorizer = TfidfVectorizer(token_pattern=TOKEN, ngram_range=(1, 2))
     try:
         vectorizer.fit(texts)
-    except ValueError:  # None of the texts contains a word.
+    except ValueError:
+        # None of the texts contains a word. Any vocabulary will do, because all vectors will be 0.
         vectorizer.fit(["none"])
     vectors = vectorizer.transform(texts)
     by_word = vectors.T.tocsr()
@@ -90,17 +93,17 @@ def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
 
 
 class Pool:
-    """The demos that a predictor may show, searchable by similarity to a call's inputs.
+    """The demos that a predictor can show, which can be searched by similarity to a call's inputs.
 
     Args:
         predictor: The predictor whose input fields are compared, and whose output fields
             define the demos' classes.
         demos: The demos to search, as examples or dicts.
         sources: For each demo, the identifier of the program inputs from which the demo was made.
-        embedder: Embeds the texts to compare; None compares words instead.
-        vectors: Embeddings of the demos, `[n, d]`, if known.
-        known: Cache of unit embeddings by text, which is updated in place.
-        tokens: Prompt tokens of each demo, `[n]`, if known.
+        embedder: The embedder for the texts to compare. None means that words are compared.
+        vectors: Embeddings of the demos, ``[n, d]``, or None if they are unknown.
+        known: A cache that maps texts to unit embeddings. It is updated in place.
+        tokens: Number of prompt tokens in each demo, ``[n]``, or empty if they are unknown.
     """
 
     def __init__(
@@ -133,8 +136,8 @@ class Pool:
         self._size = next(map(len, self._known.values()), None)
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         if new:
-            # Round embeddings as in saved files, so that a loaded program retrieves the same
-            # demos.
+            # Saved embeddings are rounded. Round them here too, so that a loaded program retrieves
+            # the same demos.
             self._known.update(zip(new, np.round(self._embed(new), 6), strict=True))
         self.vectors = np.array([self._known[text] for text in texts])
         self._size = self.vectors.shape[1]
@@ -142,21 +145,25 @@ class Pool:
         self._cosines = self._cosines_by_embedder
 
     def vote(self, inputs: Fields, number: int, *, without: Fields | None = None) -> dict[str, Any]:
-        """Return the most frequent answer among the nearest demos. The nearest demo breaks ties."""
-        neighbours, _ = self._nearest(inputs, number, without)
-        votes = Counter(self.classes[neighbours].tolist())
-        winner = next(i for i in neighbours if votes[int(self.classes[i])] == max(votes.values()))
+        """Return the outputs of the class that is most frequent among the nearest demos.
+
+        If several classes are equally frequent, take the one with the nearest demo. `without` is
+        as in `shown()`.
+        """
+        neighbors, _ = self._nearest(inputs, number, without)
+        votes = Counter(self.classes[neighbors].tolist())
+        winner = next(i for i in neighbors if votes[int(self.classes[i])] == max(votes.values()))
         return {name: self.demos[winner].get(name) for name in self.outputs}
 
     def knows(self, inputs: Fields) -> bool:
-        """Return whether inputs can be compared without calling the embedder."""
+        """Return whether the inputs can be compared with the demos without calling the embedder."""
         return self.embedder is None or _text_of(inputs, self.names) in self._known
 
     def shown(self, inputs: Fields, nearest: NearestDemos, *, without: Fields | None = None) -> list[int]:
-        """Return the indices of the demos for a call's inputs, in prompt order.
+        """Return the indices of the demos to show for a call's inputs, in prompt order.
 
-        `without` holds the program inputs of the example that is being scored, if any. Skip
-        demos made from that example or its duplicates.
+        If an example is being scored, `without` holds its program inputs, and demos made from
+        this example or its duplicates are skipped.
         """
         candidates, similarities = self._nearest(inputs, nearest.num_candidates, without)
         ranked = list(range(len(candidates)))
@@ -175,7 +182,7 @@ class Pool:
         return best_first
 
     def _diverse(self, candidates: Sequence[int], similarities: Array, number: int) -> list[int]:
-        """Choose candidates that are similar to the input but unlike each other, and return their positions.
+        """Return the positions of candidates that are similar to the input but unlike each other, best first.
 
         Source: J. Carbonell and J. Goldstein, "The use of MMR", SIGIR 1998.
         """
@@ -199,8 +206,9 @@ class Pool:
         if without is not None:
             source = source_of(without)
             values = set(map(input_key, without.values()))
-            # Skip demos with equal inputs, unless the program derived these inputs. Demos from
-            # other examples may have the same derived inputs.
+            # If an input of the predictor is also an input of the program, skip demos with the same
+            # inputs. Inputs that the program derived may be the same for demos from other
+            # examples.
             if any(input_key(inputs[name]) in values for name in self.names if name in inputs):
                 own_key = self._input_key(inputs)
         best = np.argsort(-cosines, kind="stable")
@@ -217,7 +225,7 @@ class Pool:
         return np.asarray(self.vectors @ vector)
 
     def _embed(self, texts: Sequence[str]) -> Array:
-        """Return unit embeddings of texts."""
+        """Return the embeddings of texts, scaled to unit length."""
         vectors = np.asarray(self.embedder(list(texts)), dtype=float)  # type: ignore[misc, type-var]
         expected = (len(texts), self._size or vectors.size // len(texts))
         if vectors.shape != expected or not vectors.size or not np.isfinite(vectors).all():

@@ -1,4 +1,4 @@
-"""Predictors that retrieve demos for the inputs of each call, and their saved state."""
+"""Predictors that retrieve demos for the inputs of each call, and saving and loading of such predictors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from plr_dspy.retrieval.nearest import Fields, NearestDemos, Pool
 logger = logging.getLogger(__name__)
 
 STATE_VERSION = 2  # version of a retrieving predictor's saved state
-# Name of an extra field in saved files. `student.load()` rejects such a file with an error that
-# shows this name.
+# Name of an extra field in saved files. `student.load()` does not know this field, so it raises an
+# error that shows the name.
 LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load_program(student, path)"
 
 
@@ -27,8 +27,10 @@ LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load
 class Retrieval:
     """A pool of demos, and the settings for retrieval from this pool.
 
-    If `guarded`, demos are retrieved only if the scored example is known. If it were unknown, a
-    demo might show the answer to that example.
+    Attributes:
+        pool, nearest: The pool and the settings.
+        guarded: Whether to retrieve demos only if the example that is being scored is known. If
+            it is unknown, a retrieved demo may show the answer to this example.
     """
 
     pool: Pool
@@ -37,7 +39,7 @@ class Retrieval:
 
     @property
     def facts(self) -> list[Any]:
-        """Everything that affects which demos are retrieved."""
+        """All settings and data that affect which demos are retrieved. Program digests include them."""
         pool = self.pool
         demos = [dict(demo.items()) for demo in pool.demos]
         return [asdict(self.nearest), demos, pool.sources, pool.tokens, pool.embedder]
@@ -55,12 +57,12 @@ class Retrieval:
         return tokens
 
     def demos_for(self, inputs: Fields, *, without: Fields | None) -> list[Any]:
-        """Return the demos that `Pool.shown` chooses for these inputs."""
+        """Return the demos to show for the inputs. The arguments are those of `Pool.shown()`."""
         return [self.pool.demos[number] for number in self.pool.shown(inputs, self.nearest, without=without)]
 
 
 class RetrievingPredict(dspy.Predict):
-    """A predictor that shows its own demos, then the demos retrieved for the inputs of each call."""
+    """A predictor that shows its fixed demos, then demos that are retrieved for the inputs of each call."""
 
     retrieval: Retrieval
 
@@ -75,7 +77,7 @@ class RetrievingPredict(dspy.Predict):
         return await super().aforward(**inputs)
 
     def shown(self, inputs: Fields) -> list[Any]:
-        """Return the demos to show for the inputs of a call."""
+        """Return the predictor's fixed demos and the demos retrieved for the inputs of a call."""
         scored = dspy.settings.get("plr_dspy_scored")
         if self.retrieval.guarded and scored is None:
             warn_of_unknown_example()
@@ -83,7 +85,7 @@ class RetrievingPredict(dspy.Predict):
         return [*self.demos, *self.retrieval.demos_for(inputs, without=scored)]
 
     def reset(self) -> None:
-        """Turn the predictor into an ordinary predictor, so that optimizers can choose its demos."""
+        """Reset the predictor, and make it an ordinary predictor, so that optimizers can choose its demos."""
         super().reset()
         self.__class__ = type(self).__bases__[0]
         del self.retrieval
@@ -102,7 +104,10 @@ class RetrievingPredict(dspy.Predict):
         return {**state, "retrieval": retrieval, "fields": {**state.get("fields", {}), LOADER: {}}}
 
     def load_state(self, state: Mapping[str, Any], **options: Any) -> RetrievingPredict:
-        """Load all parts of the state except the retrieval, which `load_program()` restores with the embedder."""
+        """Load all parts of the state except the retrieval, and return the predictor.
+
+        The retrieval may need an embedder, so `load_program()` restores it.
+        """
         fields = {name: value for name, value in state.get("fields", {}).items() if name != LOADER}
         rest = {name: value for name, value in state.items() if name not in ("retrieval", "fields")}
         super().load_state({**rest, "fields": fields}, **options)
@@ -129,38 +134,45 @@ def retrievals_of(program: dspy.Module) -> dict[str, Retrieval]:
     }
 
 
-@functools.cache  # Warn only once.
+@functools.cache  # The warning is logged only once.
 def warn_of_unknown_example() -> None:
     logger.warning(
-        "A predictor retrieves no demos, because its thread was started without the context of the scored example. "
-        "Start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, or pass PLFewShot(demos='fixed')."
+        "A predictor retrieves no demos, because its thread was started without the context that identifies the "
+        "example being scored. Start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, which "
+        "pass on the context, or pass PLFewShot(demos='fixed')."
     )
 
 
 @functools.cache
 def _retrieving(kind: type[dspy.Predict]) -> type[RetrievingPredict]:
-    """Return the retrieving subclass of a predictor class."""
+    """Return a subclass of the predictor class that retrieves demos."""
     if kind is dspy.Predict:
         return RetrievingPredict
-    # Put the predictor's class first, so that this class prepares the inputs before demos are
-    # retrieved.
+    # The predictor's class may change the inputs. Put it first, so that demos are retrieved for the
+    # changed inputs.
     return type(f"Retrieving{kind.__name__}", (kind, RetrievingPredict), {})
 
 
 def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Embedder | None) -> Retrieval:
-    """Return a predictor's retrieval, restored from its saved state."""
+    """Return the `Retrieval` of a predictor, restored from saved state.
+
+    Args:
+        predictor: The predictor that will show the demos.
+        state: The entry "retrieval" of the predictor's saved state.
+        embedder: The embedder that was used when the program was compiled, or None.
+    """
     version = state.get("version", 1)
     if version != STATE_VERSION:
         raise UserError(
-            f"the retrieval settings were saved in format version {version}, but this plr_dspy reads version "
-            f"{STATE_VERSION}: compile the program again"
+            f"the saved retrieval settings must have format version {STATE_VERSION} for this version of plr_dspy; "
+            f"got {version!r}: compile the program again"
         )
     if state["vectors"] is not None and embedder is None:
         raise UserError(
             "embedder must be a dspy.Embedder, because the demos are retrieved by embeddings; got None: pass the "
             "embedder that was passed to PLFewShot"
         )
-    if state["vectors"] is None:  # The saved pool compares words, so ignore the embedder.
+    if state["vectors"] is None:  # If there are no vectors, demos are compared by words.
         embedder = None
     examples = [dspy.Example(demo) for demo in state["demos"]]
     vectors = {"vectors": state["vectors"], "tokens": state["tokens"]}

@@ -1,4 +1,4 @@
-"""The search space with retrieval: arrangements of demos, and variations of the nearest demos."""
+"""The search space if demos are retrieved: arrangements of fixed demos, and settings for retrieval."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ from plr_dspy.statistics.arrays import Array
 
 NEAREST_LAST = "nearest last"
 FREQUENT_LABELS = "frequent labels"
-# If there is no search, frequent labels are preferred in pools of at least this size. This
-# preference helped with 1,000 demos, but not with 100.
+# If no search is made, demos with frequent labels are preferred in pools of at least this size.
+# The preference helped with 1,000 demos, but not with 100.
 LARGE_POOL = 320
 
 
 def variations(max_demos: int, min_demos: int, max_tokens: int | None) -> dict[str, NearestDemos]:
-    """Return the distinct retrieval settings to try, by name."""
+    """Return a dict that maps names to the retrieval settings to try. Identical settings are omitted."""
     first = NearestDemos(max_demos, num_candidates=max(32, 2 * max_demos), max_tokens=max_tokens)
     others = {
         "half as many": replace(first, num_demos=max(1, min_demos, max_demos // 2)),
@@ -43,12 +43,13 @@ def make_pools(
     embedder: dspy.Embedder | None,
     known: dict[str, Array],
 ) -> dict[str, Pool]:
-    """Return the pool of each predictor that has demos to retrieve.
+    """Return a dict that maps each predictor with demos to retrieve to a pool of these demos.
 
     Args:
         program: The program whose predictors determine which fields to compare.
-        retrieved: The demos to retrieve, by predictor.
-        examples: The examples from which the demos are made, by trainset index.
+        retrieved: For each predictor, the demos that can be retrieved. The keys are predictor
+            names.
+        examples: The examples from which the demos were made. The keys are trainset indices.
         embedder, known: As in `Pool`.
     """
     sources = {}
@@ -75,8 +76,8 @@ class RetrievalSlots(PoolSlots):
     """Arrangements of demos, and programs that retrieve demos for each input.
 
     Args:
-        nearest: The variations of the nearest demos, by name.
-        found: The pools to retrieve from, by predictor.
+        nearest: The retrieval settings to try. The keys are their names.
+        found: The pools from which demos are retrieved. The keys are predictor names.
         program, pools, limits: As in `PoolSlots`.
     """
 
@@ -97,7 +98,8 @@ class RetrievalSlots(PoolSlots):
         super().__init__(program, pools, programs=self.whole_programs, **limits)
         self.embedder = next((pool.embedder for pool in found.values()), None)
         self._program_digests: dict[WholeProgram, str] = {}
-        # `Predict` and `ChainOfThought` pass the program's inputs on unchanged.
+        # With these methods, the inputs of the program are also the inputs of its predictor. So the
+        # retrieved demos are known before the call.
         forwards = (dspy.Predict.forward, dspy.ChainOfThought.forward)
         patched_forward = vars(program).get("forward")  # set by dspy.syncify
         self._passes_inputs_on = (
@@ -106,13 +108,13 @@ class RetrievalSlots(PoolSlots):
 
     @property
     def without_calls(self) -> WholeProgram:
-        """The variation to use if no search is made."""
+        """The program to use if no search is made. It retrieves the nearest demos for each input."""
         largest = max(len(pool.demos) for pool in self.found.values())
         name = FREQUENT_LABELS if largest >= LARGE_POOL else NEAREST_LAST
         return next(whole for whole in self.whole_programs if whole.name == name)
 
     def variation(self, candidate: Candidate) -> NearestDemos | None:
-        """Return the retrieval settings if the candidate is a variation of the nearest demos, else None."""
+        """Return the candidate's retrieval settings, or None if the candidate does not retrieve demos."""
         if not isinstance(candidate, WholeProgram) or candidate in self.rivals:
             return None
         return self._variations[candidate.number - self._num_rivals]
@@ -137,12 +139,16 @@ class RetrievalSlots(PoolSlots):
         return retrieve_in(program, self._retrievals(candidate, guarded=guarded))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of the demos in the prompts, or of the program if these demos are unknown."""
+        """Return a digest of the demos in the prompts for the inputs.
+
+        If these demos are unknown, return a digest of the program and its retrieval settings.
+        """
         if not isinstance(candidate, WholeProgram) or candidate in self.rivals:
             return super().fingerprint(candidate)
         retrievals = self._retrievals(candidate)
         if inputs is not None and self._passes_inputs_on:
-            with suppress(Exception):  # If the embedder fails, the call itself will report the error.
+            # If the embedder fails here, ignore the error, because the call will report the same error.
+            with suppress(Exception):
                 demos = {
                     name: retrieval.demos_for(inputs, without=inputs)
                     for name, retrieval in retrievals.items()
@@ -150,8 +156,8 @@ class RetrievalSlots(PoolSlots):
                 return self._digest(demos)
         if candidate not in self._program_digests:
             facts = {name: retrieval.facts for name, retrieval in retrievals.items()}
-            # Include the predictors, because the digest of a program ignores predictors in private
-            # attributes.
+            # The digest of a program ignores predictors in private attributes, so include all
+            # predictors.
             self._program_digests[candidate] = digest([self.program, self._predictors, facts])
         return self._program_digests[candidate]
 

@@ -1,4 +1,4 @@
-"""The budget of a run in calls, dollars and seconds. Prices come from litellm's price table."""
+"""A run's budget in calls, dollars and seconds. Prices come from litellm's price table."""
 
 import importlib.util
 import math
@@ -28,19 +28,19 @@ UNCOUNTED = "replies_without_usage"
 
 @dataclass(kw_only=True)
 class Budget:
-    """A run's limits and spending. Thread-safe.
+    """A run's limits and spending. The budget is thread-safe.
 
-    No call starts beyond a limit. A running call is assumed to cost as much as the most
-    expensive call so far. Recalled calls count like new calls, and `max_cost` applies to all
-    runs in the log together.
+    No call starts if it could exceed a limit. A running call is assumed to cost as much as the
+    most expensive call so far. Recalled calls count like new calls. `max_cost` limits the total
+    cost of all runs in the log.
 
     Attributes:
-        started: Start time by `time.monotonic()`. By default, the current time.
+        started: Start time, as a value of `time.monotonic()`. By default, the current time.
         expected_cost: Expected dollars per call, if known; used until a call has been paid for.
         varied: Whether calls may use models with different prices.
         share: Share of the cost and time limits that the current phase may use.
         refused: The limit that prevented the last requested call, or None if that call started.
-        unpriced: The first missing price or token count, and its model; empty if all are known.
+        unpriced: The first price or token count that was missing, or an empty string if none was.
         largest_cost: Dollars to reserve per call, or 0 if unknown.
         needs_one: Whether one call must run alone first, to show the cost per call.
     """
@@ -90,7 +90,7 @@ class Budget:
 
     @contextmanager
     def other_model(self, expected_cost: float | None, share: float) -> Iterator[None]:
-        """Track calls with another price and pace within the context.
+        """Within the context, track calls to a model with another price and pace.
 
         The calls may use `share` of the cost and time limits, in addition to earlier spending.
         On exit, the previous estimates and reserves are restored.
@@ -160,7 +160,8 @@ class Budget:
 
     def _calls_by_limit(self) -> dict[StopReason, float]:
         """Return the number of further calls within each limit."""
-        # A run with only recalled calls must plan like the run that made these calls.
+        # A run with only recalled calls must plan like the run that made these calls, so it must
+        # not yet count the calls that were made later.
         spent = self._cost_of_log if self._num_made else self.cost
         return {
             StopReason.BUDGET: self.max_calls - self.log.num_calls,
@@ -223,13 +224,13 @@ class Budget:
         cost = cost_of(tokens)
         if cost is None:
             model = next(model for model in tokens if cost_of({model: tokens[model]}) is None)
-            missing = "the number of tokens in each reply of" if price_of(model) else "a price for"
+            missing = "the number of tokens in each reply of" if price_of(model) else "the price of"
             self.unpriced = self.unpriced or f"{missing} {model}"
         return cost or 0.0
 
 
 def price_of(model: str) -> dict[str, float] | None:
-    """Return a model's prices in dollars per token, by kind of token, or None if unknown.
+    """Return a model's price in dollars per token for each kind of token, or None if unknown.
 
     "cached" prompt tokens are read from the provider's cache, and "written" prompt tokens are
     added to the cache.
@@ -271,7 +272,10 @@ def _entry_of(model: str) -> Mapping[str, Any]:
 
 
 def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:
-    """Return the cost of tokens in dollars, or None if unknown. Tokens are counted by model and kind."""
+    """Return the cost of tokens in dollars, or None if the cost is unknown.
+
+    `tokens` holds the token counts for each model and kind of token.
+    """
     cost = 0.0
     for model, counts in tokens.items():
         price = price_of(model)

@@ -1,4 +1,4 @@
-"""Causes of failure outside the program, by exception type, and their fixes."""
+"""Causes of failure outside the program, with the exceptions that they raise and their fixes."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ class Cause:
     """A cause of failure outside the program. After the fix, the same call may succeed."""
 
     errors: tuple[str, ...]  # names of exception classes in DSPy and litellm
-    fix: str  # advice to the user, in words that can end a message
+    fix: str  # advice to the user, to be added to the end of a message
     is_fatal: bool = False  # whether every later call would fail the same way
 
 

@@ -1,4 +1,4 @@
-"""Scores of single examples that approximate a metric of the confusion matrix."""
+"""Per-example scores whose mean approximates a metric of the confusion matrix."""
 
 import itertools
 import math
@@ -17,10 +17,10 @@ from plr_dspy.search.space import Scores
 Array: TypeAlias = NDArray[np.float64]
 # An example's index and the predicted label, which is None for an unparsable reply.
 Answer: TypeAlias = tuple[int, str | None]
-Answers: TypeAlias = Mapping[int, str | None]  # predicted labels by example
+Answers: TypeAlias = Mapping[int, str | None]  # maps example indices to predicted labels
 Pair: TypeAlias = tuple[int, str | None, str | None]  # an example's index and two programs' answers
 
-# Rare labels would be too noisy with fewer answers per label in a reference.
+# Minimum number of answers per label in a reference. With fewer, scores of rare labels would be too noisy.
 ENOUGH_ANSWERS = 10
 PSEUDO_EXAMPLES = 0.5  # examples added per label, so that no cell of a reference is empty
 PSEUDO_PAIRS = 1.0  # pairs of answers added per label, so that a few pairs do not look conclusive
@@ -59,7 +59,7 @@ def confusion_matrix(
 
 
 def ratio(numerator: Array, denominator: Array) -> Array:
-    """Divide elementwise, with a result of 0 where the denominator is 0."""
+    """Divide elementwise. Where the denominator is 0, the result is 0."""
     return np.divide(numerator, denominator, out=np.zeros_like(denominator), where=denominator > 0)
 
 
@@ -147,7 +147,7 @@ class ConfusionScores(EffectiveScores):
         self.linearize_at(reference)
 
     def answers(self, records: Records, labels: Labels) -> dict[int, str | None]:
-        """Return a candidate's answers by example. `labels` replace answers to the same examples."""
+        """Return a candidate's answers, keyed by example index. `labels` replace answers to the same examples."""
         answers = {example: record.value for example, record in records.items() if record.outcome != FAILED}
         for example in answers.keys() & labels.keys():
             answers[example] = self.labels[labels[example]]
@@ -185,9 +185,10 @@ class ConfusionScores(EffectiveScores):
         return [example for example in itertools.chain.from_iterable(turns) if example is not None]
 
     def weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
-        """Return weights of scores, ``[m, e]``, that give each label its share among all examples.
+        """Return weights for scores that give each label its share among all examples.
 
-        The weights average 1 over the known scores of a row, and are 0 for unknown scores.
+        The array ``[m, e]`` has a row for each of ``m`` candidates and a column for each of
+        ``e`` examples. The weights of a row's known scores average 1. Unknown scores get 0.
         """
         is_of_label = self._is_of_label[examples]
         num_known = known.sum(axis=1, keepdims=True)
@@ -195,9 +196,10 @@ class ConfusionScores(EffectiveScores):
         return np.where(known, weight_of_label @ is_of_label.T, 0.0)
 
     def reweighted(self, table: Array, examples: NDArray[np.int64]) -> Array:
-        """Rescale scores ``[m, e]`` so that each row's plain mean equals the weighted mean of the original scores.
+        """Return scores, ``[m, e]``, rescaled so that their plain means are weighted means.
 
-        Unknown scores are NaN.
+        The plain mean of a row equals the mean of the original scores with the weights from
+        `weights()`. Unknown scores are NaN.
         """
         weights = self.weights(~np.isnan(table), examples)
         return np.asarray(self._value + weights * (table - self._value))
@@ -210,7 +212,8 @@ class ConfusionScores(EffectiveScores):
         return counted
 
     def information_weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
-        # Decisive examples, such as those with a rare label, raise the information above 1.
+        # A value above 1 means that the scored examples matter more than random examples. An
+        # example with a rare label, for instance, affects the metric more.
         counts = known @ self._is_of_label[examples]
         shares = self._shares * (counts > 0)
         shares /= shares.sum(axis=1, keepdims=True)
@@ -227,9 +230,10 @@ class ConfusionScores(EffectiveScores):
         return np.asarray(counted_after - counted_before)
 
     def resampled(self, answered: Sequence[Pair]) -> Array:
-        """Return the metrics of two programs on bootstrap samples of their common examples, ``[draws, 2]``.
+        """Return the metric of each of two programs on bootstrap samples, ``[draws, 2]``.
 
-        For each sample, label shares are drawn, and then pairs of answers for each label.
+        A sample is drawn from the examples that both programs answered: first the number of
+        examples with each label, then pairs of answers for each label.
         """
         rng = np.random.default_rng(0)
         size = len(self.labels)
@@ -263,7 +267,9 @@ class ConfusionScores(EffectiveScores):
         return of_correct_answers if of_correct_answers > 1e-9 else float(deviations[has_examples].max())
 
     def mean_with_error(self, scores: Sequence[float], value: float) -> tuple[float, float]:
-        """Return the centre and standard error of the metric's confidence interval, given the scores of all examples.
+        """Return the center and standard error of the metric's confidence interval.
+
+        `scores` are the scores of all examples, and `value` is the metric's value.
 
         Each of the K labels that affect the metric gets 2 / K extra answers with the highest
         score and 2 / K with the lowest, so that the error is above 0 even if all answers are

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from plr_dspy.scoring.run_log import CallRecord
 from plr_dspy.search.space import Scores
 
-Records: TypeAlias = Mapping[int, CallRecord]  # a candidate's calls by example
-Labels: TypeAlias = Mapping[int, int]  # label indices by example
+Records: TypeAlias = Mapping[int, CallRecord]  # maps example indices to a candidate's calls
+Labels: TypeAlias = Mapping[int, int]  # maps example indices to label indices
 
 
 class EffectiveScores:
@@ -23,21 +23,26 @@ class EffectiveScores:
     def refer_to(self, best_first: Iterable[tuple[Records, Labels]], *, least: int = 1) -> None:
         """Do nothing, because the metric's own scores need no reference.
 
-        A subclass may use the answers of the best candidates as a reference for scores, with at
-        least `least` candidates. A candidate's labels replace its recorded answers.
+        A subclass may calculate scores relative to a reference, the answers of at least `least`
+        of the best candidates. A candidate's labels replace its recorded answers.
         """
 
     def counted(self, scores: Scores) -> Scores:
-        """Return the scores unchanged. Subclasses may rescale them so that a candidate's score is the mean."""
+        """Return the scores unchanged.
+
+        Subclasses may rescale the scores so that their mean is the candidate's overall score.
+        """
         return scores
 
     def information_weights(
         self, known: NDArray[np.bool_], examples: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Return the information per known score in each row, relative to random examples, ``[m]``.
+        """Return the mean information in each row's known scores, ``[m]``.
+
+        The unit is the information in a score on a random example.
 
         Args:
-            known: Whether each score is known, ``[m, e]``.
+            known: Whether each candidate's score on each example is known, ``[m, e]``.
             examples: The example index of each column, ``[e]``.
         """
         return np.ones(len(known))

@@ -62,7 +62,11 @@ class Evaluator:
         self.unscored: set[CallKey] = set()
 
     def key(self, candidate: Candidate, example: int) -> CallKey:
-        """Return the key of a call, which depends on the prompt, but not on the candidate."""
+        """Return the key of a call.
+
+        The key depends on the prompt and the example, but not on the candidate. Candidates with
+        the same prompt therefore share calls.
+        """
         prompt = candidate, example if isinstance(candidate, WholeProgram) else None
         if prompt not in self._fingerprints:
             self._fingerprints[prompt] = self.payer.fingerprint(*prompt)
@@ -76,7 +80,7 @@ class Evaluator:
         return list(self._phases.values()).count(phase)
 
     def affordable(self, wanted: Wanted, *, kept: int = 0) -> Wanted:
-        """Return the first candidates whose calls leave at least `kept` calls in the budget."""
+        """Return as many of the first candidates as the budget allows, if `kept` calls must be left over."""
         new: set[CallKey] = set()
         affordable: Wanted = {}
         for candidate, examples in wanted.items():
@@ -141,7 +145,7 @@ class Evaluator:
         return known
 
     def records_of(self, candidate: Candidate) -> dict[int, CallRecord]:
-        """Return a candidate's calls by example."""
+        """Return the records of a candidate's calls, keyed by example index."""
         return self.known({candidate: list(self._examples.get(candidate, ()))})[candidate]
 
     def records_asked(self) -> dict[CallKey, CallRecord]:
@@ -158,7 +162,10 @@ class Evaluator:
     def table(
         self, candidates: Sequence[Candidate], examples: Sequence[int]
     ) -> tuple[list[int], list[list[float]]]:
-        """Evaluate candidates, and return `Observations.table`. Raise `NothingRan` if all calls failed."""
+        """Evaluate candidates and return their scores in the format of `Observations.table`.
+
+        Raise `NothingRan` if all calls failed.
+        """
         observations = Observations(self.effective)
         observations.add(self.evaluate(dict.fromkeys(candidates, examples)))
         if observations.records and not observations.answered():

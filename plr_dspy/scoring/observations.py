@@ -1,4 +1,4 @@
-"""The calls of candidates on examples, their scores, and the schedule of examples."""
+"""The calls made for each candidate, the resulting scores, and the schedule of examples."""
 
 import itertools
 import math
@@ -15,15 +15,15 @@ from plr_dspy.search.space import Candidate, Scores, WholeProgram
 # Nothing predicts the score of a new whole program, so score it on at least this many examples.
 MIN_FIRST_OF_PROGRAM = 4
 
-CallRecords: TypeAlias = dict[Candidate, dict[int, CallRecord]]  # calls by candidate and example
+CallRecords: TypeAlias = dict[Candidate, dict[int, CallRecord]]  # maps candidates to example indices to calls
 
 
 class Observations:
-    """The calls of candidates by example, and the resulting scores.
+    """The calls made for each candidate, and the resulting scores.
 
-    An unparsable reply gets the worst score of all calls, or 0 if that is lower. For a metric
-    over a set, an unparsable reply is an answer without a label. A failed call gets the worst
-    score, too, but examples on which all candidates failed are ignored.
+    An unparsable reply gets the worst score of all calls, but at most 0. For a metric over a
+    set, an unparsable reply is an answer without a label. A failed call gets the worst score,
+    too, but examples on which all candidates failed are ignored.
 
     Args:
         effective: The conversion of single calls to scores.
@@ -58,7 +58,7 @@ class Observations:
         return set[int]().union(*map(_answered, self.records.values()))
 
     def scores(self) -> dict[Candidate, dict[int, float]]:
-        """Return all candidates' scores by example."""
+        """Return the scores of each candidate, keyed by example index."""
         answered = self.answered()
         scores: dict[Candidate, dict[int, float]] = {}
         for candidate, row in self.records.items():
@@ -87,7 +87,7 @@ class Observations:
     def table(
         self, candidates: Sequence[Candidate], examples: Iterable[int]
     ) -> tuple[list[int], list[list[float]]]:
-        """Return the examples on which all candidates have scores, and a row of scores per candidate."""
+        """Return the examples on which all candidates have scores, and a row of scores for each candidate."""
         scores = self.scores()
         rows = [scores.get(candidate, {}) for candidate in candidates]
         shared = set(examples).intersection(*rows)
@@ -151,7 +151,10 @@ class ExampleSchedule:
         num_examples: int | None = None,
         min_new: Mapping[Candidate, int] = MappingProxyType({}),
     ) -> dict[Candidate, list[int]]:
-        """Return each candidate's examples: first those already called, then the next examples in the cycle.
+        """Return the examples for each candidate.
+
+        First come the examples on which the candidate has already been called. The next
+        examples in the cycle follow.
 
         Args:
             candidates: The candidates to score.

@@ -33,23 +33,23 @@ SCHEMA_VERSION = 13
 
 CallKey: TypeAlias = tuple[str, int]  # prompt fingerprint and example index
 CallName: TypeAlias = tuple[str, str]  # prompt fingerprint and key of the example's content, as in the file
-Tokens: TypeAlias = Mapping[str, Mapping[str, int]]  # token counts by model and kind, such as "prompt_tokens"
-Facts: TypeAlias = Mapping[str, object]  # values that determine the scores, by name; digests start with "#"
+Tokens: TypeAlias = Mapping[str, Mapping[str, int]]  # maps models and kinds of tokens to counts
+Facts: TypeAlias = Mapping[str, object]  # named values that determine the scores; digests start with "#"
 
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
     """The result of one program call on one example."""
 
-    score: float | None  # None after an exception, or if the call produces no score
-    outcome: str = ""  # `WRONG` or `FAILED` after an exception
+    score: float | None  # the metric's score, or None after an exception or if the call is not scored
+    outcome: str = ""  # `WRONG` or `FAILED` after an exception, else empty
     error: str = ""  # the exception's class name
-    message: str = ""
-    value: Any = None  # the predicted label for a metric over a set, or another result instead of a score
-    label_logprobs: tuple[float, ...] | None = None
+    message: str = ""  # the exception's message
+    value: Any = None  # the call's result if not a score, such as a predicted label
+    label_logprobs: tuple[float, ...] | None = None  # log-probability of each label, if known
     unseen_labels: tuple[int, ...] = ()  # indices of labels whose log-probabilities are upper bounds
-    refused: str = ""  # the reason why no call can return log-probabilities
-    lacking: str = ""  # the reason why this call returned no log-probabilities
+    refused: str = ""  # the reason why no call can return log-probabilities, or empty
+    lacking: str = ""  # the reason why this call returned no log-probabilities, or empty
     is_truncated: bool = False  # whether a reply from the program's model was cut off at `max_tokens`
 
 
@@ -66,7 +66,7 @@ _RECORD = TypeAdapter(CallRecord)
 
 
 class RunLog:
-    """The calls of a run, and the calls of earlier runs in the same file. Thread-safe.
+    """The calls of a run, and the calls of earlier runs in the same file. The log is thread-safe.
 
     A resumed run requests the same calls again, and `recall()` adds logged calls to `records`.
     If the process is killed, only the calls in progress are lost.
@@ -119,7 +119,7 @@ class RunLog:
         return any(record.score is not None or record.value for record in records)
 
     def number_examples(self, keys: Sequence[str]) -> None:
-        """Set the content key of each example, by index. Duplicates get a numbered suffix."""
+        """Set the content keys of examples 0, 1 and so on. The keys of duplicates get a numbered suffix."""
         num_alike: Counter[str] = Counter()
         self._example_keys = []
         for key in keys:
@@ -202,7 +202,9 @@ class RunLog:
         assert self._file is not None
         content = as_json(line) + b"\n"
         num_written = os.write(self._file, content)
-        if num_written < len(content):  # Cut off the partial line, because later lines may follow.
+        if num_written < len(
+            content
+        ):  # Cut off the partial line, because later lines would be appended to it.
             os.ftruncate(self._file, os.fstat(self._file).st_size - num_written)
             raise OSError(f"no space left on the disk that holds {self.path}: free some space, and run again")
 
@@ -315,7 +317,7 @@ def open_log(
             if log.identity != identity:
                 log.write_header(identity)
             if log.tokens_before:
-                # Say "result", because each proposal of instructions takes several calls.
+                # Say "result", not "call", because one result, a proposed instruction, takes several calls.
                 logger.info("%s holds %s from earlier runs", folder, count(len(log.tokens_before), "result"))
             if log.failed_before:
                 calls = count(len(log.failed_before), "call")
@@ -372,8 +374,8 @@ def error_counts(
     """Count exceptions by type and outcome, most frequent first.
 
     Args:
-        calls: The calls, by prompt and example index.
-        names: Names of the examples, by index.
+        calls: Pairs of a call's key and record. The key is the prompt and the example index.
+        names: The examples' names, as a list or as a dict that maps example indices to names.
     """
     groups: dict[tuple[str, str], list[tuple[int, str, str]]] = defaultdict(list)
     for (prompt, example), record in calls:

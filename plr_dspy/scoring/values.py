@@ -147,8 +147,9 @@ def _rebuild(kind: Any, contents: Any) -> Any:
     if issubclass(kind, BaseModel):
         value.__setstate__(contents)
         return value
-    if not {field.name for field in dataclasses.fields(kind)} <= contents.keys():
-        raise ValueError("its fields differ")
+    missing = [field.name for field in dataclasses.fields(kind) if field.name not in contents]
+    if missing:
+        raise ValueError(f"the stored value does not have the fields {missing}")
     for name, content in contents.items():
         # Unlike setattr, `object.__setattr__` works in frozen classes.
         object.__setattr__(value, name, content)

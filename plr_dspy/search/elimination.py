@@ -1,4 +1,4 @@
-"""A search that scores whole programs on the same examples and drops unpromising programs."""
+"""A search that scores whole programs on the same examples, and drops programs that look bad."""
 
 import math
 from collections.abc import Sequence
@@ -8,19 +8,19 @@ from plr_dspy.search.model.paired import FittedPrograms, ProgramModel
 from plr_dspy.search.search import Search
 from plr_dspy.search.space import Candidate, OrderingSpace, ScoreEstimate, Scores, WholeProgram
 
-# Maximum expected improvements that a race may forgo, in standard errors of a program's final
-# mean score.
+# The search may end, or drop programs, if the expected improvement that is lost is below these
+# limits. The unit is the standard error of a program's final mean score.
 MAX_LOSS_BY_ENDING = 0.045
-MAX_LOSS_BY_DROPPING = 0.025  # sum over all programs dropped in one round
+MAX_LOSS_BY_DROPPING = 0.025  # limit for the sum over all programs dropped in one round
 
 
 class EliminationSearch(Search):
-    """A search that proposes all remaining programs in each round, and drops unpromising ones.
+    """A search that proposes all remaining programs in each round, and drops programs that look bad.
 
     Args:
         space: A space without demos to order, whose `programs` exclude the baseline.
-        first: The baseline, which is never dropped, because all other programs are compared
-            with the baseline.
+        first: The baseline. It is never dropped, because all other programs are compared with
+            it.
 
     Attributes:
         alive: Programs that have not been dropped, starting with the baseline.
@@ -46,17 +46,18 @@ class EliminationSearch(Search):
         return self.model.clipped([estimate for estimate in estimates if estimate.ordering in scores], scores)
 
     def can_change(self, leader: Candidate, num_examples: int) -> bool:
-        """Return whether any program's expected improvement over the leader justifies further calls.
+        """Return whether any program's expected improvement over the leader justifies more calls.
 
-        The leader is the program that would be chosen now. By the end of the race, each program
-        is scored on at most `num_examples` examples.
+        The leader is the program that would be chosen now. The improvement is the one expected
+        after scoring each program on `num_examples` examples.
         """
         return max(self._improvements(leader, num_examples).values()) >= MAX_LOSS_BY_ENDING
 
     def drop(self, leader: Candidate, num_examples: int) -> None:
-        """Drop programs whose expected improvements over the leader are negligible in total.
+        """Drop programs, as long as the sum of their expected improvements is negligible.
 
-        Keep the leader, the baseline, and the program with the largest expected improvement.
+        The improvements are over the leader, after `num_examples` examples. Always keep the
+        leader, the baseline, and the program with the largest expected improvement.
         """
         improvements = self._improvements(leader, num_examples)
         baseline = self.alive[0]
@@ -69,7 +70,10 @@ class EliminationSearch(Search):
                 self.alive.remove(program)
 
     def _improvements(self, leader: Candidate, num_examples: int) -> dict[Candidate, float]:
-        """Return the expected improvements over the leader, in standard errors of a final mean score."""
+        """Return a dict that maps each remaining program to its expected improvement over the leader.
+
+        The unit is the standard error of a mean score after `num_examples` examples.
+        """
         fitted = self.fitted
         assert fitted is not None
         with one_thread():

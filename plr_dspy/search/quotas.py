@@ -1,4 +1,4 @@
-"""Minimum numbers of items of each class in a block, such as demos with each label."""
+"""The minimum number of items that a block must show from each class, such as demos with each label."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Quotas:
-    """The minimum number of items of each class that a block must show.
+    """The minimum number of items that a block must show from each class.
 
     Attributes:
         classes: The class index of each item, or -1 for an item without a class. Empty if the
@@ -24,19 +24,20 @@ class Quotas:
         return sum(self.minimums)
 
     def are_met(self, items: Sequence[int]) -> bool:
-        """Return whether the items include the minimum of each class."""
+        """Return whether the items include the minimum number from each class."""
         counts = Counter(self.classes[item] for item in items) if self.minimums else {}
         return all(counts[number] >= minimum for number, minimum in enumerate(self.minimums))
 
     def first(self, ranking: Sequence[int], length: int) -> tuple[int, ...]:
-        """Return `length` items of a complete ranking that meet the quotas.
+        """Return `length` items of a complete ranking, chosen so that they meet the quotas.
 
-        Go through the ranking, and skip each item that would leave too few places to meet the
-        quotas.
+        Go through the ranking and skip items that would leave too few places to meet the
+        quotas. `length` must be at least `total`, and the ranking must contain the minimum of
+        each class.
 
         If the ranking is a draw from a Plackett-Luce distribution, the result is equivalent to
-        drawing items one by one from the items that leave enough places. The items'
-        probabilities are proportional to ``exp(logits)``.
+        drawing items one by one. Each item is drawn from the items that leave enough places,
+        with probabilities proportional to ``exp(logits)``.
         """
         if not self.minimums:
             return tuple(ranking[:length])
@@ -55,7 +56,7 @@ class Quotas:
         return tuple(items)
 
     def spare(self, items: Sequence[int]) -> Sequence[int]:
-        """Return the positions of the items that no quota needs."""
+        """Return the positions of items, any one of which can be dropped without violating a quota."""
         if not self.minimums:
             return range(len(items))
         num_spare = Counter(self.classes[item] for item in items)
@@ -63,9 +64,10 @@ class Quotas:
         return [position for position, item in enumerate(items) if num_spare[self.classes[item]] > 0]
 
     def replacements(self, items: Sequence[int], unused: Sequence[int]) -> Sequence[int]:
-        """Return all replacements of an item by an unused item after which the quotas are still met.
+        """Return codes of all replacements after which the quotas are still met.
 
-        Each replacement is encoded as ``position * len(unused) + index``.
+        A replacement puts the item ``unused[index]`` at a position. Its code is
+        ``position * len(unused) + index``.
         """
         if not self.minimums:
             return range(len(items) * len(unused))
@@ -82,9 +84,9 @@ class Quotas:
         return numbers
 
     def of_kinds(self, kinds: Sequence[int]) -> dict[int, tuple[int, list[int]]]:
-        """Return, by class index, the class's minimum and the kinds of its items.
+        """Return a dict that maps each class to its minimum and to the kinds of its items.
 
-        Items without a class have the index -1.
+        The keys are class indices. Items without a class have the index -1.
         """
         kinds_of_class = defaultdict(list)
         for item, kind in enumerate(kinds):

@@ -1,4 +1,4 @@
-"""Searches over orderings: random search, the PLR paper's cross-entropy search, and Thompson sampling."""
+"""Searches for the best ordering: random search, the PLR paper's cross-entropy search, and Thompson sampling."""
 
 import itertools
 import math
@@ -28,36 +28,38 @@ from plr_dspy.search.space import (
 
 MAX_BATCHES = 20  # maximum number of batches drawn to obtain enough allowed orderings
 MAX_REDRAWS = 50  # maximum number of batches drawn to obtain enough new orderings
-NUM_CANDIDATES = 300  # approximate number of orderings proposed per round; a smaller space is listed in full
-NUM_CLIMBS = 5  # number of steps of the hill climb
+# Approximate number of orderings proposed per round. In a smaller space, all orderings are proposed.
+NUM_CANDIDATES = 300
+NUM_CLIMBS = 5  # number of steps in the hill climb
 NUM_CLIMBERS = 10  # beam width of the hill climb
 NUM_MOVES = 20  # number of random moves to try from each ordering in the beam
-NUM_TRIES = 3  # number of random moves drawn; the move that keeps the longest prefix is made
-# Difference in length between successive beginnings of an ordering. With a step of 1, too few
-# different items would be tried.
+NUM_TRIES = 3  # number of random moves drawn, of which the move that keeps the longest prefix is made
+# Number of items by which successive beginnings of an ordering differ. With a step of 1, the
+# candidates would be beginnings of fewer orderings, so they would show too few different items.
 BEGINNING_STEP = 2
-MIN_ELITES = 5
+MIN_ELITES = 5  # minimum number of elites in Thompson sampling
 # Only one in `RANDOM_CHOICES_EVERY` random orderings gets random choices, such as a random
-# instruction. The others get the first choices, because a bad instruction would hide the
-# effects of the demos.
+# instruction. All others get the first item of each choice, because a bad instruction would
+# hide the effects of the demos.
 RANDOM_CHOICES_EVERY = 4
 UNIFORM_SHARE = 0.05  # probability spread evenly over all lengths, so that no length becomes impossible
 
 
 class Search(ABC):
-    """A search that proposes candidates in `ask()`, and learns from their scores in `tell()`.
+    """A search that proposes candidates in `ask()` and learns from their scores in `tell()`.
 
     If the space counts positions from the end, the first item drawn from a distribution is
-    shown last. A draw skips items that would leave too few places to meet the quotas. Uniform
-    draws are then shuffled. An ordering that is not allowed is shortened: items are dropped
-    from its beginning until the ordering is allowed. Items required by a quota are kept.
+    shown last. A draw skips items that would leave too few places to meet the quotas. Skipping
+    puts items of rare classes last, so uniform draws are shuffled afterwards. An ordering that
+    is not allowed is shortened: items are dropped from its beginning until it is allowed.
+    Items required by a quota are kept.
 
     Attributes:
-        model: The model that predicts scores on new examples. It uses no features, unless a
-            subclass replaces the model.
+        model: The model that predicts scores on new examples. Unless a subclass replaces it, it
+            has no features, so it cannot predict that similar orderings have similar scores.
         distributions: The current distribution of each block.
-        fitted: The model fitted to the latest scores. None before the first scores, and always
-            None in searches that fit no model.
+        fitted: The model after its fit to the latest scores. None before the first scores, and
+            always None in searches that fit no model.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class Search(ABC):
 
         Args:
             orderings: The candidates of the round, including repeats.
-            scores: All known scores, by candidate and example.
+            scores: All known scores. Maps each candidate to a dict that maps examples to scores.
 
         Raises:
             ValueError: If scores are missing or not finite. The search is then unchanged.
@@ -110,7 +112,7 @@ class Search(ABC):
             row = scores.get(ordering)
             if not row or not all(map(math.isfinite, row.values())):
                 raise ValueError(
-                    "scores must map each ordering to finite scores by example, such as {ordering: {0: 1.0}}; "
+                    "scores must map each candidate to a dict of finite scores, keyed by example, such as {0: 1.0}; "
                     f"got {row!r} for {candidate}: score each candidate on at least one example"
                 )
             estimates.append((candidate, mean_score(row)))
@@ -119,14 +121,15 @@ class Search(ABC):
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
         """Return the candidates in `scores` with their mean scores, best first.
 
-        Subclasses that fit a model override this method to return the model's estimates.
+        Subclasses that fit a model override this method, and return the model's estimates.
         """
         return best_first((ordering, mean_score(row)) for ordering, row in scores.items())
 
     def mode(self) -> Ordering:
-        """Return the most probable ordering, shortened until it is allowed.
+        """Return the most probable ordering under the current distributions.
 
-        If no shortened ordering is allowed, return the identity.
+        If it is not allowed, return a shortened ordering. If no shortened ordering is allowed,
+        return the identity.
         """
         modes = []
         for quotas, distribution in zip(self.space.quotas, self.distributions, strict=True):
@@ -137,9 +140,10 @@ class Search(ABC):
         return self.space.shortened(self.space.canonical(modes)) or self.space.identity
 
     def draw(self, num_draws: int, *, uniformly: bool = False) -> list[Ordering]:
-        """Draw orderings with replacement from the current or, if `uniformly`, from uniform distributions.
+        """Draw allowed orderings with replacement from the current distributions.
 
-        If few orderings are allowed, the result may have fewer than `num_draws` orderings.
+        If `uniformly`, draw from uniform distributions instead. If few orderings are allowed,
+        the result may contain fewer than `num_draws` orderings.
         """
         distributions = self._uniform() if uniformly else self.distributions
         distributions = [distribution.copy(generator=self._generator) for distribution in distributions]
@@ -163,10 +167,11 @@ class Search(ABC):
         return orderings[:num_draws]
 
     def fresh(self, number: int, known: Container[Candidate]) -> list[Candidate]:
-        """Return up to `number` candidates not in `known`: the space's first candidates, then random orderings.
+        """Return up to `number` candidates that are not in `known`.
 
-        The first candidates fill at most half of the places, except that the identity and all
-        whole programs are always included.
+        The space's first candidates come first, then random orderings. At most half of the
+        candidates are first candidates, unless more are needed to include the identity and all
+        whole programs.
         """
         candidates = self._first(number, known)
         for _ in range(MAX_REDRAWS):
@@ -181,15 +186,17 @@ class Search(ABC):
         return list(candidates)
 
     def nested(self, number: int) -> list[Candidate]:
-        """Return the space's first candidates, then random orderings and some of their beginnings.
+        """Return `number` candidates, many of which are beginnings of other candidates.
 
-        Successive beginnings differ by two items, so a server with a prefix cache processes only
-        two new items per prompt. The items are dealt like cards from a shuffled deck, so that
-        all items are tried about equally often.
+        The space's first candidates come first, then random orderings and some of their
+        beginnings. Successive beginnings differ by two items, so a server with a prefix cache
+        processes only two new items per prompt. The items are dealt like cards from a shuffled
+        deck, so that all items are tried about equally often.
         """
         candidates = self._first(number, ())
         num_first = len(candidates)
-        num_dealt = 0  # over all deals, because a deal from a small pool has only one ordering
+        # Count over all deals, because a deal from a small pool contains only one ordering.
+        num_dealt = 0
         for _ in range(MAX_REDRAWS):
             if len(candidates) >= number:
                 break
@@ -206,7 +213,7 @@ class Search(ABC):
         return [*chosen[:num_first], *(chosen[num_first + place] for place in shuffled)]
 
     def _permutation(self, size: int) -> list[int]:
-        """Draw a permutation of ``range(size)`` with the search's own generator."""
+        """Draw a permutation of ``range(size)`` using the search's own random generator."""
         permutation: list[int] = torch.randperm(size, generator=self._generator).tolist()
         return permutation
 
@@ -217,15 +224,16 @@ class Search(ABC):
         return dict.fromkeys(candidate for candidate in first if candidate not in known)
 
     def _deal(self) -> Iterator[Ordering]:
-        """Shuffle the items of each block, and deal them into orderings of the maximum length.
+        """Shuffle the items of each block, and yield orderings of the maximum length made from them.
 
-        Stop when a block has too few items left for another ordering.
+        Stop when a block has too few unused items for another ordering.
         """
         most = [upper for _, upper in self.space.limits]
         rankings = []
         for size, upper in zip(self.space.sizes, most, strict=True):
             items = self._permutation(size)
-            # To meet quotas, an ordering may skip items, and reuse items dealt earlier.
+            # If an ordering skips items to meet its quotas, it needs other items in their place. So
+            # append the items dealt earlier to each ranking.
             rankings.append(
                 [[*items[start:], *items[:start]] for start in range(0, size - upper + 1, max(1, upper))]
             )
@@ -238,9 +246,9 @@ class Search(ABC):
     def _beginnings(self, ordering: Ordering, num_dropped: int) -> Iterator[Ordering]:
         """Yield the allowed, nonempty beginnings of an ordering, longest first.
 
-        The longest beginning omits the last `num_dropped` items. Each further beginning is
-        shorter by `BEGINNING_STEP` items. If a beginning does not meet the quotas, later items
-        are appended.
+        The first beginning omits the last `num_dropped` items. Each of the others is shorter by
+        `BEGINNING_STEP` items than the one before. If a beginning does not meet the quotas, it
+        also shows the next items that are needed to meet them.
         """
         num_blocks = len(ordering) - len(self.space.choices)
         longest = max(map(len, ordering[:num_blocks]), default=0)
@@ -251,12 +259,15 @@ class Search(ABC):
                 yield beginning
 
     def refit(self, elites: Sequence[ScoreEstimate], *, from_uniform: bool = False) -> None:
-        """Refit the distributions to the elites, starting from uniform distributions if `from_uniform`."""
+        """Refit the distributions to the elites.
+
+        Start from uniform distributions if `from_uniform`, else from the current distributions.
+        """
         orderings = [elite.ordering for elite in elites if not isinstance(elite.ordering, WholeProgram)]
         scores = torch.tensor([elite.score for elite in elites], dtype=torch.float64)
         weights = None
-        # Deviation: If any score is 0 or less, all elites have equal weights, because weights
-        # must be positive.
+        # Deviation from PLR: Weights must be positive. So if any score is 0 or less, give all elites
+        # the same weight.
         if self._rule.weighted and bool((scores > 0).all()):
             weights = scores / scores.mean()
         updated = []
@@ -276,7 +287,7 @@ class Search(ABC):
     def _length_probabilities(
         self, previous: PlackettLuce, rankings: Tensor, weights: Tensor | None
     ) -> Tensor:
-        """Return the previous length probabilities, moved towards the shares of lengths among the elites."""
+        """Return the previous length probabilities, moved towards the frequencies of lengths among the elites."""
         probabilities = previous.length_probabilities
         assert probabilities is not None
         extra = (rankings != NOT_SHOWN).sum(dim=-1) - previous.min_length
@@ -296,9 +307,10 @@ class Search(ABC):
         return with_lengths
 
     def _reverse(self, items: Sequence[int]) -> Sequence[int]:
-        """Convert an ordering of items to a ranking, or a ranking to an ordering.
+        """Return an ordering as a ranking, or a ranking as an ordering.
 
-        If the space counts positions from the end, a ranking begins with the last item.
+        If the space counts positions from the end, a ranking begins with the item shown last.
+        So the items are reversed.
         """
         if not self.space.from_end:
             return items
@@ -306,7 +318,7 @@ class Search(ABC):
 
 
 class RandomSearch(Search):
-    """A search over up to `num_orderings` distinct random candidates, starting with the identity."""
+    """A search that scores up to `num_orderings` different random candidates, starting with the identity."""
 
     def __init__(
         self, space: OrderingSpace, *, num_orderings: int, num_samples: int = 15, seed: int = 0
@@ -334,8 +346,8 @@ class CrossEntropySearch(Search):
         update: Rule that refits the distributions: "ema", "mle", "mixture" or an update
             object.
         num_samples: Number of orderings per round (B).
-        elite_fraction: Share of a round's orderings to which the distributions are refitted
-            (rho).
+        elite_fraction: Share of a round's orderings that are elites, to which the distributions
+            are refitted (rho).
         seed: Seed for the search's random numbers.
     """
 
@@ -354,9 +366,9 @@ class ThompsonSearch(Search):
     Each round fits a Gaussian process to all scores, and Plackett-Luce distributions to the
     orderings with the best estimates. The candidates are scored orderings, draws from the
     distributions, random orderings, and random variations of good orderings. A hill climb on
-    the posterior mean adds further candidates. `ask()` draws from the joint posterior of all
-    candidates, and returns the best candidate in each draw. An ordering that looks bad after a
-    few examples is rarely the best in a draw, so few further calls are spent on it.
+    the posterior mean adds more candidates. `ask()` draws scores from the joint posterior of
+    all candidates, and returns the best candidate in each draw. An ordering that looks bad
+    after a few examples is rarely the best in a draw, so few more calls are spent on it.
 
     Source: W. R. Thompson, Biometrika 25, 1933; O. Chapelle and L. Li, "An empirical
     evaluation of Thompson sampling", NIPS 2011.
@@ -364,8 +376,8 @@ class ThompsonSearch(Search):
     Args:
         space: The orderings to search.
         num_examples: Number of examples. An ordering is finished once it has been scored on all
-            examples, or if its latest request added no scores. Finished orderings are not
-            requested again.
+            examples, or once a round with the ordering added no scores for it. `ask()` does not
+            return finished orderings.
         classes: For each block, the class of each item, such as a demo's answer.
         example_classes: The class of each example, such as its answer.
         update: As in `CrossEntropySearch`, but each round starts from uniform distributions.
@@ -373,7 +385,7 @@ class ThompsonSearch(Search):
         num_initial: Number of candidates in the first round: the identity, other first
             candidates of the space, and random orderings.
         elite_fraction: Share of the scored orderings to which the distributions are fitted.
-        responses: Access to the log-probabilities of labels; None if they are not available.
+        responses: Access to the log-probabilities of labels, or None if they are unavailable.
         seed: As in `CrossEntropySearch`.
     """
 
@@ -409,14 +421,14 @@ class ThompsonSearch(Search):
         self._num_initial = num_initial
         self._seed = seed
         self._has_responses = responses is not None
-        # If log-probabilities are available, varied orderings help more than cached prefixes.
+        # If log-probabilities are available, more varied orderings help more than cached prefixes.
         self._keeps_prefixes = space.from_end and responses is None
-        self._counts: dict[Candidate, int] = {}  # number of scores of each candidate after the last round
-        self._finished: set[Candidate] = set()  # candidates whose latest request added no scores
+        self._counts: dict[Candidate, int] = {}  # number of scores for each candidate after the last round
+        self._finished: set[Candidate] = set()  # candidates for which a round added no scores
         self._num_rounds = 0
 
     def ask(self) -> list[Candidate]:
-        """Return the best unfinished candidate in each posterior draw, without repeats.
+        """Return different unfinished candidates, each of which has the best score in a posterior draw.
 
         If all candidates are finished, return an empty list.
         """
@@ -448,7 +460,10 @@ class ThompsonSearch(Search):
             return batch
 
     def tell(self, orderings: Sequence[Candidate], scores: Scores) -> list[ScoreEstimate]:
-        """Fit the process to all scores and the distributions to the elites. Return the elites, best first."""
+        """Learn from all scores, and return the elites, best first.
+
+        The process is fitted to all scores, and the distributions are fitted to the elites.
+        """
         super().tell(orderings, scores)
         counts = {ordering: len(row) for ordering, row in scores.items()}
         self._finished |= {
@@ -457,7 +472,7 @@ class ThompsonSearch(Search):
         self._counts = counts
         self._num_rounds += 1
         earlier = None if self.fitted is None else self.fitted.variances
-        # Assign the model only once, so that an interrupt leaves either the old or the new model.
+        # Assign the fitted model in one step. If the user interrupts the fit, the old model is kept.
         self.fitted = self.model.fit(scores, earlier=earlier, kept=[self.space.identity])
         best = [estimate for estimate in self.fitted.estimates() if self.space.contains(estimate.ordering)]
         elites = best[: max(MIN_ELITES, num_elites(len(self.fitted.orderings), self.elite_fraction))]
@@ -475,7 +490,10 @@ class ThompsonSearch(Search):
         return candidate in self._finished or self._counts.get(candidate, 0) >= self._num_examples
 
     def _propose(self, fitted: FittedModel, rng: np.random.Generator) -> list[Candidate]:
-        """Return candidates that have no scores: all of them if the space is small, else a selection."""
+        """Return candidates that have no scores.
+
+        If the space is small, return all of them, else a selection.
+        """
         candidates: dict[Candidate, None] = {}
         if self.space.num_distinct <= NUM_CANDIDATES:
             candidates |= dict.fromkeys(self.space.enumerate())
@@ -491,7 +509,7 @@ class ThompsonSearch(Search):
     def _moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
         """Return the ordering after a random move.
 
-        If cached prefixes can be reused, draw several moves, and make the move that keeps the
+        If cached prefixes can be reused, draw several moves and make the move that keeps the
         longest prefix.
         """
         if not self._keeps_prefixes:
@@ -500,14 +518,17 @@ class ThompsonSearch(Search):
         return min(moved, key=lambda other: num_new_items(ordering, other))
 
     def _climb(self, fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
-        """Maximise the posterior mean by beam search with random moves. Return the orderings in all beams."""
+        """Return the orderings in all beams of a beam search for the highest posterior mean.
+
+        Each step makes random moves from the orderings in the beam.
+        """
         beam = self._best[:NUM_CLIMBERS]
         kept: list[Ordering] = []
         for _ in range(NUM_CLIMBS):
-            neighbours = dict.fromkeys(beam)
+            neighbors = dict.fromkeys(beam)
             for ordering in beam:
-                neighbours |= dict.fromkeys(self._moved(ordering, rng) for _ in range(NUM_MOVES))
-            orderings = list(neighbours)
+                neighbors |= dict.fromkeys(self._moved(ordering, rng) for _ in range(NUM_MOVES))
+            orderings = list(neighbors)
             ranked = np.argsort(-fitted.predict(orderings), kind="stable")
             beam = [orderings[index] for index in ranked[:NUM_CLIMBERS]]
             kept += beam
@@ -515,22 +536,25 @@ class ThompsonSearch(Search):
 
 
 def _complete(distribution: PlackettLuce) -> PlackettLuce:
-    """Return the distribution with the same logits over orderings of all items."""
+    """Return a distribution with the same logits that always draws all items."""
     return distribution.copy(length=distribution.num_items, length_probabilities=None)
 
 
 def _with_quotas(quotas: Quotas, rankings: Tensor, complete: Tensor) -> Tensor:
-    """Return rankings of the same lengths as `rankings`, with items from `complete` that meet the quotas."""
+    """Return rankings that meet the quotas and are as long as those in `rankings`.
+
+    Their items are taken from the rankings of all items in `complete`.
+    """
     lengths = (rankings != NOT_SHOWN).sum(dim=-1).tolist()
     rows = [quotas.first(row, length) for row, length in zip(complete.tolist(), lengths, strict=True)]
     return padded(rows, complete.shape[-1])
 
 
 def by_prefix(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Sort candidates so that neighbours share long prompt prefixes. Put whole programs first.
+    """Return the candidates in an order in which neighbors share long prompt prefixes.
 
-    Compare the last blocks first, because they hold the instructions, and prompts begin with
-    the instructions.
+    Whole programs come first. The last blocks are compared first, because they hold the
+    instructions, with which prompts begin.
     """
     programs = []
     orderings = []
@@ -543,7 +567,10 @@ def by_prefix(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def num_new_items(previous: Ordering, ordering: Ordering) -> int:
-    """Count the items of an ordering after the prefix that each block shares with the previous ordering."""
+    """Return the number of items of an ordering that come after shared prefixes.
+
+    In each block, the shared prefix is the longest beginning that `previous` has too.
+    """
     number = 0
     for before, items in zip(previous, ordering, strict=True):
         number += len(items) - shared_length(before, items)
@@ -577,13 +604,14 @@ def check_whole(name: str, value: object, least: int) -> None:
 
 
 def mean_score(row: Mapping[int, float]) -> float:
-    """Return the mean of a candidate's scores, which does not depend on the order of the scores."""
+    """Return the mean of a candidate's scores, summed exactly so that their order does not matter."""
     return math.fsum(row.values()) / len(row)
 
 
 def num_elites(num_trials: int, elite_fraction: float) -> int:
-    """Return the number of elites among `num_trials` candidates: ceil(rho B), but at least 1.
+    """Return the number of elites among `num_trials` candidates, which is at least 1.
 
-    Rounding errors are ignored, so 0.07 * 100 counts as 7.
+    The product with `elite_fraction` is rounded up, as in PLR. Rounding errors are ignored, so
+    0.07 * 100 counts as 7.
     """
     return max(1, math.ceil(elite_fraction * num_trials - 1e-9))

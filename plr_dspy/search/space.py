@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 Ordering: TypeAlias = tuple[tuple[int, ...], ...]  # the items of each block, in order
-# The zero-shot ordering, which is valid only in a space whose single block may be empty.
+# The ordering without demos. It is valid only in a space with one block, which may be empty.
 WITHOUT_DEMOS: Ordering = ((),)
 MAX_TRIES = 1_000  # maximum number of draws or moves tried to obtain an allowed ordering
 
@@ -35,7 +35,8 @@ class WholeProgram:
 
 
 Candidate: TypeAlias = Ordering | WholeProgram
-Scores: TypeAlias = Mapping[Candidate, Mapping[int, float]]  # scores by example, for each candidate
+# Maps each candidate to a dict that maps examples to scores.
+Scores: TypeAlias = Mapping[Candidate, Mapping[int, float]]
 
 
 class ScoreEstimate(NamedTuple):
@@ -49,7 +50,7 @@ class ScoreEstimate(NamedTuple):
 
 
 def best_first(estimates: Iterable[tuple[Candidate, float]]) -> list[ScoreEstimate]:
-    """Return estimates in descending order of score. Tied estimates keep their order."""
+    """Return the estimates in descending order of score. Tied estimates keep their order."""
     return sorted(itertools.starmap(ScoreEstimate, estimates), key=lambda estimate: -estimate.score)
 
 
@@ -60,19 +61,19 @@ class OrderingSpace:
     If there are limits, an ordering may show only some items.
 
     Attributes:
-        kinds: For each block, the kind of each item. Items of one kind look the same.
-        limits: For each block, the minimum and maximum number of items shown; by default, all
+        kinds: For each block, the kind of each item. Items of the same kind look the same.
+        limits: For each block, the minimum and maximum number of items shown. By default, all
             items are shown.
-        identity: The ordering with which a search begins; by default, the first items of each
-            block, up to the maximum number.
-        allowed: Returns whether an ordering is allowed, for example by a token limit; None
-            allows all orderings.
+        identity: The ordering with which a search begins. By default, it shows the first items
+            of each block, up to the maximum number.
+        allowed: A function that returns whether an ordering is allowed, for example by a token
+            limit. None allows all orderings.
         programs: Whole programs that compete with the orderings.
-        choices: The last blocks may be choices, which show exactly one item, such as an
-            instruction. For each choice, the index of the block with the same predictor's
+        choices: The last blocks of a space may be choices, which show exactly one item, such as
+            an instruction. For each choice, the index of the block with the same predictor's
             demos, or None if there is no such block.
-        quotas: For each block, the minimum number of items of each class; by default 0.
-        from_end: Whether positions are counted from the end; True if limits were given.
+        quotas: For each block, the minimum number of items from each class. The default is 0.
+        from_end: Whether positions are counted from the end. True if limits were given.
 
     Raises:
         ValueError: If the limits or quotas do not fit the blocks, or the identity is not in the
@@ -97,7 +98,9 @@ class OrderingSpace:
         identity: Ordering = (),
         allowed: Callable[[Ordering], bool] | None = None,
     ) -> OrderingSpace:
-        """Return a space with blocks of distinct items. If no length is given, all items are shown.
+        """Return a space whose blocks contain only distinct items.
+
+        If neither `min_length` nor `max_length` is given, all items are shown.
 
         Args:
             sizes: Number of items in each block.
@@ -116,7 +119,7 @@ class OrderingSpace:
             object.__setattr__(self, "limits", tuple((size, size) for size in self.sizes))
         if len(self.limits) != len(self.sizes):
             raise ValueError(
-                f"limits must have one pair for each of the {len(self.sizes)} blocks; got {self.limits}"
+                f"limits must contain one pair for each of the {len(self.sizes)} blocks; got {self.limits!r}"
             )
         for size, (lower, upper) in zip(self.sizes, self.limits, strict=True):
             if not 0 <= lower <= upper <= size:
@@ -129,7 +132,8 @@ class OrderingSpace:
         for quotas, (lower, _) in zip(self.quotas, self.limits, strict=True):
             if quotas.total > lower:
                 raise ValueError(
-                    f"limits must have a minimum of at least {quotas.total}, the sum of the quotas; got {lower}"
+                    f"limits must have a minimum of at least {quotas.total}, the sum of the quotas; got {lower}: "
+                    "increase the minimum, or reduce the quotas"
                 )
         most = [upper for _, upper in self.limits]
         identity = self.identity or self.first_items(list(map(range, self.sizes)), most)
@@ -141,18 +145,18 @@ class OrderingSpace:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Return the number of items in each block."""
+        """The number of items in each block."""
         return tuple(map(len, self.kinds))
 
     @cached_property
     def num_distinct(self) -> int:
-        """Return the number of whole programs plus distinct orderings that meet the limits and quotas.
+        """The number of whole programs plus distinct orderings that meet the limits and quotas.
 
         Orderings that `allowed` rejects are counted too.
         """
         total = 1
         for kinds, quotas, (lower, upper) in zip(self.kinds, self.quotas, self.limits, strict=True):
-            # Count distinct sequences by length, first within each class, then over all classes.
+            # For each length, count distinct sequences within each class, then over all classes.
             num_by_length = [1] + [0 for _ in range(upper)]
             for minimum, members in quotas.of_kinds(kinds).values():
                 num_of_class = [1] + [0 for _ in range(upper)]
@@ -164,25 +168,30 @@ class OrderingSpace:
         return total + len(self.programs)
 
     def canonical(self, ordering: Sequence[Sequence[int]]) -> Ordering:
-        """Return the canonical form of an ordering. Orderings that look alike have the same canonical form.
+        """Return the canonical form of an ordering, which is the same for all orderings that look alike.
 
         Raises:
             ValueError: If the ordering does not fit the blocks and limits.
         """
         if len(ordering) != len(self.kinds):
             raise ValueError(
-                f"ordering must have a permutation for each of the {len(self.kinds)} blocks; got {ordering!r}"
+                f"ordering must contain a sequence of items for each of the {len(self.kinds)} blocks; got {ordering!r}"
             )
         for items, size, (lower, upper) in zip(ordering, self.sizes, self.limits, strict=True):
             is_known = set(items) <= set(range(size))
             is_distinct = len(set(items)) == len(items)
             if not (is_known and is_distinct and lower <= len(items) <= upper):
                 expected = f"{lower} to {upper} different items" if lower < size else "a permutation"
-                raise ValueError(f"ordering must have {expected} of 0..{size - 1}; got {tuple(items)!r}")
+                raise ValueError(
+                    f"each block of ordering must be {expected} of 0..{size - 1}; got {tuple(items)!r}"
+                )
         return tuple(self._canonical_items(block, items) for block, items in enumerate(ordering))
 
     def contains(self, candidate: Candidate) -> TypeGuard[Ordering]:
-        """Return whether a candidate is an ordering within the limits. `allowed` is not checked."""
+        """Return whether a candidate is an ordering whose blocks are within the limits.
+
+        Quotas and `allowed` are not checked.
+        """
         if isinstance(candidate, WholeProgram) or len(candidate) != len(self.limits):
             return False
         return all(
@@ -195,7 +204,7 @@ class OrderingSpace:
 
     @property
     def first_candidates(self) -> list[Candidate]:
-        """Return the identity, the programs, and all variants of the identity with one choice changed."""
+        """The identity, the whole programs, and all variants of the identity in which one choice differs."""
         candidates: list[Candidate] = [self.identity, *self.programs]
         for block in range(len(self.sizes) - len(self.choices), len(self.sizes)):
             for item in range(self.sizes[block]):
@@ -205,23 +214,23 @@ class OrderingSpace:
         return candidates
 
     def with_first_choices(self, ordering: Ordering) -> Ordering:
-        """Return an ordering with each choice replaced by the first item of its block."""
+        """Return the ordering with each choice replaced by the first item of its block."""
         items = ordering[: len(ordering) - len(self.choices)]
         return (*items, *((0,) for _ in self.choices))
 
     def chosen(self, ordering: Ordering) -> Ordering:
-        """Return the choices of an ordering, without its other blocks."""
+        """Return only the blocks of an ordering that are choices."""
         return ordering[len(ordering) - len(self.choices) :]
 
     def with_choices(self, sizes: Sequence[int]) -> OrderingSpace:
-        """Return a copy of the space in which each choice has a new number of items to choose from."""
+        """Return a copy of the space in which the choices have `sizes` items to choose from."""
         lists = self.kinds[: len(self.kinds) - len(self.choices)]
         return replace(self, kinds=(*lists, *(tuple(range(size)) for size in sizes)))
 
     def with_new_items(self, ordering: Ordering, earlier: OrderingSpace) -> list[Ordering]:
-        """Return the allowed variants of an ordering in which one block shows an item added since `earlier`.
+        """Return the allowed variants of an ordering in which one block shows only a new item.
 
-        `earlier` is the space before items were added.
+        New items are those that the space `earlier` does not contain.
         """
         changed = []
         for block, size in enumerate(earlier.sizes):
@@ -229,19 +238,19 @@ class OrderingSpace:
         return list(filter(self.allows, changed))
 
     def first_items(self, rankings: Sequence[Sequence[int]], lengths: Sequence[int]) -> Ordering:
-        """Return an ordering that shows the first items of a complete ranking for each block.
+        """Return an ordering that shows the first items of the given rankings.
 
-        `lengths` holds the number of items to show from each block. To meet the quotas, items
-        may be skipped.
+        For each block, `rankings` holds a ranking of all items, and `lengths` holds the number
+        of items to show. Items are skipped if this is necessary to meet the quotas.
         """
         blocks = zip(self.quotas, rankings, lengths, strict=True)
         return tuple(quotas.first(ranking, length) for quotas, ranking, length in blocks)
 
     def shuffled(self, ordering: Ordering, permutation: Callable[[int], Sequence[int]]) -> Ordering:
-        """Shuffle each block that has quotas.
+        """Return the ordering with each block that has quotas shuffled.
 
-        Otherwise, items of rare classes would usually come last, because `first_items()` skips
-        other items near the end.
+        If blocks were not shuffled, items of rare classes would usually come last, because
+        `first_items()` skips other items near the end.
         """
         blocks = list(ordering)
         for block, quotas in enumerate(self.quotas):
@@ -251,16 +260,17 @@ class OrderingSpace:
         return tuple(blocks)
 
     def allows(self, ordering: Ordering) -> bool:
-        """Return whether an ordering within the limits meets the quotas and is allowed."""
+        """Return whether an ordering meets the quotas and is allowed. It must be within the limits."""
         if not all(quotas.are_met(items) for quotas, items in zip(self.quotas, ordering, strict=True)):
             return False
         return self.allowed is None or self.allowed(ordering)
 
     def shortened(self, ordering: Ordering) -> Ordering | None:
-        """Return the ordering after dropping items from the beginnings of blocks until it is allowed.
+        """Return an allowed ordering, or None if even the shortest ordering is not allowed.
 
-        Each dropped item comes from the block that is furthest above its minimum length. Items
-        required by a quota are kept. If even the shortest ordering is not allowed, return None.
+        Until the ordering is allowed, items are dropped from the beginnings of blocks. Each
+        dropped item comes from the block whose length is furthest above its minimum. Items
+        required by a quota are kept.
         """
         while not self.allows(ordering):
             num_spare = [len(items) - lower for items, (lower, _) in zip(ordering, self.limits, strict=True)]
@@ -273,7 +283,7 @@ class OrderingSpace:
         return ordering
 
     def enumerate(self) -> Iterator[Candidate]:
-        """Yield each allowed candidate once: the identity, then the programs, then all other orderings."""
+        """Yield each allowed candidate once: the identity, the whole programs, then all other orderings."""
         yield self.identity
         yield from self.programs
         blocks = []
@@ -287,7 +297,10 @@ class OrderingSpace:
                 yield ordering
 
     def draw(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
-        """Draw allowed orderings with replacement: a uniform length for each block, then random items."""
+        """Draw allowed orderings with replacement.
+
+        For each block, draw a length from a uniform distribution, then random items.
+        """
         return [self._draw_allowed(rng) for _ in range(num_draws)]
 
     def _draw_allowed(self, rng: np.random.Generator) -> Ordering:
@@ -302,12 +315,12 @@ class OrderingSpace:
             if self.allows(ordering):
                 return ordering
         raise ValueError(
-            f"allowed must accept some random orderings; it rejected all {MAX_TRIES:,}: decrease the minimum number "
-            "of items, or shorten the items"
+            f"allowed must accept at least one random ordering; it rejected all {MAX_TRIES:,}: reduce the minimum "
+            "number of items, or shorten the items"
         )
 
     def draw_longest(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
-        """Draw orderings with replacement, each with as many items as allowed."""
+        """Draw orderings with replacement, each of which shows as many items as allowed."""
         orderings = []
         most = [upper for _, upper in self.limits]
         for _ in range(num_draws):
@@ -317,11 +330,11 @@ class OrderingSpace:
         return orderings
 
     def moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
-        """Return the ordering after a random move in one block, or unchanged if no allowed move is found.
+        """Return the ordering after a random move in one block.
 
         If the space has no limits, a move shifts one item. Otherwise, a move replaces, inserts,
         drops or shifts an item, or swaps two items. All possible kinds of moves are equally
-        likely.
+        likely. If no allowed move is found, return the ordering unchanged.
         """
         if not self.from_end:
             positions = [
@@ -343,7 +356,10 @@ class OrderingSpace:
         return ordering
 
     def _move_numbers(self, ordering: Ordering) -> dict[tuple[int, str], Sequence[int]]:
-        """Return the indices of the moves that respect the limits and quotas, by block and kind of move."""
+        """Return a dict that maps blocks and kinds of moves to the indices of possible moves.
+
+        Possible moves respect the limits and quotas.
+        """
         numbers: dict[tuple[int, str], Sequence[int]] = {}
         for block, (items, (lower, upper)) in enumerate(zip(ordering, self.limits, strict=True)):
             length = len(items)
@@ -370,9 +386,9 @@ class OrderingSpace:
 
 
 def _interleaved(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """Return the number of ways to interleave a sequence from each of two groups, by total length.
+    """Return, for each length, the number of ways to interleave one sequence from each of two groups.
 
-    `first` and `second` hold the number of sequences in each group, by length.
+    ``first[n]`` and ``second[n]`` are the numbers of sequences of length n in the groups.
     """
     totals = []
     for length in range(len(first)):
@@ -384,7 +400,7 @@ def _interleaved(first: Sequence[int], second: Sequence[int]) -> list[int]:
 
 
 def _arrangements(kinds: tuple[int, ...], length: int, unused: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield all arrangements of `length` unused items that look different, in lexicographic order."""
+    """Yield one of each set of arrangements of `length` unused items that look alike, in lexicographic order."""
     if length == 0:
         yield ()
         return
@@ -396,7 +412,10 @@ def _arrangements(kinds: tuple[int, ...], length: int, unused: Sequence[int]) ->
 
 
 def _move(items: tuple[int, ...], kind: str, number: int, size: int) -> tuple[int, ...]:
-    """Return the items after a move. `number` is the move's index among all moves of its kind."""
+    """Return a block's items after a move.
+
+    `number` is the index of the move among all moves of this kind. The block has `size` items.
+    """
     if kind == "drop":
         return (*items[:number], *items[number + 1 :])
     if kind in ("replace", "insert"):
@@ -415,11 +434,11 @@ def _move(items: tuple[int, ...], kind: str, number: int, size: int) -> tuple[in
 
 
 def _unused(items: Sequence[int], size: int) -> list[int]:
-    """Return the items of a block of this size that are not shown."""
+    """Return the items of a block that are not in `items`. The block has `size` items."""
     return sorted(set(range(size)) - set(items))
 
 
 def _shift(items: tuple[int, ...], start: int, end: int) -> tuple[int, ...]:
-    """Move an item from position `start` to position `end`."""
+    """Return the items after moving one from position `start` to position `end`."""
     rest = (*items[:start], *items[start + 1 :])
     return (*rest[:end], items[start], *rest[end:])

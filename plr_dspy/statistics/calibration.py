@@ -1,8 +1,8 @@
-"""Calibration of label probabilities, with or without labelled examples.
+"""Calibration of label probabilities, with or without labeled examples.
 
-Calibrated log-probabilities are ``log p + offsets``, normalised. A label is "unseen" if it was
-not among the likeliest tokens of a reply. "Shares" are relative frequencies of labels. Shapes:
-N inputs, L labels, E examples, S alternative vectors of shares.
+Calibration adds an offset to each label's log-probability, and normalizes the results. A label is
+"unseen" if it was not among the likeliest tokens of a reply. "Shares" are relative frequencies
+of labels. Shapes: N inputs, L labels, E examples, S alternative vectors of shares.
 """
 
 import numpy as np
@@ -11,8 +11,9 @@ from scipy.special import chdtrc, log_softmax, logsumexp  # scipy.stats takes a 
 
 from plr_dspy.statistics.arrays import Array
 
-MAX_P_VALUE = 0.01  # p-value of a chi-squared test below which label counts are clearly uneven
-MIN_GAP = 1e-6  # minimum gap in log-probability between seen and unseen labels
+# Label counts are clearly uneven if the p-value of a chi-squared test is below this limit.
+MAX_P_VALUE = 0.01
+MIN_GAP = 1e-6  # minimum gap between the log-probabilities of seen and unseen labels
 
 
 def batch_offsets(
@@ -22,12 +23,15 @@ def batch_offsets(
     unseen: ArrayLike = False,
     weights: ArrayLike = 1.0,
 ) -> Array:
-    """Return the offsets ``[L]`` of batch calibration, with mean 0 (H. Zhou et al., arXiv:2309.17249, Eq. 3).
+    """Return the offsets ``[L]`` of batch calibration (H. Zhou et al., arXiv:2309.17249, Eq. 3).
+
+    The mean of the offsets is 0.
 
     Args:
-        log_probabilities: Normalised log-probabilities of the labels, ``[N, L]``.
-        prior: Assumed label shares, ``[L]``; None for even shares.
-        unseen: Whether each label is unseen, ``[N, L]``. Unseen labels get a probability of 0.
+        log_probabilities: Normalized log-probabilities of the labels, ``[N, L]``.
+        prior: Assumed label shares, ``[L]``. None means even shares.
+        unseen: Whether each label is unseen, ``[N, L]``. The probabilities of unseen labels are
+            treated as 0.
         weights: Weights of the inputs, ``[N]``.
     """
     logs = np.asarray(log_probabilities)
@@ -39,16 +43,19 @@ def batch_offsets(
 
 
 def log_mean(log_probabilities: Array, weights: Array) -> Array:
-    """Return the log of mean probabilities ``[..., L]`` over inputs ``[..., N, L]`` with weights ``[..., N]``."""
+    """Return the logs of weighted mean probabilities, ``[..., L]``.
+
+    `log_probabilities` has the shape ``[..., N, L]``, and `weights` has the shape ``[..., N]``.
+    """
     sums = logsumexp(log_probabilities, axis=-2, b=weights[..., None])
     return np.asarray(sums - np.log(weights.sum(axis=-1, keepdims=True)))
 
 
 def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
-    """Return offsets ``[..., L]`` with mean 0, which move mean probabilities towards shares ``[L]``.
+    """Return offsets ``[..., L]`` that move mean probabilities towards shares ``[L]``.
 
-    A label that is `held` (``[L]``) or has a share of 0 gets the smallest offset among the
-    other labels.
+    The mean of the offsets is 0. A label gets the smallest offset of all other labels if its
+    share is 0, or if `held` is true for it, ``[L]``.
     """
     is_held = np.asarray(held) | (shares <= 0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -62,7 +69,7 @@ def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
 
 
 def calibrated(log_probabilities: ArrayLike, offsets: ArrayLike, *, unseen: ArrayLike = False) -> Array:
-    """Return calibrated log-probabilities ``[..., L]``. An unseen label cannot become the likeliest."""
+    """Return calibrated log-probabilities, ``[..., L]``. An unseen label cannot become the likeliest label."""
     is_unseen = np.asarray(unseen)
     logs = log_softmax(np.asarray(log_probabilities) + np.asarray(offsets), axis=-1)
     least_seen = np.where(is_unseen, np.inf, logs).min(axis=-1, keepdims=True)
@@ -73,9 +80,10 @@ def calibrated(log_probabilities: ArrayLike, offsets: ArrayLike, *, unseen: Arra
 def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
     """Return the label shares to try as calibration targets, ``[S, L]``, likeliest first.
 
-    If the label counts ``[L]`` are clearly uneven, the observed shares come first. If `between`,
-    shares proportional to the square roots of the counts follow, for metrics that depend on
-    rare labels. Even shares come last.
+    If the label counts ``[L]`` are clearly uneven, the observed shares come first, and even shares
+    last. If `between`, shares proportional to the square roots of the counts come in between,
+    for metrics that depend on rare labels. If the counts are not clearly uneven, only even
+    shares are returned.
     """
     counts = np.asarray(counts, dtype=np.float64)
     even = np.full(len(counts), 1.0 / len(counts))
@@ -97,9 +105,10 @@ def _are_uneven(counts: Array) -> bool:
 
 
 def right_counts(scores: ArrayLike) -> Array:
-    """Count the examples for which each label is correct, ``[L]``.
+    """Return the number of examples for which each label is correct, ``[L]``.
 
-    Tied labels share an example. Examples on which all labels are tied are not counted.
+    The correct label is the one with the highest score. If labels are tied, each is counted as a
+    fraction of an example. Examples on which all labels are tied are not counted.
     """
     is_best = np.asarray(scores) == np.max(scores, axis=1, keepdims=True)
     shares = is_best / is_best.sum(axis=1, keepdims=True)
@@ -107,7 +116,10 @@ def right_counts(scores: ArrayLike) -> Array:
 
 
 def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:
-    """Return the label shares to try, ``[S, L]``, given scores ``[E, L]``. A row of NaN means no calibration."""
+    """Return the label shares to try, ``[S, L]``, given the labels' scores ``[E, L]``.
+
+    A row of NaN means no calibration.
+    """
     shares = likely_shares(right_counts(scores), between=between)
     uncalibrated = np.full((1, shares.shape[1]), np.nan)
     if between:
@@ -118,10 +130,10 @@ def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:
 def cross_validated(
     log_probabilities: ArrayLike, shares: ArrayLike, *, unseen: ArrayLike = False, weights: ArrayLike = 1.0
 ) -> NDArray[np.int64]:
-    """Return the label of each input ``[N]``, after calibration on all other inputs.
+    """Return the index of each input's likeliest label after calibration on all other inputs, ``[N]``.
 
     There must be at least two inputs. The arguments are those of `batch_offsets()`, except that
-    the prior is called `shares`.
+    its argument `prior` is called `shares`.
     """
     logs = np.asarray(log_probabilities)
     is_unseen = np.broadcast_to(unseen, logs.shape)

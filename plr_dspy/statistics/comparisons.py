@@ -1,4 +1,4 @@
-"""Confidence intervals for means and paired differences, and the spread of orders' scores beyond chance.
+"""Confidence intervals for means and paired differences, and tests whether orders really differ.
 
 The examples are treated as a random sample, so all results are estimates for new examples.
 Shapes: R orders, E examples, D draws.
@@ -12,13 +12,13 @@ from scipy import special  # scipy.stats takes half a second to import
 
 from plr_dspy.statistics.arrays import Array
 
-NUM_FLIPS = 4_999
-NUM_DRAWS = 20_000
-NUM_DEVIATIONS = 400
-TAIL = 0.025  # probability outside the intervals, at each end
+NUM_FLIPS = 4_999  # number of random permutations in a permutation test
+NUM_DRAWS = 20_000  # number of draws from a posterior
+NUM_DEVIATIONS = 400  # number of points in a grid of standard deviations
+TAIL = 0.025  # probability on each side of a 95% interval
 SIGNIFICANT = 0.05  # maximum p-value for the conclusion that the order of demos matters
-# Number of pseudo-examples with the largest difference. They are added so that a few equal
-# scores do not imply certainty.
+# Number of artificial examples, on which programs have the largest possible difference. They are
+# added so that equal scores on a few examples do not imply certainty.
 PSEUDO_EXAMPLES = 2
 
 
@@ -27,14 +27,17 @@ def paired_interval(
 ) -> tuple[float, float]:
     """Return the 95% interval for a mean paired difference.
 
-    The interval is Student's t with two pseudo-examples: one at 0, and one split between
-    plus and minus the largest difference (Agresti and Min, Statistics in Medicine 24, 2005).
-    If all differences are 0, the interval is (0, 0) unless `largest` is given.
+    The interval is calculated using Student's t distribution, after adding two artificial
+    differences. One is 0. The other is split between plus and minus the largest difference
+    (A. Agresti and Y. Min, Statistics in Medicine 24, 2005). If all differences are 0, the
+    interval is (0, 0) unless `largest` is given.
 
     Args:
         differences: Differences of scores, one for each example.
-        num_comparisons: Number of intervals that should hold jointly (Bonferroni).
-        largest: Largest possible absolute difference, if larger than all observed differences.
+        num_comparisons: Number of intervals that should all contain their true values with a
+            probability of 95% (Bonferroni correction).
+        largest: Largest possible absolute difference. Ignored if an observed difference is
+            larger.
 
     Raises:
         ValueError: If there are no differences.
@@ -57,10 +60,10 @@ def paired_probability(differences: Sequence[float]) -> float:
 
 
 def _with_pseudo_examples(differences: Sequence[float], largest: float = 0.0) -> tuple[float, float, int]:
-    """Return the mean with pseudo-examples, its standard error and its degrees of freedom."""
+    """Return the mean, standard error and degrees of freedom after adding two artificial differences."""
     values = np.asarray(differences, dtype=float)
     if values.size == 0:
-        raise ValueError("differences must contain at least one value; got none")
+        raise ValueError("differences must contain at least one number; got 0 numbers")
     count = values.size + 2
     largest = max(largest, float(np.abs(values).max()))
     mean = float(values.sum()) / count
@@ -69,7 +72,9 @@ def _with_pseudo_examples(differences: Sequence[float], largest: float = 0.0) ->
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return Student's t 95% interval for a population mean, given a sample of values.
+    """Return the 95% interval for a population mean, given a sample of values.
+
+    The interval is calculated using Student's t distribution.
 
     Raises:
         ValueError: If there are fewer than two values.
@@ -83,14 +88,16 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def p_value_of(scores: Array, rng: np.random.Generator) -> float:
-    """Return the p-value of a permutation test for differences between the orders' mean scores.
+    """Return the p-value of a permutation test of whether the orders' mean scores differ.
 
-    The statistic is the variance of mean scores. A permutation flips the signs of all deviations
-    on random examples. If all orders are equally good on new examples, each order's deviations
-    from the examples' means average 0. For two orders and scores of 0 or 1, the test is
-    McNemar's.
+    `scores` has the shape ``[R, E]``. The null hypothesis is that all orders are equally good on
+    new examples. The test statistic is the variance of the orders' mean scores. The deviation
+    of a score is its difference from the mean of all orders on the same example. Each
+    permutation selects random examples, and flips the signs of all deviations on them. For two
+    orders and scores of 0 or 1, the test is equivalent to McNemar's test.
     """
-    deviations = scores - scores[0]  # If all orders have equal scores, the deviations are exactly 0.
+    # Subtract a row first, so that the deviations are exactly 0 if all orders have equal scores.
+    deviations = scores - scores[0]
     deviations = deviations - deviations.mean(axis=0)
     observed = float((deviations.sum(axis=1) ** 2).sum())
     signs = rng.choice([-1.0, 1.0], size=(NUM_FLIPS, scores.shape[1]))
@@ -102,9 +109,17 @@ def p_value_of(scores: Array, rng: np.random.Generator) -> float:
 def draw_deviations(
     scores: Array, largest: float, disagreement: float, rng: np.random.Generator, *, usual: float
 ) -> tuple[Array, float]:
-    """Return draws ``[D]`` of the standard deviation s of orders' true scores, and an unbiased estimate of s squared.
+    """Return posterior draws ``[D]`` of the standard deviation of the orders' true mean scores.
 
-    Scores are ``[R, E]``. The prior of s is half normal with the scale `usual`.
+    Also return an unbiased estimate of the squared standard deviation.
+
+    Args:
+        scores: Scores of the orders, ``[R, E]``.
+        largest: Largest possible standard deviation.
+        disagreement: Largest difference between scores on one example. On each pseudo-example,
+            half of the orders score this much more than the other half.
+        rng: Source of random numbers.
+        usual: Scale of the standard deviation's prior, which is half-normal.
     """
     num_orders, num_examples = scores.shape
     size = num_orders - 1
@@ -113,7 +128,7 @@ def draw_deviations(
     means = residuals.mean(axis=1)
     covariance = np.cov(residuals)
     noise = float(np.trace(covariance)) / size / num_examples
-    # A pseudo-example has half of the orders at one end of the range and half at the other.
+    # On an artificial example, half of the orders have the lowest score, and half have the highest.
     pseudo_noise = disagreement**2 * num_orders / 4 / size / num_examples**2
     variance = float((means**2).sum()) / size
 
@@ -127,11 +142,12 @@ def draw_deviations(
 
 
 def _degrees_of_freedom(covariance: Array, num_examples: int) -> float:
-    """Return the effective degrees of freedom of mean scores, given the covariance ``[R, R]`` of their noise.
+    """Return the effective degrees of freedom of the variance between mean scores.
 
-    The result is the geometric mean of R - 1 and the noise's degrees of freedom. The noise has
-    fewer than R - 1 degrees of freedom if examples favour similar orders. The estimate of the
-    sum of squares is unbiased (Z. Bai and H. Saranadasa, Statistica Sinica 6, 1996).
+    The result is the geometric mean of R - 1 and the degrees of freedom of the noise, whose
+    covariance has the shape ``[R, R]``. The noise has fewer than R - 1 degrees of freedom if
+    examples favor similar orders. The sum of the squared covariances is estimated without bias
+    (Z. Bai and H. Saranadasa, Statistica Sinica 6, 1996).
     """
     size = len(covariance) - 1
     total = float(np.trace(covariance))

@@ -1,4 +1,4 @@
-"""Expected gains over a baseline program, from the scores of programs on the same examples.
+"""Expected gains over a baseline program, estimated from the scores of programs on the same examples.
 
 Shapes: C programs, E examples, D draws.
 """
@@ -14,23 +14,24 @@ from plr_dspy.statistics import comparisons
 from plr_dspy.statistics.arrays import Array
 from plr_dspy.statistics.comparisons import PSEUDO_EXAMPLES, SIGNIFICANT, TAIL
 
-# Prior scale of the standard deviation between programs, relative to the range of scores.
+# Scale of the prior of the standard deviation between programs, relative to the range of scores.
 USUAL_SPREAD = 0.2
-MOST_SPREAD = 5  # upper limit of integrals over the standard deviation, relative to `USUAL_SPREAD`
+MOST_SPREAD = 5  # upper limit of integrals over this standard deviation, relative to `USUAL_SPREAD`
 
 
 @dataclass(frozen=True)
 class Gain:
-    """The expected gain over a program on new examples.
+    """The expected gain of a program over another program on new examples.
 
     Attributes:
         value: The estimate, shrunk towards 0, because the largest of several observed gains is
             biased upwards.
         observed: The estimate without shrinkage.
-        draws: Draws of the true gain, ``[D]``.
-        least: Draws of the gain if differences that may be due to chance are ignored, ``[D]``.
-        noise_share: Share of the observed variance between programs that is noise. None if the
-            gain is not that of the best of several programs.
+        draws: Draws of the true gain from its posterior, ``[D]``.
+        least: Cautious draws of the gain, ``[D]``. They ignore differences between programs that
+            may be due to chance.
+        noise_share: Share of the observed variance between programs that is noise. None unless
+            the program is the best of several.
     """
 
     value: float
@@ -45,7 +46,7 @@ class Gain:
         return float(np.quantile(self.least, TAIL)), float(np.quantile(self.draws, 1 - TAIL))
 
     def exceeds(self, other: "Gain | float", tail: float) -> bool:
-        """Return whether this gain exceeds `other` with a probability of more than 1 - `tail`."""
+        """Return whether this gain exceeds `other` with a probability above ``1 - tail``."""
         baseline = other.least if isinstance(other, Gain) else other
         return bool(np.quantile(self.least - baseline, tail) > 0)
 
@@ -57,8 +58,8 @@ class PairedExperiment:
     is estimated from the examples.
 
     Args:
-        scores: Scores ``[C, E]``; the first row is the baseline.
-        bounds: Bounds of mean scores, if scores of single examples can exceed them.
+        scores: Scores ``[C, E]``. The first row is the baseline.
+        bounds: Bounds of mean scores, or None to use 0 and 1, widened to include all scores.
         seed: Seed of the draws.
     """
 
@@ -72,9 +73,10 @@ class PairedExperiment:
         num_examples = scores.shape[1]
         freedom = num_examples - 1
         num_draws = comparisons.NUM_DRAWS
-        centred = scores - self.means[:, None]
-        errors = rng.normal(size=(num_draws, num_examples)) @ centred.T / math.sqrt(freedom)
-        # Each program gets half of the variance that pseudo-examples add to a difference.
+        centered = scores - self.means[:, None]
+        errors = rng.normal(size=(num_draws, num_examples)) @ centered.T / math.sqrt(freedom)
+        # Pseudo-examples add variance to the difference between two programs. So add half of this
+        # variance to each program.
         pseudo_error = math.sqrt(PSEUDO_EXAMPLES / 4 / num_examples) * self._disagreement
         errors += pseudo_error * rng.normal(size=errors.shape)
         scales = np.sqrt(freedom / rng.chisquare(freedom, size=(num_draws, 1)) / num_examples)
@@ -82,9 +84,10 @@ class PairedExperiment:
         self._deviations_of: dict[tuple[int, ...], tuple[Array, float]] = {}
 
     def gain(self, rows: Sequence[int]) -> Gain:
-        """Return the expected gain of one program, or of a random program.
+        """Return the expected gain over the baseline of one program, or of a random program.
 
-        `rows` holds the program's row, or the rows of a random sample of programs.
+        `rows` holds the row of the one program. For a random program, `rows` holds the rows of a
+        random sample of programs.
         """
         draws = self._draws[:, rows].mean(axis=1) - self._draws[:, 0]
         if len(rows) > 1:
@@ -94,10 +97,7 @@ class PairedExperiment:
         return Gain(self._shrunk(observed, draws), observed, draws, draws)
 
     def gain_on_top(self, base: Gain, row: int, base_row: int) -> Gain:
-        """Return the gain `base` plus the gain from a further change.
-
-        The change is the step from the program in `base_row` to the program in `row`.
-        """
+        """Return the gain `base` plus the gain of the program in `row` over the one in `base_row`."""
         difference = self._draws[:, row] - self._draws[:, base_row]
         observed = base.observed + float(self.means[row] - self.means[base_row])
         draws = base.draws + difference
@@ -106,9 +106,9 @@ class PairedExperiment:
     def gain_of_best(self, rows: Sequence[int], average: Gain, num_searched: int) -> Gain:
         """Return the expected gain of the best of `num_searched` programs, given a random sample of them.
 
-        The best observed score is biased upwards. So the result is the average gain plus
-        the standard deviation of true scores times the expected maximum of a standard normal
-        sample (G. Blom, 1958).
+        The best observed score is biased upwards. So the result is the average gain plus a
+        multiple of the standard deviation of true scores. The multiple is the expected maximum
+        of `num_searched` standard normal values (G. Blom, 1958).
         """
         height = float(special.ndtri((num_searched - 0.375) / (num_searched + 0.25)))
         deviations, variance = self._deviations(rows)
@@ -129,11 +129,11 @@ class PairedExperiment:
         )
 
     def _shrunk(self, gain: float, draws: Array) -> float:
-        """Return the posterior mean of a gain, given its observed value and the draws of its error.
+        """Return the posterior mean of a gain, given its observed value and draws of the true gain.
 
-        A priori, gains are normal with mean 0 and standard deviation s. Like the spread between
-        programs, s is half normal with the scale `USUAL_SPREAD`. So large gains with small errors
-        hardly shrink.
+        In the prior, the gain is normal with mean 0 and an unknown standard deviation. This
+        deviation has a half-normal prior with the scale `USUAL_SPREAD`, so large gains with
+        small errors hardly shrink.
         """
         usual = USUAL_SPREAD * self._range
         spreads = np.linspace(0.0, MOST_SPREAD * usual, comparisons.NUM_DEVIATIONS)
@@ -146,8 +146,7 @@ class PairedExperiment:
     def _deviations(self, rows: Sequence[int]) -> tuple[Array, float]:
         """Return draws of the standard deviation of true scores, and an unbiased estimate of its square.
 
-        Gains that depend on the same programs share the draws, because the standard deviation is
-        the same.
+        The results are stored, so that gains that depend on the same programs use the same draws.
         """
         key = tuple(rows)
         if key not in self._deviations_of:
@@ -159,9 +158,10 @@ class PairedExperiment:
 
 
 def _prepared(scores: Array, bounds: tuple[float, float] | None) -> tuple[Array, tuple[float, float], float]:
-    """Return the scores ``[C, E]``, the bounds of mean scores, and the largest difference on an example.
+    """Return prepared scores ``[C, E]``, the bounds of mean scores, and the largest difference on an example.
 
-    Round scores and sort examples, so that the order of examples does not affect the draws.
+    The scores are rounded and the examples are sorted, so that the order of examples does not
+    affect the draws.
     """
     scores = np.round(scores, 9)
     scores = scores[:, np.lexsort(scores)]

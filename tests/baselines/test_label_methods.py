@@ -173,8 +173,8 @@ class TestEveryMethod:
         of_stars.demos = rated[:4]
         for program, match in [
             (open_ended, f"{kind.__name__} needs exactly one output with few possible.*use PLReorder"),
-            (Program(first=table.program(), second=table.program()), "exactly one predictor for .*; got 2"),
-            (of_stars, r"must be text.*got type int for input 'stars'"),
+            (Program(first=table.program(), second=table.program()), "exactly one predictor if .*; got 2"),
+            (of_stars, r"must be strings.*got type int for input 'stars'"),
         ]:
             trainset = rated if program is of_stars else table.examples
             with table.serving(), pytest.raises(ValueError, match=match):

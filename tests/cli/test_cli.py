@@ -152,7 +152,7 @@ def test_the_local_model_gets_plain_text_unless_adapter_is_passed(
 
 def test_added_demos_are_reported(folder, caplog):
     assert cli.main(compile_arguments(program="reviews_app.py:bare")) == 0
-    added = "8 labelled examples from trainset were added to self"
+    added = "8 labeled examples from trainset were added to self"
     message = f"student has no demos: {added}, to search for their order"
     assert message in caplog.text
     assert "--select" in caplog.text
@@ -279,7 +279,7 @@ def printed_dollars(capsys, *more):
     )
     assert cli.main(compile_arguments(*proposing, *more)) == 0
     output = capsys.readouterr().out
-    assert "calls of the prompt model" in output
+    assert "calls to the prompt model" in output
     return float(re.search(r"\$([\d.]+)", output).group(1))
 
 

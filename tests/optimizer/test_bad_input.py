@@ -195,7 +195,7 @@ def test_strings_are_not_bools_and_bools_are_not_numbers(engine, kind, name, wro
         (PLFewShot, {}, {"min_demos": 20}, "min_demos must be at most max_demos=8"),
         (PLReorder, {}, {"auto": None}, "auto=None needs a number of program calls"),
         (PLReorder, {"signal": "score"}, {"calibrate": True}, "calibrate needs log-probabilities"),
-        (PLReorder, {"auto": "paper"}, {"calibrate": True}, "got calibrate: omit calibrate"),
+        (PLReorder, {"auto": "paper"}, {"calibrate": True}, "got calibrate, .*: omit calibrate"),
         (
             PLFewShot,
             {"demos": "retrieved", "calibrate": True},
@@ -213,7 +213,7 @@ def test_strings_are_not_bools_and_bools_are_not_numbers(engine, kind, name, wro
             PLReorder,
             {"auto": "paper"},
             {"signal": "logprobs"},
-            "got signal=.logprobs.: omit signal=.logprobs.",
+            "got signal=.logprobs., .*: omit signal=.logprobs.",
         ),
         (
             PDO,
@@ -361,7 +361,7 @@ class TestFixes:
         members = [compiled(program=member) for member in members]
         ensemble = dspy.Ensemble(reduce_fn=dspy.majority).compile(members)
         assert ensemble(question="question 50").answer
-        message = r"num_demos=None added no demos: pass a program compiled by dspy.Bootstrap"
+        message = r"num_demos=None added none: pass a program compiled by dspy.Bootstrap"
         with pytest.raises(ValueError, match=message):
             compiled(optimizer(num_demos=None), student([]))
         with pytest.raises(ValueError, match="pass at least 3 examples"):

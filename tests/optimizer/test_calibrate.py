@@ -229,7 +229,7 @@ def test_bad_shares_and_unsuitable_programs_raise_errors(tmp_path):
 
     unsure = around(twice_for_some)
     unsure.predict.demos = list(DEMOS)
-    message = r"several times per answer. Omit calibrate"
+    message = r"several times per answer. Omit the argument calibrate"
     with pytest.raises(NoProbabilities, match=message):
         go(engine, program=unsure, calibrate=True)
     go(engine, log_dir=tmp_path)

@@ -273,11 +273,11 @@ class TestLimits:
 @pytest.mark.parametrize(
     ("candidates", "message"),
     [
-        ({}, "programs must have a length of at least 2; got 0"),
-        ([], "programs must have a length of at least 2; got 0"),
-        ({"a": student()}, "programs must have a length of at least 2; got 1"),
-        (student(), "programs must be a dict from names to programs"),
-        ("ab", "programs must be a dict from names to programs"),
+        ({}, "the number of programs must be at least 2; got 0"),
+        ([], "the number of programs must be at least 2; got 0"),
+        ({"a": student()}, "the number of programs must be at least 2; got 1"),
+        (student(), "programs must be a dict that maps names to programs"),
+        ("ab", "programs must be a dict that maps names to programs"),
         ({"a": student(), "b": "saved.json"}, r"programs\['b'\] must be a dspy.Module; got str"),
         ([student(), dspy.Predict], r"programs\['program 2'\] must be a dspy.Module"),
         ({"a": student(), 2: student()}, "programs must have non-empty strings as names; got 2"),
@@ -341,7 +341,7 @@ class TestUserPrograms:
         ("optimizer", "candidates", "message"),
         [
             (PLFewShot(exact), {"a": 1}, r"programs\['a'\] must be a dspy.Module"),
-            (PLFewShot(exact), [], "programs must have a length of at least 1"),
+            (PLFewShot(exact), [], "the number of programs must be at least 1"),
             (PLFewShot(exact, calibrate=True), [student()], "omit calibrate"),
             (PLReorder(exact, auto="paper"), [student()], "cannot compare programs"),
             (TopKOrder(exact), [student()], "cannot compare programs"),

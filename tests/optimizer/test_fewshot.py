@@ -173,7 +173,7 @@ class TestTokens:
         with pytest.raises(ValueError, match=message):
             optimizer(max_demo_tokens=3).compile(predict(), trainset=EXAMPLES)
         message = (
-            "with min_demos=4 have this many tokens; got 70: increase max_demo_tokens, or decrease min_demos"
+            "with min_demos=4 have this many tokens; got 70: increase max_demo_tokens, or reduce min_demos"
         )
         with pytest.raises(ValueError, match=message):
             optimizer(max_demo_tokens=70, min_demos=4).compile(predict(), trainset=EXAMPLES)

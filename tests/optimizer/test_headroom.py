@@ -222,9 +222,9 @@ class TestCallsAndErrors:
             ({"instructions": []}, "instructions must have at least 1 item"),
             (
                 {"instructions": ["x"], "program": two_predictors()},
-                "exactly one predictor if instructions are given; got 2",
+                "exactly one predictor if the argument instructions is passed; got 2 predictors",
             ),
-            ({"examples": questions(12)}, "at least 10 examples .* got 9 such examples in 12"),
+            ({"examples": questions(12)}, "at least 10 examples .* got 9 such examples among 12"),
             ({"examples": questions(2)}, "trainset"),
             ({"examples": questions(1)}, "trainset .* got 1 such input in 1 example: add"),
             (

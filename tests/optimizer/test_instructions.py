@@ -184,7 +184,10 @@ class TestSeveralPredictors:
     @pytest.mark.parametrize(
         ("instructions", "message"),
         [
-            ([GOOD], "instructions must be a dict by predictor, because the student has 2 predictors"),
+            (
+                [GOOD],
+                "instructions must be a dict that maps predictor names to lists of texts, because the student has 2",
+            ),
             (
                 {"hints": [GOOD]},
                 r"names of the student's predictors, \['hint', 'answer.predict'\]; got \['hints'\]",
@@ -665,7 +668,7 @@ class TestProposals:
             estimate = limited.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES)
         assert limited.report.cost <= limit
         assert estimate.proposal_calls == 13
-        assert "about 13 calls of the prompt model" in str(estimate)
+        assert "about 13 calls to the prompt model" in str(estimate)
         without = PLFewShot(exact_match, max_metric_calls=200, max_demos=3, candidates="labeled")
         with using(new_engine()):
             assert (
@@ -685,7 +688,7 @@ class TestProposals:
 
         monkeypatch.setattr(engine, "complete", complete)
         with pytest.raises(
-            ValueError, match="max_cost needs the number of tokens in each reply of fake/proposer"
+            ValueError, match="because the number of tokens in each reply of fake/proposer is unknown"
         ):
             proposing(engine=engine, max_cost=10.0)
         assert "of max_cost and max_seconds" not in caplog.text
@@ -886,9 +889,9 @@ class TestProposalsFromFailures:
             _, report, _ = revising(engine=proposer, log_dir=tmp_path, max_errors=1)
             calls = engine.num_calls
             _, again, _ = revising(engine=proposer, log_dir=tmp_path, max_errors=1)
-        assert "without an instruction from failures of self, because the prompt model failed" in caplog.text
+        assert "without an instruction for self from failures, because the prompt model failed" in caplog.text
         (error,) = (error for error in report.errors if error.outcome == "gave no instruction")
-        assert error.examples == ["instruction from failures of self"]
+        assert error.examples == ["instruction for self from failures"]
         assert calls == report.program_calls["total"] == engine.num_calls
         assert found(again) == found(report)
 
@@ -949,5 +952,5 @@ class TestProposalsFromFailures:
             assert unlimited.proposals.num_texts == 2
             _, limited, _ = revising(max_cost=0.9)
         assert limited.proposals.num_texts == 1
-        assert "without an instruction from failures of self: cost limit" in caplog.text
+        assert "without an instruction for self from failures: cost limit" in caplog.text
         assert limited.cost <= 0.9

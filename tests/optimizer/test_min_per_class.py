@@ -134,7 +134,7 @@ class TestChoice:
     def test_the_shortest_prompt_within_a_token_limit_has_all_classes(self, engine):
         with pytest.raises(
             ValueError,
-            match=r"min_per_class have this many tokens; got 30: increase .* decrease min_demos or",
+            match=r"min_per_class have this many tokens; got 30: increase .* reduce min_demos or",
         ) as error:
             compiled(min_per_class=2, max_demo_tokens=30)
         least = int(str(error.value).split("at least ")[1].split(",")[0])
@@ -238,7 +238,7 @@ BAD = [
     (
         {},
         dspy.Predict("question -> label"),
-        "needs demos with a value of 'label'; got none: pass examples with a value of 'label'",
+        "needs demos with a value in the field 'label'; got none: pass examples with a value in this field",
     ),
 ]
 

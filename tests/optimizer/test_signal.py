@@ -53,10 +53,10 @@ class TestWithoutLogProbabilities:
         assert report.signal.used == "score"
         assert report.signal.labels == []
         assert report.signal.reason == reason
-        assert f"learnt from scores alone: {reason}" in report.details()
+        assert f"learned from scores alone: {reason}" in report.details()
         assert plain.signal.used == "score"
         assert plain.signal.reason == ""
-        assert "learnt from" not in plain.details()
+        assert "learned from" not in plain.details()
 
     @pytest.mark.parametrize(
         ("options", "stopped_at"),
@@ -104,7 +104,7 @@ def test_both_signals_use_log_probabilities_and_can_share_a_log_dir(tmp_path):
         assert found.used == "logprobs"
         assert found.reason == ""
         assert found.labels == label_world.LABELS
-        assert "learnt from scores and label probabilities" in report.details()
+        assert "learned from scores and label probabilities" in report.details()
         assert len(engine.prompts) == report.program_calls["total"]
 
 

@@ -48,7 +48,7 @@ class TestGrid:
         with open_store(tmp_path, SETTINGS) as store:
             assert list(store) == RUNS
         made_on(tmp_path)
-        with pytest.raises(ValueError, match=r"pool=20 in the file, but 40 now.*another folder"):
+        with pytest.raises(ValueError, match=r"pool is 20 in the file, but 40 now.*another folder"):
             run_grid(Experiment(tmp_path, pool=40), RUNS, engine=making([]))
 
     def test_a_failed_run_has_no_result_and_is_repeated(self, tmp_path):
@@ -98,7 +98,7 @@ class TestFiles:
                 r"(?s)line 3 of .*jsonl is not a valid result: .*Invalid JSON",
             ),
             ([record(), '{"task": "m'], "line 2"),
-            ([record(), record(seed="2")], r"(?s)line 2 of .*seed.*Delete it"),
+            ([record(), record(seed="2")], r"(?s)line 2 of .*seed.*Delete this line"),
             ([[1, 2]], "line 1"),
         ],
     )

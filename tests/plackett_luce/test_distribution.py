@@ -199,12 +199,12 @@ class TestBadInput:
 
     @pytest.mark.parametrize("value", [[0, 0, 1], [1, 2, 3], [-1, 0, 1], [0, 1, -1], [0, 1]])
     def test_log_prob_rejects_rows_that_are_not_orderings(self, value):
-        with pytest.raises(ValueError, match="different items of 3"):
+        with pytest.raises(ValueError, match=r"different items of 0\.\.2"):
             PlackettLuce(torch.zeros(3)).log_prob(torch.tensor(value))
 
     @pytest.mark.parametrize("value", [[0, -1, -1], [0, -1, 1], [0, 0, -1]])
     def test_log_prob_rejects_short_rankings_and_gaps(self, value):
         distribution = PlackettLuce(torch.zeros(3), length_probabilities=float64([0.5, 0.5]))
-        message = "2 to 3 different items of 3, padded with -1"
+        message = "2 to 3 different items of 0..2, padded with -1"
         with pytest.raises(ValueError, match=message):
             distribution.log_prob(torch.tensor(value))

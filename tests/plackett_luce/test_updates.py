@@ -187,7 +187,7 @@ class TestEveryRule:
         [
             ([[0, 1, 2]], [1.0, 2.0], "one for each elite"),
             ([[0, 1, 2]], [math.nan], "numbers >= 0"),
-            ([[0, 1, 2]], [0.0], "at least one above 0"),
+            ([[0, 1, 2]], [0.0], "at least one must be above 0"),
             ([[0, 1, 2], [2, 1, 0]], [1.0, -1.0], "numbers >= 0"),
         ],
     )

@@ -1,4 +1,4 @@
-"""Fields with the names of attributes of DSPy's classes, such as "base", "keys" or "completions"."""
+"""Signature fields named like attributes of DSPy's classes, such as "base", "keys" or "completions"."""
 
 import re
 

@@ -145,7 +145,7 @@ class TestErrors:
             assert scored(cells, [IDENTITY], [0, 10]) == [-5.0]
 
     def test_an_example_that_always_fails_is_one_failure_and_is_omitted_for_all_orderings(self, engine):
-        """A broken example must not end the run after many orders."""
+        """An example that fails for every order counts as one failure, so it must not end the run."""
         orderings = [IDENTITY, REVERSED, ((1, 0, 2),), ((1, 2, 0),)]
         metric = failing(dict.fromkeys((12, 15), ZeroDivisionError("boom")))
         cells = scorer(metric=metric, max_errors=3, num_threads=1)

@@ -235,7 +235,7 @@ class TestText:
         assert all(line in details for line in lines[:-1])
         assert f"{c.original:.3f} -> {c.chosen:.3f} on {c.num_examples} examples" in details
         ordering = report.slots[0].ordering
-        assert f"demos in the order {ordering}, the last next to the question" in details
+        assert f"demos in the order {ordering}, with the last demo next to the question" in details
         assert "race " in details
         assert "exact_match, seed 4" in details
 
@@ -466,7 +466,7 @@ class TestText:
 
     def test_an_order_chosen_by_label_probabilities_has_no_score(self):
         text = str(by_hand(comparison=None, candidates=[], settings={"scored_on": "probing inputs"}))
-        assert "chosen by label probabilities, so its score is not known" in text
+        assert "chosen according to label probabilities, so its score is not known" in text
         assert "your program, 2 demos" not in text
 
 

@@ -117,7 +117,7 @@ class TestCost:
         budget = Budget(max_cost=1.0)
         assert (budget.begin(), budget.unpriced) == (True, "")
         budget.end(tokens(1))
-        assert (budget.begin(), budget.unpriced) == (False, "a price for model")
+        assert (budget.begin(), budget.unpriced) == (False, "the price of model")
 
     def test_the_first_cost_replaces_the_expected_cost(self):
         budget = Budget(max_cost=10, expected_cost=5)

@@ -118,9 +118,10 @@ class TestSpace:
     @pytest.mark.parametrize(
         ("options", "ordering", "message"),
         [
-            *(({}, o, "permutation") for o in (((0, 1),), ((0, 0, 1, 2), (0, 1)), ((0, 1, 2), (0, 1)), ())),
+            *(({}, o, "permutation") for o in (((0, 0, 1, 2), (0, 1)), ((0, 1, 2), (0, 1)))),
+            *(({}, o, "each of the 2 blocks") for o in (((0, 1),), ())),
             *((FEW, o, "items of 0..3") for o in (((0, 0), (1,)), ((0, 4), (1,)), ((0, -1), (1,)))),
-            *((FEW, o, "must have 1 to 2 different") for o in (((0, 1), ()), ((0, 1, 2), (0,)))),
+            *((FEW, o, "must be 1 to 2 different") for o in (((0, 1), ()), ((0, 1, 2), (0,)))),
         ],
     )
     def test_rejects_orderings_outside_the_space(self, options, ordering, message):
@@ -162,7 +163,7 @@ class TestAllowed:
             assert space.moved(ordering, np.random.default_rng(0)) == ordering
         assert space.shortened(((2, 1),)) is None
         space = OrderingSpace.of_sizes(12, min_length=0, allowed=lambda o: o == (tuple(range(12)),))
-        message = "it rejected all 1,000: decrease the minimum number of items"
+        message = "it rejected all 1,000: reduce the minimum number of items"
         with pytest.raises(ValueError, match=message):
             space.draw(1, np.random.default_rng(0))
 

@@ -7,7 +7,7 @@ import pytest
 from worlds import World, play, random_orderings
 
 from plr_dspy import OrderingSpace, ThompsonSearch
-from plr_dspy.search.model.ordering_model import MAX_MODELLED
+from plr_dspy.search.model.ordering_model import MAX_MODELED
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import WholeProgram
 
@@ -132,10 +132,10 @@ class TestTell:
             truths = [world.truth(estimate.ordering) for estimate in estimates]
             assert np.corrcoef(truths, scores)[0, 1] > 0.5
 
-    def test_the_original_and_whole_programs_are_always_modelled(self):
+    def test_the_original_and_whole_programs_are_always_modeled(self):
         program = WholeProgram(0, "nearest last")
         space = OrderingSpace((tuple(range(6)),), programs=(program,))
-        orderings = [o for o in space.enumerate() if o != program][: MAX_MODELLED + 40]
+        orderings = [o for o in space.enumerate() if o != program][: MAX_MODELED + 40]
         scores = {o: dict.fromkeys(range(4), 1.0) for o in orderings}
         scores |= {o: {0: 0.0} for o in (*orderings[:2], program)}
         search = ThompsonSearch(space, num_examples=8)
@@ -149,9 +149,9 @@ class TestTell:
     @pytest.mark.parametrize(
         ("scores", "message"),
         [
-            ({((0, 1, 2),): {}}, "by example"),
-            ({((0, 1, 2),): {0: float("nan")}}, "to finite scores"),
-            ({((0, 1, 2),): {0: 1.0, 1: float("inf")}}, "to finite scores"),
+            ({((0, 1, 2),): {}}, "keyed by example"),
+            ({((0, 1, 2),): {0: float("nan")}}, "dict of finite scores"),
+            ({((0, 1, 2),): {0: 1.0, 1: float("inf")}}, "dict of finite scores"),
             ({((0, 1, 1),): {0: 0.5}}, "permutation"),
             ({((0, 1, 2), (0,)): {0: 0.5}}, "blocks"),
         ],
@@ -159,7 +159,7 @@ class TestTell:
     def test_rejects_invalid_scores_and_does_not_learn_from_them(self, scores, message):
         search, twin = (search_in(World(3), example_classes=[0] * 41) for _ in range(2))
         scores = {((2, 1, 0),): {0: 0.5}, **scores}
-        wrong = [(list(scores), message), ([], "at least one"), ([((1, 0, 2),)], "by example")]
+        wrong = [(list(scores), message), ([], "at least one"), ([((1, 0, 2),)], "keyed by example")]
         for orderings, reason in wrong:
             with pytest.raises(ValueError, match=reason):
                 search.tell(orderings, scores)

@@ -18,10 +18,11 @@ from plr_dspy.statistics.calibration import (
     likely_shares,
     shares_to_try,
 )
-from plr_dspy.statistics.comparisons import mean_interval, paired_interval
+from plr_dspy.statistics.comparisons import draw_deviations, mean_interval, paired_interval
 
 SHAPES = st.tuples(st.integers(1, 12), st.integers(2, 6))
 SCORES = SHAPES.flatmap(lambda shape: arrays(np.float64, shape, elements=st.floats(-20, 20)))
+DEVIATIONS = {"largest": 0.5, "disagreement": 1.0, "usual": 0.1}  # arguments of `draw_deviations`
 TABLES = SCORES.map(lambda scores: log_softmax(scores, axis=1))
 
 
@@ -118,3 +119,42 @@ class TestIntervals:
         assert paired_interval([0.0, 0.0]) == (0.0, 0.0)
         with pytest.raises(ValueError, match="at least one"):
             paired_interval([])
+
+
+class TestDeviations:
+    """Draws of the standard deviation of orders' true scores."""
+
+    def drawn(self, scores, scale=1.0):
+        sizes = {name: scale * size for name, size in DEVIATIONS.items()}
+        return draw_deviations(scale * scores, rng=np.random.default_rng(0), **sizes)
+
+    @pytest.mark.parametrize("num_orders", [2, 3, 10])
+    def test_draws_scale_with_the_scores(self, num_orders):
+        scores = np.random.default_rng(1).integers(0, 2, (num_orders, 20)).astype(float)
+        draws, square = self.drawn(scores)
+        scaled_draws, scaled_square = self.drawn(scores, scale=100.0)
+        np.testing.assert_allclose(scaled_draws, 100 * draws)
+        assert scaled_square == pytest.approx(100**2 * square)
+
+    def test_equal_scores_leave_doubt_that_more_examples_reduce(self):
+        """Pseudo-examples keep the draws above 0, although no scores differ."""
+        means = [self.drawn(np.ones((4, num_examples)))[0].mean() for num_examples in (5, 10, 20, 40)]
+        assert means == sorted(means, reverse=True)
+        assert means[-1] > 0
+        assert self.drawn(np.ones((4, 10)))[1] == 0
+
+    def test_draws_are_at_most_the_largest_possible_deviation(self):
+        scores = np.array([[0.0], [4.0]]) + np.random.default_rng(3).normal(size=(2, 20))
+        draws, square = self.drawn(scores)
+        assert square > 4 * DEVIATIONS["largest"]
+        assert 0.4 < draws.max() <= DEVIATIONS["largest"]
+
+    def test_the_estimate_of_the_square_is_unbiased(self):
+        """The true standard deviation is .1, and noise has a standard deviation of .5."""
+        rng = np.random.default_rng(2)
+        squares = []
+        for _ in range(2_000):
+            means = 0.1 * rng.normal(size=(6, 1))
+            squares.append(self.drawn(means + 0.5 * rng.normal(size=(6, 30)))[1])
+        assert np.mean(squares) == pytest.approx(0.1**2, abs=4 * np.std(squares) / math.sqrt(len(squares)))
+        assert min(squares) < 0

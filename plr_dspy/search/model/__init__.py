@@ -8,11 +8,11 @@ paired          estimates and gains of whole programs
 score_table     the table of scores, and means adjusted for the difficulty of examples
 features        features of orderings
 process         the Gaussian process of scores, Eq. 2
-components      a Gaussian process's variances and posterior
-responses       the calls that a model is fitted to: scores, and log-probabilities of labels
+components      variances and posterior of a Gaussian process
+responses       the calls to which a model is fitted: scores, and log-probabilities of labels
 effects         label bias and slope of orderings, and effects of examples, from log-probabilities
-logits          logits of labels under these effects, Eq. 3
-response_model  expected scores under these logits, Eq. 4
+logits          logits of labels, predicted from these effects, Eq. 3
+response_model  expected scores, predicted from these logits, Eq. 4
 unread          replies in which no label can be read
 answers         the answers to score, original or calibrated, Eq. 5 and 6
 gains           gains over a reference on new examples, Eq. 7 to 9
@@ -21,10 +21,10 @@ All modules share this notation. Equations are numbered as in docs/method.md. Na
 cells. In arrays of candidates, the orderings to which the model is fitted come first.
 
 symbol  code         shape      meaning
-m, c                            numbers of fitted orderings o, and of new orderings outside the fit
-E, n                            numbers of examples e, and of a subset
+m, c                            number of fitted orderings o, and number of new orderings
+E, n                            number of examples e, and number of examples in a subset
 L                               number of labels
-d, k                            numbers of features or contrasts, and of outputs
+d, k                            number of features or contrasts, and number of outputs
 y       scores       [m, E]     scores of calls
 s       expected     [m, E]     scores expected from p; 0 if p is unknown
 a       examples     [E]        effects of examples, shrunk
@@ -34,7 +34,7 @@ l       LabelBias    [m]        label bias, measured by scores
 p       logs         [m, E, L]  log-probabilities of labels
 z       contrasts    [m, E, d]  p as d = L - 1 orthonormal contrasts
 b       label_bias   [m, d]     label bias of orderings in z
-q       slope        [m]        how much an ordering favours labels with high scores
+q       slope        [m]        how much an ordering favors labels with high scores
         effects      [m, d+1]   b and q, side by side
 g       directions   [E, d]     direction towards labels with high scores
 P       chances      [m, n, L]  probability that each label is the answer
@@ -43,7 +43,7 @@ M       scores       [E, L]     score of each label on each example
 F_i     features     [m, d]     one family of features
 K_i     kernels      [m, m]     F_i F_i^T; the identity for own effects
 
-A candidate without features, such as a whole program, is an "outsider". It has only an effect
-of its own. `earlier` is the `state` of an earlier fit. A fit that starts from this state takes
-fewer steps. A "cell" is the call of one ordering on one example.
+A candidate without features, such as a whole program, is an "outsider". An outsider's score
+depends only on an effect of its own. `earlier` is the `state` of an earlier fit. A fit that
+starts from this state takes fewer steps. A "cell" is the call for one ordering and one example.
 """

@@ -1,6 +1,6 @@
-"""The answers that a search scores: the programs' original answers, or calibrated ones.
+"""The answers that a search scores: either the programs' original answers, or calibrated answers.
 
-offsets[o]     =  log shares - log mean probabilities of o, centred at 0          (5)
+offsets[o]     =  log shares - log mean probabilities of o, minus their mean      (5)
 answers[o, e]  =  argmax of p[o, e] + offsets[o]                                  (6)
 """
 
@@ -19,23 +19,24 @@ from plr_dspy.statistics.arrays import Array, Mask, Numbers
 from plr_dspy.statistics.calibration import calibrated, label_offsets, log_mean
 
 MAX_EXAMPLES = 128  # maximum number of examples over which expected scores are averaged
-PRIOR_CELLS = 4.0  # weight of expected label probabilities, as a number of calls
-PRIOR_DEVIATIONS = (0.0, 0.05, 0.15, 0.5)  # prior standard deviations of calibration gains, equally likely
+PRIOR_CELLS = 4.0  # weight of the expected label probabilities, as a number of calls
+# Equally likely prior standard deviations of the gain from calibration.
+PRIOR_DEVIATIONS = (0.0, 0.05, 0.15, 0.5)
 ALL = slice(None)
 
 
 class Revision(NamedTuple):
-    """The calibration of a program's answers, for the builder of the returned program."""
+    """The calibration that the returned program applies to its answers."""
 
-    offsets: tuple[float, ...]  # offsets of the labels' log-probabilities, [L]
+    offsets: tuple[float, ...]  # added to the log-probabilities of labels, [L]
     shares: tuple[float, ...]  # target shares of the labels, [L]; empty if answers are not calibrated
 
 
 class CalibrationEstimate(NamedTuple):
-    """The effect of calibration on an ordering, allowing for unread replies."""
+    """The expected scores of an ordering without and with calibration."""
 
-    offsets: tuple[float, ...]  # offsets of the labels' log-probabilities
-    before: float  # expected mean score over all examples, without calibration
+    offsets: tuple[float, ...]  # added to the log-probabilities of labels, [L]
+    before: float  # expected mean score without calibration
     after: float  # expected mean score with calibration
 
 
@@ -43,20 +44,22 @@ class CalibratedLabels(NamedTuple):
     """The answers of orderings after calibration to given label shares."""
 
     shares: Array  # target shares of the labels, [L]; NaN if answers are not calibrated
-    offsets: Array  # 0 on average, [m, L]
-    answers: Numbers  # indices of the likeliest labels, [m, E]; unseen labels are never chosen
-    never_seen: Mask  # labels that were unseen in all answers, [L]
+    offsets: Array  # added to the log-probabilities of labels; the mean over labels is 0, [m, L]
+    answers: Numbers  # indices of the likeliest seen labels, [m, E]
+    never_seen: Mask  # whether each label was unseen in all replies, [L]
     calibrates: bool  # whether answers are calibrated
 
 
 class ExampleWeights:
-    """The weights of examples in mean scores; see `ConfusionScores.weights`.
+    """The weights of examples in mean scores, calculated by `ConfusionScores.weights()`.
+
+    All weights are equal unless the metric is a metric over a set.
 
     Attributes:
         all: Weights of all examples, ``[E]``, which sum to 1.
-        seen, of_seen: Examples with log-probabilities, and their weights.
-        columns, of_columns: At most `MAX_EXAMPLES` seen examples, over which expected scores
-            are averaged, and their weights, ``[n]``.
+        seen, of_seen: The columns of examples with log-probabilities, and their weights.
+        columns, of_columns: The columns of the examples over which expected scores are averaged,
+            and their weights, ``[n]``. They are at most `MAX_EXAMPLES` of the seen examples.
     """
 
     def __init__(self, influence: SetMetricWeights | None, examples: Numbers, is_seen: Mask) -> None:
@@ -72,13 +75,13 @@ class ExampleWeights:
         self.of_columns = self._mean_weights(self.columns)
 
     def of_scores(self, known: Mask, columns: Numbers | slice = ALL) -> Array:
-        """Return the weights of known scores, ``[m, n]``."""
+        """Return the weight of each known score in its row's mean, ``[m, n]``."""
         if self._influence is None:
             return known.astype(np.float64)
         return self._influence.weights(known, self._examples[columns])
 
     def reweighted(self, scores: Array, columns: Numbers | slice = ALL) -> Array:
-        """Return rescaled scores, ``[m, n]``; see `ConfusionScores.reweighted`."""
+        """Return the scores ``[m, n]``, rescaled so that each row's plain mean equals its weighted mean."""
         if self._influence is None:
             return scores
         return self._influence.reweighted(scores, self._examples[columns])
@@ -89,10 +92,12 @@ class ExampleWeights:
 
 
 class Answers:
-    """The answers of orderings, and the estimated effect of calibrating them.
+    """The answers of orderings, and the estimated effect of calibration on their scores.
 
     Args:
-        calls, logits, weights: The calls, the logits fitted to them, and the weights of examples.
+        calls: The calls in which the answers were given.
+        logits: The logits fitted to the log-probabilities of these calls.
+        weights: The weights of examples.
         shares, are_calibrated: As in `LabelResponses`.
         are_drawn: Whether programs sample their answers instead of returning the likeliest
             label.
@@ -121,7 +126,7 @@ class Answers:
 
     @property
     def scores(self) -> Array:
-        """Scores of calibrated answers if these are scored, else of the original answers, ``[m, E]``."""
+        """The scores of the calibrated answers if these are scored, else the metric's scores, ``[m, E]``."""
         return self.calibrated_scores if self._are_calibrated else self._call_scores
 
     def expected_scores(
@@ -129,8 +134,8 @@ class Answers:
     ) -> Array:
         """Return the expected scores ``[m, n]`` of orderings, given their effects ``[m, d + 1]``.
 
-        `examples` and `weights` are the examples to score and their weights, ``[n]``.
-        `bias_variances` are additional variances of the label bias, ``[m]``.
+        `examples` and `weights` hold the columns of the examples and their weights, ``[n]``.
+        `bias_variances` holds the variances of errors in the label bias, ``[m]``.
         """
         logits, variances = self._logits.under(effects, examples)  # Eq. 3
         if self._are_calibrated and self.calibrated_labels.calibrates:
@@ -144,7 +149,10 @@ class Answers:
         return mean_scores(chances(logits, variances), self._labels.scores[examples])
 
     def expected_scores_of_calls(self) -> Array:
-        """Return leave-one-out predictions of the scores of calls with log-probabilities, ``[m, E]``."""
+        """Return the expected scores of calls with log-probabilities, ``[m, E]``.
+
+        Each score is predicted from all other calls.
+        """
         logits, variances = self._logits.leave_one_out()
         if not self._are_calibrated:
             return mean_scores(self._own_chances(logits, variances), self._labels.scores)
@@ -153,9 +161,9 @@ class Answers:
 
     @cached_property
     def calibrated_labels(self) -> CalibratedLabels:
-        """Return the answers calibrated to the label shares with the highest mean score.
+        """The answers after calibration to the label shares with the highest mean score.
 
-        If no alternative is clearly better than the first, the first shares are used.
+        The first shares are used unless other shares are clearly better.
         """
         options = [self._calibrate(alternative) for alternative in np.atleast_2d(self._shares)]
         known = self._labels.known
@@ -167,9 +175,9 @@ class Answers:
         gains = np.array(means) - means[0]
         mean_gains = gains @ weights
         min_gains = np.zeros(len(options))
-        # Require a gain of more than one standard error, except with a metric over a set. With
-        # such a metric, the first option is no calibration. A few rare examples dominate both
-        # the gain and its error, so this requirement would rule out calibration.
+        # Require a gain of more than one standard error, unless the metric is a metric over a set.
+        # With such a metric, the first option is no calibration. A few rare examples dominate
+        # both the gain and its standard error, so this requirement would rule out calibration.
         if options[0].calibrates:
             min_gains = np.sqrt((gains - mean_gains[:, None]) ** 2 @ weights**2)
         best = int(np.where(mean_gains > min_gains, mean_gains, 0.0).argmax())
@@ -177,25 +185,28 @@ class Answers:
 
     @cached_property
     def calibrated_scores(self) -> Array:
-        """Return the scores of calls, ``[m, E]``. Answers with known log-probabilities are calibrated."""
+        """The scores of calls after calibration, ``[m, E]``.
+
+        Answers without log-probabilities cannot be calibrated, so their scores are unchanged.
+        """
         scores = self._labels.scores[self._all, self.calibrated_labels.answers]
         of_calls = self._weights.reweighted(np.where(self._calls.scored.known, scores, np.nan))
         return np.where(self._labels.known, of_calls, self._call_scores)
 
     @property
     def calibrated_shares(self) -> tuple[float, ...]:
-        """Return the target shares of calibration, ``[L]``, or an empty tuple if answers are not calibrated."""
+        """The label shares to which answers are calibrated, ``[L]``. Empty if answers are not calibrated."""
         labels = self.calibrated_labels
         if not labels.calibrates:
             return ()
         return tuple(round(share, 6) for share in labels.shares.tolist())
 
     def rounded_offsets(self, number: int) -> tuple[float, ...]:
-        """Return the rounded offsets that calibrate an ordering's answers, ``[L]``."""
+        """Return the rounded offsets that are used to calibrate an ordering's answers, ``[L]``."""
         return tuple(np.round(self.calibrated_labels.offsets[number], 6).tolist())
 
     def estimate(self, number: int) -> CalibrationEstimate:
-        """Estimate the effect of calibration on an ordering."""
+        """Return an ordering's calibration, and its expected scores without and with calibration."""
         offsets = self.rounded_offsets(number)
         if self._calls.is_program[number]:
             before, gain, _ = self.corrected(number)
@@ -217,10 +228,11 @@ class Answers:
         return CalibrationEstimate(offsets, before, after)
 
     def corrected(self, number: int) -> tuple[float, float, Array]:
-        """Return an ordering's uncalibrated score, its gain from calibration, and the gain's error on each call.
+        """Return an ordering's uncalibrated score, its gain from calibration, and errors of the gain.
 
-        The expected scores are corrected by the actual scores of calls, which include unread
-        replies.
+        The score and the gain are expected values. They are corrected by the mean error of the
+        predictions on the ordering's own calls, including calls with unread replies. For each
+        of these calls, the errors hold the difference between the actual and the predicted gain.
         """
         weights = self._weights
         call_scores = self._call_scores[number]
@@ -232,7 +244,10 @@ class Answers:
         return score, float(after - before + differences.mean()), differences
 
     def gain_of_calibration(self, number: int) -> Gains:
-        """Return an ordering's gain from calibration on new examples, as `Gains` with one column."""
+        """Return the gain of an ordering on new examples if its answers are calibrated.
+
+        The result has one column, so that it can be added to the gains of all orderings.
+        """
         _, expected, errors = self.corrected(number)
         count = len(errors)
         squares = float(((errors - errors.mean()) ** 2).sum())
@@ -244,22 +259,25 @@ class Answers:
         return Gains(softmax(log_likelihoods), shrinkage * expected, shrinkage * noise, (priors > 0)[:, None])
 
     def _own_expected_scores(self, number: int, examples: Numbers) -> Array:
-        """Return the expected scores of an ordering without and with calibration, ``[2, n]``."""
-        # Predict the logits from the effects. The ordering's own log-probabilities are biased if
-        # the ordering was selected because of them.
+        """Return an ordering's expected scores without calibration, and with calibration, ``[2, n]``."""
+        # An ordering may have been selected because of its log-probabilities, which biases them. So
+        # predict its logits from its effects instead.
         logits, variances = self._logits.under(self._logits.effects[[number]], examples)
         offsets = self.calibrated_labels.offsets[number]
         chances = [self._own_chances(logits, variances), likeliest_chances(logits + offsets, variances)]
         return mean_scores(np.concatenate(chances), self._labels.scores[examples])
 
     def _calibrate(self, shares: Array) -> CalibratedLabels:
-        """Calibrate all orderings to label shares ``[L]``. If the shares are NaN, leave answers uncalibrated."""
+        """Return the orderings' answers after calibration to label shares ``[L]``.
+
+        If the shares are NaN, answers are not calibrated.
+        """
         known = self._labels.known
         unseen = self._labels.unseen
         never_seen: Mask = np.asarray(unseen[known].all(axis=0) & known.any())
         log_means, own_shares, shrinkage = self._log_means
-        # Whole programs have no effects, so mix the mean probabilities in their own cells with
-        # the target shares.
+        # Whole programs have no effects from which to predict probabilities. So average the mean
+        # probabilities in their own cells with the target shares.
         of_programs = np.log(np.maximum(shrinkage * own_shares + (1 - shrinkage) * shares, 1e-300))
         log_means = np.where(self._calls.is_program[:, None], of_programs, log_means)
         calibrates = not np.isnan(shares).any()
@@ -272,10 +290,11 @@ class Answers:
 
     @cached_property
     def _log_means(self) -> tuple[Array, Array, Array]:
-        """Return log mean probabilities, mean probabilities in own cells, and shrinkage weights ``[m, 1]``.
+        """The log mean probabilities of labels over all examples, and two intermediate results.
 
-        The log mean probabilities are expected values over all examples, corrected by their
-        error in the ordering's own cells.
+        The log mean probabilities ``[m, L]`` are predicted from effects, and corrected by their
+        errors in each ordering's own cells. The other results are the mean probabilities in
+        these cells, ``[m, L]``, and the weights of the corrections, ``[m, 1]``.
         """
         known = self._labels.known
         counts = known.sum(axis=1)[:, None]
@@ -291,5 +310,5 @@ class Answers:
 
 
 def mean_scores(chances: Array, label_scores: Array) -> Array:
-    """Return the expected scores ``[m, n]``, given the probabilities of answers ``[m, n, L]`` (Eq. 4)."""
+    """Return the expected scores ``[m, n]``, given the probabilities of labels ``[m, n, L]`` (Eq. 4)."""
     return np.asarray(np.einsum("mel,el->me", chances, label_scores))

@@ -1,11 +1,11 @@
-"""Gaussian processes that are sums of components with estimated variances.
+"""Gaussian processes that are sums of independent components, whose variances are estimated.
 
 symbol  code        shape   meaning
-v_i     variances   [n]     variances of the components; the last component has no features
+v_i     variances   [n]     variances of the n components; the last component has no features
 G       fixed       [m, m]  prior covariance that is not estimated
 K       covariance  [m, m]  sum_i v_i K_i + G
 E       errors      [m, m]  covariance of the errors of the measured values
-s       noise               variance of the noise, the unit of all variances above
+s       noise               variance of the noise; all variances above are multiples of it
 y       values      [m, k]  measured values minus their mean; without the last axis if k = 1
 u       solved      [m, k]  (K + E)^-1 y
 """
@@ -21,21 +21,21 @@ import numpy as np
 from plr_dspy.search.model.gains import Families
 from plr_dspy.statistics.arrays import Array
 
-Variances: TypeAlias = Sequence[float] | None  # variances from an earlier fit, from which to start
+Variances: TypeAlias = Sequence[float] | None  # variances of an earlier fit, from which a new fit can start
 Measure: TypeAlias = Callable[[Array, Array], tuple[Array, float]]  # maps K and (K + E)^-1 to y and s
 
 # Prior mean of the variance between orderings, relative to the noise. At accuracy 0.6, 0.02
 # means a standard deviation of 0.07.
 PRIOR_VARIANCE = 0.02
-PRIOR_SHAPE = 0.3  # shape of each variance's Gamma prior; a small shape lets components vanish
-NUM_FIRST_STEPS = 15
-NUM_STEPS = 3  # number of steps if the fit starts from the variances of an earlier fit
+PRIOR_SHAPE = 0.3  # shape of each variance's Gamma prior; small, so that useless components can vanish
+NUM_FIRST_STEPS = 15  # number of steps in a fit that starts from default variances
+NUM_STEPS = 3  # number of steps in a fit that starts from the variances of an earlier fit
 MIN_VARIANCE = 1e-9
 
 
 @dataclass(frozen=True)
 class Components:
-    """A fitted sum of independent Gaussian processes, in units of the noise."""
+    """A fitted sum of independent Gaussian processes, with variances relative to the noise."""
 
     variances: Array
     covariance: Array
@@ -47,25 +47,25 @@ class Components:
 
     @property
     def values(self) -> Array:
-        """Return the posterior means of the fitted orderings, ``[m, k]``."""
+        """The posterior means of the fitted orderings, ``[m, k]``."""
         return np.asarray(self.covariance @ self.solved)
 
     @property
     def posterior_variances(self) -> Array:
-        """Return the posterior variances of the fitted orderings, ``[m]``."""
+        """The posterior variances of the fitted orderings, ``[m]``."""
         return self.remaining(np.diag(self.covariance), self.covariance)
 
     def remaining(self, prior_variances: Array, covariance: Array) -> Array:
-        """Return the posterior variances of orderings, given their prior variances, ``[c]`` each.
+        """Return the posterior variances of orderings, given their prior variances ``[c]``.
 
-        `covariance` holds the orderings' prior covariances with the fitted orderings, ``[c, m]``.
+        `covariance` holds their prior covariances with the fitted orderings, ``[c, m]``.
         """
         explained = ((covariance @ self.inverse) * covariance).sum(axis=1)
         return np.asarray(self.noise * np.maximum(prior_variances - explained, MIN_VARIANCE))
 
 
 def linear(features: Families, weights: Families) -> Array:
-    """Return the sum over all families of features ``[c, d]`` times weights ``[d, k]``."""
+    """Return the features ``[c, d]`` times the weights ``[d, k]``, summed over all families."""
     return np.asarray(sum(family @ w for family, w in zip(features, weights, strict=True)))
 
 
@@ -86,16 +86,20 @@ def fit_components(
     fixed: Array | float = 0.0,
     extra_variances: Array | float = 0.0,
 ) -> Components:
-    """Maximise the restricted likelihood of the variances, with Gamma priors, by fixed-point steps.
+    """Return the sum of Gaussian processes, fitted to measured values.
 
-    Source: D. A. Harville, JASA 72, 1977.
+    The variances maximize the restricted likelihood times Gamma priors. They are calculated
+    using fixed-point steps (D. A. Harville, JASA 72, 1977).
 
     Args:
-        measure: Returns the measured values and the noise, given the current fit.
+        measure: A function that returns the measured values and the variance of the noise,
+            given the current covariance and inverse.
         earlier: Variances from which to start. Ignored unless there is one for each kernel.
         total: Prior mean and initial value of the sum of the variances.
         noise: Initial variance of the noise.
-        extra_variances: Additional prior variances in the squared unit of the values, ``[m]``.
+        fixed: As in the module's table of symbols.
+        extra_variances: Variances to add to the prior variances, ``[m]``. Their unit is the
+            square of the unit of the values.
     """
     stacked: Array = np.stack(kernels)
     count = len(kernels)

@@ -2,9 +2,10 @@
 
     z[o, e]  =  a[e]  +  b[o]  +  q[o] g[e]  +  noise          (3)
 
-Two examples determine an ordering's label bias b almost exactly. So a few examples predict the
-ordering's score on all other examples. Expectation-maximisation fits the effects and their
-variances (N. M. Laird and J. H. Ware, Biometrics 38, 1982).
+Log-probabilities on two examples determine an ordering's label bias b almost exactly. So a few
+examples suffice to predict the ordering's scores on all other examples. The effects and their
+variances are fitted using expectation-maximization (N. M. Laird and J. H. Ware, Biometrics 38,
+1982).
 """
 
 from typing import NamedTuple
@@ -16,9 +17,11 @@ from plr_dspy.search.model.gains import Families
 from plr_dspy.statistics.arrays import Array, Mask
 
 NUM_SWEEPS = 12
-NUM_QUICK_SWEEPS = 3  # number of sweeps in a fit that only ranks orderings
-TOLERANCE = 3e-4  # relative change of the noise below which the fit stops, typically after six sweeps
-PRIOR_COUNT = 5.0  # weight of a variance's prior, as a number of orderings, examples or answers
+NUM_QUICK_SWEEPS = 3  # number of sweeps in a quick fit, which is only used to rank orderings
+# The fit stops if the noise variance changes by less than this fraction, typically after six
+# sweeps.
+TOLERANCE = 3e-4
+PRIOR_COUNT = 5.0  # weight of the prior of each variance, as a number of observations
 # Prior variances of the effects on log-odds (natural logarithms).
 PRIOR_LABEL_BIAS = 0.1
 PRIOR_SLOPE = 0.01
@@ -27,14 +30,14 @@ PRIOR_NOISE = 0.05
 # Additional prior variances of candidates without features.
 OUTSIDER_LABEL_BIAS = 4.0
 OUTSIDER_SLOPE = 0.4
-MAX_LEVERAGE = 0.9
+MAX_LEVERAGE = 0.9  # upper limit of `leverage`, because leave-one-out predictions divide by 1 - leverage
 
 
 class Posterior(NamedTuple):
-    """The posterior of a k-dimensional effect of each ordering. Orderings are independent."""
+    """Independent posteriors of the orderings' effects, which have `k` dimensions."""
 
     means: Array  # [m, k]
-    variances: Array  # equal in all dimensions, [m]
+    variances: Array  # the same for all dimensions, [m]
     prior_mean: Array  # [k]
     prior_variances: Array  # [m]; larger for candidates without features
 
@@ -43,21 +46,21 @@ class ResponseEffects:
     """The effects of examples and orderings, fitted to log-probabilities.
 
     Attributes:
-        examples, example_variances: Posterior means of the effects a of examples on
-            log-probabilities, ``[E, d]``, and their variances, ``[E]``.
+        examples, example_variances: Posterior means ``[E, d]`` and variances ``[E]`` of the
+            effects a of examples.
         label_bias, slope: Posteriors of the label bias b and the slope q of orderings.
-        noise: Noise variance of a contrast.
+        noise: Variance of the noise of one contrast.
         leverage: Influence of each cell on its own fitted value, from 0 to 1, ``[m, E]``.
         residuals: Residuals of the cells, ``[m, E, d]``; 0 for unknown cells.
-        num_cells: Effective number of known cells of each ordering, ``[m]``. A cell counts
-            less if few other orderings share its example.
+        num_cells: Effective number of known cells for each ordering, ``[m]``. A cell counts
+            less if few other orderings were called on the same example.
     """
 
     def __init__(
         self, contrasts: Array, directions: Array, *, is_outsider: Mask, num_sweeps: int = NUM_SWEEPS
     ) -> None:
-        # Internally, contrasts are the first axis. Operations on a few large tables are faster
-        # than operations on many short rows.
+        # Operations on a few large tables are faster than operations on many short rows. So make
+        # contrasts the first axis.
         is_known = ~np.isnan(contrasts[..., 0])
         num_contrasts = contrasts.shape[2]
         self._known = is_known.astype(np.float64)
@@ -103,7 +106,7 @@ class ResponseEffects:
         self._example_variance = _posterior_variance(squares, PRIOR_EXAMPLE)
 
     def _fit_variances(self) -> None:
-        """Update the priors of label bias and slope from their posteriors in the previous sweep."""
+        """Update the priors of label bias and slope, given their posteriors in the previous sweep."""
         is_regular = ~self._is_outsider & (self.num_cells > 0)
         if not is_regular.any():
             return
@@ -116,22 +119,25 @@ class ResponseEffects:
         self._slope_variance = _posterior_variance(squares, PRIOR_SLOPE)
 
     def _fit_orderings(self) -> None:
-        """Update label bias and slope by weighted ridge regression on a constant and the directions g."""
+        """Update the label bias and slope of each ordering by weighted ridge regression.
+
+        The label bias is the intercept. The slope is the coefficient of the directions g.
+        """
         noise = self.noise
         directions = self._directions
         num_contrasts = len(self._contrasts)
         bias_priors = self._label_bias_variance + np.where(self._is_outsider, OUTSIDER_LABEL_BIAS, 0.0)
         slope_priors = self._slope_variance + np.where(self._is_outsider, OUTSIDER_SLOPE, 0.0)
-        # Compare each cell with its example's effect, estimated only from the other orderings.
-        # An estimate from all cells would include part of this cell's noise, which would look
-        # like an effect of the ordering.
+        # An example's effect, if estimated from all cells, would include part of each cell's
+        # noise. This part would look like an effect of the ordering. So compare each cell with an
+        # estimate from the other orderings only.
         own_precision = self._known / noise
         precision = 1.0 / self.example_variances - own_precision
         scaled = (self._examples / self.example_variances)[:, None] - own_precision * self._example_responses
         weights = self._known * noise / (noise + 1.0 / precision)
         responses = (self._contrasts - scaled / precision) * weights
         self.num_cells = weights.sum(axis=1)
-        # Solve the normal equations of label bias and slope by eliminating the label bias.
+        # To solve the normal equations of label bias and slope, eliminate the label bias first.
         ridge = noise / bias_priors
         total = self.num_cells + ridge
         cross = directions @ weights.T
@@ -168,12 +174,14 @@ class ResponseEffects:
 
 
 def _posterior_variance(squares: Array, prior: float) -> float:
-    """Return the posterior estimate of a variance, given expected squares and its prior value."""
+    """Return the posterior estimate of a variance, given its prior value and expected squared deviations."""
     return float((squares.sum() + PRIOR_COUNT * prior) / (len(squares) + PRIOR_COUNT))
 
 
 class EffectProcess:
-    """A Gaussian process of label biases or slopes, measured with a different precision for each ordering.
+    """A Gaussian process of label biases or slopes.
+
+    Each ordering is measured with a precision of its own.
 
     Attributes:
         fit: The fitted components, with variances relative to `unit`.
@@ -190,8 +198,8 @@ class EffectProcess:
         earlier: Variances = None,
     ) -> None:
         self.level = measured.prior_mean
-        # Remove the prior from each posterior to obtain the likelihood of the ordering's own
-        # cells.
+        # The process has a prior of its own. So remove the old prior from each posterior, which
+        # leaves the likelihood of the ordering's cells.
         posterior = 1.0 / measured.variances
         prior = 1.0 / measured.prior_variances
         self._precisions = np.maximum(posterior - prior, 1e-6)
@@ -213,9 +221,10 @@ class EffectProcess:
         self.variances = self.fit.posterior_variances
 
     def errors(self, noise: Array, is_measured: Mask) -> Array:
-        """Return the covariance ``[c, c]`` of the errors that noise causes in the means of measured orderings.
+        """Return the covariance of errors in the posterior means that are due to noise.
 
-        `noise` is the covariance ``[c, c]`` of the noise, in any unit.
+        The covariance has the shape ``[c, c]`` for the `c` orderings in the mask `is_measured`.
+        `noise` is the covariance ``[c, c]`` of these orderings' noise, in any unit.
         """
         deviations = 1.0 / np.sqrt(self._precisions[is_measured] * np.diag(noise))
         gain = (self.fit.covariance @ self.fit.inverse)[np.ix_(is_measured, is_measured)]
@@ -225,9 +234,10 @@ class EffectProcess:
         """Return the posterior variances of new orderings, ``[c]``.
 
         Args:
-            products: For each family, the inner products of the new orderings' features and
-                the fitted orderings' features, ``[c, m]``.
-            squares: Squared norms of the new orderings' features, ``[c, families]``.
+            products: For each family, the inner products of the features of new orderings and
+                fitted orderings, ``[c, m]``.
+            squares: For each family, the squared norms of the features of new orderings,
+                ``[c, families]``.
         """
         *family_variances, own_variance = self.fit.variances
         covariance = np.tensordot(family_variances, products, axes=1)

@@ -16,31 +16,34 @@ FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region",
 - "presence": which items are shown
 - "region": which items are near each position
 - "last": which item is last
-- "adjacency": which items are neighbours, and which of the two comes first
+- "adjacency": which items are neighbors, and which of the two comes first
 - "class region", "class adjacency": "region" and "adjacency" of classes, such as the demos' answers
 - "none": whether a block that may be empty is empty
-- "choice": which item is chosen, in a block that shows exactly one item
-- "choice and none", "choice and number": products of "choice" with "none" or "number" of another block
+- "choice": which item is chosen in a block that shows exactly one item
+- "choice and none", "choice and number": products of "choice" and another block's "none" or "number"
 """
 
 CHOICE_FAMILIES = ("none", "choice", "choice and none", "choice and number")
 
-REGION = 1.0  # length scale of "region" in log positions: positions 1 and 2 are as close as 5 and 10
+# Length scale of "region" in log positions. On this scale, positions 1 and 2 are as close as
+# positions 5 and 10.
+REGION = 1.0
 NUM_REGION = 0.25  # length scale of "number", relative to the maximum number of items
-NUM_REFERENCES = 300  # number of random orderings used to centre and scale the features
+NUM_REFERENCES = 300  # number of random orderings used to center and scale the features
 # Maximum number of pairs of items in "adjacency", divided equally among the blocks. Blocks with
-# more pairs do not have this family. A search of a few hundred calls sees few of the pairs of
-# 50 items, but would spend half of its time on their features.
+# more pairs do not have this family. For example, 50 items have 2,500 pairs, of which a search
+# of a few hundred calls sees few. Their features would take half of the search's time.
 MAX_PAIRS = 1_500
 
 
 class Features:
-    """A function that maps orderings to their features.
+    """A callable that maps orderings to their features.
 
     Each family has mean 0 and mean squared norm 1 over random orderings.
 
     Attributes:
-        names: Names of the families in which random orderings differ.
+        names: Names of the families that are used, which are those in which random orderings
+            differ.
         references: Features of the random orderings.
     """
 
@@ -68,14 +71,17 @@ class Features:
         self.references = self(orderings)
 
     def __call__(self, orderings: Sequence[Ordering]) -> list[Array]:
-        """Return the features ``[m, d]`` of each family, or one empty family if all orderings look alike."""
+        """Return the features ``[m, d]`` in each family.
+
+        If all orderings look alike, return one family without features.
+        """
         if not self._moments:
             return [np.zeros((len(orderings), 0))]
         values = self._unscaled(orderings)
         return [(values[name] - mean) * scale for name, (mean, scale) in self._moments.items()]
 
     def _unscaled(self, orderings: Sequence[Ordering]) -> dict[str, Array]:
-        """Return the unscaled features of each family, with all blocks side by side."""
+        """Return a dict that maps each family to its unscaled features, with all blocks side by side."""
         blocks = [block(orderings) for block in self._blocks]
         blocks += [choice(orderings, blocks) for choice in self._choices]
         families = {}
@@ -87,7 +93,7 @@ class Features:
 
 
 class _Block:
-    """The features of one block."""
+    """A callable that maps orderings to the features of one block."""
 
     def __init__(self, space: OrderingSpace, number: int, classes: Sequence[int], *, num_blocks: int) -> None:
         self._number = number
@@ -100,14 +106,15 @@ class _Block:
         self._numbers = _smooth(np.arange(self._max_length + 1) / max(self._max_length, 1), NUM_REGION)
         self._near = _smooth(np.log1p(np.arange(self._max_length)), REGION)
         self._has_pairs = self._size**2 <= MAX_PAIRS // num_blocks
-        # If almost every item has its own class, the class of an item adds hardly any information.
+        # If almost every item has its own class, classes add hardly any information, so do not
+        # use them.
         self._has_classes = 1 < num_classes <= 2 * self._size / 3
         # If there are no choices, only one ordering is empty. The model gives that ordering an
         # effect of its own, so no feature is needed.
         self._may_be_empty = bool(space.choices)
 
     def __call__(self, orderings: Sequence[Ordering]) -> dict[str, Array]:
-        """Return the features of each family, as arrays whose first axis is ``[m]``."""
+        """Return a dict that maps each family to its features. The first axis of each array is ``[m]``."""
         rows = []
         for ordering in orderings:
             from_end = ordering[self._number][::-1]
@@ -133,11 +140,11 @@ class _Block:
 
 
 class _Choice:
-    """The features of a block from which one item is chosen.
+    """A callable that maps orderings to the features of a block from which one item is chosen.
 
     Args:
         number: Index of the block.
-        partner: Index of the block with which the choice may interact, or None if there is no
+        partner: Index of the block whose effect may depend on the choice, or None if there is no
             such block.
     """
 
@@ -148,7 +155,7 @@ class _Choice:
         self._items = np.eye(size) - 1.0 / size
 
     def __call__(self, orderings: Sequence[Ordering], blocks: Sequence[dict[str, Array]]) -> dict[str, Array]:
-        """Return the features of each family, given the features of the other blocks."""
+        """Return a dict that maps each family to its features, given the features of the other blocks."""
         chosen = self._items[[ordering[self._number][0] for ordering in orderings]]
         families = {"choice": chosen}
         if self._partner is not None:
@@ -159,7 +166,10 @@ class _Choice:
 
 
 def _smooth(points: Array, scale: float) -> Array:
-    """Return a factor R, ``[points, r]``, of the Gaussian kernel R R^T between points on a line."""
+    """Return features of points on a line, ``[points, r]``.
+
+    The inner products of the features equal the Gaussian kernel between the points.
+    """
     kernel = np.exp(-0.5 * ((points[:, None] - points) / scale) ** 2)
     values, vectors = np.linalg.eigh(kernel)
     is_large = values > 1e-6 * values.max(initial=0.0)

@@ -1,20 +1,22 @@
-"""Gains of orderings over a reference on new examples, averaged over hypotheses about the variances.
+"""Gains of orderings over a reference ordering on new examples.
+
+The gains are averaged over hypotheses, each of which scales the prior and error covariances.
 
 W        =  (s K + k A + v N)^-1                      (7)
 mu       =  1' W y / 1' W 1                           (8)
 gain[o]  =  (P[o] - P[r]) W (y - mu)                  (9)
 
 symbol       code           shape      meaning
-H                                      hypotheses about s, k and v
+H                                      number of hypotheses about s, k and v
 y            means          [m]        measured mean scores, without the effects of examples
 K            covariance     [m, m]     estimated prior covariance of true scores
-A            outsiders      [m, m]     additional prior covariance of candidates that may be unlike the others
+A            outsiders      [m, m]     additional prior covariance of outsiders
 N            noise          [m, m]     covariance of the errors of y
 s, k, v                                factors of K, A and N
 r            reference                 index of the ordering that the others are compared with
 P            priors         [H, m, m]  s K + k A
 W            inverses       [H, m, m]  inverse covariances of y
-P - P[r]     contrasts      [H, m, m]  prior covariances of gains with true scores
+P - P[r]     contrasts      [H, m, m]  prior covariances between gains and true scores
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ from scipy import special
 
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-Families: TypeAlias = Sequence[Array]  # one array for each family of features, such as the features [m, d]
+Families: TypeAlias = Sequence[Array]  # one array for each family of features
 
-SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)  # values of s
-OUTSIDER_SCALES = (0.0, 1.0)  # values of k: outsiders are like other orderings, or may be unlike them
-ERROR_QUANTILES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])  # equally likely quantiles of v
+# Values of s, the factor of the estimated prior covariance.
+SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)
+OUTSIDER_SCALES = (0.0, 1.0)  # values of k: outsiders resemble other orderings (0), or may differ (1)
+# Quantiles of the posterior of v, the factor of the error covariance. They are equally likely.
+ERROR_QUANTILES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
 PRIOR_SPREAD = 0.005  # prior mean of the variance between orderings' mean scores
-PRIOR_NO_EFFECT = 0.5  # prior probability of s = 0: all orderings score the same on new examples
+PRIOR_NO_EFFECT = 0.5  # prior probability that all orderings score the same on new examples (s = 0)
 
 
 class GainSummary(NamedTuple):
@@ -55,7 +59,10 @@ class Gains(NamedTuple):
     possible: Mask  # whether a gain can differ from 0, [H, m]
 
     def plus(self, other: Gains) -> Gains:
-        """Add independent gains under each pair of hypotheses. Gains with one column apply to all orderings."""
+        """Return the sums of these gains and other, independent gains, for each pair of hypotheses.
+
+        If the other gains have one column, they apply to all orderings.
+        """
         probabilities = np.outer(self.probabilities, other.probabilities).ravel()
         shape = (len(probabilities), -1)
         means = self.means[:, None] + other.means
@@ -64,11 +71,11 @@ class Gains(NamedTuple):
         return Gains(probabilities, means.reshape(shape), variances.reshape(shape), possible.reshape(shape))
 
     def times(self, factor: Array | float) -> Gains:
-        """Multiply the gains by a number, or by a factor for each ordering, ``[m]``."""
+        """Return the gains multiplied by a number, or by a factor for each ordering, ``[m]``."""
         return self._replace(means=factor * self.means, variances=np.square(factor) * self.variances)
 
     def of(self, columns: Numbers) -> Gains:
-        """Return the gains of the orderings in these columns."""
+        """Return the gains of the orderings at the given indices."""
         return self._replace(
             means=self.means[:, columns],
             variances=self.variances[:, columns],
@@ -76,7 +83,10 @@ class Gains(NamedTuple):
         )
 
     def condensed(self) -> Gains:
-        """Merge hypotheses under which the same gains are possible, without changing means or variances."""
+        """Return gains with fewer hypotheses, but the same overall means and variances.
+
+        Hypotheses are merged if the same orderings can have gains under them.
+        """
         possible, groups = np.unique(self.possible, axis=0, return_inverse=True)
         in_group = groups.ravel() == np.arange(len(possible))[:, None]
         shares = self.probabilities * in_group
@@ -87,7 +97,10 @@ class Gains(NamedTuple):
         return Gains(probabilities, means, variances, possible)
 
     def summary(self, *, margin: float = 0.0) -> GainSummary:
-        """Return averages over the hypotheses, with probabilities of gains above and below ``-margin``."""
+        """Return averages over the hypotheses.
+
+        The probabilities refer to gains above and below ``-margin`` instead of 0.
+        """
         variances = np.where(self.possible, self.variances, 0.0)
         deviations = np.where(self.possible, np.sqrt(np.maximum(variances, 1e-18)), 1.0)
         above = np.where(self.possible, special.ndtr((self.means + margin) / deviations), float(margin > 0.0))
@@ -105,10 +118,12 @@ class Gains(NamedTuple):
 def conditional_gains(
     means: Array, priors: Array, noise: Array, probabilities: Array, reference: int
 ) -> Gains:
-    """Return gains by Gaussian conditioning under hypotheses, which are weighted by their likelihoods.
+    """Return gains over a reference, conditional on the measured means, under each hypothesis.
+
+    The hypotheses are weighted by their posterior probabilities.
 
     Args:
-        means, priors, reference: As in the table of this module.
+        means, priors, reference: As in the module's table of symbols.
         noise: Covariance of the errors, ``[m, m]`` or ``[H, m, m]``.
         probabilities: Prior probabilities of the hypotheses, ``[H]``.
     """
@@ -117,7 +132,7 @@ def conditional_gains(
     precisions = sums.sum(axis=1)
     residuals = means - (sums @ means / precisions)[:, None]  # Eq. 8
     weighted = (inverses @ residuals[..., None])[..., 0]
-    # The mean is estimated by generalised least squares, so use the restricted likelihood.
+    # The common mean is estimated from the same data, so use the restricted likelihood.
     log_determinants = np.linalg.slogdet(inverses)[1]
     log_likelihoods = 0.5 * (log_determinants - np.log(precisions) - (residuals * weighted).sum(axis=1))
     contrasts = priors - priors[:, [reference]]
@@ -143,10 +158,15 @@ def expected_gains(
 ) -> Gains:
     """Return the gains of orderings over a reference.
 
-    If orderings do not differ, their estimated variance reflects chance alone. So the
-    gains are averaged over several scales of this variance. The errors' covariance has
-    `num_examples - 1` degrees of freedom. To be cautious, hypotheses may enlarge this
+    If orderings do not really differ, the variance between them is estimated from noise. So the
+    hypotheses scale this variance by several factors. The covariance of errors is estimated
+    with `num_examples - 1` degrees of freedom. To be cautious, the hypotheses may enlarge this
     covariance, but never reduce it.
+
+    Args:
+        means, covariance, outsiders, noise, reference: As in the module's table of symbols.
+        num_examples: Number of examples from which the means are estimated.
+        outsider_scales: Values of k to try.
     """
     factors = _factors(outsiders, outsider_scales, num_examples)
     scales, outsider_factors, error_scales = factors[..., None, None]
@@ -157,19 +177,20 @@ def expected_gains(
 def independent_gains(
     means: Array, noise: Array, *, outsiders: Array, reference: int, num_examples: int
 ) -> Gains:
-    """Return gains like `expected_gains`, but for errors that span few dimensions.
+    """Return gains like `expected_gains()`, but for errors that are strongly correlated.
 
-    Errors on a few shared examples move many orderings together, so many orderings are hardly
-    more evidence than one. Therefore, the spread of the means has only the effective degrees
-    of freedom of the errors' covariance. Here, `outsiders` holds variances, ``[m]``.
+    Errors on a few shared examples move many orderings together. So the variance between many
+    orderings is hardly more precise than the variance between a few. Its degrees of freedom are
+    therefore estimated from the covariance of errors. Here, `outsiders` holds variances,
+    ``[m]``.
     """
     errors = noise - noise.mean(axis=0) - noise.mean(axis=1)[:, None] + noise.mean()
     error_variances = np.diag(errors)
     is_outsider = outsiders > 0.0
     weights = (~is_outsider | is_outsider.all()) / (error_variances + PRIOR_SPREAD)
     weights /= weights.sum()
-    centre = weights @ means
-    spread = float(weights @ (means - centre) ** 2)
+    center = weights @ means
+    spread = float(weights @ (means - center) ** 2)
     error = float(weights @ error_variances) + 1e-12
     half_degrees = 0.5 * np.trace(errors) ** 2 / ((errors**2).sum() + 1e-24)
     estimate = max(spread - error, 0.1 * PRIOR_SPREAD)
@@ -179,7 +200,7 @@ def independent_gains(
     variances = scales * estimate
     totals = error_scales * error + variances
     outsider_totals = (error_variances + variances + outsider_scales * outsiders)[:, is_outsider] + 1e-12
-    outsider_terms = np.log(outsider_totals) + (means - centre)[is_outsider] ** 2 / outsider_totals
+    outsider_terms = np.log(outsider_totals) + (means - center)[is_outsider] ** 2 / outsider_totals
     spread_terms = (np.log(totals) + spread / totals)[:, 0]
     log_likelihoods = -half_degrees * spread_terms - 0.5 * outsider_terms.sum(axis=1)
     prior_variances = 2.0 * variances + outsider_scales * (outsiders + outsiders[reference])
@@ -191,7 +212,7 @@ def independent_gains(
 
 
 def _factors(outsiders: Array, outsider_scales: Sequence[float], num_examples: int) -> Array:
-    """Return all combinations of the factors s, k and v of the covariances, ``[3, H]``."""
+    """Return all combinations of the covariances' factors s, k and v, ``[3, H]``."""
     degrees = max(1, num_examples - 1)
     error_scales = np.maximum(1.0, degrees / special.chdtri(degrees, ERROR_QUANTILES))
     return np.array(
@@ -200,5 +221,5 @@ def _factors(outsiders: Array, outsider_scales: Sequence[float], num_examples: i
 
 
 def _prior_weights(scales: Array) -> Array:
-    """Return the prior weights of hypotheses, given their scales s."""
+    """Return the hypotheses' prior weights, which depend only on their factors s."""
     return np.where(scales == 0.0, PRIOR_NO_EFFECT, (1 - PRIOR_NO_EFFECT) / (len(SCALES) - 1))

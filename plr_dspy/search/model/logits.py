@@ -1,9 +1,10 @@
-"""Logits of labels, which predict the answers of orderings on examples without using any scores.
+"""Logits of labels, which predict the answers of programs without using any scores.
 
     z[o, e]  =  a[e]  +  b[o]  +  q[o] g[e]  +  noise          (3)
 
-The effects a, b and q come from `effects.py`. Contrasts z are p B^T with the orthonormal basis
-B, ``[d, L]``, and logits are z B.
+The effects a, b and q are fitted in `effects.py`. The log-probabilities p of labels are
+projected onto an orthonormal basis B, ``[d, L]``, which gives the contrasts z = p B^T. Logits
+are z B.
 """
 
 from collections.abc import Sequence
@@ -25,37 +26,43 @@ from plr_dspy.search.model.responses import Calls
 from plr_dspy.search.model.score_table import ScoreTable
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-MAX_CONTRAST = 8.0  # maximum absolute contrast, at which a label is practically impossible
+MAX_CONTRAST = 8.0  # maximum absolute value of a contrast; at this value, a label is practically impossible
 
 
 def softmax(logits: Array) -> Array:
-    """Return the softmax over the last axis, ``[..., L]``, three times as fast as scipy for short rows."""
+    """Return the softmax over the last axis, ``[..., L]``.
+
+    For short rows, this function is three times as fast as the softmax in scipy.
+    """
     by_label = np.moveaxis(logits, -1, 0).copy()
     odds = np.exp(by_label - by_label.max(axis=0))
     return np.moveaxis(odds / odds.sum(axis=0), 0, -1)
 
 
 def mean_probabilities(logits: Array, variances: Array) -> Array:
-    """Return mean probabilities of labels under normal noise, by the probit approximation (MacKay, 1992)."""
+    """Return the mean probabilities of labels if logits have normal noise.
+
+    The mean is calculated using the probit approximation (D. MacKay, Neural Computation 4, 1992).
+    """
     return softmax(logits / np.sqrt(1.0 + np.pi / 4.0 * variances)[..., None])
 
 
 def likeliest_chances(logits: Array, variances: Array) -> Array:
-    """Return the probability that each label has the highest logit, under logistic noise."""
+    """Return the probability that each label has the highest logit, given the variance of the noise."""
     return softmax(logits * (np.pi / np.sqrt(6.0 * variances))[..., None])
 
 
 class LabelLogits:
     """The logits of labels, predicted from effects that are fitted to log-probabilities.
 
-    Whole programs have no effects, because their prompts differ by example. If `features` is
-    None, the fit is fast, but cannot predict new orderings.
+    Whole programs have no effects, because their prompts contain different demos for each
+    example. If `features` is None, the fit is fast, but cannot predict new orderings.
 
     Attributes:
-        known: Calls whose log-probabilities are used, ``[m, E]``.
+        known: A mask of the calls whose log-probabilities are used, ``[m, E]``.
         effects, effect_variances: Effects of orderings, ``[m, d + 1]``, and the variances of
-            label bias and of slope, ``[m, 2]``.
-        is_mute: Candidates without effects of their own, ``[m]``.
+            their label bias and slope, ``[m, 2]``.
+        is_mute: A mask of the candidates without usable log-probabilities, ``[m]``.
         state: Fitted variances of the effects, as JSON data.
     """
 
@@ -91,23 +98,23 @@ class LabelLogits:
         self.effect_variances = np.stack([posterior.variances for posterior in posteriors], axis=1)
 
     def under(self, effects: Array, examples: Numbers) -> tuple[Array, Array]:
-        """Return mean logits ``[m, n, L]`` under effects (Eq. 3), and variances of contrasts ``[n]``."""
+        """Return the logits ``[m, n, L]`` predicted from effects (Eq. 3), and their variances ``[n]``."""
         label_bias = effects[:, None, :-1]
         slopes = effects[:, -1:, None]
         means = self._cells.examples[examples] + label_bias + slopes * self._directions[examples]
         return means @ self.basis, self._cells.noise + self._cells.example_variances[examples]
 
     def leave_one_out(self) -> tuple[Array, Array]:
-        """Return the logits of known cells, each predicted from all other cells, and their variances.
+        """Return the logits ``[m, E, L]`` of known cells, and their variances ``[m, E]``.
 
-        The logits are ``[m, E, L]``, and the variances ``[m, E]``.
+        Each cell is predicted from all other cells.
         """
         rest = 1.0 - self._cells.leverage
         logits = np.nan_to_num(self._contrasts - self._cells.residuals / rest[..., None]) @ self.basis
         return logits, self._cells.noise / rest
 
     def predict(self, features: Families) -> tuple[Array, Array]:
-        """Return the effects of new orderings ``[c, d + 1]``, and their variances ``[c, 2]``."""
+        """Return the effects of new orderings, ``[c, d + 1]``, and their variances, ``[c, 2]``."""
         products = [other @ fitted.T for other, fitted in zip(features, self._features, strict=True)]
         squares = np.stack([(other**2).sum(axis=1) for other in features], axis=1)
         variances = [process.predict_variances(products, squares) for process in self._processes]
@@ -119,7 +126,10 @@ class LabelLogits:
         return np.concatenate(effects, axis=1)
 
     def effect_errors(self, measured: Mask) -> tuple[Array, Array]:
-        """Return the covariances ``[c, c]`` of errors in the label bias and in the slope of measured orderings."""
+        """Return the covariance of errors in the label bias, and the covariance of errors in the slope.
+
+        Both have the shape ``[c, c]`` for the `c` orderings in the mask `measured`.
+        """
         contrasts = self._contrasts[measured]
         contrasts = contrasts[:, ~np.isnan(contrasts[..., 0]).all(axis=0)]
         kernels = [kernel[np.ix_(measured, measured)] for kernel in self._kernels]

@@ -1,10 +1,10 @@
-"""The model that turns the scores in a search into estimates, gains and posterior draws of orderings.
+"""The score model of a search, which estimates the scores of orderings and draws from their posterior.
 
     y[o, e] - s[o, e]  =  a[e]  +  f(o)  +  b[c(e)] l(o)  +  noise          (2)
 
-The process models the part of the scores that log-probabilities do not explain. The label bias
-l has an effect b on each class c of examples. Label bias is modelled only if there are no
-log-probabilities.
+Log-probabilities predict the part s of a score y. A Gaussian process models the rest. A label
+bias l has a different effect b on each class c of examples. Label bias is included in the
+process only if there are no log-probabilities.
 """
 
 from __future__ import annotations
@@ -38,12 +38,16 @@ from plr_dspy.search.space import (
 )
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-# Maximum number of orderings to which the process is fitted, to limit the time of a fit. Half
-# of them are the most promising orderings. The rest are spread over all other orderings, for
-# contrast.
-MAX_MODELLED = 176
-MOST_SCORED = 32  # number of candidates with the most scores, such as finalists, which are always modelled
-LEAST_SHARE = 0.5  # minimum share of calls with log-probabilities; otherwise, scores alone predict better
+# Maximum number of orderings to which the process is fitted, to limit the time of a fit. The
+# better half consists of the most promising orderings. The other half is spread evenly over all
+# remaining orderings, so that the process also sees bad orderings.
+MAX_MODELED = 176
+# The process is always fitted to this many of the candidates with the most scores, because they
+# include the finalists.
+MOST_SCORED = 32
+# Use log-probabilities only if more than this share of the calls have them. Otherwise, scores
+# alone predict better.
+LEAST_SHARE = 0.5
 DEVIATIONS = 1.96  # half of the width of a 95% interval, in standard errors
 # Maximum distance between an ordering's expected score and the mean of its own scores, in
 # standard errors (B. Efron and C. Morris, JASA 67, 1972).
@@ -57,7 +61,7 @@ _ARITHMETIC = threading.RLock()
 def one_thread() -> Iterator[None]:
     """Run linear algebra in one thread, which is faster for small matrices.
 
-    Compile runs in other Python threads wait.
+    While this context is active, compile runs in other Python threads wait.
     """
     with _ARITHMETIC, _LIBRARIES.limit(limits=1, user_api="blas"):
         num_threads = torch.get_num_threads()
@@ -69,17 +73,17 @@ def one_thread() -> Iterator[None]:
 
 
 class OrderingModel:
-    """A model that learns from known scores, and predicts scores for new orderings and new examples.
+    """A model that learns from known scores and predicts scores of new orderings on new examples.
 
     Args:
         space, classes, example_classes, responses: As in `ThompsonSearch`.
         with_features: Whether to use features, so that similar orderings have similar scores.
 
     Attributes:
-        information_weights: Returns the information per score of each candidate. None if all
-            scores are equally informative.
-        keeps_scores: Whether calls keep the scores from the metric. False if calibrated answers
-            are scored instead.
+        information_weights: A function that returns, for each candidate, how informative one
+            of its scores is. None if all scores are equally informative.
+        keeps_scores: Whether the model uses the metric's scores of the original answers. False
+            if calibrated answers are scored instead.
         varies_in_length: Whether orderings may show different numbers of demos.
     """
 
@@ -104,15 +108,16 @@ class OrderingModel:
     def fit(
         self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Candidate] = ()
     ) -> FittedModel:
-        """Fit the process to the scores. If there was an earlier fit, `earlier` is its `variances`.
+        """Return the model fitted to the scores.
 
-        Candidates in `kept` are modelled even if there are more than `MAX_MODELLED` candidates.
+        A fit is faster if `earlier` holds the `variances` of an earlier fit. If there are more
+        than `MAX_MODELED` candidates, only some are fitted, including those in `kept`.
         """
         earlier = earlier or {}
         with one_thread():
             calls = self._calls(scores)
-            if len(calls.candidates) > MAX_MODELLED:
-                calls = calls.select(self._modelled(calls, kept))
+            if len(calls.candidates) > MAX_MODELED:
+                calls = calls.select(self._modeled(calls, kept))
             features = self.features(calls.candidates)
             responses = self._respond(calls, features=features, earlier=earlier.get("responses"))
             counted_scores = calls.scored.scores
@@ -137,10 +142,10 @@ class OrderingModel:
         return FittedModel(self, calls.candidates, process, responses, calls.scored, counted_scores)
 
     def clipped(self, estimates: Sequence[ScoreEstimate], scores: Scores) -> list[ScoreEstimate]:
-        """Clip estimates to the range of all known scores and label scores.
+        """Return the estimates, clipped to the range of all known scores and label scores.
 
-        The process is linear, so it may predict an impossible score, such as 1.035 for a metric
-        that is 0 or 1.
+        The process is linear, so the estimates may be impossible scores. An example is 1.035
+        for a metric that returns 0 or 1.
         """
         values = [score for row in scores.values() for score in row.values()]
         if self._responses is not None:
@@ -150,7 +155,10 @@ class OrderingModel:
         return [ScoreEstimate(ordering, min(max(lowest, score), highest)) for ordering, score in estimates]
 
     def features(self, candidates: Sequence[Candidate]) -> list[Array]:
-        """Return the features ``[m, d]`` of each family. Outsiders have features of 0, like an average ordering."""
+        """Return the features ``[m, d]`` in each family.
+
+        All features of outsiders are 0, so that they are treated like an average ordering.
+        """
         if self._features is None:
             return []
         is_outsider = self._is_outsider(candidates)
@@ -167,11 +175,11 @@ class OrderingModel:
         is_program = np.array([isinstance(candidate, WholeProgram) for candidate in candidates], dtype=bool)
         return Calls(candidates, scored, labels, is_program, self._is_outsider(candidates))
 
-    def _modelled(self, calls: Calls, kept: Sequence[Candidate]) -> Numbers:
-        """Return the rows of the candidates to model.
+    def _modeled(self, calls: Calls, kept: Sequence[Candidate]) -> Numbers:
+        """Return the rows of the candidates to which the process is fitted.
 
-        These are all whole programs, the candidates in `kept`, the candidates with the most
-        scores, the best candidates, and some of the rest.
+        They include all whole programs, the candidates in `kept`, the candidates with the most
+        scores, and the best candidates. The remaining rows are spread over the other candidates.
         """
         responses = self._respond(calls)
         means = np.array(calls.scored.shrunk_means if responses is None else responses.means)
@@ -179,15 +187,15 @@ class OrderingModel:
         means[most_scored] = np.inf
         is_kept = np.array([candidate in kept for candidate in calls.candidates])
         means[is_kept | calls.is_program] = np.inf
-        num_best = min(max(MAX_MODELLED // 2, int(np.isinf(means).sum())), MAX_MODELLED)
-        spread = np.linspace(num_best, len(means), MAX_MODELLED - num_best, endpoint=False).astype(np.int64)
+        num_best = min(max(MAX_MODELED // 2, int(np.isinf(means).sum())), MAX_MODELED)
+        spread = np.linspace(num_best, len(means), MAX_MODELED - num_best, endpoint=False).astype(np.int64)
         ranked = np.argsort(-means, kind="stable")
         return np.sort(ranked[[*range(num_best), *spread]])
 
     def _respond(
         self, calls: Calls, *, features: Sequence[Array] | None = None, earlier: Sequence[Any] | None = None
     ) -> ResponseModel | None:
-        """Return a model fitted to log-probabilities, or None if too few calls have log-probabilities."""
+        """Return a model fitted to the calls' log-probabilities, or None if too few calls have them."""
         has_few = calls.labels.known.sum() <= LEAST_SHARE * calls.scored.counts.sum()
         if self._responses is None or has_few:
             return None
@@ -203,38 +211,47 @@ class OrderingModel:
 
 @dataclass(frozen=True)
 class Gain:
-    """The gain of an ordering over a reference on unseen examples."""
+    """An ordering's gain over a reference ordering on unseen examples."""
 
     expected: float
     probability: float  # probability of a gain above 0
     worse: float = 0.0  # probability of a gain below 0
     deviation: float = 0.0  # standard deviation of the posterior
-    # The probabilities of gains above and below 0 if the reference is calibrated too. They are 1
-    # and 0 for the reference itself, and for all orderings if there is no calibration.
+    # The next two fields are the probabilities of gains above and below 0 if the reference is
+    # calibrated too. They have the values 1 and 0 for the reference itself. All orderings have
+    # these values if there is no calibration.
     probability_alike: float = 1.0
     worse_alike: float = 0.0
 
     @property
     def min_probability(self) -> float:
-        """The probability of a gain above 0 over the calibrated or the original reference, whichever is lower."""
+        """The lower of the two probabilities of a gain above 0.
+
+        One compares with the original reference, the other with the calibrated reference.
+        """
         return min(self.probability, self.probability_alike)
 
     @property
     def max_worse(self) -> float:
-        """The probability of a gain below 0 over the calibrated or the original reference, whichever is higher."""
+        """The higher of the two probabilities of a gain below 0.
+
+        One compares with the original reference, the other with the calibrated reference.
+        """
         return max(self.worse, self.worse_alike)
 
 
 @dataclass(eq=False)
 class FittedModel:
-    """A model fitted to scores. Only `predict()` and `sample()` accept orderings without scores.
+    """A model fitted to the scores of `orderings`.
+
+    Only `predict()`, `sample()` and `expected_at_random()` accept other orderings.
 
     Attributes:
-        counted_scores: Scores of the calibrated answers if these are scored, else the scores
-            from the metric, ``[m, E]``.
-        keeps_scores: Whether calls keep the scores from the metric. Always True if there are no
-            log-probabilities.
-        variances: JSON data from which the next fit can start.
+        counted_scores: The scores to which the model is fitted, ``[m, E]``. They are scores of
+            calibrated answers if answers are calibrated, else the metric's scores.
+        keeps_scores: Whether `counted_scores` are the metric's scores of the original answers.
+            Always True if there are no log-probabilities.
+        variances: The fitted variances, as JSON data, from which the next fit can start.
     """
 
     model: OrderingModel
@@ -251,14 +268,17 @@ class FittedModel:
         self.variances = {**self.process.state, "responses": self.responses and self.responses.state}
 
     def estimates(self) -> list[ScoreEstimate]:
-        """Return the posterior mean scores of the fitted orderings, best first."""
+        """Return each fitted ordering with its posterior mean score, best first."""
         means = self.process.mean
         if self.responses is not None:
             means = self.responses.means + means
         return best_first(zip(self.orderings, means.tolist(), strict=True))
 
     def expected_scores(self, reference: Candidate) -> dict[Candidate, float]:
-        """Return expected scores on unseen examples: the reference's own score plus each gain."""
+        """Return each fitted ordering's expected score on unseen examples.
+
+        It is the sum of the reference's expected score and the ordering's gain over the reference.
+        """
         score = self.as_it_is(reference)
         gains = self.gains(reference)
         return {ordering: round(self.clip(score + gain.expected), 9) for ordering, gain in gains.items()}
@@ -266,8 +286,8 @@ class FittedModel:
     def as_it_is(self, ordering: Candidate) -> float:
         """Return an ordering's expected score with uncalibrated answers.
 
-        The result is at most `MOST_SHRUNK` standard errors away from the mean of the ordering's
-        own scores.
+        Unless calibrated answers are scored, the result is at most `MOST_SHRUNK` standard
+        errors away from the mean of the ordering's own scores.
         """
         number = self.orderings.index(ordering)
         if self.responses is None:
@@ -280,10 +300,11 @@ class FittedModel:
         return self.clip(min(max(expected, own - margin), own + margin))
 
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
-        """Return the 95% interval for an expected score, based on calls of the ordering and the reference.
+        """Return the 95% interval for an ordering's expected score.
 
-        If all calls scored the same, the margin is 3 / n for n calls (J. Hanley and
-        A. Lippman-Hand, JAMA 1983).
+        The standard error is estimated from the scores of the ordering and of the reference. If
+        all of n scores are equal, the margin is 3 / n (J. Hanley and A. Lippman-Hand, JAMA
+        1983).
         """
         error = self._error(ordering, reference)
         if not error and 0.0 <= score <= 1.0:
@@ -295,10 +316,10 @@ class FittedModel:
         return round(min(score, low), 6), round(max(score, high), 6)
 
     def _error(self, *orderings: Candidate) -> float:
-        """Return the standard error of the sum of the orderings' mean scores, based on their own calls."""
+        """Return the standard error of the sum of the orderings' mean scores, estimated from their calls."""
         rows = self._all_scores[:, [self.orderings.index(ordering) for ordering in set(orderings)]]
-        # Use a row's own deviation if it is larger than the deviation of all scores. With a
-        # metric over a set, scores vary more in a row whose decisive examples are rare.
+        # With a metric over a set, scores vary more in a row whose decisive examples are rare. So
+        # use a row's own deviation if it is larger than the deviation of all scores.
         deviations = np.maximum(
             np.nanstd(self._all_scores, axis=(1, 2)).max(), np.nanstd(rows, axis=2).max(axis=0)
         )
@@ -306,13 +327,13 @@ class FittedModel:
         return float(np.sqrt((deviations**2 / counts).sum()))
 
     def clip(self, score: float) -> float:
-        """Clip a score to the range of all scores."""
+        """Return the score, clipped to the range of all known scores."""
         return float(np.clip(score, *self._range))
 
     def gains(self, reference: Candidate, *, margin: float = 0.0) -> dict[Candidate, Gain]:
         """Return each fitted ordering's gain over the uncalibrated reference.
 
-        Probabilities refer to gains above and below ``-margin``.
+        The gains' probabilities refer to gains above and below ``-margin`` instead of 0.
         """
         number = self.orderings.index(reference)
         above_alike = np.ones(len(self.orderings))
@@ -326,9 +347,10 @@ class FittedModel:
                 if not self.keeps_scores:
                     revision_gain = self.responses.answers.gain_of_calibration(number)
             # Log-probabilities may explain an outsider's scores so well that no further
-            # difference seems likely. To avoid false certainty, also assume that outsiders
-            # differ, and keep the less certain result. If there are no log-probabilities, the
-            # reference may be unlike all other orderings, because a person made or chose it.
+            # difference seems likely. To avoid false certainty, also compute gains on the
+            # assumption that outsiders differ, and return the less certain result. If there are
+            # no log-probabilities, allow the reference to be unlike all other orderings, because
+            # a person made or chose it.
             alternatives: tuple[Sequence[float], ...] = ((1.0,), OUTSIDER_SCALES)
             if label_gains is None:
                 alternatives = (OUTSIDER_SCALES,)
@@ -346,7 +368,7 @@ class FittedModel:
                 summaries.append(gains.summary(margin=margin))
         above_alike[number] = 1.0
         below_alike[number] = 0.0
-        # Round off the digits that differ between machines.
+        # The last digits differ between machines, so round them off.
         columns = (
             summaries[-1].expected.round(9),
             np.min([summary.above for summary in summaries], axis=0).round(6),
@@ -359,7 +381,7 @@ class FittedModel:
         return {ordering: Gain(*row) for ordering, row in zip(self.orderings, rows, strict=True)}
 
     def counted(self, scores: Scores) -> Scores:
-        """Return all scores, with the scores of fitted orderings replaced by `counted_scores`."""
+        """Return a copy of `scores` in which the scores of fitted orderings come from `counted_scores`."""
         if self.keeps_scores:
             return scores
         columns = {example: column for column, example in enumerate(self.scored.examples.tolist())}
@@ -370,16 +392,19 @@ class FittedModel:
         return counted
 
     def revised_labels(self, ordering: Candidate) -> dict[int, int]:
-        """Return the labels that replace an ordering's own answers, by example.
+        """Return a dict that maps examples to the labels that replace an ordering's original answers.
 
-        If the ordering keeps its own answers, the result is empty.
+        If the ordering's answers are not replaced, the dict is empty.
         """
         if self.keeps_scores or ordering not in self.orderings:
             return {}
         return self.calibrated_labels(ordering)
 
     def calibrated_labels(self, ordering: Candidate) -> dict[int, int]:
-        """Return the calibrated answers of an ordering with log-probabilities, by example."""
+        """Return a dict that maps examples to an ordering's calibrated answers.
+
+        Only examples with log-probabilities are included.
+        """
         assert self.responses is not None
         number = self.orderings.index(ordering)
         columns = np.flatnonzero(self.responses.labels.known[number])
@@ -387,23 +412,23 @@ class FittedModel:
         return dict(zip(self.scored.examples[columns].tolist(), labels.tolist(), strict=True))
 
     def revision(self, ordering: Candidate) -> Revision | None:
-        """Return the calibration of an ordering's answers, or None if its answers are not calibrated."""
+        """Return the calibration applied to an ordering's answers, or None if they are not calibrated."""
         if self.responses is None or self.keeps_scores or ordering not in self.orderings:
             return None
         answers = self.responses.answers
         return Revision(answers.rounded_offsets(self.orderings.index(ordering)), answers.calibrated_shares)
 
     def predict(self, orderings: Sequence[Candidate]) -> Array:
-        """Return the expected scores of orderings, fitted or not, ``[m]``."""
+        """Return the expected mean scores of orderings, which may be new, ``[m]``."""
         features = self.model.features(orderings)
         expected = self.process.predict(features)
         return expected if self.responses is None else expected + self.responses.predict_means(features)
 
     def expected_at_random(self, drawn: Sequence[Candidate], longest: Sequence[Candidate]) -> float:
-        """Return the expected mean score of random orderings with as many items as possible.
+        """Return the expected mean score of random orderings that show as many items as possible.
 
         `drawn` holds random orderings of any length, some of which may have scores. `longest`
-        holds other random orderings with as many items as possible.
+        holds another sample, in which each ordering shows as many items as possible.
         """
         estimates = dict(self.estimates())
         with one_thread():

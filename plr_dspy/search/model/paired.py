@@ -1,9 +1,10 @@
 """The score model for whole programs that are scored on the same examples.
 
-    y[o, e]  =  t[o]  +  a[e]  +  noise, which may be correlated between programs on an example
+    y[o, e]  =  t[o]  +  a[e]  +  noise
 
-Inside the process, scores are relative to their mean, in units of their standard deviation.
-There are n programs, and H hypotheses about their effects.
+On each example, the noise of different programs may be correlated. `PairedProcess` subtracts
+the mean of all scores, and divides by their standard deviation. Shapes: n programs, E examples,
+H hypotheses about the effects of programs.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from plr_dspy.search.model.score_table import ScoreTable
 from plr_dspy.search.space import Candidate, Scores
 from plr_dspy.statistics.arrays import Array
 
-# Prior standard deviations of the programs' effects, all equally likely. Here and below, the
-# unit of deviations is the standard deviation of scores.
+# Equally likely prior standard deviations of the programs' effects. All deviations and variances
+# in this module are relative to the standard deviation of scores.
 EFFECT_DEVIATIONS = (0.04, 0.08, 0.16, 0.32)
 PRIOR_NO_EFFECT = 0.05  # prior probability that all programs score the same on new examples
-PRIOR_OUTSIDER = 0.5  # prior probability that one program is unlike all others, if programs differ
+PRIOR_OUTSIDER = 0.5  # prior probability that one program is unlike all others, given that programs differ
 OUTSIDER_DEVIATION = 0.2  # additional prior deviation of an outsider's effect
-PRIOR_EXAMPLES = 50.0  # weight of the prior that errors are independent, in examples
+PRIOR_EXAMPLES = 50.0  # weight of the prior that errors are independent, as a number of examples
 MAX_ROUNDING = 1e-9  # maximum relative deviation of scores that are equal except for rounding errors
-MIN_VARIANCE = 0.02  # minimum relative variance of errors, because programs may score the same by chance
+MIN_VARIANCE = 0.02  # minimum variance of errors, because programs may score the same by chance
 
 
 class PairedProcess:
@@ -50,8 +51,8 @@ class PairedProcess:
         values = np.where(table.known, (table.scores - level) / self._unit, 0.0)
         counts = np.maximum(1.0, known.sum(axis=0))
         deviations = known * (values - values.sum(axis=0) / counts)
-        # Take the pseudoinverse. The Laplacian is singular, because a common shift of all effects
-        # cannot be identified.
+        # The Laplacian is singular, because a common shift of all effects cannot be identified.
+        # So take the pseudoinverse.
         inverse = np.linalg.inv(_laplacian(known) + 1.0 / len(known)) - 1.0 / len(known)
         self._effects = inverse @ deviations.sum(axis=1)
         example_effects = (values - self._effects[:, None] * known).sum(axis=0) / counts
@@ -62,21 +63,21 @@ class PairedProcess:
         self._noise = self._noise_covariance(known, residuals, np.asarray(inverse, dtype=np.float64))
 
     def _noise_covariance(self, known: Array, residuals: Array, inverse: Array) -> Array:
-        """Return the covariance of errors by the sandwich estimator, shrunk towards independent errors.
+        """Return the covariance ``[n, n]`` of the errors of the programs' effects.
 
-        Errors on the same example may be correlated (K.-Y. Liang and S. L. Zeger, Biometrika
-        73, 1986).
+        Errors on the same example may be correlated, so use the sandwich estimator (K.-Y. Liang
+        and S. L. Zeger, Biometrika 73, 1986). The estimate is shrunk towards independent errors.
         """
         count = self._num_examples
         degrees = max(1.0, known.sum() - count - len(known) + 1)
         variance = max(float((residuals**2).sum()) / degrees, MIN_VARIANCE)
-        # Dropped programs were scored on fewer examples, so the prior has more weight for them.
+        # Dropped programs were scored on fewer examples, so give the prior more weight for them.
         num_examples = np.where(known > 0, known.sum(axis=1, keepdims=True), np.inf).min(axis=0)
         prior_weights = PRIOR_EXAMPLES / (num_examples + PRIOR_EXAMPLES)
         products = (1.0 - prior_weights) * residuals @ residuals.T + variance * _laplacian(
             known, prior_weights
         )
-        # Add a common shift, which changes no gain, to make the matrix invertible.
+        # The matrix must be invertible, so add the variance of a common shift, which changes no gain.
         return np.asarray(inverse @ products @ inverse + 1.0 / count)
 
     @cached_property
@@ -95,13 +96,16 @@ class PairedProcess:
         return self._relative_gains(reference, self._num_examples).times(self._unit)
 
     def _relative_gains(self, reference: int, num_examples: float) -> Gains:
-        """Return gains in standard deviations of scores, with the errors expected after `num_examples` examples."""
+        """Return gains over a reference, relative to the standard deviation of scores.
+
+        The errors are those expected after `num_examples` examples.
+        """
         probabilities, priors = self._hypotheses()
         noise = self._noise * (self._num_examples / num_examples)
         return conditional_gains(self._effects, priors, noise, probabilities, reference)
 
     def _hypotheses(self) -> tuple[Array, Array]:
-        """Return the prior probabilities of the hypotheses ``[H]``, and their prior covariances ``[H, n, n]``."""
+        """Return the hypotheses' prior probabilities ``[H]`` and the effects' prior covariances ``[H, n, n]``."""
         size = len(self._effects)
         weight = (1.0 - PRIOR_NO_EFFECT) / len(EFFECT_DEVIATIONS)
         probabilities = [PRIOR_NO_EFFECT]
@@ -114,10 +118,11 @@ class PairedProcess:
         return np.array(probabilities), priors
 
     def improvements(self, reference: int, num_examples: float) -> Array:
-        """Return each program's expected improvement over the reference after more examples, ``[n]``.
+        """Return what each program is expected to gain over the reference after more examples, ``[n]``.
 
-        The improvement is the knowledge gradient (P. Frazier, W. Powell and S. Dayanik, SIAM J.
-        Control Optim. 47, 2008), relative to the standard deviation of scores.
+        A program gains nothing if it turns out to be worse than the reference. This expected
+        gain is called the knowledge gradient (P. Frazier, W. Powell and S. Dayanik, SIAM J.
+        Control Optim. 47, 2008). Its unit is the standard deviation of scores.
         """
         now = self._relative_gains(reference, self._num_examples)
         later = self._relative_gains(reference, num_examples)
@@ -129,9 +134,9 @@ class PairedProcess:
 
 
 def _unit_of(scores: Array) -> float:
-    """Return the standard deviation of scores.
+    """Return the standard deviation of scores, which is the unit of effects.
 
-    If all scores are equal, return the absolute value of a score, or 1 if the scores are 0.
+    If all scores are equal, return their absolute value, or 1 if they are 0.
     """
     deviation = float(np.nanstd(scores))
     largest = float(np.nanmax(np.abs(scores)))
@@ -143,7 +148,8 @@ def _unit_of(scores: Array) -> float:
 def _laplacian(known: Array, weights: Array | float = 1.0) -> Array:
     """Return the Laplacian ``[n, n]`` of the graph that links programs scored on the same examples.
 
-    `known` marks the examples of each program, ``[n, E]``. `weights` are weights of examples.
+    `known` is 1 for each example on which a program was scored, else 0, ``[n, E]``. `weights`
+    holds the weight of each example for each program, ``[n, E]``.
     """
     weighted = known * weights
     counts = np.maximum(1.0, known.sum(axis=0))
@@ -157,11 +163,11 @@ class FittedPrograms(FittedModel):
     process: PairedProcess  # type: ignore[assignment]
 
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
-        """Return the 95% interval for an expected score.
+        """Return the 95% interval for a program's expected score.
 
-        The upper end is calculated from the unshrunk score if that score is larger, in case
-        shrinkage was too strong. Only the program's own error counts, because the error of the
-        reference cancels in paired gains.
+        The score may have been shrunk too strongly. So the upper end is calculated from the
+        unshrunk score if that score is larger. Only the program's own error is used, because the
+        reference's error cancels when scores on the same examples are compared.
         """
         own = float(self.process.unshrunk[self.orderings.index(ordering)])
         low, _ = super().interval(ordering, score, reference=ordering)
@@ -175,7 +181,7 @@ class ProgramModel(OrderingModel):
     def fit(
         self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Candidate] = ()
     ) -> FittedPrograms:
-        """Fit the effects of all programs from scratch. Ignore `earlier` and `kept`."""
+        """Return the model fitted to the scores of all programs. Ignore `earlier` and `kept`."""
         with one_thread():
             table = ScoreTable.from_rows([*scores.values()], self.information_weights)
             process = PairedProcess(table)

@@ -1,10 +1,11 @@
-"""An additive Gaussian process of the scores of orderings on examples.
+"""A Gaussian process that models the scores of orderings on examples as a sum of effects.
 
     y[o, e]  =  a[e]  +  f(o)  +  b[c(e)] l(o)  +  g[o, e]  +  noise          (2)
 
-f is the sum of a linear function of each feature family, a smooth function of l, and an
-independent effect of each ordering (its "own effect"). b has an effect for each class c of
-examples. Preferences g are interactions between orderings and examples.
+The process f is the sum of a linear function of each feature family, a smooth function of the
+label bias l, and an independent effect of each ordering (its "own effect"). The effect b of
+the label bias depends on the class c of the example. Preferences g are interactions between
+orderings and examples.
 """
 
 from __future__ import annotations
@@ -20,25 +21,30 @@ from plr_dspy.search.model.gains import OUTSIDER_SCALES, Families, Gains, expect
 from plr_dspy.search.model.score_table import PRIOR_NOISE_RATIO, ScoreTable
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-OUTSIDER_VARIANCE = 1.0  # prior variance of an outsider's effect, relative to the noise; nearly uninformative
-PRIOR_SHARE = 0.2  # prior mean of the preferences' share of the residual variance
+# Prior variance of an outsider's effect, relative to the noise. It is so large that the prior has
+# hardly any influence.
+OUTSIDER_VARIANCE = 1.0
+PRIOR_SHARE = 0.2  # prior mean of the share of the residual variance that preferences explain
 MAX_SHARE = 0.95  # maximum share of the residual variance that preferences may explain
-PRIOR_PRECISION = 40.0  # prior precision of each kernel's share, in pairs of scores on one example
-# Centres of the Gaussian bumps, in standard deviations of l over random orderings.
-CENTRES = np.arange(-4.0, 4.01, 0.5)
-MIN_FREE_SHARE = 0.25  # minimum degrees of freedom of the noise, relative to the number of scores
+PRIOR_PRECISION = (
+    40.0  # prior precision of each kernel's share, as a number of pairs of scores on one example
+)
+# Centers of the Gaussian bumps that represent a smooth function of the label bias. The unit is the
+# standard deviation of the label bias among random orderings.
+CENTERS = np.arange(-4.0, 4.01, 0.5)
+MIN_FREE_SHARE = 0.25  # minimum degrees of freedom of the noise, as a share of the number of scores
 
 
 class LabelBias:
-    """A Gaussian process of the label bias of orderings.
+    """A Gaussian process that models the label bias of orderings.
 
     An ordering with a label bias scores higher on some classes of examples and lower on
     others. The bias is nearly linear in the ordering's features, but accuracy peaks at a
     moderate bias (T. Zhao et al., "Calibrate before use", ICML 2021).
 
     Attributes:
-        explained: Contribution of the label bias to the scores, ``[m, E]``.
-        variances: Variances of the components of the label bias.
+        explained: The part of the scores that the label bias explains, ``[m, E]``.
+        variances: The fitted variances of the components of the label bias.
     """
 
     def __init__(
@@ -55,23 +61,23 @@ class LabelBias:
         sums = residuals @ is_of_class
         counts = table.known @ is_of_class
         direction = _class_direction(sums, counts)
-        # The mean residual along the direction b measures the label bias l of an ordering.
+        # The mean residual along this direction measures the label bias of an ordering.
         sums = sums @ direction
         precisions = np.maximum(counts @ direction**2, 1e-3)
-        centre = float(np.average(sums / precisions, weights=precisions))
-        values = sums / precisions - centre
+        center = float(np.average(sums / precisions, weights=precisions))
+        values = sums / precisions - center
         squares = float(np.vdot(residuals, residuals))
         max_degrees = float(table.counts.sum() - table.num_example_parameters)
 
         def measure(covariance: Array, inverse: Array) -> tuple[Array, float]:
-            bias = covariance @ (inverse @ values) + centre
+            bias = covariance @ (inverse @ values) + center
             remaining = squares - 2 * float(sums @ bias) + float(precisions @ bias**2)
             degrees = max_degrees - float(np.vdot(covariance, inverse))
             return values, max(remaining / max(degrees, MIN_FREE_SHARE * max_degrees), 1e-9)
 
         fit = fit_components(features, kernels, np.diag(1.0 / precisions), measure, earlier=earlier)
         self.variances: list[float] = fit.variances.tolist()
-        self.explained: Array = (fit.values + centre)[:, None] * direction[classes]
+        self.explained: Array = (fit.values + center)[:, None] * direction[classes]
         self._weights = fit.weights
         reference_bias = linear(references, fit.weights)
         self._reference_mean = float(reference_bias.mean())
@@ -81,20 +87,20 @@ class LabelBias:
         self._scale = float(1.0 / np.sqrt(((bumps - self._mean) ** 2).sum(axis=1).mean() + 1e-12))
 
     def add_to(self, features: Families) -> list[Array]:
-        """Return the features with one more family, whose linear functions are smooth functions of the label bias."""
+        """Return the features and one more family, which represents a smooth function of the label bias."""
         return [*features, (self._bumps(features) - self._mean) * self._scale]
 
     def _bumps(self, features: Families) -> Array:
-        """Return Gaussian bumps of the label bias, ``[m, d]``."""
-        standardised = (linear(features, self._weights) - self._reference_mean) / self._reference_deviation
-        return np.asarray(np.exp(-0.5 * (standardised[:, None] - CENTRES) ** 2))
+        """Return the heights of all Gaussian bumps at each ordering's label bias, ``[m, d]``."""
+        standardized = (linear(features, self._weights) - self._reference_mean) / self._reference_deviation
+        return np.asarray(np.exp(-0.5 * (standardized[:, None] - CENTERS) ** 2))
 
 
 def _class_direction(sums: Array, counts: Array) -> Array:
-    """Return b, the direction over classes in which orderings differ most.
+    """Return the direction in the space of classes along which orderings differ most, ``[C]``.
 
-    Over all scores, b has mean 0 and mean square 1. `sums` and `counts` hold the sums and counts
-    of each ordering's residuals in each class, ``[m, C]``.
+    Averaged over all scores, the direction has mean 0 and mean square 1. `sums` and `counts`
+    hold the sum and the number of each ordering's residuals in each class, ``[m, C]``.
     """
     profiles = sums / (counts + PRIOR_NOISE_RATIO)
     profiles -= profiles.mean(axis=1, keepdims=True)
@@ -105,19 +111,19 @@ def _class_direction(sums: Array, counts: Array) -> Array:
 
 
 def covariance_of_means(kernels: Families, table: ScoreTable) -> Array:
-    """Return the covariance ``[m, m]`` of errors in mean scores, relative to the variance of one score.
+    """Return the covariance ``[m, m]`` of the errors of mean scores.
 
-    Similar orderings do well on the same examples, so their errors on shared examples are
-    correlated.
+    Its unit is the noise variance of a single score. Similar orderings do well on the same
+    examples, so their errors on shared examples are correlated.
     """
-    # Nearly identical orderings agree more than linear functions of features can express, so
-    # add cubes of the correlations.
+    # Nearly identical orderings agree more than linear functions of features can express. So add
+    # kernels that contain the cubes of the correlations.
     sharper = []
     for kernel in kernels:
         lengths = np.sqrt(np.diag(kernel)) + 1e-12
         sharper.append(kernel * (kernel / np.outer(lengths, lengths)) ** 2)
     kernels = [*kernels, *sharper]
-    # Scaling by these roots makes the residuals of all orderings equally noisy.
+    # Multiply residuals by these roots, so that the residuals of all orderings are equally noisy.
     roots = np.sqrt(table.information_weights)[:, None]
     shares = preference_shares(kernels, table.residuals(table.adjusted_means) * roots, table.known)
     size = len(table.counts)
@@ -130,10 +136,11 @@ def covariance_of_means(kernels: Families, table: ScoreTable) -> Array:
 
 
 def preference_shares(kernels: Families, residuals: Array, known: Mask) -> Array:
-    """Return, for each kernel, the share of the residuals' variance that the kernel's preferences explain.
+    """Return the share of the residuals' variance that each kernel explains.
 
-    The method is non-negative least squares on products of two orderings' residuals ``[m, E]``
-    on the same example (J. K. Haseman and R. C. Elston, Behavior Genetics 2, 1972).
+    The shares are estimated using non-negative least squares. The data are products of two
+    orderings' residuals on the same example (J. K. Haseman and R. C. Elston, Behavior Genetics
+    2, 1972). `residuals` has the shape ``[m, E]``.
     """
     total = float(np.vdot(residuals, residuals))
     if total <= 0.0 or not kernels:
@@ -146,13 +153,13 @@ def preference_shares(kernels: Families, residuals: Array, known: Mask) -> Array
     np.fill_diagonal(remaining, 0.0)
     regressors = []
     for kernel in kernels:
-        # Centre the kernel, because the effects of examples absorb the mean over all orderings.
+        # The effects of examples absorb the mean over all orderings, so center the kernel.
         means = kernel.mean(axis=0)
-        centred = kernel - means - means[:, None] + means.mean()
-        regressors.append((remaining * centred).ravel())
+        centered = kernel - means - means[:, None] + means.mean()
+        regressors.append((remaining * centered).ravel())
     design = np.stack(regressors)
     products = (residuals @ residuals.T).ravel() * (is_known.sum() / total)
-    # The factor 0.5 is needed because each pair occurs twice.
+    # Each pair of orderings occurs twice, so multiply by 0.5.
     gram = (design * (0.5 * common).ravel()) @ design.T + PRIOR_PRECISION * np.eye(len(kernels))
     moments = 0.5 * (design @ products) + PRIOR_PRECISION * PRIOR_SHARE / len(kernels)
     factor = np.linalg.cholesky(gram)
@@ -161,24 +168,24 @@ def preference_shares(kernels: Families, residuals: Array, known: Mask) -> Array
 
 
 class AdditiveProcess:
-    """The process f, fitted to the scores of orderings on examples.
+    """An additive Gaussian process, fitted to the scores of orderings on examples.
 
     Args:
         features: One array ``[m, d]`` for each family.
         table: The scores, at least one for each ordering.
         classes: Index of each example's class, ``[E]``.
-        references: Features of random orderings. Label bias is modelled only if both `classes`
+        references: Features of random orderings. Label bias is modeled only if both `classes`
             and `references` are given.
-        is_outsider: Whether each candidate has only an effect of its own, ``[m]``.
-        extra_variances: Prior variances in addition to the estimated ones, ``[m]``.
+        is_outsider: A mask of the outsiders, which have only effects of their own, ``[m]``.
+        extra_variances: Variances to add to the estimated prior variances, ``[m]``.
         earlier: The `state` of an earlier fit from which to start.
 
     Attributes:
         mean, variances: Posterior means and variances of the scores on an average example,
             ``[m]``.
-        unshrunk: Scores on an average example, each estimated only from the ordering's own
-            scores, ``[m]``.
-        state: Variances of the components of f and of the label bias, as JSON data.
+        unshrunk: Estimates of the same scores without shrinkage towards other orderings,
+            ``[m]``.
+        state: Variances of the components of this process and of the label bias, as JSON data.
     """
 
     def __init__(
@@ -227,23 +234,24 @@ class AdditiveProcess:
         )
         self._deviation = float(np.sqrt(self._fit.noise))
         mean_example = float(table.example_effects(self._effects)[table.seen].mean())
-        self._level = mean_example + self._centre
+        self._level = mean_example + self._center
         self.unshrunk = self._unit * (self._means + mean_example)
         self.mean: Array = self._unit * (self._fit.values + self._level)
         self.variances = self._unit**2 * self._fit.posterior_variances
         self.state = {"variances": self._fit.variances.tolist(), "label_bias": bias_variances}
 
     def _measure(self, covariance: Array, inverse: Array) -> tuple[Array, float]:
-        """Update the effects of examples, and return the centred means of orderings without these effects.
+        """Return the measured values and the noise variance for `fit_components()`.
 
-        Also return the variance of the noise.
+        The values are the mean scores of orderings, adjusted for the difficulty of examples and
+        centered. The current posterior is also stored, because the next adjustment needs it.
         """
         table = self._table
         self._means = table.ordering_effects(self._effects)
-        # The centre is the generalised least-squares mean.
-        self._centre = float(inverse.sum(axis=0) @ self._means / inverse.sum())
-        values = self._means - self._centre
-        self._effects = covariance @ (inverse @ values) + self._centre
+        # Scores of similar orderings are correlated, so take the generalized least-squares mean.
+        self._center = float(inverse.sum(axis=0) @ self._means / inverse.sum())
+        values = self._means - self._center
+        self._effects = covariance @ (inverse @ values) + self._center
         if not self._varies:
             return values, 1.0
         count = table.counts.sum()
@@ -252,7 +260,7 @@ class AdditiveProcess:
         return values, max(squares / max(degrees, MIN_FREE_SHARE * count), 1e-6 * self._score_variance)
 
     def _all_features(self, features: Families) -> list[Array]:
-        """Return the features, including those of the label bias if label bias is modelled."""
+        """Return the features. If label bias is modeled, add its features."""
         if self._label_bias is None:
             return list(features)
         return self._label_bias.add_to(features)
@@ -266,7 +274,8 @@ class AdditiveProcess:
     ) -> Gains:
         """Return the gains of fitted orderings over a reference.
 
-        If `may_differ`, the reference may be unlike all other orderings.
+        If `may_differ`, treat the reference as an outsider, which may be unlike all other
+        orderings.
         """
         outsiders = self._outsiders.copy()
         if may_differ:
@@ -289,12 +298,12 @@ class AdditiveProcess:
         rng: np.random.Generator,
         extra_variances: Array | float = 0.0,
     ) -> Array:
-        """Draw from the joint posterior of fitted and new orderings, ``[draws, m + c]``.
+        """Draw mean scores from the joint posterior of fitted and new orderings, ``[draws, m + c]``.
 
-        Matheron's rule draws from the prior, then corrects the draws by their differences from
-        the scores (J. T. Wilson et al., "Efficiently sampling functions from Gaussian process
-        posteriors", ICML 2020). `extra_variances` are additional prior variances of the new
-        orderings, ``[c]``.
+        Use Matheron's rule: draw from the prior, then correct each draw according to its
+        differences from the scores (J. T. Wilson et al., "Efficiently sampling functions from
+        Gaussian process posteriors", ICML 2020). `extra_variances` are variances to add to the
+        prior variances of the new orderings, ``[c]``.
         """
         fit = self._fit
         size = len(self.mean)

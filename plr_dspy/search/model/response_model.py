@@ -2,10 +2,10 @@
 
     s[o, e]  =  sum_l P[o, e, l] M[e, l]          (4)
 
-The probability P of a label follows from the effects, and the label's score M from the metric.
-Whole programs have no effects, and are expected to score like an average ordering. "Unread"
-replies have a score, but no readable label. "Read" scores are the expected scores of all other
-replies.
+The probability P of a label is computed from the effects of the ordering and the example. The
+label's score M comes from the metric. Whole programs have no effects, so they are expected to
+score like an average ordering. A reply is "unread" if it has a score but no readable label.
+"Read scores" are the expected scores of all other replies.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ from plr_dspy.search.model.responses import Calls, LabelResponses
 from plr_dspy.search.model.unread import UnreadReplies
 from plr_dspy.statistics.arrays import Array, Numbers
 
-NUM_DRAWS = 8  # number of draws of effects for the variance of expected scores; must be even
-UNDERSTATED = 1.6  # factor by which fits understate error variances of effects, found by simulation
-STEP = 0.05  # change of an effect, for numerical derivatives
+NUM_DRAWS = 8  # number of draws of effects to estimate the variance of expected scores; must be even
+UNDERSTATED = 1.6  # factor by which fits underestimate the error variances of effects, found by simulation
+STEP = 0.05  # step of an effect in numerical derivatives
 OUTSIDER_SCORE = np.float64(0.25)  # variance of the mean score of a candidate without features
 
 
@@ -32,11 +32,11 @@ class ResponseModel:
     If `features` is None, the fit is fast, but cannot predict new orderings.
 
     Attributes:
-        answers: The answers that are scored.
+        answers: The answers to score, original or calibrated.
         means, mean_variances: Expected mean scores of the orderings, and their variances,
             ``[m]``.
         expected: Expected scores of the calls, ``[m, E]``.
-        state: Fitted variances of effects and of unread replies, as JSON data.
+        state: Fitted variances of effects and of shares of read replies, as JSON data.
         num_examples: Number of examples over which expected scores are averaged.
     """
 
@@ -82,26 +82,29 @@ class ResponseModel:
         return np.asarray(unread.shares**2 * by_effects + by_shares)
 
     def _expected_of_calls(self, read_scores: Array) -> Array:
-        """Return leave-one-out predictions of the calls' scores, ``[m, E]``."""
+        """Return each call's expected score, predicted from all other calls, ``[m, E]``."""
         read_scores = np.where(self._logits.known, self.answers.expected_scores_of_calls(), read_scores)
         of_calls = self._unread.mixed(read_scores, self._unread.shares[:, None])
         return self._weights.reweighted(np.where(self._calls.scored.known, of_calls, np.nan))
 
     def _mean_scores(self, effects: Array, bias_variances: Array | float = 0.0) -> Array:
-        """Return weighted means of expected scores under effects, ``[m]``."""
+        """Return the expected mean scores of read replies, given the orderings' effects, ``[m]``."""
         weights = self._weights.of_columns
         read_scores = self.answers.expected_scores(effects, self._weights.columns, weights, bias_variances)
         return np.asarray(read_scores @ weights)
 
     def _draw(self, effects: Array, variances: Array) -> Array:
-        """Return expected mean scores ``[draws, m]`` under random effects, with the same noise for all orderings."""
+        """Return expected mean scores ``[draws, m]`` under random effects.
+
+        Each draw adds the same standard normal noise to the effects of all orderings.
+        """
         half = np.random.default_rng(0).normal(size=(NUM_DRAWS // 2, effects.shape[1]))
         num_contrasts = effects.shape[1] - 1
         deviations = np.sqrt(variances).repeat([num_contrasts, 1], axis=1)
         return np.stack([self._mean_scores(effects + deviations * draw) for draw in (*half, *-half)])
 
     def predict(self, features: Families) -> tuple[Array, Array]:
-        """Return the expected mean scores of new orderings, and their variances, ``[c]`` each."""
+        """Return the expected mean scores ``[c]`` of new orderings, and their variances ``[c]``."""
         unread = self._unread
         draws = self._draw(*self._logits.predict(features))
         read_means = draws.mean(axis=0)
@@ -111,23 +114,27 @@ class ResponseModel:
         return unread.mixed(read_means, shares), variances
 
     def predict_means(self, features: Families) -> Array:
-        """Return the expected mean scores of new orderings, ``[c]``, faster but less exactly than `predict()`."""
-        # For the label bias, use its mean variance over the fitted orderings.
+        """Return the expected mean scores of new orderings, ``[c]``.
+
+        This method is faster but less exact than `predict()`.
+        """
+        # The variances of new orderings take long to compute, so use the mean variance of the
+        # fitted orderings' label bias.
         bias_variance = self._logits.effect_variances[:, 0].mean()
         read_means = self._mean_scores(self._logits.predict_effects(features), bias_variance)
         return self._unread.mixed(read_means, self._unread.predict(features))
 
     def gains(self, reference: int) -> Gains | None:
-        """Return gains over a reference on new examples, or None if fitted orderings do not differ.
+        """Return the orderings' gains over a reference on new examples, or None if orderings do not differ.
 
-        Gains come from the labels of read replies, and from the share of read replies.
+        Orderings may differ in the labels of read replies and in the share of read replies.
         """
         share_gains = None
         if self._unread.process is not None:
             share_gains = self._unread.process.gains(reference).condensed()
             share_gains = share_gains.times(float(self._read_means[reference]) - self._unread.mean_score)
-        # Candidates without log-probabilities are treated as average orderings, so one such
-        # candidate represents all of them.
+        # All candidates without log-probabilities are treated as the same average ordering. So
+        # compute gains for only one such candidate.
         is_mute = self._logits.is_mute
         representatives = np.where(is_mute, is_mute.argmax(), np.arange(len(is_mute)))
         chosen, columns = np.unique(representatives, return_inverse=True)
@@ -146,19 +153,25 @@ class ResponseModel:
         return label_gains.plus(share_gains)
 
     def _example_errors(self, chosen: Numbers) -> Array:
-        """Return the covariance ``[c, c]`` of errors in mean scores due to the sampling of examples."""
+        """Return the covariance of errors in mean scores that are due to the sampling of examples.
+
+        Its shape is ``[c, c]`` for the `c` chosen orderings.
+        """
         examples = self._weights.columns
         weights = self._weights.of_columns
         read_scores = self.answers.expected_scores(self._logits.effects[chosen], examples, weights)
         kinds = np.unique(self._calls.labels.scores[examples], axis=0, return_inverse=True)[1].ravel()
         of_kind = np.eye(kinds.max() + 1)[kinds]
         means = read_scores @ of_kind / of_kind.sum(axis=0)
-        centred = read_scores - means @ of_kind.T
+        centered = read_scores - means @ of_kind.T
         share_free = max(1, len(examples) - of_kind.shape[1]) / len(examples)
-        return np.asarray((centred * weights**2) @ centred.T / share_free)
+        return np.asarray((centered * weights**2) @ centered.T / share_free)
 
     def _effect_errors(self, chosen: Numbers) -> Array:
-        """Return the covariance ``[c, c]`` of errors in mean scores due to errors in the effects."""
+        """Return the covariance of errors in mean scores that are due to errors in the effects.
+
+        Its shape is ``[c, c]`` for the `c` chosen orderings.
+        """
         is_mute = self._logits.is_mute
         places = np.flatnonzero(~is_mute[chosen])
         bias_errors, slope_errors = self._logits.effect_errors(~is_mute)
@@ -183,8 +196,8 @@ def _are_drawn(calls: Calls) -> bool:
     chances = softmax(labels.logs[known])
     likeliest = np.take_along_axis(of_labels, chances.argmax(axis=1)[:, None], axis=1)[:, 0]
     num_agreeing = np.isclose(call_scores, likeliest).sum()
-    # Compare with the expected numbers of agreeing calls if answers are the likeliest labels,
-    # and if answers are sampled.
+    # The scores of all calls agree if each answer is the likeliest label, but fewer agree if
+    # answers are sampled. So find out which of the two expected counts is closer.
     num_if_likeliest = len(of_labels)
     num_if_drawn = (chances * np.isclose(of_labels, likeliest[:, None])).sum()
     return bool(2 * num_agreeing < num_if_likeliest + num_if_drawn)

@@ -1,4 +1,4 @@
-"""The calls to which a score model is fitted, with their scores and log-probabilities of labels."""
+"""The program calls to which a score model is fitted: their scores and log-probabilities of labels."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from plr_dspy.search.model.score_table import ScoreTable
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-MIN_LOG = -1e3  # minimum log-probability, because servers return -9999 or nothing for a probability of 0
+# Lower bound for log-probabilities, because servers may return -9999 for a probability of 0.
+MIN_LOG = -1e3
 
 
 class SetMetricWeights(Protocol):
     """The methods of `ConfusionScores` that weight the scores of examples."""
 
     def weights(self, known: Mask, examples: Numbers) -> Array:
-        """Return the weights of known scores on examples, ``[m, n]``."""
+        """Return the weight of each known score in its row's mean, ``[m, n]``."""
 
     def reweighted(self, table: Array, examples: Numbers) -> Array:
-        """Return scores ``[m, n]`` rescaled so that each row's mean is its weighted mean."""
+        """Return the scores ``[m, n]``, rescaled so that each row's plain mean equals its weighted mean."""
 
 
 class LabelTable(NamedTuple):
-    """The log-probabilities of labels in calls, and the labels' scores."""
+    """The log-probabilities of labels in program calls, and the labels' scores."""
 
-    logs: Array  # log-probabilities p, at least MIN_LOG, [m, E, L]
+    logs: Array  # log-probabilities p of labels, at least MIN_LOG, [m, E, L]
     unseen: Mask  # whether a label was not among the likeliest tokens, [m, E, L]
-    scores: Array  # scores M of the labels, [E, L]
+    scores: Array  # the score M of each label on each example, [E, L]
 
     @classmethod
     def unknown(cls, num_candidates: int, num_examples: int) -> LabelTable:
-        """Return a table without log-probabilities, with a single label."""
+        """Return a table of one label whose log-probabilities are all unknown."""
         logs = np.full((num_candidates, num_examples, 1), np.nan)
         return cls(logs, np.zeros(logs.shape, dtype=bool), np.zeros((num_examples, 1)))
 
     @property
     def known(self) -> Mask:
-        """Return which calls have log-probabilities, ``[m, E]``."""
+        """A mask of the calls with log-probabilities, ``[m, E]``."""
         return ~np.isnan(self.logs[..., 0])
 
 
@@ -50,12 +51,13 @@ class LabelResponses:
 
     Attributes:
         scores: Score of each label on each example, ``[E, L]``.
-        logprobs_of: Returns a candidate's log-probabilities on an example and the indices of
-            unseen labels, or None if the log-probabilities are unknown.
-        shares: Share of examples for which each label is correct, ``[L]``, or ``[S, L]`` for
-            alternative shares; None for even shares.
+        logprobs_of: A function of a candidate and an example. Returns the log-probabilities of
+            labels and the indices of unseen labels, or None if these are unknown.
+        shares: For each label, the share of examples for which the label is correct, ``[L]``.
+            Alternative shares have the shape ``[S, L]``. None means even shares.
         are_calibrated: Whether calibrated answers are scored.
-        influence: The `ConfusionScores` of a metric over a set; None for other metrics.
+        influence: The `ConfusionScores` of a metric over a set. None if the metric scores
+            single examples.
     """
 
     scores: Array
@@ -65,9 +67,10 @@ class LabelResponses:
     influence: SetMetricWeights | None = None
 
     def table(self, rows: Mapping[Candidate, Collection[int]], examples: Numbers) -> LabelTable:
-        """Return the log-probabilities of each candidate on its own examples.
+        """Return a table of log-probabilities, with candidates as rows and `examples` as columns.
 
-        The columns of the table are `examples`. Cells without log-probabilities are NaN.
+        `rows` maps each candidate to the examples on which it was called. Cells without
+        log-probabilities are NaN.
         """
         logs = np.full((len(rows), len(examples), self.scores.shape[1]), np.nan)
         unseen = np.zeros(logs.shape, dtype=bool)
@@ -85,9 +88,10 @@ class Calls:
     """The known scores and log-probabilities of candidates.
 
     Attributes:
-        is_program: Whether each candidate is a whole program, ``[m]``, whose log-probabilities
-            reveal nothing about other candidates.
-        is_outsider: Whether each candidate has no features, ``[m]``, like whole programs.
+        candidates: The candidates, in the order of the rows of all tables.
+        is_program: A mask of the whole programs, ``[m]``. Their log-probabilities reveal nothing
+            about other candidates.
+        is_outsider: A mask of the candidates without features, such as whole programs, ``[m]``.
     """
 
     candidates: list[Candidate]
@@ -97,7 +101,10 @@ class Calls:
     is_outsider: Mask
 
     def select(self, rows: Numbers) -> Calls:
-        """Return the calls of the candidates in `rows`, without examples on which no such candidate was scored."""
+        """Return the calls of the candidates in `rows`.
+
+        Examples on which none of these candidates was scored are omitted.
+        """
         columns = self.scored.known[rows].any(axis=0)
         cells = np.ix_(rows, columns)
         return Calls(

@@ -14,10 +14,11 @@ import numpy as np
 from plr_dspy.search.model.components import PRIOR_VARIANCE
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-InformationWeights: TypeAlias = Callable[[Mask, Numbers], Array]  # maps known [m, E] and examples [E] to [m]
+# Maps a mask of known scores [m, E] and the examples [E] to a weight for each candidate [m].
+InformationWeights: TypeAlias = Callable[[Mask, Numbers], Array]
 
-PRIOR_NOISE_RATIO = 3.0
-PRIOR_EXAMPLES = 10.0  # weight of the prior ratio, as a number of examples
+PRIOR_NOISE_RATIO = 3.0  # prior value of `ScoreTable.noise_ratio`
+PRIOR_EXAMPLES = 10.0  # weight of `PRIOR_NOISE_RATIO`, as a number of examples
 MIN_NOISE_RATIO = 0.05
 MAX_NOISE_RATIO = 30.0
 NUM_ALTERNATIONS = 10
@@ -49,7 +50,10 @@ class ScoreTable:
     def from_rows(
         cls, rows: Sequence[Mapping[int, float]], information_weights: InformationWeights | None = None
     ) -> ScoreTable:
-        """Build the table from each ordering's scores, with the sorted examples as columns."""
+        """Return a table of the scores in `rows`, with the examples as columns in ascending order.
+
+        Each row maps examples to one ordering's scores.
+        """
         examples = np.array(sorted(set().union(*rows)), dtype=np.int64)
         scores = np.full((len(rows), len(examples)), np.nan)
         for number, row in enumerate(rows):
@@ -60,14 +64,14 @@ class ScoreTable:
         return cls(scores, examples, weights)
 
     def minus(self, values: Array) -> ScoreTable:
-        """Return the table with values ``[m, E]`` subtracted."""
+        """Return a table in which the values ``[m, E]`` are subtracted from the scores."""
         return ScoreTable(self.scores - values, self.examples, self.information_weights)
 
     @cached_property
     def noise_ratio(self) -> float:
-        """Return the ratio of the noise variance to the variance between examples.
+        """The ratio of the noise variance to the variance between examples.
 
-        The ratio is estimated from a prior and an analysis of variance.
+        The ratio is estimated using an analysis of variance, combined with a prior.
         """
         is_repeated = self._example_counts >= 2
         if not is_repeated.any():
@@ -86,7 +90,7 @@ class ScoreTable:
 
     @cached_property
     def num_example_parameters(self) -> float:
-        """Return the effective number of parameters of the effects of examples."""
+        """The effective number of parameters used for the effects of examples."""
         return float((self._example_counts / (self._example_counts + self.noise_ratio)).sum())
 
     def example_effects(self, effects: Array) -> Array:
@@ -96,25 +100,31 @@ class ScoreTable:
         return np.asarray((sums + self.noise_ratio * mean) / (self._example_counts + self.noise_ratio))
 
     def ordering_effects(self, effects: Array) -> Array:
-        """Return mean scores without the effects of examples, ``[m]``.
+        """Return the orderings' mean scores after subtracting the effects of examples, ``[m]``.
 
-        The effects of examples are estimated from `effects`, earlier estimates of the orderings'
-        effects.
+        `effects` holds earlier estimates of the orderings' effects. The effects of examples are
+        estimated from them.
         """
         sums = self._sums - self._is_known @ self.example_effects(effects)
         return np.asarray(sums / np.maximum(1, self.counts))
 
     def residuals(self, effects: Array) -> Array:
-        """Return the scores minus the effects of orderings and examples, ``[m, E]``, or 0 for unknown scores."""
+        """Return the scores minus the effects of orderings and examples, ``[m, E]``.
+
+        The residuals of unknown scores are 0.
+        """
         return (self._values - self.example_effects(effects) - effects[:, None]) * self._is_known
 
     def squares(self, residuals: Array) -> float:
-        """Return the sum of squared residuals, weighted by `information_weights`."""
+        """Return the sum of squared residuals, with each ordering weighted by `information_weights`."""
         return float(self.information_weights @ (residuals * residuals).sum(axis=1))
 
     @cached_property
     def adjusted_means(self) -> Array:
-        """Return the effects of orderings ``[m]``, estimated in alternation with the effects of examples."""
+        """The mean scores of orderings, adjusted for the difficulty of their examples, ``[m]``.
+
+        Effects of orderings and effects of examples are estimated alternately.
+        """
         means = effects = np.zeros(len(self.scores))
         for _ in range(NUM_ALTERNATIONS):
             means = self.ordering_effects(effects)
@@ -123,5 +133,5 @@ class ScoreTable:
 
     @property
     def shrunk_means(self) -> Array:
-        """Return the posterior means of the effects of orderings, ``[m]``."""
+        """The adjusted means, shrunk towards 0 according to the number of scores, ``[m]``."""
         return self.adjusted_means * self.shrinkage

@@ -1,4 +1,4 @@
-"""Replies in which no label can be read: their mean score, and their frequency by ordering."""
+"""A model of the replies in which no label can be read: their mean score, and how often they occur."""
 
 from typing import Any
 
@@ -12,16 +12,17 @@ from plr_dspy.statistics.arrays import Array
 
 
 class UnreadReplies:
-    """The mean score of unread replies, and each ordering's share of read replies.
+    """The mean score of unread replies, and the share of read replies for each ordering.
 
-    Orderings may differ far more in this share than in their answers, so the share has its own
-    process.
+    Orderings may differ far more in this share than in their answers. So the shares have a
+    process of their own.
 
     Attributes:
         mean_score: Mean score of unread replies.
         shares, variances: Posterior means and variances of the shares of read replies, ``[m]``.
-        process: The process of these shares; None if all replies were read, or if there are no
-            features.
+        process: The process fitted to these shares. None if all replies were read, or if there
+            are no features.
+        state: The `state` of this process. None if there is no process.
     """
 
     def __init__(self, calls: Calls, features: Families | None, earlier: dict[str, Any] | None) -> None:
@@ -52,5 +53,5 @@ class UnreadReplies:
         return np.clip(shares, 0.0, 1.0)
 
     def mixed(self, read_scores: Array, shares: Array) -> Array:
-        """Return the expected scores of all replies, given the scores and shares of read replies."""
+        """Return the expected scores of all replies, given the expected scores and shares of read replies."""
         return np.asarray(self.mean_score + shares * (read_scores - self.mean_score))
