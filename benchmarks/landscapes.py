@@ -86,9 +86,10 @@ class Landscape:
 class SyntheticLandscape(Landscape):
     """A random landscape with two labels, which are equally frequent among demos and examples.
 
-    The kind is one of `KINDS`, or "triples": effects of the relative order of three demos, which no search models.
-    Accuracies of orders have mean .60 and standard deviation .09, and two orders disagree on 35% of the examples. For
-    recorded answers, the mean is .46 to .68, the standard deviation .04 to .10, and the disagreement 7 to 42%.
+    The kind is one of `KINDS`, or "triples". Triples are effects of the relative order of three demos, which none of
+    the searches can model. The mean accuracy of an order is .60, with a standard deviation of .09, and two orders
+    disagree on 35% of the examples. In the recorded answers of a real model, the mean accuracy is .46 to .68, the
+    standard deviation .04 to .10, and the disagreement 7 to 42%.
     """
 
     def __init__(self, kind: str, num_demos: int, seed: int, num_examples: int) -> None:

@@ -242,7 +242,11 @@ def spread_over_sets(sets: Sequence[np.ndarray], counts: np.ndarray) -> Spread |
 
 
 def spread_cells(name: str, sets: Sequence[np.ndarray], spread: SpreadFunction) -> dict[str, str]:
-    """Return the table cells of a spread, as standard deviations."""
+    """Return three table cells that describe a spread.
+
+    "seen" and "true" are standard deviations, "true" with an interval. "noise" is the share of
+    the seen variance that is due to noise.
+    """
     cells = dict.fromkeys((f"{name}: seen", f"{name}: noise", f"{name}: true"), "")
     num_examples = sets[0].shape[1]
     of_sample = spread(sets, np.ones((1, num_examples)))

@@ -231,8 +231,9 @@ def evaluate_programs(
     """Score programs on the same examples, with 95% confidence intervals.
 
     If a call fails, its example is omitted for all programs and metrics, with a warning.
-    For metrics over a set, the intervals use the infinitesimal jackknife, after two best and two
-    worst pseudo-answers are added.
+    Each interval is computed after two artificial answers with the lowest and two with the
+    highest possible score are added. Otherwise, equal scores on a few examples would look
+    certain. For metrics over a set, intervals use the infinitesimal jackknife.
 
     Args:
         programs: A dict that maps names to programs. The first program is the baseline with

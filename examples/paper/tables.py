@@ -243,7 +243,10 @@ def accuracy_table(frame: pd.DataFrame) -> Table:
 
 
 def _with_averages(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add rows with the mean over all tasks of a block as task "average", for methods and seeds with all tasks."""
+    """Add rows for an extra task, "average": the mean over all tasks of a block.
+
+    A method and seed gets such a row only if it has a run on every task of the block.
+    """
     num_tasks = frame.groupby("num_demos").task.nunique()
     keys = ["num_demos", "block", "method", "seed"]
     averages = []

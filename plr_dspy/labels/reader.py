@@ -308,7 +308,9 @@ def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Read
     masses = from_alternatives(after, labels)
     if len(after[""]) < 2 or not masses.any():
         return None
-    least = min(after[""].values())  # upper bound for labels that are not among the alternatives
+    least = min(
+        after[""].values()
+    )  # upper bound on the log-probabilities of labels that are not alternatives
     logs = np.log(masses, out=np.full(len(masses), least), where=masses > 0)
     unseen = tuple(np.flatnonzero(masses == 0).tolist())
     return Reading(label, tuple(log_softmax(np.maximum(logs, MIN_LOGPROB)).tolist()), unseen)

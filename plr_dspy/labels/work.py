@@ -246,5 +246,5 @@ class NoCalls(BaseCallback):  # type: ignore[misc]
 
     def on_lm_start(self, call_id: str, instance: object, inputs: dict[str, Value]) -> None:
         self.stopped = True
-        # Raise SystemExit, because neither DSPy nor most metrics catch it.
+        # Raise SystemExit, because `except Exception` in DSPy and in metrics does not catch it.
         raise SystemExit("the metric calls a language model")

@@ -120,8 +120,8 @@ class CompletionEngine:
         choice = choices[0]
         if not isinstance(choice.get("text"), str):
             raise lm15.ProviderError(
-                f"the reply from {self.api_base} contains no completion text: pass the address of an OpenAI-compatible "
-                "server as api_base",
+                f"the reply from {self.api_base} contains no completion text: pass the address of a server with a "
+                "/completions endpoint as api_base",
                 provider=self.provider,
             )
         chat_choice = {

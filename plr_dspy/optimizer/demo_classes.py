@@ -80,8 +80,8 @@ def demo_classes(
     outputs = _outputs(program, demos)
     if not outputs:
         raise UserError(
-            f"min_per_class={minimum} needs a predictor with exactly one output that is a Literal, an enum or a bool, "
-            "or with a single output; the student has no such predictor: change the signature, or omit min_per_class"
+            f"min_per_class={minimum} needs a predictor that has only one output, or exactly one output that is a "
+            "Literal, an enum or a bool; the student has no such predictor: change the signature, or omit min_per_class"
         )
     predictors = dict(program.named_predictors())
     classes = {}

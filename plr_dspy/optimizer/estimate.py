@@ -48,13 +48,13 @@ class Estimate:
         plan: The plan for the search and all later phases, with the number of program calls in
             each phase.
         prompt_tokens: Approximate number of tokens in all prompts, counted with GPT-4o's
-            tokenizer. Instructions count with the mean length of those to choose from. None if
-            prompts cannot be built.
+            tokenizer. If there are several instructions to choose from, their mean length is
+            used. None if prompts cannot be built.
         cost: Approximate cost in US dollars at litellm's list prices, if answers are as long
             as in the demos. It ignores hidden reasoning tokens and `max_cost`. None if a price
             is unknown, or if the metric calls a language model.
-        affordable_calls: Approximate number of calls that `max_cost` covers, or None if `cost`
-            is None.
+        affordable_calls: Approximate number of calls that `max_cost` covers, which is the number
+            of all calls without `max_cost`. None if `cost` is None.
         new_prompt_tokens: Approximate number of prompt tokens that a server with a prefix cache
             must read, if the cache holds only the previous prompt. None if prompts cannot be
             built.

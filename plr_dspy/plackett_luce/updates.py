@@ -236,7 +236,7 @@ def update_rule(update: str | UpdateRule) -> UpdateRule:
     """
     rules = {rule.name: rule for rule in (RankEMA, MaximumLikelihood, MixtureEM)}
     names = ", ".join(map(repr, rules))
-    expected = f"update must be {names} or an update object, such as MaximumLikelihood()"
+    expected = f"update must be {names} or an update rule, such as MaximumLikelihood()"
     if isinstance(update, str):
         if update not in rules:
             raise ValueError(f"{expected}; got {update!r}")

@@ -1,4 +1,4 @@
-"""The figure of a report, which needs matplotlib."""
+"""Plots of a report, drawn with matplotlib."""
 
 from __future__ import annotations
 

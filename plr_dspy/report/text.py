@@ -19,7 +19,7 @@ from plr_dspy.report.schema import (
 )
 from plr_dspy.report.stop import StopReason
 
-# If a gain has a lower probability, the report says that it may be chance.
+# If the probability of a gain is lower than this, the report says that the gain may be chance.
 MIN_WIN_PROBABILITY = 0.9
 # If two programs were scored on at least this share of the examples, more calls would not help.
 ENOUGH_COMPARED = 0.8

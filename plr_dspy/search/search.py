@@ -287,7 +287,10 @@ class Search(ABC):
     def _length_probabilities(
         self, previous: PlackettLuce, rankings: Tensor, weights: Tensor | None
     ) -> Tensor:
-        """Return the previous length probabilities, moved towards the frequencies of lengths among the elites."""
+        """Return the previous length probabilities, moved towards the elites' length frequencies.
+
+        A small uniform share is mixed in, so that no length becomes impossible.
+        """
         probabilities = previous.length_probabilities
         assert probabilities is not None
         extra = (rankings != NOT_SHOWN).sum(dim=-1) - previous.min_length

@@ -1,4 +1,4 @@
-"""Saving and loading of programs: plain, calibrated, and with calibrated parts."""
+"""Saving and loading programs: plain, calibrated, and with calibrated parts."""
 
 import json
 from functools import partial

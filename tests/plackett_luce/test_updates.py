@@ -225,5 +225,5 @@ def test_update_rule_accepts_names_and_rules():
     assert isinstance(custom, UpdateRule)
     with pytest.raises(ValueError, match="'newton'"):
         update_rule("newton")
-    with pytest.raises(TypeError, match="update object"):
+    with pytest.raises(TypeError, match="or an update rule"):
         update_rule(MixtureEM)

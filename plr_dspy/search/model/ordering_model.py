@@ -2,9 +2,11 @@
 
     y[o, e] - s[o, e]  =  a[e]  +  f(o)  +  b[c(e)] l(o)  +  noise          (2)
 
-Log-probabilities predict the part s of a score y. A Gaussian process models the rest. A label
-bias l has a different effect b on each class c of examples. Label bias is included in the
-process only if there are no log-probabilities.
+y is the score of ordering o on example e, and s the part of it that log-probabilities predict,
+which is 0 if they are not used. A Gaussian process models the rest: an effect a of the example,
+an effect f of the ordering, and the ordering's label bias l, whose effect b depends on the
+example's class c(e). The process includes label bias only if the examples have classes and
+log-probabilities are not used.
 """
 
 from __future__ import annotations
