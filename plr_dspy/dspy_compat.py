@@ -146,8 +146,11 @@ class TruncationCounter:
         return 0
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Count the entry if a reply reached the maximum number of tokens."""
-        response = entry["response"]
+        """Count the entry if a reply reached the maximum number of tokens.
+
+        A custom LM may add entries without a response, which are not counted.
+        """
+        response = entry.get("response")
         replies = response if isinstance(response, tuple) else [response]
         for reply in replies:
             # DSPy's own engines return one reply, but litellm returns a list of choices.

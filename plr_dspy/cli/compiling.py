@@ -85,7 +85,7 @@ def _check_command(args: argparse.Namespace) -> str:
         "--inputs": args.inputs,
         "--demos": args.demos,
         "--lm": args.lm,
-        "--api-base": args.api_base,
+        "--api-base": None if args.api_base is None else "URL",  # A URL may contain a key.
         "--api-key-env": args.api_key_env,
         "--max-tokens": args.max_tokens,
         "--adapter": args.adapter,

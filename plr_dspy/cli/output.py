@@ -29,7 +29,8 @@ def printing() -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # Python has no standard output if it is closed at the start.
+                sys.stdout.flush()
     except BrokenPipeError as error:
         raise OutputClosed from error
 

@@ -94,7 +94,7 @@ def _check_labels_of_set(
             return
         (field,) = names
     annotations = _output_types(program)
-    if is_single_step(program) and field not in annotations:
+    if _returns_outputs(program) and field not in annotations:
         fix = "rename the column or the output so that both have the same name"
         if metric.field is not None:
             fix += ", and pass that name to the metric as the argument field"
@@ -104,7 +104,7 @@ def _check_labels_of_set(
         )
     missing = []
     for index, example in enumerate(examples):
-        if field not in example or _is_empty(example[field], annotations.get(field)):
+        if field not in example or _is_empty(example[field], annotations.get(field, str)):
             missing.append(index)
     if len(missing) == len(examples):
         raise UserError(
@@ -215,6 +215,15 @@ def _output_types(program: dspy.Module) -> Mapping[str, Annotation]:
         for name, field in predictor.signature.output_fields.items():
             types[name] = field.annotation
     return types
+
+
+def _returns_outputs(program: dspy.Module) -> bool:
+    """Return whether a program is a single predictor that returns exactly its signature's outputs.
+
+    A subclass with a `forward` of its own may return other fields.
+    """
+    forward = getattr(type(program), "forward", None)
+    return is_single_step(program) and forward in (dspy.Predict.forward, dspy.ChainOfThought.forward)
 
 
 def _is_empty(value: Value, annotation: Annotation) -> bool:

@@ -47,11 +47,10 @@ class DemoClasses:
 
         A label is scarce if the pool has fewer demos with this label than the minimum.
         """
-        quotas = self.quotas(demos)
-        counts = Counter(quotas.classes)
+        counts = Counter(self.output.numbers(demos).tolist())
         scarce = {}
         for number, label in enumerate(self.output.labels):
-            if quotas.minimums[number] < self.minimum:
+            if counts[number] < self.minimum:
                 scarce[label] = counts[number]
         return scarce
 

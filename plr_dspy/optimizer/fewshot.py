@@ -92,7 +92,8 @@ class PLFewShot(LearningOptimizer):
 
     A quarter of the trainset (at most 50 examples) becomes demos; the rest is for scoring.
     The unchanged student is also a candidate. It is replaced only by a candidate that is at
-    least three times as likely to be better as to be worse.
+    least three times as likely to be better as to be worse. For the user's own `programs`, 1.5
+    times as likely is enough.
 
     Args:
         metric: As in `PLReorder`. While demos are bootstrapped, a metric with a third

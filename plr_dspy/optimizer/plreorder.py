@@ -48,7 +48,7 @@ class PLReorder(LearningOptimizer):
         patience: The search ends after this many consecutive rounds without a better order.
         min_probability: Minimum probability of a gain on new examples for another order to
             replace the original order. None requires a gain to be at least three times as
-            likely as a loss; with auto="paper", None means 0.
+            likely as a loss, or 1.5 times for one of `programs`. With auto="paper", None means 0.
         num_iterations, num_samples, elite_fraction, num_final_draws: The number of iterations,
             the number of samples, the share of elite samples, and the number of final draws.
             In PLR Algorithm 1, they are called T, B, rho and K. If an argument is None, `auto`

@@ -257,6 +257,20 @@ def _own_items(slot: Slot) -> tuple[int, ...]:
     return tuple(range([pooled.origin for pooled in slot.pool].count(OWN)))
 
 
+def _no_quotas(demos: Sequence[Any]) -> Quotas:
+    return Quotas()
+
+
+def _fewest_tokens(
+    pool: Sequence[PooledDemo], min_demos: int, quotas_of: Callable[[Sequence[Any]], Quotas]
+) -> int:
+    """Return the number of tokens in the shortest demos of a pool that meet the minimum and the quotas."""
+    quotas = quotas_of([pooled.demo for pooled in pool])
+    by_length = sorted(range(len(pool)), key=lambda item: pool[item].tokens)
+    items = quotas.first(by_length, max(min(min_demos, len(pool)), quotas.total))
+    return sum(pool[item].tokens for item in items)
+
+
 def _too_many_tokens(
     least_tokens: int, max_tokens: int | None, min_demos: int, *, has_quotas: bool
 ) -> UserError:
@@ -333,6 +347,11 @@ class PoolSlots(PromptSlots):
         if not slots:
             least_tokens = min((pooled.tokens for pooled in itertools.chain(*pools.values())), default=0)
         if least_tokens > token_limit:
+            # Without the limit, the pools have more demos, and the quotas may require longer ones.
+            least_tokens = sum(
+                _fewest_tokens(pool, min_demos, quotas_of.get(name, _no_quotas))
+                for name, pool in pools.items()
+            )
             raise _too_many_tokens(least_tokens, max_tokens, min_demos, has_quotas=bool(quotas_of))
         kinds = [slot.kinds[0] for slot in slots]
         numbers_of_slots = {slot.predictor: number for number, slot in enumerate(slots)}

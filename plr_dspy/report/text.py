@@ -369,9 +369,12 @@ def _scarce_classes(report: ReportData) -> Iterator[str]:
         names = [f"{label!r} ({number})" for label, number in numbers.items()]
         if len(names) > MAX_CLASSES:
             names[MAX_CLASSES:] = [f"{len(names) - MAX_CLASSES} more"]
+        more = ""
+        if report.settings.get("candidates") == "bootstrapped":
+            more = ", or increase max_bootstrapped"
         yield (
             f"{predictor} has fewer than min_per_class={report.settings['min_per_class']} demos to choose from for "
-            f"{', '.join(names)}: pass more examples of these classes"
+            f"{', '.join(names)}: pass more examples of these classes{more}"
         )
 
 

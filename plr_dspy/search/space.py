@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Ordering: TypeAlias = tuple[tuple[int, ...], ...]  # the items of each block, in order
 # The ordering without demos. It is valid only in a space with one block, which may be empty.
 WITHOUT_DEMOS: Ordering = ((),)
+MAX_MOVES = 100  # number of random moves from the identity to an ordering that depends little on it
 MAX_TRIES = 1_000  # maximum number of draws or moves tried to obtain an allowed ordering
 
 
@@ -314,10 +315,15 @@ class OrderingSpace:
             ordering = self.canonical(items)
             if self.allows(ordering):
                 return ordering
-        raise ValueError(
-            f"allowed must accept at least one random ordering; it rejected all {MAX_TRIES:,}: reduce the minimum "
-            "number of items, or shorten the items"
-        )
+        # Few orderings are allowed, for example because of a token limit. So walk among them from
+        # the identity, which is always allowed.
+        ordering = self.identity
+        for _ in range(MAX_MOVES):
+            moved = self.moved(ordering, rng)
+            if moved == ordering:
+                break
+            ordering = moved
+        return ordering
 
     def draw_longest(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
         """Draw orderings with replacement, each of which shows as many items as allowed."""

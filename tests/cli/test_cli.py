@@ -18,6 +18,7 @@ from plr_dspy import BatchCalibration, PlainTextAdapter, Report, load_program
 from plr_dspy.cli import commands as cli
 from plr_dspy.cli import compiling
 from plr_dspy.cli.examples import read_examples
+from plr_dspy.cli.output import printing
 
 APP = """
 import dspy
@@ -544,3 +545,10 @@ def test_a_closed_pipe_ends_the_command_quietly(offline, unbuffered):
             check=False,
         )
     assert (finished.returncode, finished.stderr) == (cli.OUTPUT_CLOSED, "")
+
+
+def test_commands_run_without_standard_output(monkeypatch):
+    """Python sets `sys.stdout` to None if standard output is closed at the start."""
+    monkeypatch.setattr(sys, "stdout", None)
+    with printing():
+        pass

@@ -9,6 +9,8 @@ import pytest
 from fakes import FIELD, OrderSensitiveEngine, Program, exact_match, failure, using
 
 from plr_dspy import PLFewShot, Report
+from plr_dspy.labels.outputs import LabelOutput
+from plr_dspy.optimizer.demo_classes import DemoClasses
 
 NAMES = [f"class {i:02d}" for i in range(41)]
 
@@ -253,3 +255,10 @@ class TestBadInput:
     def test_the_fixes_work(self, engine):
         compiled(max_demos=8, min_per_class=2)
         assert show_each(prompts(engine), NAMES[:4], 2)
+
+
+def test_labels_with_enough_demos_are_not_scarce_even_if_only_bootstrapped():
+    """A label without demos before the first call has no minimum, but may get demos from a teacher."""
+    output = LabelOutput("self", "answer", {"a": "a", "b": "b", "c": "c"}, str)
+    classes = DemoClasses(output, known=frozenset([0]), minimum=1)
+    assert classes.scarce([{"answer": "a"}, {"answer": "b"}]) == {"c": 0}

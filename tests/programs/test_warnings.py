@@ -172,3 +172,41 @@ def test_a_warning_names_chosen_demos_that_json_cannot_store(caplog):
     assert program.demos
     assert "holds a complex in field 'note'" in caplog.text
     assert "save_program=True" in caplog.text
+
+
+class NoResponseInHistory(dspy.BaseLM):
+    """An LM that overrides `__call__`, and whose history entries have no response, as DSPy allows."""
+
+    def __init__(self):
+        super().__init__("own/model", cache=False)
+
+    def __call__(self, prompt=None, messages=None, **kwargs):
+        outputs = ["[[ ## answer ## ]]\nyes\n\n[[ ## completed ## ]]"]
+        self.update_history({"messages": messages, "kwargs": kwargs, "outputs": outputs, "cost": 0})
+        return outputs
+
+
+def test_lms_whose_history_has_no_responses_can_be_scored():
+    with dspy.context(lm=NoResponseInHistory()):
+        evaluation = evaluate_programs({"a": program_of(LABEL)}, exact_match, columns(answer=["yes", "no"]))
+    assert evaluation.programs["a"].score == 0.5
+    assert not evaluation.num_failed
+
+
+class Renaming(dspy.ChainOfThought):
+    def forward(self, **inputs):
+        return dspy.Prediction(label=super().forward(**inputs).answer)
+
+
+def test_subclasses_that_rename_outputs_work_with_metrics_over_a_set():
+    with using(engine_for(EXAMPLES)):
+        evaluate_programs({"a": Renaming("question -> answer")}, F1("yes"), NAMED_OTHERWISE)
+
+
+def test_modules_need_labels_that_are_not_none():
+    program = fakes.Program(
+        lambda self, question: dspy.Prediction(label=self.inner(question=question).answer),
+        inner=program_of(LABEL),
+    )
+    with using(engine_for(EXAMPLES)), pytest.raises(ValueError, match="20 of 60 examples have no label"):
+        evaluate_programs({"a": program}, F1("yes"), columns(label=["yes", "no", None]))

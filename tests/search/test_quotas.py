@@ -231,3 +231,20 @@ class TestManyClasses:
         moved = [space.moved(space.identity, rng) for _ in range(300)]
         num_replaced = sum(set(ordering[0]) != set(space.identity[0]) for ordering in moved)
         assert 70 < num_replaced < 130  # The kinds replace, shift and swap are equally likely.
+
+
+def test_draws_reach_the_few_orderings_that_a_tight_limit_allows():
+    """Only the first item of each of 12 classes is light enough, so random draws are almost never allowed."""
+    classes = tuple(item % 12 for item in range(48))
+    quotas = (Quotas(classes, tuple(1 for _ in range(12))),)
+    shortest = (tuple(range(12)),)
+    space = OrderingSpace(
+        (tuple(range(48)),),
+        ((12, 16),),
+        shortest,
+        allowed=lambda ordering: sum(ordering[0]) <= 70,
+        quotas=quotas,
+    )
+    orderings = space.draw(5, np.random.default_rng(0))
+    assert len(set(orderings)) > 1
+    assert all(space.contains(ordering) and space.allows(ordering) for ordering in orderings)
