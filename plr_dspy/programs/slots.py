@@ -348,10 +348,10 @@ class PoolSlots(PromptSlots):
             least_tokens = min((pooled.tokens for pooled in itertools.chain(*pools.values())), default=0)
         if least_tokens > token_limit:
             # Without the limit, the pools have more demos, and the quotas may require longer ones.
-            least_tokens = sum(
-                _fewest_tokens(pool, min_demos, quotas_of.get(name, _no_quotas))
-                for name, pool in pools.items()
-            )
+            with_quotas = 0
+            for name, pooled_demos in pools.items():
+                with_quotas += _fewest_tokens(pooled_demos, min_demos, quotas_of.get(name, _no_quotas))
+            least_tokens = max(least_tokens, with_quotas)
             raise _too_many_tokens(least_tokens, max_tokens, min_demos, has_quotas=bool(quotas_of))
         kinds = [slot.kinds[0] for slot in slots]
         numbers_of_slots = {slot.predictor: number for number, slot in enumerate(slots)}
