@@ -443,12 +443,18 @@ class _SetScores:
     ) -> tuple[float, float]:
         """Return the confidence interval for the difference between two programs' scores.
 
-        The metric is linearized at the answers of both programs.
+        The metric is linearized at the answers of both programs. If they differ a lot, such as
+        when no reply of one program can be parsed, the linear approximation is poor. So the
+        interval is widened to include the difference itself.
         """
         self._influence.linearize_at([*_labels(before), *_labels(after)])
         low, high = self._influence.bounds
         largest = self._influence.largest_influence()
-        return _paired_interval(self._scores(before), self._scores(after), largest=largest, limit=high - low)
+        least, most = _paired_interval(
+            self._scores(before), self._scores(after), largest=largest, limit=high - low
+        )
+        difference = self._influence.value(_labels(after)) - self._influence.value(_labels(before))
+        return min(least, difference), max(most, difference)
 
     def _scores(self, records: Sequence[CallRecord]) -> list[float]:
         return [self._influence.score(*answer) for answer in _labels(records)]

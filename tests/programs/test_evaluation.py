@@ -8,7 +8,14 @@ from fakes import LabelEngine, Program, lm_of
 from label_engines import exact
 
 import plr_dspy
-from plr_dspy import F1, CalibratedProgram, Calibration, MatthewsCorrelation, evaluate_programs
+from plr_dspy import (
+    F1,
+    BalancedAccuracy,
+    CalibratedProgram,
+    Calibration,
+    MatthewsCorrelation,
+    evaluate_programs,
+)
 
 LABELS = ["no", "yes"]
 
@@ -274,3 +281,25 @@ def test_a_metric_over_a_set_counts_unparsable_replies_as_incorrect():
     programs = {"none": Answering(()), "all": better}
     result = evaluated(programs, F1("yes"), devset).programs["all"]
     assert result.difference == 1.0 == result.difference_interval[1]
+
+
+@pytest.mark.parametrize("metric", [F1("a"), F1(), BalancedAccuracy()])
+@pytest.mark.parametrize("better", ["always b", "correct"])
+def test_the_interval_for_a_difference_includes_it_if_no_reply_could_be_parsed(metric, better):
+    """Without any label, the linear approximation of a metric over a set is poor."""
+    labels = ["a" if i % 5 == 0 else "b" for i in range(40)]
+    examples = [
+        dspy.Example(question=str(i), answer=label).with_inputs("question") for i, label in enumerate(labels)
+    ]
+
+    def unreadable(self, question):
+        raise AdapterParseError(adapter_name="any", signature=self.inner.signature, lm_response="?")
+
+    def answering(self, question):
+        return dspy.Prediction(answer="b" if better == "always b" else labels[int(question)])
+
+    inner = dspy.Predict("question -> answer: Literal['a', 'b']")
+    programs = {"unreadable": Program(unreadable, inner=inner), "better": Program(answering, inner=inner)}
+    score = evaluate_programs(programs, metric, examples, num_threads=1).programs["better"]
+    least, most = score.difference_interval
+    assert least <= score.difference <= most
