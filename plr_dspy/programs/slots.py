@@ -334,7 +334,7 @@ class PoolSlots(PromptSlots):
                 continue
             items = tuple(range(len(pool)))
             demos = tuple(pooled.demo for pooled in pool)
-            quotas.append(quotas_of[name](demos) if name in quotas_of else Quotas())
+            quotas.append(quotas_of.get(name, _no_quotas)(demos))
             minimum = max(min(min_demos, len(pool)), quotas[-1].total)
             limits.append((minimum, min(max_demos, len(pool))))
             by_length = sorted(items, key=lambda item: pool[item].tokens)

@@ -130,10 +130,15 @@ def _programs_by_name(report: ReportData) -> dict[str, ProgramState]:
     return programs
 
 
+def _are_many(num_replies: int, state: ProgramState) -> bool:
+    """Return whether this number of a program's replies is large enough for a warning."""
+    return num_replies > 0 and num_replies >= MANY_UNREAD * state.num_calls
+
+
 def _unread_replies(report: ReportData) -> Iterator[str]:
     """Warn if many replies cannot be parsed."""
     for name, state in _programs_by_name(report).items():
-        if state.num_unread and state.num_unread >= MANY_UNREAD * state.num_calls:
+        if _are_many(state.num_unread, state):
             percent = 100 * state.num_unread / state.num_calls
             yield (
                 f"{state.num_unread} of {state.num_calls} replies of {name} could not be parsed ({percent:.0f}%) and "
@@ -144,7 +149,7 @@ def _unread_replies(report: ReportData) -> Iterator[str]:
 def _truncated_replies(report: ReportData) -> Iterator[str]:
     """Warn if many replies were cut off at the maximum number of tokens."""
     for name, state in _programs_by_name(report).items():
-        if state.num_truncated and state.num_truncated >= MANY_UNREAD * state.num_calls:
+        if _are_many(state.num_truncated, state):
             percent = 100 * state.num_truncated / state.num_calls
             yield (
                 f"{state.num_truncated} of {state.num_calls} replies of {name} were cut off at max_tokens "
