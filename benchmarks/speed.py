@@ -45,7 +45,8 @@ from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.retrieval.nearest import NearestDemos, Pool
-from plr_dspy.search.search import ThompsonSearch, shared_length
+from plr_dspy.search.prefixes import shared_length
+from plr_dspy.search.thompson import ThompsonSearch
 
 NUM_THREADS = 16
 NUM_REVIEWS = 25

@@ -34,5 +34,5 @@ from .plackett_luce.updates import MixtureEM as MixtureEM
 from .plackett_luce.updates import RankEMA as RankEMA
 from .report.report import Report as Report
 from .search.search import CrossEntropySearch as CrossEntropySearch
-from .search.search import ThompsonSearch as ThompsonSearch
 from .search.space import OrderingSpace as OrderingSpace
+from .search.thompson import ThompsonSearch as ThompsonSearch

@@ -12,7 +12,8 @@ from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.scoring.evaluator import Evaluator, Wanted
 from plr_dspy.scoring.observations import ExampleSchedule, Observations
 from plr_dspy.scoring.run_log import FAILED
-from plr_dspy.search.search import Search, by_prefix, mean_score, reason_to_stop
+from plr_dspy.search.prefixes import by_prefix
+from plr_dspy.search.search import Search, mean_score, reason_to_stop
 from plr_dspy.search.space import Candidate, Ordering, Scores, WholeProgram
 
 logger = logging.getLogger(__name__)

@@ -20,8 +20,9 @@ from plr_dspy.programs.checks import Count, Flag, Number, Probability, arguments
 from plr_dspy.report.schema import Signal
 from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
 from plr_dspy.search.model.responses import LabelResponses
-from plr_dspy.search.search import CrossEntropySearch, Search, ThompsonSearch
+from plr_dspy.search.search import CrossEntropySearch, Search
 from plr_dspy.search.space import Candidate
+from plr_dspy.search.thompson import ThompsonSearch
 from plr_dspy.statistics.calibration import shares_to_try
 
 # Usual and maximum number of calls that test whether replies have log-probabilities. One call is

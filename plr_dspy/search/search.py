@@ -1,11 +1,9 @@
-"""Searches for the best ordering: random search, the PLR paper's cross-entropy search, and Thompson sampling."""
+"""The base class of searches for the best ordering, random search, and the PLR paper's cross-entropy search."""
 
-import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +12,6 @@ from plr_dspy.plackett_luce.updates import UpdateRule, smoothing_of, update_rule
 from plr_dspy.report.schema import Iteration
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel, one_thread
-from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.quotas import Quotas
 from plr_dspy.search.space import (
     Candidate,
@@ -28,16 +25,9 @@ from plr_dspy.search.space import (
 
 MAX_BATCHES = 20  # maximum number of batches drawn to obtain enough allowed orderings
 MAX_REDRAWS = 50  # maximum number of batches drawn to obtain enough new orderings
-# Approximate number of orderings proposed per round. In a smaller space, all orderings are proposed.
-NUM_CANDIDATES = 300
-NUM_CLIMBS = 5  # number of steps in the hill climb
-NUM_CLIMBERS = 10  # beam width of the hill climb
-NUM_MOVES = 20  # number of random moves to try from each ordering in the beam
-NUM_TRIES = 3  # number of random moves drawn, of which the move that keeps the longest prefix is made
 # Number of items by which successive beginnings of an ordering differ. With a step of 1, the
 # candidates would be beginnings of fewer orderings, so they would show too few different items.
 BEGINNING_STEP = 2
-MIN_ELITES = 5  # minimum number of elites in Thompson sampling
 # Only one in `RANDOM_CHOICES_EVERY` random orderings gets random choices, such as a random
 # instruction. All others get the first item of each choice, because a bad instruction would
 # hide the effects of the demos.
@@ -363,181 +353,6 @@ class CrossEntropySearch(Search):
         return elites
 
 
-class ThompsonSearch(Search):
-    """Thompson sampling of orderings from a Gaussian process, with Plackett-Luce proposals.
-
-    Each round fits a Gaussian process to all scores, and Plackett-Luce distributions to the
-    orderings with the best estimates. The candidates are scored orderings, draws from the
-    distributions, random orderings, and random variations of good orderings. A hill climb on
-    the posterior mean adds more candidates. `ask()` draws scores from the joint posterior of
-    all candidates, and returns the best candidate in each draw. An ordering that looks bad
-    after a few examples is rarely the best in a draw, so few more calls are spent on it.
-
-    Source: W. R. Thompson, Biometrika 25, 1933; O. Chapelle and L. Li, "An empirical
-    evaluation of Thompson sampling", NIPS 2011.
-
-    Args:
-        space: The orderings to search.
-        num_examples: Number of examples. An ordering is finished once it has been scored on all
-            examples, or once a round with the ordering added no scores for it. `ask()` does not
-            return finished orderings.
-        classes: For each block, the class of each item, such as a demo's answer.
-        example_classes: The class of each example, such as its answer.
-        update: As in `CrossEntropySearch`, but each round starts from uniform distributions.
-        num_samples: Maximum number of orderings per round.
-        num_initial: Number of candidates in the first round: the identity, other first
-            candidates of the space, and random orderings.
-        elite_fraction: Share of the scored orderings to which the distributions are fitted.
-        responses: Access to the log-probabilities of labels, or None if they are unavailable.
-        seed: As in `CrossEntropySearch`.
-    """
-
-    def __init__(
-        self,
-        space: OrderingSpace,
-        *,
-        num_examples: int,
-        classes: Sequence[Sequence[int]] | None = None,
-        example_classes: Sequence[int] | None = None,
-        update: str | UpdateRule = "mle",
-        num_samples: int = 24,
-        num_initial: int = 60,
-        elite_fraction: float = 0.125,
-        responses: LabelResponses | None = None,
-        seed: int = 0,
-    ) -> None:
-        check_whole("num_examples", num_examples, 1)
-        check_whole("num_initial", num_initial, 1)
-        check_whole("seed", seed, 0)
-        if example_classes is not None and len(example_classes) < num_examples:
-            raise ValueError(
-                f"example_classes must have a class for each of the {num_examples} examples; got "
-                f"{len(example_classes)} classes: add the missing classes"
-            )
-        super().__init__(
-            space, update=update, num_samples=num_samples, elite_fraction=elite_fraction, seed=seed
-        )
-        self.model = OrderingModel(
-            space, classes=classes, example_classes=example_classes, responses=responses
-        )
-        self._num_examples = num_examples
-        self._num_initial = num_initial
-        self._seed = seed
-        self._has_responses = responses is not None
-        # If log-probabilities are available, more varied orderings help more than cached prefixes.
-        self._keeps_prefixes = space.from_end and responses is None
-        self._counts: dict[Candidate, int] = {}  # number of scores for each candidate after the last round
-        self._finished: set[Candidate] = set()  # candidates for which a round added no scores
-        self._num_rounds = 0
-
-    def ask(self) -> list[Candidate]:
-        """Return different unfinished candidates, each of which has the best score in a posterior draw.
-
-        If all candidates are finished, return an empty list.
-        """
-        with one_thread():
-            if self.fitted is None:
-                if self.space.num_distinct <= self._num_initial:
-                    return list(self.space.enumerate())
-                if self._keeps_prefixes:
-                    return self.nested(self._num_initial)
-                return self.fresh(self._num_initial, ())
-            rng = np.random.default_rng([self._seed, self._num_rounds])
-            candidates = self._propose(self.fitted, rng)
-            pool = [*self.fitted.orderings, *candidates]
-            is_done = np.array([self._is_done(candidate) for candidate in pool])
-            if is_done.all():
-                return []
-            draws = self.fitted.sample(candidates, 3 * min(self.num_samples, len(pool)), rng)
-            draws[:, is_done] = -np.inf
-            is_program = np.array([isinstance(candidate, WholeProgram) for candidate in pool]) & ~is_done
-            if self._has_responses and is_program.any():
-                # Reserve the first draw for whole programs, because log-probabilities do not
-                # predict their scores.
-                draws[0, ~is_program] = -np.inf
-            batch = []
-            for draw in draws[: min(self.num_samples, int((~is_done).sum()))]:
-                best = int(draw.argmax())
-                batch.append(pool[best])
-                draws[:, best] = -np.inf
-            return batch
-
-    def tell(self, orderings: Sequence[Candidate], scores: Scores) -> list[ScoreEstimate]:
-        """Learn from all scores, and return the elites, best first.
-
-        The process is fitted to all scores, and the distributions are fitted to the elites.
-        """
-        super().tell(orderings, scores)
-        counts = {ordering: len(row) for ordering, row in scores.items()}
-        self._finished |= {
-            ordering for ordering in orderings if counts[ordering] <= self._counts.get(ordering, 0)
-        }
-        self._counts = counts
-        self._num_rounds += 1
-        earlier = None if self.fitted is None else self.fitted.variances
-        # Assign the fitted model in one step. If the user interrupts the fit, the old model is kept.
-        self.fitted = self.model.fit(scores, earlier=earlier, kept=[self.space.identity])
-        best = [estimate for estimate in self.fitted.estimates() if self.space.contains(estimate.ordering)]
-        elites = best[: max(MIN_ELITES, num_elites(len(self.fitted.orderings), self.elite_fraction))]
-        self._best = [estimate.ordering for estimate in best if self.space.contains(estimate.ordering)]
-        self._num_elites = len(elites)
-        self.refit(elites, from_uniform=True)
-        return self.model.clipped(elites, scores)
-
-    def ranked(self, scores: Scores) -> list[ScoreEstimate]:
-        """Return the fitted model's estimates for the scored candidates, best first."""
-        estimates = [] if self.fitted is None else self.fitted.estimates()
-        return self.model.clipped([estimate for estimate in estimates if estimate.ordering in scores], scores)
-
-    def _is_done(self, candidate: Candidate) -> bool:
-        return candidate in self._finished or self._counts.get(candidate, 0) >= self._num_examples
-
-    def _propose(self, fitted: FittedModel, rng: np.random.Generator) -> list[Candidate]:
-        """Return candidates that have no scores.
-
-        If the space is small, return all of them, else a selection.
-        """
-        candidates: dict[Candidate, None] = {}
-        if self.space.num_distinct <= NUM_CANDIDATES:
-            candidates |= dict.fromkeys(self.space.enumerate())
-        else:
-            elites = self._best[: self._num_elites]
-            candidates |= dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
-            for index in rng.integers(len(elites), size=NUM_CANDIDATES // 2):
-                candidates[self._moved(elites[index], rng)] = None
-            candidates |= dict.fromkeys(self.draw(NUM_CANDIDATES // 6, uniformly=True))
-            candidates |= dict.fromkeys(self._climb(fitted, rng))
-        return [candidate for candidate in candidates if candidate not in self._counts]
-
-    def _moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
-        """Return the ordering after a random move.
-
-        If cached prefixes can be reused, draw several moves and make the move that keeps the
-        longest prefix.
-        """
-        if not self._keeps_prefixes:
-            return self.space.moved(ordering, rng)
-        moved = [self.space.moved(ordering, rng) for _ in range(NUM_TRIES)]
-        return min(moved, key=lambda other: num_new_items(ordering, other))
-
-    def _climb(self, fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
-        """Return the orderings in all beams of a beam search for the highest posterior mean.
-
-        Each step makes random moves from the orderings in the beam.
-        """
-        beam = self._best[:NUM_CLIMBERS]
-        kept: list[Ordering] = []
-        for _ in range(NUM_CLIMBS):
-            neighbors = dict.fromkeys(beam)
-            for ordering in beam:
-                neighbors |= dict.fromkeys(self._moved(ordering, rng) for _ in range(NUM_MOVES))
-            orderings = list(neighbors)
-            ranked = np.argsort(-fitted.predict(orderings), kind="stable")
-            beam = [orderings[index] for index in ranked[:NUM_CLIMBERS]]
-            kept += beam
-        return kept
-
-
 def _complete(distribution: PlackettLuce) -> PlackettLuce:
     """Return a distribution with the same logits that always draws all items."""
     return distribution.copy(length=distribution.num_items, length_probabilities=None)
@@ -551,39 +366,6 @@ def _with_quotas(quotas: Quotas, rankings: Tensor, complete: Tensor) -> Tensor:
     lengths = (rankings != NOT_SHOWN).sum(dim=-1).tolist()
     rows = [quotas.first(row, length) for row, length in zip(complete.tolist(), lengths, strict=True)]
     return padded(rows, complete.shape[-1])
-
-
-def by_prefix(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return the candidates in an order in which neighbors share long prompt prefixes.
-
-    Whole programs come first. The last blocks are compared first, because they hold the
-    instructions, with which prompts begin.
-    """
-    programs = []
-    orderings = []
-    for candidate in candidates:
-        if isinstance(candidate, WholeProgram):
-            programs.append(candidate)
-        else:
-            orderings.append(candidate)
-    return [*programs, *sorted(orderings, key=lambda ordering: ordering[::-1])]
-
-
-def num_new_items(previous: Ordering, ordering: Ordering) -> int:
-    """Return the number of items of an ordering that come after shared prefixes.
-
-    In each block, the shared prefix is the longest beginning that `previous` has too.
-    """
-    number = 0
-    for before, items in zip(previous, ordering, strict=True):
-        number += len(items) - shared_length(before, items)
-    return number
-
-
-def shared_length(first: Sequence[object], second: Sequence[object]) -> int:
-    """Return the length of the longest common prefix of two sequences."""
-    equal = (item == other for item, other in zip(first, second, strict=False))
-    return sum(1 for _ in itertools.takewhile(bool, equal))
 
 
 def reason_to_stop(

@@ -12,7 +12,7 @@ from plr_dspy.optimizer.look_sizes import MOST_EXAMPLES
 from plr_dspy.programs.prefixes import PromptPrefixes
 from plr_dspy.programs.slots import PooledDemo, PoolSlots, messages_of
 from plr_dspy.programs.tokens import token_counter
-from plr_dspy.search.search import by_prefix, num_new_items
+from plr_dspy.search.prefixes import by_prefix, num_new_items
 from plr_dspy.search.space import WholeProgram
 
 EXAMPLES = questions(120)
