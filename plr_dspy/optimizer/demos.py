@@ -24,6 +24,7 @@ from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.slots import OWN, PooledDemo, as_text, messages_of
 from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
 from plr_dspy.programs.tokens import token_counter
+from plr_dspy.report.text import count
 from plr_dspy.scoring.causes import fix_for
 from plr_dspy.scoring.run_log import CallRecord
 
@@ -62,6 +63,27 @@ def demo_examples(
     pool_size = max(len(needed), min(largest, round(POOL_SHARE * len(usable))))
     ranks = sorted(range(len(usable)), key=lambda rank: rank not in needed)
     return {usable[rank]: examples[rank] for rank in ranks[:pool_size]}
+
+
+def check_any_demo(
+    program: dspy.Module,
+    rivals: Sequence[Rival],
+    demos: Sequence[Any],
+    *,
+    trainset: Examples,
+    valset: Examples,
+) -> None:
+    """Raise an error if neither `demos` nor the student and the user's programs have any demo."""
+    has_demos = bool(demos) or any(predictor.demos for predictor in program.predictors())
+    if has_demos or any(rival.demos for rival in rivals):
+        return
+    used_inputs = {source_of(example.inputs()) for example in valset}
+    new_inputs = {source_of(example.inputs()) for example in trainset} - used_inputs
+    raise UserError(
+        "trainset must have enough distinct inputs that are not in valset, because some become demos; got "
+        f"{count(len(new_inputs), 'such input')} in {count(len(trainset), 'example')}: add examples with new "
+        "inputs, at least 20 in all and ideally 100"
+    )
 
 
 def pools_of(

@@ -18,24 +18,20 @@ from plr_dspy.compiling.paper import NOTHING_TO_DO
 from plr_dspy.compiling.plan import Plan, ProblemSize, make_plan
 from plr_dspy.compiling.rounds import no_minimum
 from plr_dspy.compiling.run import CompileRun
-from plr_dspy.errors import UserError, UserTypeError
+from plr_dspy.errors import UserError
 from plr_dspy.optimizer.base import OpenCompile
 from plr_dspy.optimizer.demo_classes import DemoClasses, demo_classes
 from plr_dspy.optimizer.demos import (
     TeacherWork,
+    check_any_demo,
     demo_examples,
     make_attempts,
     plan_attempts,
     pools_of,
     why_none,
 )
-from plr_dspy.optimizer.expected_scores import (
-    compare_instructions,
-    expected_scores,
-    fitted_model,
-    program_scores,
-)
-from plr_dspy.optimizer.front import Front, PromptPrices
+from plr_dspy.optimizer.fewshot_result import finish
+from plr_dspy.optimizer.front import Front
 from plr_dspy.optimizer.learning import LearningOptimizer
 from plr_dspy.optimizer.look_sizes import LookSizes
 from plr_dspy.optimizer.proposals import (
@@ -46,10 +42,10 @@ from plr_dspy.optimizer.proposals import (
 )
 from plr_dspy.optimizer.report_builder import FinishedProgram
 from plr_dspy.optimizer.revisions import with_revisions
-from plr_dspy.optimizer.setup import Attempt, CompileSetup, DemoChoices, Teacher
+from plr_dspy.optimizer.setup import Attempt, CompileSetup, DemoChoices, Teacher, checked_teacher
 from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.calls import ProgramEvaluator
-from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments, json_obstacle
+from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.instructions import (
     Instruction,
@@ -60,14 +56,11 @@ from plr_dspy.programs.instructions import (
     usable_instructions,
 )
 from plr_dspy.programs.slots import OWN, PoolSlots
-from plr_dspy.programs.splits import Examples, by_content, source_of
-from plr_dspy.report.schema import RetrievalReport
-from plr_dspy.report.stop import StopReason
-from plr_dspy.report.text import count
-from plr_dspy.retrieval.slots import RetrievalSlots, make_pools, variations
+from plr_dspy.programs.splits import Examples, by_content
+from plr_dspy.retrieval.slots import RetrievalSlots, fixed_and_retrieved, make_pools, variations
 from plr_dspy.scoring.run_log import FAILED
 from plr_dspy.search.search import Search
-from plr_dspy.search.space import Candidate, Ordering, WholeProgram
+from plr_dspy.search.space import Candidate, Ordering
 from plr_dspy.statistics.arrays import Array
 
 logger = logging.getLogger(__name__)
@@ -297,7 +290,9 @@ class PLFewShot(LearningOptimizer):
             )
         examples = {} if user_demos else demo_examples(trainset, valset, rng, classes.values())
         self._check_programs()
-        self._check_demos(program, [*user_demos, *examples.values()], trainset, valset)
+        check_any_demo(
+            program, self._rivals, [*user_demos, *examples.values()], trainset=trainset, valset=valset
+        )
         attempts: list[Attempt] = []
         if self.max_metric_calls != 0 and self.candidates in ("both", "bootstrapped"):
             with_labelled = self.candidates == "both"
@@ -330,7 +325,7 @@ class PLFewShot(LearningOptimizer):
             demo_examples=examples,
             retrievable=retrievable,
             demo_classes=classes,
-            teacher=_checked_teacher(teacher),
+            teacher=checked_teacher(teacher),
             dropped_instructions=instructions.dropped,
             prompt_model=self._prompt_model(program),
             proposals=planned_proposals(program, self.num_instructions)
@@ -345,21 +340,6 @@ class PLFewShot(LearningOptimizer):
             raise UserError(
                 f"programs must not contain the name {OWN!r}, which is reserved for the student: rename this program"
             )
-
-    def _check_demos(
-        self, program: dspy.Module, demos: Sequence[Any], trainset: Examples, valset: Examples
-    ) -> None:
-        """Raise an error if neither `demos` nor the student and the user's programs have any demo."""
-        has_demos = bool(demos) or any(predictor.demos for predictor in program.predictors())
-        if has_demos or any(rival.demos for rival in self._rivals):
-            return
-        used_inputs = {source_of(example.inputs()) for example in valset}
-        new_inputs = {source_of(example.inputs()) for example in trainset} - used_inputs
-        raise UserError(
-            "trainset must have enough distinct inputs that are not in valset, because some become demos; got "
-            f"{count(len(new_inputs), 'such input')} in {count(len(trainset), 'example')}: add examples with new "
-            "inputs, at least 20 in all and ideally 100"
-        )
 
     def _instructions(self, program: dspy.Module) -> InstructionChoices:
         """Return the instructions of the student and the user's programs, and those in `self.instructions`."""
@@ -419,18 +399,9 @@ class PLFewShot(LearningOptimizer):
         max_tokens = self.max_demo_tokens
         if max_tokens is not None:
             max_tokens //= max(1, len(pools))
-        only_retrieved = {f"trainset[{number}]" for number in retrievable.keys() - examples.keys()}
-        places = {f"trainset[{number}]": place for place, number in enumerate(retrievable)}
-        fixed = {}
-        retrieved = {}
-        for name, demos in pools.items():
-            fixed[name] = [demo for demo in demos if demo.origin not in only_retrieved]
-            others = [
-                demo
-                for demo in demos
-                if demo.origin != OWN and (max_tokens is None or demo.tokens <= max_tokens)
-            ]
-            retrieved[name] = sorted(others, key=lambda demo: places.get(demo.origin, -1))
+        fixed, retrieved = fixed_and_retrieved(
+            pools, examples=examples, retrievable=retrievable, max_tokens=max_tokens
+        )
         if self.demos == "retrieved":
             limits |= {"min_demos": 0, "max_demos": 0}
             if any(fixed.values()) and not (any(retrieved.values()) or attempts):
@@ -523,57 +494,7 @@ class PLFewShot(LearningOptimizer):
 
         The best candidates are kept for `program_with`.
         """
-        slots = setup.slots
-        assert isinstance(slots, PoolSlots)
-        chosen = outcome.decision.ordering
-        fitted = fitted_model(run, outcome)
-        expected = expected_scores(slots, run, outcome, fitted)
-        self._front = None
-        # After an error, some scores may come from failed calls, so build no front.
-        if fitted is not None and outcome.stop.reason is not StopReason.ERROR:
-            self._front = Front(
-                slots,
-                expected,
-                chosen,
-                prices=PromptPrices(setup.scored_examples, run.evaluator.log.tokens),
-                fitted=fitted,
-                min_probability=self.min_probability,
-                build_program=build_program,
-            )
-        retrieval = None
-        if isinstance(slots, RetrievalSlots):
-            variation = slots.variation(chosen)
-            retrieval = RetrievalReport(
-                variation=chosen.name if isinstance(chosen, WholeProgram) and variation is not None else None,
-                text=str(variation or ""),
-                num_pooled=sum(len(pool.demos) for pool in slots.found.values()),
-            )
-        demos_of = {slot.predictor: slot.demos for slot in slots.slots}
-        scarce_classes = {}
-        for name, classes in setup.demo_classes.items():
-            scarce = classes.scarce(demos_of.get(name, ()))
-            if scarce:
-                scarce_classes[name] = scarce
-        program = build_program(chosen, outcome.decision.revision)
-        obstacle = json_obstacle(program)
-        if obstacle:
-            logger.warning("%s", obstacle)
-        return FinishedProgram(
-            program,
-            front=[] if self._front is None else self._front.entries(),
-            programs=program_scores(slots, expected),
-            instructions=compare_instructions(setup, slots, expected, outcome),
-            retrieval=retrieval,
-            scarce_classes=scarce_classes,
+        finished, self._front = finish(
+            setup, run, outcome, build_program, min_probability=self.min_probability
         )
-
-
-def _checked_teacher(teacher: Teacher) -> dspy.Module | None:
-    """Return the teacher, or the first of a list of teachers; None stands for the student."""
-    if isinstance(teacher, (list, tuple)):
-        teacher = teacher[0] if teacher else None
-    if teacher is not None and not isinstance(teacher, dspy.Module):
-        raise UserTypeError(
-            f"teacher must be a dspy.Module; got {type(teacher).__name__}: pass a program, or omit teacher"
-        )
-    return teacher
+        return finished

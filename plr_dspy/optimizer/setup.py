@@ -10,7 +10,7 @@ import dspy
 
 from plr_dspy.compiling.paper import NOTHING_TO_DO
 from plr_dspy.compiling.plan import Plan, ProblemSize, most_calls
-from plr_dspy.errors import UserError
+from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.checks import check_answers, check_answers_itself, check_labels
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.demo_classes import DemoClasses
@@ -310,6 +310,17 @@ def checked_rivals(
                 "%r and %r are the same program, so only %r is compared", name, same.name, same.name
             )
     return list(distinct.values())[1:]
+
+
+def checked_teacher(teacher: Teacher) -> dspy.Module | None:
+    """Return the teacher, or the first of a list of teachers; None stands for the student."""
+    if isinstance(teacher, (list, tuple)):
+        teacher = teacher[0] if teacher else None
+    if teacher is not None and not isinstance(teacher, dspy.Module):
+        raise UserTypeError(
+            f"teacher must be a dspy.Module; got {type(teacher).__name__}: pass a program, or omit teacher"
+        )
+    return teacher
 
 
 def _check_outputs(argument: str, program: dspy.Module, first: Rival) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import dspy
 
 from plr_dspy.programs.fingerprint import digest
-from plr_dspy.programs.slots import PooledDemo, PoolSlots
+from plr_dspy.programs.slots import OWN, PooledDemo, PoolSlots
 from plr_dspy.programs.splits import source_of
 from plr_dspy.retrieval.nearest import NearestDemos, Pool
 from plr_dspy.retrieval.predict import Retrieval, retrieve_in
@@ -33,6 +33,34 @@ def variations(max_demos: int, min_demos: int, max_tokens: int | None) -> dict[s
         "nearest first": replace(first, nearest_last=False),
     }
     return {NEAREST_LAST: first, **{name: nearest for name, nearest in others.items() if nearest != first}}
+
+
+def fixed_and_retrieved(
+    pools: Mapping[str, Sequence[PooledDemo]],
+    *,
+    examples: Mapping[int, dspy.Example],
+    retrievable: Mapping[int, dspy.Example],
+    max_tokens: int | None,
+) -> tuple[dict[str, list[PooledDemo]], dict[str, list[PooledDemo]]]:
+    """Return the demos of each pool that can be fixed, and those that can be retrieved.
+
+    Args:
+        pools: For each predictor, all its demos. The keys are predictor names.
+        examples: The examples that can be fixed demos. The keys are trainset indices.
+        retrievable: The examples that can be retrieved. The keys are trainset indices.
+        max_tokens: Maximum number of tokens in a retrieved demo.
+    """
+    only_retrieved = {f"trainset[{number}]" for number in retrievable.keys() - examples.keys()}
+    places = {f"trainset[{number}]": place for place, number in enumerate(retrievable)}
+    fixed = {}
+    retrieved = {}
+    for name, demos in pools.items():
+        fixed[name] = [demo for demo in demos if demo.origin not in only_retrieved]
+        others = [
+            demo for demo in demos if demo.origin != OWN and (max_tokens is None or demo.tokens <= max_tokens)
+        ]
+        retrieved[name] = sorted(others, key=lambda demo: places.get(demo.origin, -1))
+    return fixed, retrieved
 
 
 def make_pools(

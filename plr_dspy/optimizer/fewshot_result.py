@@ -1,0 +1,97 @@
+"""The result of PLFewShot: the program, the front, and the report's entries on demos and instructions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import dspy
+
+from plr_dspy.compiling.choice import Outcome
+from plr_dspy.compiling.run import CompileRun
+from plr_dspy.optimizer.expected_scores import (
+    compare_instructions,
+    expected_scores,
+    fitted_model,
+    program_scores,
+)
+from plr_dspy.optimizer.front import Front, PromptPrices
+from plr_dspy.optimizer.report_builder import FinishedProgram
+from plr_dspy.optimizer.setup import CompileSetup
+from plr_dspy.programs.checks import json_obstacle
+from plr_dspy.programs.slots import PoolSlots
+from plr_dspy.report.schema import RetrievalReport
+from plr_dspy.report.stop import StopReason
+from plr_dspy.retrieval.slots import RetrievalSlots
+from plr_dspy.search.space import Candidate, WholeProgram
+
+logger = logging.getLogger(__name__)
+
+
+def finish(
+    setup: CompileSetup,
+    run: CompileRun,
+    outcome: Outcome,
+    build_program: Callable[..., dspy.Module],
+    *,
+    min_probability: float | None,
+) -> tuple[FinishedProgram, Front | None]:
+    """Return the chosen program with its entries for the report, and the front, if it can be built.
+
+    Args:
+        build_program: A function that builds a candidate's program as it was scored.
+        min_probability: As in `PLFewShot`.
+    """
+    slots = setup.slots
+    assert isinstance(slots, PoolSlots)
+    chosen = outcome.decision.ordering
+    fitted = fitted_model(run, outcome)
+    expected = expected_scores(slots, run, outcome, fitted)
+    front = None
+    # After an error, some scores may come from failed calls, so build no front.
+    if fitted is not None and outcome.stop.reason is not StopReason.ERROR:
+        front = Front(
+            slots,
+            expected,
+            chosen,
+            prices=PromptPrices(setup.scored_examples, run.evaluator.log.tokens),
+            fitted=fitted,
+            min_probability=min_probability,
+            build_program=build_program,
+        )
+    program = build_program(chosen, outcome.decision.revision)
+    obstacle = json_obstacle(program)
+    if obstacle:
+        logger.warning("%s", obstacle)
+    finished = FinishedProgram(
+        program,
+        front=[] if front is None else front.entries(),
+        programs=program_scores(slots, expected),
+        instructions=compare_instructions(setup, slots, expected, outcome),
+        retrieval=_retrieval_report(slots, chosen),
+        scarce_classes=_scarce_classes(setup, slots),
+    )
+    return finished, front
+
+
+def _retrieval_report(slots: PoolSlots, chosen: Candidate) -> RetrievalReport | None:
+    """Return the report's entry on retrieval, or None if no demos could be retrieved."""
+    if not isinstance(slots, RetrievalSlots):
+        return None
+    variation = slots.variation(chosen)
+    return RetrievalReport(
+        variation=chosen.name if isinstance(chosen, WholeProgram) and variation is not None else None,
+        text=str(variation or ""),
+        num_pooled=sum(len(pool.demos) for pool in slots.found.values()),
+    )
+
+
+def _scarce_classes(setup: CompileSetup, slots: PoolSlots) -> dict[str, dict[str, int]]:
+    """Return the classes with fewer demos than required, keyed by predictor."""
+    demos_of = {slot.predictor: slot.demos for slot in slots.slots}
+    scarce_classes = {}
+    for name, classes in setup.demo_classes.items():
+        scarce = classes.scarce(demos_of.get(name, ()))
+        if scarce:
+            scarce_classes[name] = scarce
+    return scarce_classes
