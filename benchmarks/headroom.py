@@ -18,8 +18,8 @@ import numpy as np
 from command import options, print_table
 from scipy import optimize, special, stats
 
-from plr_dspy.optimizer import headroom
-from plr_dspy.optimizer.headroom import (
+from plr_dspy.optimizer import headroom, levers
+from plr_dspy.optimizer.levers import (
     BOTH,
     CALIBRATED,
     HOW,
@@ -158,12 +158,12 @@ def results(world: World, tables: int) -> dict[str, list[float]]:
     measured: dict[str, list[list[float]]] = {}
     num_kept = 0
     num_instructed = 0
-    changes = headroom.changes_of(world.rows, NUM_ORDERS)
+    changes = levers.changes_of(world.rows, NUM_ORDERS)
     for table in range(tables):
         experiment = PairedExperiment(world.draw(rng), seed=table)
-        gains = headroom.lever_gains(experiment, changes)
-        advice = headroom.best_advice(changes, gains)
-        num_kept += advice.startswith(headroom.NOTHING_TO_GAIN)
+        gains = levers.lever_gains(experiment, changes)
+        advice = levers.best_advice(changes, gains)
+        num_kept += advice.startswith(levers.NOTHING_TO_GAIN)
         num_instructed += HOW[INSTRUCTION] in advice
         for name, gain in gains.items():
             low, high = gain.interval

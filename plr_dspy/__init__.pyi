@@ -24,9 +24,9 @@ from .optimizer.choosing import choose_program as choose_program
 from .optimizer.estimate import Estimate as Estimate
 from .optimizer.estimating import estimate as estimate
 from .optimizer.fewshot import PLFewShot as PLFewShot
-from .optimizer.headroom import Headroom as Headroom
-from .optimizer.headroom import Lever as Lever
 from .optimizer.headroom import headroom as headroom
+from .optimizer.levers import Headroom as Headroom
+from .optimizer.levers import Lever as Lever
 from .optimizer.plreorder import PLReorder as PLReorder
 from .plackett_luce.distribution import PlackettLuce as PlackettLuce
 from .plackett_luce.updates import MaximumLikelihood as MaximumLikelihood

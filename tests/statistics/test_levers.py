@@ -4,7 +4,7 @@ import headroom as benchmark
 import numpy as np
 import pytest
 
-from plr_dspy.optimizer.headroom import HOW, NOTHING_TO_GAIN, Change, best_advice
+from plr_dspy.optimizer.levers import HOW, NOTHING_TO_GAIN, Change, best_advice
 from plr_dspy.statistics import comparisons
 from plr_dspy.statistics.levers import Gain, PairedExperiment
 
