@@ -261,10 +261,6 @@ class PLFewShot(LearningOptimizer):
                 "max_metric_calls above 0"
             )
         if within is not None:
-            if type(within) not in (int, float) or not 0 <= within < math.inf:
-                raise UserError(
-                    f"within must be a finite number of at least 0; got {within!r}: pass a number such as 0.01"
-                )
             return self._front.build(self._front.as_good(within)[0])
         places = {entry.num_demos: self.report.front.index(entry) for entry in self.report.best_by_number}
         if type(num_demos) is not int or num_demos not in places:

@@ -10,6 +10,7 @@ from typing import Any
 import dspy
 
 from plr_dspy.compiling.comparison import MIN_ODDS
+from plr_dspy.errors import UserError
 from plr_dspy.optimizer.estimate import SAMPLED_PROMPTS, inputs_of
 from plr_dspy.optimizer.expected_scores import ExpectedScore
 from plr_dspy.programs.slots import PoolSlots, messages_of
@@ -157,7 +158,14 @@ class Front:
 
         The probability of a larger loss must also be low. This rule excludes a candidate whose
         score seems high but was estimated from only a few calls.
+
+        Raises:
+            ValueError: If `within` is not a finite number of at least 0.
         """
+        if type(within) not in (int, float) or not 0 <= within < math.inf:
+            raise UserError(
+                f"within must be a finite number of at least 0; got {within!r}: pass a number such as 0.01"
+            )
         max_worse = 1.0 / (1.0 + MIN_ODDS) if self._min_probability is None else 1.0 - self._min_probability
         reference = self.reference
         gains = self._fitted.gains(reference.candidate, margin=within)
