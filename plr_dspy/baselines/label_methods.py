@@ -25,7 +25,8 @@ from plr_dspy.labels.work import LabelReadingWork
 from plr_dspy.lm.engines import CompletionEngine
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, Value, title_of
 from plr_dspy.metrics.confusion import SetMetric
-from plr_dspy.optimizer.base import DemoOptimizer, OpenCompile
+from plr_dspy.optimizer.base import DemoOptimizer
+from plr_dspy.optimizer.opening import OpenCompile
 from plr_dspy.optimizer.report_builder import FinishedProgram
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.calls import MetricWork, WrongAnswer

@@ -8,13 +8,12 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import dspy
-import torch
 from pydantic import Field
 
 from plr_dspy.compiling.choice import Outcome
@@ -29,6 +28,7 @@ from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.detailed_results import detailed_results
 from plr_dspy.optimizer.estimate import Estimate, estimate_cost, make_budget
 from plr_dspy.optimizer.expected_scores import expected_scores, fitted_model, program_scores
+from plr_dspy.optimizer.opening import OpenCompile, open_calls
 from plr_dspy.optimizer.report_builder import FinishedProgram, build_report
 from plr_dspy.optimizer.setup import (
     CompileOptions,
@@ -58,40 +58,16 @@ from plr_dspy.programs.made_with import record_settings
 from plr_dspy.programs.rivals import Programs, Rival
 from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.programs.splits import Examples
-from plr_dspy.programs.value_classes import value_classes
 from plr_dspy.report.report import Report
 from plr_dspy.report.schema import Alternative
 from plr_dspy.report.text import result
-from plr_dspy.runtime import interrupts, progress_bar
 from plr_dspy.scoring.evaluator import Evaluator
-from plr_dspy.scoring.run_log import open_log
-from plr_dspy.scoring.values import ValueCodec
 from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import RandomSearch, Search
 from plr_dspy.search.space import WITHOUT_DEMOS, Candidate
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class OpenCompile:
-    """A compile run that is ready to make calls.
-
-    Attributes:
-        setup: The setup. The search may add instructions to it.
-        work: The object that makes and scores program calls.
-        scorer: The evaluator that makes these calls within the budget and keeps their scores.
-        evaluator: A function that creates evaluators for other kinds of work. All evaluators
-            share the log and the budget of this run.
-    """
-
-    setup: CompileSetup
-    work: MetricWork
-    scorer: Evaluator
-    evaluator: Callable[..., ProgramEvaluator]
-    # The log-probabilities of labels, or None if the search learns only from scores.
-    responses: LabelResponses | None = None
 
 
 @arguments
@@ -339,32 +315,16 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         First, bootstrap demos and propose instructions, if these are planned. On exit, close the
         log and other resources.
         """
-        folder = None if self.log_dir is None else Path(self.log_dir)
-        with (
-            _new_tensors_on_cpu(),
-            open_log(
-                folder,
-                lambda: self._identity(setup),
-                accept_changes=self.accept_changes,
-                codec=ValueCodec(value_classes(setup.program)),
-            ) as log,
-            progress_bar(
-                setup.plan.program_calls,
-                display=self.display_progress,
-                title=self.name,
-                at_end=lambda: logger.info("%s", result(self.report)) if self.report else None,
-            ) as bar,
-            interrupts() as interrupted,
-        ):
-            evaluator = partial(
-                ProgramEvaluator,
-                log=log,
-                max_errors=self.max_errors,
-                on_cell=lambda: bar.update(log.num_calls - bar.n),
-                budget=make_budget(setup, log),
-                interrupted=interrupted,
-                num_threads=self.num_threads,
-            )
+        with open_calls(
+            setup,
+            log_dir=self.log_dir,
+            identity=lambda: self._identity(setup),
+            accept_changes=self.accept_changes,
+            display_progress=self.display_progress,
+            at_end=lambda: logger.info("%s", result(self.report)) if self.report else None,
+            max_errors=self.max_errors,
+            num_threads=self.num_threads,
+        ) as (log, evaluator):
             if setup.attempts or setup.proposals:
                 setup = self._make_demos(setup, evaluator)
             work = self.work(setup)
@@ -519,10 +479,3 @@ def _build_as_scored(
     program = work.answering(program, revision)
     set_compiled(program, True)
     return program
-
-
-def _new_tensors_on_cpu() -> contextlib.AbstractContextManager[object]:
-    """Return a context in which new tensors are on the CPU, even if the caller's default device is another."""
-    cpu = torch.device("cpu")
-    # A device used as a context slows down every torch operation, so use it only if necessary.
-    return contextlib.nullcontext() if torch.empty(0).device == cpu else cpu

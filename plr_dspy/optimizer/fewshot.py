@@ -19,7 +19,6 @@ from plr_dspy.compiling.plan import Plan, ProblemSize, make_plan
 from plr_dspy.compiling.rounds import no_minimum
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.errors import UserError
-from plr_dspy.optimizer.base import OpenCompile
 from plr_dspy.optimizer.demo_classes import DemoClasses, demo_classes
 from plr_dspy.optimizer.demos import (
     TeacherWork,
@@ -34,6 +33,7 @@ from plr_dspy.optimizer.fewshot_result import finish
 from plr_dspy.optimizer.front import Front
 from plr_dspy.optimizer.learning import LearningOptimizer
 from plr_dspy.optimizer.look_sizes import LookSizes
+from plr_dspy.optimizer.opening import OpenCompile
 from plr_dspy.optimizer.proposals import (
     ProposalWork,
     make_proposals,

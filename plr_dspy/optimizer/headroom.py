@@ -18,7 +18,7 @@ from plr_dspy.data.examples import Rows
 from plr_dspy.errors import UserError
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.by_example import Metric
-from plr_dspy.optimizer.base import DemoOptimizer, OpenCompile
+from plr_dspy.optimizer.base import DemoOptimizer
 from plr_dspy.optimizer.estimate import Estimate, estimate_cost
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.learning import label_work
@@ -37,6 +37,7 @@ from plr_dspy.optimizer.levers import (
     changes_of,
     lever_gains,
 )
+from plr_dspy.optimizer.opening import OpenCompile
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.calls import MetricWork, adapter_advice
 from plr_dspy.programs.checks import Count, arguments

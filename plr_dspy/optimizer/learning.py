@@ -12,7 +12,8 @@ from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_output, prior_shares
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import UNASKED, LabelWork, label_scores
-from plr_dspy.optimizer.base import DemoOptimizer, OpenCompile
+from plr_dspy.optimizer.base import DemoOptimizer
+from plr_dspy.optimizer.opening import OpenCompile
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.plackett_luce.updates import update_rule
 from plr_dspy.programs.calls import MetricWork

@@ -17,8 +17,8 @@ from plr_dspy.compiling.rounds import MAX_LOW
 from plr_dspy.dspy_compat import InstructionProposer
 from plr_dspy.metrics.by_example import as_score
 from plr_dspy.metrics.copies import own_value
-from plr_dspy.optimizer.base import OpenCompile
 from plr_dspy.optimizer.estimate import cost_of_prompt
+from plr_dspy.optimizer.opening import OpenCompile
 from plr_dspy.optimizer.proposals import PromptModelWork, most_tokens
 from plr_dspy.optimizer.setup import CompileSetup, Proposal
 from plr_dspy.programs.calls import MetricWork

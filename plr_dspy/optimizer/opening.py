@@ -1,0 +1,92 @@
+"""What a compile run needs to make calls: the log, the budget, the progress bar and the signals."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from plr_dspy.optimizer.estimate import make_budget
+from plr_dspy.optimizer.setup import CompileSetup
+from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
+from plr_dspy.programs.value_classes import value_classes
+from plr_dspy.runtime import interrupts, progress_bar
+from plr_dspy.scoring.evaluator import Evaluator
+from plr_dspy.scoring.run_log import RunLog, open_log
+from plr_dspy.scoring.values import ValueCodec
+from plr_dspy.search.model.responses import LabelResponses
+
+
+@dataclass
+class OpenCompile:
+    """A compile run that is ready to make calls.
+
+    Attributes:
+        setup: The setup. The search may add instructions to it.
+        work: The object that makes and scores program calls.
+        scorer: The evaluator that makes these calls within the budget and keeps their scores.
+        evaluator: A function that creates evaluators for other kinds of work. All evaluators
+            share the log and the budget of this run.
+    """
+
+    setup: CompileSetup
+    work: MetricWork
+    scorer: Evaluator
+    evaluator: Callable[..., ProgramEvaluator]
+    # The log-probabilities of labels, or None if the search learns only from scores.
+    responses: LabelResponses | None = None
+
+
+@contextlib.contextmanager
+def open_calls(
+    setup: CompileSetup,
+    *,
+    log_dir: str | Path | None,
+    identity: Callable[[], dict[str, Any]],
+    accept_changes: bool,
+    display_progress: bool,
+    at_end: Callable[[], None],
+    max_errors: int | None,
+    num_threads: int | None,
+) -> Iterator[tuple[RunLog, Callable[..., ProgramEvaluator]]]:
+    """Yield the log, and a function that creates evaluators. On exit, close the log and other resources.
+
+    Args:
+        setup: The setup of the compile run.
+        identity: A function that describes everything that determines the scores.
+        at_end: A function to call after the progress bar is closed.
+        log_dir, accept_changes, display_progress, max_errors, num_threads: As in `PLReorder`.
+    """
+    folder = None if log_dir is None else Path(log_dir)
+    with (
+        _new_tensors_on_cpu(),
+        open_log(
+            folder, identity, accept_changes=accept_changes, codec=ValueCodec(value_classes(setup.program))
+        ) as log,
+        progress_bar(
+            setup.plan.program_calls, display=display_progress, title=setup.options.name, at_end=at_end
+        ) as bar,
+        interrupts() as interrupted,
+    ):
+        evaluator = partial(
+            ProgramEvaluator,
+            log=log,
+            max_errors=max_errors,
+            on_cell=lambda: bar.update(log.num_calls - bar.n),
+            budget=make_budget(setup, log),
+            interrupted=interrupted,
+            num_threads=num_threads,
+        )
+        yield log, evaluator
+
+
+def _new_tensors_on_cpu() -> contextlib.AbstractContextManager[object]:
+    """Return a context in which new tensors are on the CPU, even if the caller's default device is another."""
+    cpu = torch.device("cpu")
+    # A device used as a context slows down every torch operation, so use it only if necessary.
+    return contextlib.nullcontext() if torch.empty(0).device == cpu else cpu
