@@ -28,7 +28,7 @@ from plr_dspy.programs.calls import calls_on
 from plr_dspy.programs.checks import Checked, Number, WholeNumber, arguments, check_given, check_module
 from plr_dspy.programs.made_with import record_settings
 from plr_dspy.programs.splits import Examples, mixed, shown_by, value_key
-from plr_dspy.report.text import shares_by_label
+from plr_dspy.report.formats import shares_by_label
 from plr_dspy.runtime import progress_bar
 from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.scoring.run_log import FAILED, CallRecord

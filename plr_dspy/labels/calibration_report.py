@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from plr_dspy.labels.calibration import Calibration
-from plr_dspy.report.text import count, shares_by_label
+from plr_dspy.report.formats import count, shares_by_label
 
 AS_IT_IS = "as it is"  # name of the strategy without calibration
 

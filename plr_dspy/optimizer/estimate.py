@@ -21,7 +21,7 @@ from plr_dspy.programs.prefixes import NEW_SHARE
 from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.slots import PoolSlots, messages_of
 from plr_dspy.programs.tokens import Messages, token_counter
-from plr_dspy.report.text import count, dollars
+from plr_dspy.report.formats import count, dollars
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.budget import Budget, cost_of, price_of
 from plr_dspy.scoring.run_log import RunLog

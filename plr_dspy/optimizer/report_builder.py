@@ -19,6 +19,7 @@ from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.media import replaced_in
 from plr_dspy.programs.prefixes import PromptPrefixes
 from plr_dspy.programs.slots import PoolSlots
+from plr_dspy.report.formats import shorten
 from plr_dspy.report.report import Report
 from plr_dspy.report.schema import (
     Alternative,
@@ -32,7 +33,6 @@ from plr_dspy.report.schema import (
     Signal,
     SlotReport,
 )
-from plr_dspy.report.text import shorten
 from plr_dspy.runtime import Redactor
 from plr_dspy.scoring.budget import cost_of
 from plr_dspy.scoring.causes import cause_of

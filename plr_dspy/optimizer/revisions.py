@@ -25,7 +25,7 @@ from plr_dspy.programs.calls import MetricWork
 from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.instructions import Instruction, usable_instructions
 from plr_dspy.programs.slots import PoolSlots
-from plr_dspy.report.text import count
+from plr_dspy.report.formats import count
 from plr_dspy.scoring.run_log import CallKey, CallRecord
 from plr_dspy.search.space import Candidate, Ordering
 

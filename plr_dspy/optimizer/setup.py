@@ -21,7 +21,6 @@ from plr_dspy.programs.instructions import Instruction
 from plr_dspy.programs.rivals import Programs, Rival, named_programs
 from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.programs.splits import Examples, Splits, empty_split, make_splits
-from plr_dspy.report.text import FEW_EXAMPLES
 from plr_dspy.retrieval.predict import retrievals_of
 from plr_dspy.scoring.run_log import CallRecord
 from plr_dspy.search.space import Candidate
@@ -30,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 Teacher: TypeAlias = dspy.Module | Sequence[dspy.Module] | None  # as in DSPy's optimizers
 
+FEW_EXAMPLES = 30  # number of examples below which chance decides which order looks best
 SCORES_OF_RESULTS = (
     "val_aggregate_scores"  # key or attribute of any `detailed_results`, here and in `dspy.GEPA`
 )

@@ -26,8 +26,8 @@ from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.programs.splits import Examples, answer_classes, source_of, value_key
+from plr_dspy.report.formats import count
 from plr_dspy.report.schema import Alternative
-from plr_dspy.report.text import count
 from plr_dspy.retrieval.nearest import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.search.search import mean_score

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from plr_dspy.errors import UserError
 from plr_dspy.report import text
+from plr_dspy.report.details import details
 from plr_dspy.report.schema import SCHEMA_VERSION, ReportData
 from plr_dspy.runtime import write_atomically
 
@@ -50,7 +51,7 @@ class Report(ReportData):
 
     def details(self) -> str:
         """Return all lines of the report, starting with those of `print(report)`."""
-        return "\n".join(text.details(self))
+        return "\n".join(details(self))
 
     def plot(self) -> Picture:
         """Plot scores against program calls with matplotlib, which the extra `plots` installs."""

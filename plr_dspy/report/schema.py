@@ -13,6 +13,9 @@ SCHEMA_VERSION: Literal[23] = 23  # version of the JSON format
 # A prompt counts as equally good if its expected score is at most this much below the score of the
 # returned prompt.
 AS_GOOD = 0.01
+# Outcomes of calls without a score.
+WRONG = "counted as wrong"
+FAILED = "not scored"
 
 PromptKind = Literal["original", "fixed", "retrieved", "program"]
 ScoreRange = tuple[float, float, float]  # a score, and the ends of its 95% interval

@@ -1,21 +1,30 @@
-"""The text of a report: the lines of `print(report)` and of `report.details()`."""
+"""The text of a report: the lines of `print(report)`."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
+from plr_dspy.report.formats import (
+    count,
+    dollars,
+    one_line,
+    price,
+    score_of,
+    score_text,
+    shares_by_label,
+    table,
+)
 from plr_dspy.report.schema import (
     AS_GOOD,
+    FAILED,
+    WRONG,
     Alternative,
     Candidate,
     Comparison,
-    FrontEntry,
-    InstructionReport,
     ProgramState,
     ReportData,
-    SlotReport,
 )
 from plr_dspy.report.stop import StopReason
 
@@ -31,52 +40,9 @@ MUCH_CHEAPER = 0.95
 # For each reason why a search ended, the argument to increase.
 LIMITS = {StopReason.COST: "max_cost", StopReason.TIME: "max_seconds"}
 MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
-FEW_EXAMPLES = 30  # number of examples below which chance decides which order looks best
-FIELD_WIDTH = 40  # maximum number of characters shown per field
 MAX_CLASSES = 10  # maximum number of classes to name
-TEXT_WIDTH = 100  # maximum number of characters shown per instruction
 MORE_EXAMPLES = "only more examples, in trainset or valset, would reduce the uncertainty"
 PROPOSED = "proposed["  # prefix of the origins of proposed instructions
-# Outcomes of calls without a score.
-WRONG = "counted as wrong"
-FAILED = "not scored"
-
-
-def count(number: int, noun: str) -> str:
-    """Format a number with its noun, such as "3 demos"."""
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number:,} {noun}s"
-
-
-def dollars(cost: float) -> str:
-    """Format an amount in US dollars.
-
-    Round the amount to cents or, below ten cents, to two significant digits.
-    """
-    decimals = 2
-    if 0 < cost < 0.1:
-        decimals = 1 - math.floor(math.log10(cost))
-    return f"${cost:,.{decimals}f}"
-
-
-def shorten(text: str, width: int) -> str:
-    """Shorten `text` to at most `width` characters."""
-    if len(text) <= width:
-        return text
-    return text[: width - 1].rstrip() + "…"
-
-
-def shares_by_label(labels: Sequence[str], shares: Iterable[float]) -> str:
-    """Format labels with their shares."""
-    return ", ".join(f"{label!r} {share:.2f}" for label, share in zip(labels, shares, strict=False))
-
-
-def score_text(score: float, *interval: float, sign: str = "") -> str:
-    """Format a score and its interval, if any. For a difference, pass `sign="+"`."""
-    # Adding 0.0 turns -0.0 into 0.0.
-    text, *ends = (f"{round(number, 3) + 0.0:{sign}.3f}" for number in (score, *interval))
-    return f"{text} [{', '.join(ends)}]" if ends else text
 
 
 def method(report: ReportData) -> str:
@@ -105,7 +71,7 @@ def summary(report: ReportData) -> Iterator[str]:
     yield from _rivals(report)
     for instruction in report.other_instructions:
         chosen = instruction.alternatives[instruction.chosen]
-        yield f"instruction for {instruction.predictor} ({chosen.origin}): {_one_line(chosen.text)}"
+        yield f"instruction for {instruction.predictor} ({chosen.origin}): {one_line(chosen.text)}"
     yield from _scarce_classes(report)
     yield from _calibration(report)
     yield from _cheaper_prompt(report)
@@ -220,10 +186,10 @@ def _scores(report: ReportData) -> Iterator[str]:
         if over_best_own is not None:
             rows[f"gain over {over_best_own.name!r}"] = _gain(over_best_own)
     for rival in _simpler_methods(report):
-        rows[rival.name] = _score_of(rival)
+        rows[rival.name] = score_of(rival)
     if rows:
         yield title
-        yield from _table(rows)
+        yield from table(rows)
 
 
 def _described(text: str, state: ProgramState) -> str:
@@ -233,12 +199,8 @@ def _described(text: str, state: ProgramState) -> str:
     return f"{text}{name}, {count(state.num_demos, 'demo')}{tokens}"
 
 
-def _score_of(scored: Alternative) -> str:
-    return score_text(scored.score, *(scored.interval or ()))
-
-
 def _score_on(scored: Alternative) -> str:
-    return f"{_score_of(scored)} on {count(scored.num_examples, 'example')}"
+    return f"{score_of(scored)} on {count(scored.num_examples, 'example')}"
 
 
 def _programs(report: ReportData) -> Iterator[str]:
@@ -248,14 +210,7 @@ def _programs(report: ReportData) -> Iterator[str]:
         rows[f"{program.name}, {count(program.num_demos, 'demo')}"] = _score_on(program)
     if rows:
         yield "programs, best first:"
-        yield from _table(rows)
-
-
-def _table(rows: dict[str, str]) -> Iterator[str]:
-    names = [" ".join(name.split()) for name in rows]  # Users' names may contain line breaks.
-    width = max(map(len, names))
-    for name, text in zip(names, rows.values(), strict=True):
-        yield f"  {name:<{width}}  {text}"
+        yield from table(rows)
 
 
 def _name_of_gain(report: ReportData) -> str:
@@ -420,101 +375,6 @@ def _cheaper_prompt(report: ReportData) -> Iterator[str]:
     if not is_much_cheaper or cheapest.num_examples < MIN_SCORED:
         return
     yield (
-        f"a cheaper prompt is probably as good, within {AS_GOOD}: {cheapest.name} ({_price(cheapest)} instead of "
-        f"{_price(returned)}); build it: optimizer.program_with(within={AS_GOOD})"
+        f"a cheaper prompt is probably as good, within {AS_GOOD}: {cheapest.name} ({price(cheapest)} instead of "
+        f"{price(returned)}); build it: optimizer.program_with(within={AS_GOOD})"
     )
-
-
-def _price(entry: FrontEntry) -> str:
-    cost = f", {dollars(entry.cost)} per 1,000 predictions" if entry.cost else ""
-    return f"{entry.prompt_tokens:,} tokens{cost}"
-
-
-def details(report: ReportData) -> Iterator[str]:
-    """Yield the lines of `report.details()`: the summary, then the details."""
-    yield from summary(report)
-    yield from _settings(report)
-    comparison = report.comparison
-    if comparison is not None and not report.original_stays:
-        gain = score_text(comparison.gain, *comparison.interval, sign="+")
-        # A race of programs has no final comparison.
-        title = "final comparison alone" if report.settings.get("num_selection") else "mean scores"
-        yield (
-            f"{title}: {comparison.original:.3f} -> {comparison.chosen:.3f} on "
-            f"{count(comparison.num_examples, 'example')}, gain {gain} for the best of {comparison.num_candidates}"
-        )
-    # The report does not contain the demos and instructions of the user's programs.
-    if not report.returned.name:
-        for slot in report.slots:
-            yield from _demos(slot)
-    if len(report.front) > 1:
-        yield "the best prompt for each combination of kind, number of demos and instruction, cheapest first:"
-        rows = {entry.name: f"{_score_of(entry)}, {_price(entry)}" for entry in report.front}
-        yield from _table(rows)
-    for instruction in report.instructions:
-        yield from _instructions(instruction, is_chosen=not report.returned.name)
-    proposals = report.proposals
-    if proposals is not None:
-        yield f"{count(proposals.num_texts, 'instruction')} proposed by {proposals.model}"
-    for model, tokens in report.tokens.items():
-        counts = [f"{number:,} {kind}" for kind, number in tokens.items()]
-        yield f"tokens of {model}: {', '.join(counts)}"
-    if report.new_prompt_tokens:
-        yield f"prompt tokens not in a server's prefix cache: about {report.new_prompt_tokens:,}"
-    for error in report.errors:
-        calls = count(error.count, "call")
-        yield f"{calls} {error.outcome}: {error.type}: {error.message} ({', '.join(error.examples)})"
-
-
-def _settings(report: ReportData) -> Iterator[str]:
-    """Describe the model, the examples, the calls and the signal."""
-    settings = report.settings
-    names = [*settings.get("models", []), settings.get("adapter"), settings.get("metric")]
-    known_names = [str(name) for name in names if name]
-    yield f"{', '.join(known_names)}, seed {settings.get('seed')}"
-    examples = f"examples: {settings.get('num_train')}"
-    if settings.get("num_selection"):
-        examples += f" to search, {settings['num_selection']} for the final comparison"
-    if settings.get("num_repeated"):
-        examples += f"; {settings['num_repeated']} duplicates ignored"
-    yield examples
-    calls = [f"{phase} {number:,}" for phase, number in report.program_calls.items() if number]
-    if calls:
-        yield f"calls: {', '.join(calls)}"
-    signal = report.signal
-    if signal is not None and signal.used != "score":
-        yield "learned from scores and label probabilities"
-    elif signal is not None and signal.reason:
-        yield f"learned from scores alone: {signal.reason}"
-
-
-def _demos(slot: SlotReport) -> Iterator[str]:
-    """Yield the demos in a predictor's prompts in prompt order."""
-    if not slot.ordering:
-        yield f"{slot.predictor}: shows none of {count(len(slot.demos), 'demo')}"
-        return
-    num_shown = f"{len(slot.ordering)} of {count(len(slot.demos), 'demo')}"
-    yield f"{slot.predictor}: {num_shown} in the order {slot.ordering}, with the last demo next to the question"
-    for number in slot.ordering:
-        origin = f" ({slot.origins[number]})" if slot.origins else ""
-        fields = [f"{name}: {_one_line(value, FIELD_WIDTH)}" for name, value in slot.demos[number].items()]
-        yield f"  demo {number}{origin}: {' | '.join(fields)}"
-
-
-def _instructions(report: InstructionReport, *, is_chosen: bool) -> Iterator[str]:
-    """List a predictor's instructions, each with the score of the best prompt that uses it."""
-    if report.alternatives:
-        chosen = f"instruction {report.chosen} was chosen" if is_chosen else "no instruction was chosen"
-        yield f"{report.predictor}: {chosen}; scores of the best prompt with each:"
-    for number, instruction in enumerate(report.alternatives):
-        score = "not scored"
-        if instruction.score is not None:
-            score = score_text(instruction.score, *(instruction.interval or ()))
-            score += f" on {count(instruction.num_examples, 'example')}"
-        yield f"  instruction {number} ({instruction.origin}): {score}: {_one_line(instruction.text)}"
-    for unused in report.dropped:
-        yield f"  not used ({unused.origin}): {unused.reason}: {_one_line(unused.text)}"
-
-
-def _one_line(text: str, width: int = TEXT_WIDTH) -> str:
-    return shorten(" ".join(text.split()), width)

@@ -18,10 +18,10 @@ from filelock import FileLock, Timeout
 from pydantic import TypeAdapter
 
 from plr_dspy.errors import UserError
+from plr_dspy.report.formats import count
+from plr_dspy.report.schema import FAILED as FAILED
+from plr_dspy.report.schema import WRONG as WRONG
 from plr_dspy.report.schema import ErrorCount
-from plr_dspy.report.text import FAILED as FAILED
-from plr_dspy.report.text import WRONG as WRONG
-from plr_dspy.report.text import count
 from plr_dspy.runtime import as_json
 from plr_dspy.scoring.causes import cause_of
 from plr_dspy.scoring.values import Unreadable, Unwritable, ValueCodec

@@ -14,7 +14,7 @@ from fakes import OrderSensitiveEngine, digest, engine_for, exact_match, lm_of, 
 
 from plr_dspy import PLFewShot, PLReorder, choose_program, estimate, headroom
 from plr_dspy.baselines import TopKOrder
-from plr_dspy.report.text import dollars
+from plr_dspy.report.formats import dollars
 from plr_dspy.scoring.budget import cost_of, price_of
 
 EXAMPLES = questions(60)

@@ -1,0 +1,97 @@
+"""The lines of `report.details()`: the summary, then settings, demos, the front, instructions and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from plr_dspy.report.formats import count, one_line, price, score_of, score_text, table
+from plr_dspy.report.schema import InstructionReport, ReportData, SlotReport
+from plr_dspy.report.text import summary
+
+FIELD_WIDTH = 40  # maximum number of characters shown per field
+
+
+def details(report: ReportData) -> Iterator[str]:
+    """Yield the lines of `report.details()`: the summary, then the details."""
+    yield from summary(report)
+    yield from _settings(report)
+    comparison = report.comparison
+    if comparison is not None and not report.original_stays:
+        gain = score_text(comparison.gain, *comparison.interval, sign="+")
+        # A race of programs has no final comparison.
+        title = "final comparison alone" if report.settings.get("num_selection") else "mean scores"
+        yield (
+            f"{title}: {comparison.original:.3f} -> {comparison.chosen:.3f} on "
+            f"{count(comparison.num_examples, 'example')}, gain {gain} for the best of {comparison.num_candidates}"
+        )
+    # The report does not contain the demos and instructions of the user's programs.
+    if not report.returned.name:
+        for slot in report.slots:
+            yield from _demos(slot)
+    if len(report.front) > 1:
+        yield "the best prompt for each combination of kind, number of demos and instruction, cheapest first:"
+        rows = {entry.name: f"{score_of(entry)}, {price(entry)}" for entry in report.front}
+        yield from table(rows)
+    for instruction in report.instructions:
+        yield from _instructions(instruction, is_chosen=not report.returned.name)
+    proposals = report.proposals
+    if proposals is not None:
+        yield f"{count(proposals.num_texts, 'instruction')} proposed by {proposals.model}"
+    for model, tokens in report.tokens.items():
+        counts = [f"{number:,} {kind}" for kind, number in tokens.items()]
+        yield f"tokens of {model}: {', '.join(counts)}"
+    if report.new_prompt_tokens:
+        yield f"prompt tokens not in a server's prefix cache: about {report.new_prompt_tokens:,}"
+    for error in report.errors:
+        calls = count(error.count, "call")
+        yield f"{calls} {error.outcome}: {error.type}: {error.message} ({', '.join(error.examples)})"
+
+
+def _settings(report: ReportData) -> Iterator[str]:
+    """Describe the model, the examples, the calls and the signal."""
+    settings = report.settings
+    names = [*settings.get("models", []), settings.get("adapter"), settings.get("metric")]
+    known_names = [str(name) for name in names if name]
+    yield f"{', '.join(known_names)}, seed {settings.get('seed')}"
+    examples = f"examples: {settings.get('num_train')}"
+    if settings.get("num_selection"):
+        examples += f" to search, {settings['num_selection']} for the final comparison"
+    if settings.get("num_repeated"):
+        examples += f"; {settings['num_repeated']} duplicates ignored"
+    yield examples
+    calls = [f"{phase} {number:,}" for phase, number in report.program_calls.items() if number]
+    if calls:
+        yield f"calls: {', '.join(calls)}"
+    signal = report.signal
+    if signal is not None and signal.used != "score":
+        yield "learned from scores and label probabilities"
+    elif signal is not None and signal.reason:
+        yield f"learned from scores alone: {signal.reason}"
+
+
+def _demos(slot: SlotReport) -> Iterator[str]:
+    """Yield the demos in a predictor's prompts in prompt order."""
+    if not slot.ordering:
+        yield f"{slot.predictor}: shows none of {count(len(slot.demos), 'demo')}"
+        return
+    num_shown = f"{len(slot.ordering)} of {count(len(slot.demos), 'demo')}"
+    yield f"{slot.predictor}: {num_shown} in the order {slot.ordering}, with the last demo next to the question"
+    for number in slot.ordering:
+        origin = f" ({slot.origins[number]})" if slot.origins else ""
+        fields = [f"{name}: {one_line(value, FIELD_WIDTH)}" for name, value in slot.demos[number].items()]
+        yield f"  demo {number}{origin}: {' | '.join(fields)}"
+
+
+def _instructions(report: InstructionReport, *, is_chosen: bool) -> Iterator[str]:
+    """List a predictor's instructions, each with the score of the best prompt that uses it."""
+    if report.alternatives:
+        chosen = f"instruction {report.chosen} was chosen" if is_chosen else "no instruction was chosen"
+        yield f"{report.predictor}: {chosen}; scores of the best prompt with each:"
+    for number, instruction in enumerate(report.alternatives):
+        score = "not scored"
+        if instruction.score is not None:
+            score = score_text(instruction.score, *(instruction.interval or ()))
+            score += f" on {count(instruction.num_examples, 'example')}"
+        yield f"  instruction {number} ({instruction.origin}): {score}: {one_line(instruction.text)}"
+    for unused in report.dropped:
+        yield f"  not used ({unused.origin}): {unused.reason}: {one_line(unused.text)}"

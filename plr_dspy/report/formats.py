@@ -1,0 +1,71 @@
+"""Formats of numbers, scores, prices and tables in reports and messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from plr_dspy.report.schema import Alternative, FrontEntry
+
+TEXT_WIDTH = 100  # maximum number of characters shown per instruction
+
+
+def count(number: int, noun: str) -> str:
+    """Format a number with its noun, such as "3 demos"."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun}s"
+
+
+def dollars(cost: float) -> str:
+    """Format an amount in US dollars.
+
+    Round the amount to cents or, below ten cents, to two significant digits.
+    """
+    decimals = 2
+    if 0 < cost < 0.1:
+        decimals = 1 - math.floor(math.log10(cost))
+    return f"${cost:,.{decimals}f}"
+
+
+def shorten(text: str, width: int) -> str:
+    """Shorten `text` to at most `width` characters."""
+    if len(text) <= width:
+        return text
+    return text[: width - 1].rstrip() + "…"
+
+
+def one_line(text: str, width: int = TEXT_WIDTH) -> str:
+    """Format a text as one line of at most `width` characters."""
+    return shorten(" ".join(text.split()), width)
+
+
+def shares_by_label(labels: Sequence[str], shares: Iterable[float]) -> str:
+    """Format labels with their shares."""
+    return ", ".join(f"{label!r} {share:.2f}" for label, share in zip(labels, shares, strict=False))
+
+
+def score_text(score: float, *interval: float, sign: str = "") -> str:
+    """Format a score and its interval, if any. For a difference, pass `sign="+"`."""
+    # Adding 0.0 turns -0.0 into 0.0.
+    text, *ends = (f"{round(number, 3) + 0.0:{sign}.3f}" for number in (score, *interval))
+    return f"{text} [{', '.join(ends)}]" if ends else text
+
+
+def score_of(scored: Alternative) -> str:
+    """Format the score of an alternative and its interval, if any."""
+    return score_text(scored.score, *(scored.interval or ()))
+
+
+def price(entry: FrontEntry) -> str:
+    """Format the tokens of a prompt and, if known, its cost."""
+    cost = f", {dollars(entry.cost)} per 1,000 predictions" if entry.cost else ""
+    return f"{entry.prompt_tokens:,} tokens{cost}"
+
+
+def table(rows: dict[str, str]) -> Iterator[str]:
+    """Yield the lines of a table that maps names to texts."""
+    names = [" ".join(name.split()) for name in rows]  # Users' names may contain line breaks.
+    width = max(map(len, names))
+    for name, text in zip(names, rows.values(), strict=True):
+        yield f"  {name:<{width}}  {text}"
