@@ -4,7 +4,6 @@ from .evaluation import Evaluation as Evaluation
 from .evaluation import Evaluations as Evaluations
 from .evaluation import ProgramScore as ProgramScore
 from .evaluation import evaluate_programs as evaluate_programs
-from .evaluation import load_program as load_program
 from .exporting import ExportedPrompt as ExportedPrompt
 from .exporting import PromptInput as PromptInput
 from .exporting import export as export
@@ -15,6 +14,7 @@ from .lm.engines import AsyncCompletionEngine as AsyncCompletionEngine
 from .lm.engines import CompletionEngine as CompletionEngine
 from .lm.engines import completion_lm as completion_lm
 from .lm.plain_text_adapter import PlainTextAdapter as PlainTextAdapter
+from .loading import load_program as load_program
 from .metrics.confusion import F1 as F1
 from .metrics.confusion import BalancedAccuracy as BalancedAccuracy
 from .metrics.confusion import ConfusionMetric as ConfusionMetric

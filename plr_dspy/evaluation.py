@@ -1,13 +1,11 @@
-"""Loading of saved programs, and evaluation on examples that no optimizer has seen."""
+"""Evaluation of programs on examples that no optimizer has seen."""
 
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 from typing import Any, overload
 
 import dspy
@@ -17,18 +15,14 @@ from scipy import special
 from plr_dspy.data.examples import Rows, as_examples
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.checks import check_answers, check_labels
-from plr_dspy.labels.loading import with_saved_wrappers
 from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.labels.work import label_scores
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_value
 from plr_dspy.programs.calls import MetricWork, calls_on
-from plr_dspy.programs.checks import Checked, check_given, check_module, saved_state
-from plr_dspy.programs.copying import ProgramFactory
-from plr_dspy.programs.made_with import other_settings
+from plr_dspy.programs.checks import Checked, check_given, check_module
 from plr_dspy.programs.splits import Examples
-from plr_dspy.retrieval.predict import loaded, retrieve_in
 from plr_dspy.runtime import progress_bar
 from plr_dspy.scoring.causes import cause_of, fix_for
 from plr_dspy.scoring.confusion_scores import ConfusionScores
@@ -37,86 +31,7 @@ from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 logger = logging.getLogger(__name__)
 
-# In saved programs, a field without a description is described by its name, as in "${review}".
-OWN_NAME = re.compile(r"\$\{(\w+)\}")
 TAIL = 0.975  # quantile for 95% intervals
-
-
-def load_program(
-    student: dspy.Module,
-    path: str | Path,
-    *,
-    allow_pickle: bool = False,
-    allow_unsafe_lm_state: bool = False,
-    embedder: dspy.Embedder | None = None,
-) -> dspy.Module:
-    """Load an optimized program from a file that ``program.save`` wrote.
-
-    Args:
-        student: A new instance of the program that was compiled. The student is not modified.
-        path: The JSON or pickle (.pkl) file.
-        allow_pickle: Whether to load pickles, which can run any code; pass True only for
-            files that you trust.
-        allow_unsafe_lm_state: Whether to use language models' endpoints from the file, as in
-            ``dspy.Module.load``.
-        embedder: The embedder with which the program retrieves demos. Loading does not call
-            the embedder.
-
-    Returns:
-        A copy of the student with the demos, instructions and calibration from the file.
-
-    Raises:
-        OSError: If the file cannot be read.
-        TypeError: If the student is not a DSPy program, or the path is not path-like.
-        ValueError: If the file is not a saved program, does not fit the student, or is a
-            pickle that is not allowed.
-    """
-    if not isinstance(student, dspy.Module):
-        raise UserTypeError(
-            f"student must be a dspy.Module; got {type(student).__name__}: pass a new instance of the program that was "
-            "compiled"
-        )
-    state = saved_state(path, allow_pickle=allow_pickle)
-    try:
-        program = with_saved_wrappers(ProgramFactory(student).build({}), state)
-        retrievals = {}
-        saved_fields = {}
-        for name, predictor in program.named_predictors():
-            predictor_state = state if predictor is program else state.get(name, {})
-            saved_fields[name] = predictor_state.get("signature", {}).get("fields", [])
-            if "retrieval" in predictor_state:
-                retrievals[name] = loaded(predictor, predictor_state["retrieval"], embedder)
-        program = retrieve_in(program, retrievals)
-        program.load_state(state, allow_unsafe_lm_state=allow_unsafe_lm_state)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{path} cannot be loaded into the student ({type(error).__name__}: {error}). The file holds "
-            f"{sorted(state)}. Create the student in the same way as the saved program. DSPy does not save a program's "
-            "compiled modules, so set _compiled to False in such modules before you save the program."
-        ) from error
-    for name, predictor in program.named_predictors():
-        _check_fields(path, predictor, saved_fields[name])
-    differences = other_settings(program.predictors())
-    if differences:
-        logger.warning("%s was made with %s, or compile the program again", path, "; with ".join(differences))
-    return program
-
-
-def _check_fields(
-    path: str | Path, predictor: dspy.Predict, saved_fields: Sequence[Mapping[str, Any]]
-) -> None:
-    """Raise a ValueError if the fields of a saved predictor differ from the student's fields."""
-    fields = predictor.signature.fields
-    # DSPy saves descriptions, but not field names.
-    saved = [field["description"] for field in saved_fields]
-    if not saved:
-        return
-    names = [match.group(1) for match in map(OWN_NAME.fullmatch, saved) if match is not None]
-    if len(saved) != len(fields) or not fields.keys() >= set(names):
-        raise UserError(
-            f"{path} must hold a program with the student's fields {list(fields)}; got the fields {saved}: create the "
-            "student in the same way as the saved program"
-        )
 
 
 @dataclass(frozen=True)

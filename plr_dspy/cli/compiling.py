@@ -17,10 +17,11 @@ import dspy
 from plr_dspy.cli.examples import read_examples
 from plr_dspy.cli.output import show
 from plr_dspy.errors import UserError, UserTypeError
-from plr_dspy.evaluation import evaluate_programs, load_program
+from plr_dspy.evaluation import evaluate_programs
 from plr_dspy.labels.outputs import label_output
 from plr_dspy.lm.engines import completion_lm
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
+from plr_dspy.loading import load_program
 from plr_dspy.local import local_lm
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.confusion import F1, BalancedAccuracy, MatthewsCorrelation, SetMetric
