@@ -114,17 +114,22 @@ def _answered(row: dict[int, CallRecord]) -> set[int]:
 
 @dataclass
 class ExampleSchedule:
-    """A cycle of examples on which candidates are scored. Candidates start at different points in the cycle.
+    """The order in which examples are assigned to candidates.
+
+    All candidates go through the same cycle of examples, but start at different points. A
+    candidate is new until it has a call record, even if that call failed.
 
     Attributes:
-        strata: Groups of examples. The cycle takes one example from each group in turn.
-        num_first, num_more: Number of examples for a new candidate, and number of additional
-            examples for a known candidate.
-        shifted: Whether each pass through the examples starts one example later, so that
-            no group of orderings is always scored on the same examples.
-        retired: Examples on which no more candidates are scored.
-        paired: Candidates that all start at the first example instead, so that their scores can
-            be compared.
+        strata: Groups of examples. The cycle takes one example from each group in turn. Groups
+            that are shorter than the longest group start again, so their examples repeat.
+        num_first: Number of examples for a new candidate.
+        num_more: Number of additional examples for a known candidate.
+        shifted: Whether each pass through the examples starts one example later. Otherwise, if
+            `num_first` divides the cycle, the same candidates always share their examples.
+        retired: Examples that are no longer assigned. Calls that were already made on them still
+            count.
+        paired: Candidates that all start at the first example of the cycle, so that their scores
+            can be compared.
         num_paired: Minimum number of examples for a new candidate in `paired`.
     """
 
@@ -151,33 +156,35 @@ class ExampleSchedule:
         num_examples: int | None = None,
         min_new: Mapping[Candidate, int] = MappingProxyType({}),
     ) -> dict[Candidate, list[int]]:
-        """Return the examples for each candidate.
+        """Return the examples to score each candidate on, including those it was called on.
 
-        First come the examples on which the candidate has already been called. The next
-        examples in the cycle follow.
+        The examples of a candidate are distinct. Those it was called on come first, in the order
+        of its records, and are never left out. The next examples follow from the cycle: a known
+        candidate starts again at the first example it was called on, and skips those it has. There
+        are fewer examples than requested if the cycle has no others.
 
         Args:
             candidates: The candidates to score.
             observations: All calls so far.
-            num_examples: Total number of examples per candidate. By default, a new candidate
-                gets `num_first`, and a known candidate gets `num_more` additional examples.
-                A new whole program gets at least `MIN_FIRST_OF_PROGRAM`.
-            min_new: Minimum number of new examples for each candidate; ignored if `num_examples`
-                is passed.
+            num_examples: Total number of examples for each candidate, known ones included. By
+                default, a new candidate gets `num_first`, or `num_paired` if that is more and the
+                candidate is paired. A known candidate gets `num_more` additional examples. In any
+                case, a new whole program gets at least `MIN_FIRST_OF_PROGRAM`.
+            min_new: Minimum number of examples to add for each candidate. It is ignored if
+                `num_examples` is passed.
         """
         num_seen = len(observations.records)
         wanted: dict[Candidate, list[int]] = {}
         for candidate in dict.fromkeys(candidates):
             known = list(observations.records.get(candidate, ()))
-            is_paired = candidate in self.paired
-            num_first = max(self.num_first, self.num_paired) if is_paired else self.num_first
-            count = max(self.num_more if known else num_first, min_new.get(candidate, 0))
             if num_examples is not None:
                 count = num_examples - len(known)
+            else:
+                count = max(self._default_count(candidate, known), min_new.get(candidate, 0))
             if known:
                 start = self._cycle.index(known[0])
             else:
-                start = 0 if is_paired else self._start(num_seen)
+                start = 0 if candidate in self.paired else self._start(num_seen)
                 num_seen += 1
                 if isinstance(candidate, WholeProgram):
                     count = max(count, MIN_FIRST_OF_PROGRAM)
@@ -187,8 +194,16 @@ class ExampleSchedule:
             wanted[candidate] = known + new[: max(count, 0)]
         return wanted
 
+    def _default_count(self, candidate: Candidate, known: Sequence[int]) -> int:
+        """Return how many examples to add for a candidate that was called on the known examples."""
+        if known:
+            return self.num_more
+        if candidate in self.paired:
+            return max(self.num_first, self.num_paired)
+        return self.num_first
+
     def _start(self, num_seen: int) -> int:
-        """Return a new candidate's start position in the cycle, given the number of earlier candidates."""
+        """Return a new candidate's start position in the cycle, given the number of known candidates."""
         start = num_seen * self.num_first
         if self.shifted and len(self._cycle) % self.num_first == 0:
             start += start // len(self._cycle)
