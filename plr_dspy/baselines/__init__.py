@@ -74,9 +74,9 @@ class TopKOrder(DemoOptimizer):
                     f"{budget}: increase max_metric_calls, or use PLReorder, which scores orders on fewer examples"
                 )
             share = max(int(COMPARED_SHARE * budget), 2 * MIN_EXAMPLES)
-            final_calls = min(share, budget - 2 * num_train)
-            num_best = max(1, min(num_best, final_calls // num_selection - 1))
-            num_compared = min(num_selection, final_calls // (1 + num_best))
+            comparison_calls = min(share, budget - 2 * num_train)
+            num_best = max(1, min(num_best, comparison_calls // num_selection - 1))
+            num_compared = min(num_selection, comparison_calls // (1 + num_best))
             search_calls = budget - (1 + num_best) * num_compared
             num_orders = min(num_orders, search_calls // num_train)
         return random_plan(

@@ -34,7 +34,7 @@ from plr_dspy.programs.checks import Count, Number, Positive, WholeNumber, argum
 from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.splits import value_key
 from plr_dspy.report.stop import Stop, StopReason
-from plr_dspy.scoring.evaluator import Evaluator
+from plr_dspy.scoring.evaluator import SEARCH, Evaluator
 from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.arrays import Array
@@ -160,7 +160,7 @@ class LabelRun(CompileRun):
         """Probe all orders, and return an outcome with the best one. The original order wins ties."""
         if self.search.space.num_distinct < 2:
             return super().run()
-        self.begin_phase("search")
+        self.begin_phase(SEARCH)
         orderings = self.search.ask()
         rows = self._probe(orderings)
         scores = self._scores(rows)
@@ -183,7 +183,7 @@ class LabelRun(CompileRun):
                 return {}
             cells = [row[0] for row in input_rows.values()]
             if all(cell.outcome == FAILED for cell in cells):
-                raise scorer.nothing_ran(cells)
+                raise scorer.nothing_ran_error(cells)
             self._work.take([cell.value for cell in cells])
             scorer.log.number_examples(self._optimizer._examples(self._setup, self._work)[1])
         # Make one call first, so that an LM without log-probabilities raises an error at once.
@@ -218,7 +218,7 @@ class LabelRun(CompileRun):
             self.means[ordering] = table.mean(axis=0)
             scores[ordering] = self._optimizer.criterion(table)
         if not scores:
-            raise self.evaluator.nothing_ran(cells)
+            raise self.evaluator.nothing_ran_error(cells)
         return scores
 
 

@@ -22,7 +22,7 @@ from plr_dspy.statistics.comparisons import paired_probability
 # One of the user's programs can replace the original at lower odds than `MIN_ODDS`, because the
 # user already trusts this program. Even odds would be too low: if both programs have equal scores,
 # the model may still infer a tiny gain from the scores of other candidates.
-OWN_ODDS = 1.5
+USER_PROGRAM_ODDS = 1.5
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def compare_finalists(
     min_probability: float | None,
     by_score: bool = False,
     num_dropped: int = 0,
-    own_programs: Collection[Candidate] = (),
+    user_programs: Collection[Candidate] = (),
 ) -> Decision:
     """Choose one of the finalists, and compare it with the original.
 
@@ -137,26 +137,26 @@ def compare_finalists(
         observations: The calls on which to base the choice.
         min_probability, by_score: As in `choose`.
         num_dropped: Number of candidates dropped because of their scores on these examples.
-        own_programs: The user's programs other than the original.
+        user_programs: The user's programs other than the original.
     """
     original = finalists[0]
     scores = observations.counted()
-    fitted = model.fit(scores, kept=finalists)
+    fitted = model.fit(scores, include=finalists)
     scored = _ScoredFinalists(finalists, examples, observations, scores, fitted, num_dropped)
     results = scored.results(original)
     counted = fitted.counted(scores)
-    if fitted.keeps_scores:
+    if not fitted.calibrates_answers:
         # For a metric over a set, the model weights scores, and equal scores may get different
         # weights. So use the unweighted scores.
         counted = observations.scores()
     promising = max(results[1:], key=lambda result: result.gain.probability).ordering
     evidence = count_evidence(counted, original, promising)
-    own = [number for number, result in enumerate(results) if not number or result.ordering in own_programs]
+    own = [number for number, result in enumerate(results) if not number or result.ordering in user_programs]
     best_own = 0
     chosen = 0
     over_best_own = results
-    if evidence.num_differing or not fitted.keeps_scores:
-        best_own = own[choose([results[number] for number in own], min_probability, odds=OWN_ODDS)]
+    if evidence.num_differing or fitted.calibrates_answers:
+        best_own = own[choose([results[number] for number in own], min_probability, odds=USER_PROGRAM_ODDS)]
         if best_own:
             over_best_own = scored.results(results[best_own].ordering)
         allowed = [best_own, *(number for number in range(len(results)) if number not in own)]
@@ -204,7 +204,7 @@ class _ScoredFinalists:
         reference is added at the front. All other results belong to calibrated finalists.
         """
         results = self._by_model(reference)
-        metric = self.observations.effective
+        metric = self.observations.effective_scores
         if not isinstance(metric, ConfusionScores):
             return results
         # Measure the gains with the metric itself, because the model only approximates it.
@@ -234,7 +234,7 @@ class _ScoredFinalists:
         gains = fitted.gains(reference)
         expected = fitted.expected_scores(reference)
         results = []
-        if not fitted.keeps_scores:
+        if fitted.calibrates_answers:
             results.append(Result(reference, self._mean(scores[reference]), Gain(0.0, 0.0)))
         for ordering in self.finalists:
             # Adding 0.0 turns -0.0 into 0.0.
@@ -279,7 +279,7 @@ class _ScoredFinalists:
         If the metric is a metric over a set, the effect is measured with the metric itself.
         """
         effect = estimate_effect(self.fitted, original, chosen, applied=applied)
-        metric = self.observations.effective
+        metric = self.observations.effective_scores
         if effect is None or not isinstance(metric, ConfusionScores):
             return effect
         return effect_on_set_metric(effect, metric, self.observations.records, self.fitted, original)

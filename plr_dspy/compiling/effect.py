@@ -24,13 +24,15 @@ def estimate_effect(
         return None
     answers = responses.answers
     calibrated = answers.estimate(fitted.orderings.index(original)).after
-    if not fitted.keeps_scores:  # The search compared calibrated scores, so use the model's shrunk estimate.
+    if (
+        fitted.calibrates_answers
+    ):  # The search compared calibrated scores, so use the model's shrunk estimate.
         calibrated = fitted.expected_scores(original)[original]
     return CalibrationEffect(
         original=round(fitted.as_it_is(original), 6),
         original_calibrated=round(calibrated, 6),
         offsets=list(answers.estimate(fitted.orderings.index(chosen)).offsets),
-        applied=applied and not fitted.keeps_scores,
+        applied=applied and fitted.calibrates_answers,
         shares=list(answers.calibrated_shares),
     )
 

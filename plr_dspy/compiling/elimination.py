@@ -12,7 +12,7 @@ from plr_dspy.compiling.choice import Outcome, likely
 from plr_dspy.compiling.futility import FIRST_ANSWERS
 from plr_dspy.compiling.run import CompileRun, FinalComparison
 from plr_dspy.report.stop import Stop, StopReason
-from plr_dspy.scoring.evaluator import Wanted
+from plr_dspy.scoring.evaluator import RACE, Wanted
 from plr_dspy.scoring.observations import Observations
 from plr_dspy.search.elimination import EliminationSearch
 from plr_dspy.search.space import Candidate
@@ -29,13 +29,13 @@ class EliminationRun(CompileRun):
     search: EliminationSearch = field(kw_only=False)
 
     def __post_init__(self) -> None:
-        # Only the first program is already in use. If the other programs were in `own_programs`,
+        # Only the first program is already in use. If the other programs were in `user_programs`,
         # they could replace the first program at lower odds.
-        self.own_programs = ()
+        self.user_programs = ()
         super().__post_init__()
         # Count failed calls as incorrect for every program. Otherwise, a first program that
         # often fails would be favored.
-        self.observations = Observations(self.evaluator.effective)
+        self.observations = Observations(self.evaluator.effective_scores)
         schedule = self.schedule.examples_for([self.original], self.observations, self.num_train)
         self._examples = schedule[self.original]  # in the order in which they are scored
         # A race has its own stopping rule, so this check looks only for replies that cannot be
@@ -50,14 +50,14 @@ class EliminationRun(CompileRun):
             if nothing_to_do.reason is StopReason.ONE_PROMPT:
                 nothing_to_do = replace(nothing_to_do, detail="all programs are identical")
             return self.outcome(stop=nothing_to_do)
-        self.begin_phase("race")
+        self.begin_phase(RACE)
         stop: Stop | None = None
         while stop is None:
-            stop = self.play_round(self.search.ask()) or self.check_stoppers()
+            stop = self.score_round(self.search.ask()) or self.check_stoppers()
         self.stop = stop
         return self.decide(self._final_comparison())
 
-    def play_round(self, candidates: Sequence[Candidate]) -> Stop | None:
+    def score_round(self, candidates: Sequence[Candidate]) -> Stop | None:
         """Score the remaining programs on the same new examples.
 
         Return the reason to stop, or None if the race continues.
@@ -65,7 +65,7 @@ class EliminationRun(CompileRun):
         if self._num_scored == len(self._examples):
             return Stop(StopReason.ALL_EXAMPLES)
         budget = self.evaluator.budget
-        num_affordable = budget.calls_left // len(candidates)
+        num_affordable = budget.estimated_calls_left // len(candidates)
         if not num_affordable:
             return Stop(budget.tightest_limit)
         num_new = max(MIN_NEW_EXAMPLES, round(GROWTH * self._num_scored))
@@ -101,12 +101,12 @@ class EliminationRun(CompileRun):
         if stop is not None:
             return stop
         if self._num_scored == len(self._examples):
-            return None  # The next `play_round` stops the race, because all examples are used.
+            return None  # The next `score_round` stops the race, because all examples are used.
         leader = self._leader()
         if not self.search.can_change(leader, len(self._examples)):
             return Stop(StopReason.DECIDED)
-        num_affordable = self.evaluator.budget.calls_left // len(self.search.alive)
-        if num_affordable:  # Otherwise, `play_round` reports the limit.
+        num_affordable = self.evaluator.budget.estimated_calls_left // len(self.search.alive)
+        if num_affordable:  # Otherwise, `score_round` reports the limit.
             num_examples = min(self._num_scored + num_affordable, len(self._examples))
             self.search.drop(leader, num_examples)
         return None
@@ -130,7 +130,7 @@ class EliminationRun(CompileRun):
         programs = [self.original, *self.search.space.programs]
         finalists = [program for program in programs if self.observations.count(program) >= min_examples]
         if self.observations.records and not self.observations.answered():
-            raise self.evaluator.nothing_ran(self.observations.every_record())
+            raise self.evaluator.nothing_ran_error(self.observations.flat_records())
         examples, _ = self.observations.table(finalists, self._examples)
         if len(finalists) < 2 or not examples:
             return None

@@ -8,6 +8,7 @@ from plr_dspy.compiling.plan import Plan, ProblemSize
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.errors import UserError
 from plr_dspy.report.stop import Stop, StopReason
+from plr_dspy.scoring.evaluator import SEARCH
 from plr_dspy.search.space import Candidate
 
 
@@ -64,7 +65,7 @@ def paper_plan(size: ProblemSize, max_metric_calls: int | None = None, **shape: 
         num_selection_examples=size.num_selection,
         max_metric_calls=max_metric_calls,
     )
-    least = plan.final_calls + plan.num_samples * plan.num_train_examples
+    least = plan.comparison_calls + plan.num_samples * plan.num_train_examples
     if max_metric_calls is not None and max_metric_calls < least:
         raise UserError(
             f"max_metric_calls must be at least {least} with auto='paper', for one iteration and the final comparison "
@@ -126,11 +127,11 @@ class PaperRun(CompileRun):
         nothing_to_do = self.reason_not_to_begin()
         if nothing_to_do is not None:
             return self.outcome(stop=nothing_to_do)
-        self.begin_phase("search", reserved_calls=self.plan.final_calls)
+        self.begin_phase(SEARCH, reserved_calls=self.plan.comparison_calls)
         stop: Stop | None = None
         while stop is None:  # For t = 1..T:
             orderings = self.search.ask()  # Sample B orderings,
-            stop = self.play_round(orderings)  # score each on the train split, and refit to the elites.
+            stop = self.score_round(orderings)  # score each on the train split, and refit to the elites.
             stop = stop or self.check_stoppers()
         self.stop = stop
         if stop.reason is StopReason.NO_DIFFERENCE and self.observations.count(self.original):

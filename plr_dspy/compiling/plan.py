@@ -26,7 +26,7 @@ ROUNDS = 30  # target number of rounds in a search
 # in searches that also choose demos.
 FIRST_ROUND = {"orders": 2.5, "demos": 8.0}
 MORE_THAN_FIRST = 2  # number of examples added when an order is scored again, relative to its first examples
-FINAL_SHARE = 0.15  # maximum share of the budget for the final comparison
+COMPARISON_SHARE = 0.15  # maximum share of the budget for the final comparison
 RACE_SHARE = 0.15  # the race's share of the calls that are not reserved for the final comparison
 
 # In a search over orders, the original's score may differ greatly from the scores of all other
@@ -82,7 +82,7 @@ class Plan:
         return 1 + self.num_best_seen
 
     @property
-    def final_calls(self) -> int:
+    def comparison_calls(self) -> int:
         """The maximum number of program calls in the final comparison."""
         return self.num_finalists * self.num_selection_examples
 
@@ -91,7 +91,7 @@ class Plan:
         """The maximum number of program calls in the search before the race."""
         if self.most_searched is not None:
             return self.most_searched
-        return (self.max_metric_calls or 0) - self.final_calls - self.race_calls
+        return (self.max_metric_calls or 0) - self.comparison_calls - self.race_calls
 
     @property
     def num_looks(self) -> int:
@@ -105,7 +105,7 @@ class Plan:
     @property
     def program_calls(self) -> int:
         """The maximum number of program calls in search, race and final comparison."""
-        planned = self.search_calls + self.race_calls + self.final_calls
+        planned = self.search_calls + self.race_calls + self.comparison_calls
         return planned if self.max_metric_calls is None else min(planned, self.max_metric_calls)
 
 
@@ -178,7 +178,7 @@ def _racing_plan(
     """Return a plan that spends the budget, or None if the budget is too small for a plan."""
     num_train = size.num_train
     num_best_seen = min(2, size.num_distinct - 1)
-    num_affordable = int(FINAL_SHARE * budget) // (1 + num_best_seen)
+    num_affordable = int(COMPARISON_SHARE * budget) // (1 + num_best_seen)
     num_compared = min(size.num_selection, max(num_affordable, MIN_EXAMPLES))
     remaining = budget - (1 + num_best_seen) * num_compared
     race_calls = max(0, int(RACE_SHARE * remaining))

@@ -21,7 +21,7 @@ def run_race(
     estimate: Callable[[], Mapping[Candidate, float]],
     plan: Plan,
     num_calls: int,
-    own_programs: Collection[Candidate] = (),
+    user_programs: Collection[Candidate] = (),
 ) -> list[Candidate]:
     """Race the entrants using successive halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
 
@@ -44,7 +44,7 @@ def run_race(
             the calls.
         num_calls: Maximum number of program calls in the race. The heats share equally what the
             first two steps leave.
-        own_programs: As in `first_of_each_kind`.
+        user_programs: As in `first_of_each_kind`.
 
     Returns:
         The winners, best first. If there are several, they include the best of each kind.
@@ -83,8 +83,8 @@ def run_race(
         if num_scored < len(runners):
             break
         num_kept = max(num_winners, math.ceil(KEPT_SHARE * len(alive)))
-        alive = first_of_each_kind(alive, num_kept, own_programs)
-    return first_of_each_kind(alive, num_winners, own_programs)
+        alive = first_of_each_kind(alive, num_kept, user_programs)
+    return first_of_each_kind(alive, num_winners, user_programs)
 
 
 def _calls_up_to(level: int, counts: Sequence[int]) -> int:
@@ -93,7 +93,7 @@ def _calls_up_to(level: int, counts: Sequence[int]) -> int:
 
 
 def first_of_each_kind(
-    ranked: Sequence[Candidate], number: int, own_programs: Collection[Candidate] = ()
+    ranked: Sequence[Candidate], number: int, user_programs: Collection[Candidate] = ()
 ) -> list[Candidate]:
     """Return the first `number` candidates, after moving the best of each kind to the front.
 
@@ -102,7 +102,7 @@ def first_of_each_kind(
     """
 
     def kind(candidate: Candidate) -> bool:
-        return candidate in own_programs if own_programs else isinstance(candidate, WholeProgram)
+        return candidate in user_programs if user_programs else isinstance(candidate, WholeProgram)
 
     best = {kind(ordering): ordering for ordering in reversed(ranked)}.values()
     return sorted(ranked, key=lambda ordering: ordering not in best)[:number]

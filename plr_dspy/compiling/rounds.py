@@ -9,7 +9,7 @@ from plr_dspy.compiling.futility import FIRST_ANSWERS, FutilityCheck
 from plr_dspy.compiling.plan import MIN_ORDERS, Plan
 from plr_dspy.report.schema import Iteration
 from plr_dspy.report.stop import Stop, StopReason
-from plr_dspy.scoring.evaluator import Evaluator, Wanted
+from plr_dspy.scoring.evaluator import SEARCH, Evaluator, Wanted
 from plr_dspy.scoring.observations import ExampleSchedule, Observations
 from plr_dspy.scoring.run_log import FAILED
 from plr_dspy.search.prefixes import by_prefix
@@ -28,7 +28,7 @@ MIN_PER_LOW = 8
 NUM_WIDENED = 4  # number of best orderings to score with each new item
 # This share of the search's calls first scores the user's programs. They need more calls than
 # arrangements, because no other candidate's scores predict their scores.
-OWN_SHARE = 0.25
+USER_PROGRAMS_SHARE = 0.25
 # If all new calls of a round fail, and there are at least this many, assume an outage.
 MIN_FAILURES = 8
 
@@ -48,7 +48,7 @@ class SearchRounds:
             the selection split.
         plan: The planned rounds and program calls.
         original: The user's program, as an ordering, `WITHOUT_DEMOS` or a whole program.
-        own_programs: The user's other programs, which can replace the original at lower odds.
+        user_programs: The user's other programs, which can replace the original at lower odds.
         min_probability, stop_at_score, patience: As in `PLReorder`.
         sample, advice: As in `FutilityCheck`.
         shifted: As in `ExampleSchedule`.
@@ -66,7 +66,7 @@ class SearchRounds:
     plan: Plan
     num_train: int
     original: Candidate
-    own_programs: Collection[Candidate] = ()
+    user_programs: Collection[Candidate] = ()
     min_probability: float | None = None
     sample: Callable[[], str] = str
     advice: str = FutilityCheck.advice
@@ -79,7 +79,7 @@ class SearchRounds:
 
     def __post_init__(self) -> None:
         plan = self.plan
-        effective = self.evaluator.effective
+        effective = self.evaluator.effective_scores
         self.search.model.information_weights = effective.information_weights
         self.observations = Observations(effective, favoured=self.original)
         self.schedule = ExampleSchedule(
@@ -88,22 +88,25 @@ class SearchRounds:
             num_more=plan.num_more_examples,
             shifted=self.shifted,
         )
-        if self.own_programs:
-            self.schedule.paired = [self.original, *self.own_programs]
-            self.schedule.num_paired = int(OWN_SHARE * plan.search_calls) // len(self.schedule.paired)
+        if self.user_programs:
+            self.schedule.paired = [self.original, *self.user_programs]
+            self.schedule.num_paired = int(USER_PROGRAMS_SHARE * plan.search_calls) // len(
+                self.schedule.paired
+            )
         self.stop = Stop(StopReason.INTERRUPTED)
         self._futility = FutilityCheck(
             self.evaluator,
             self.num_train,
             self.sample,
-            compares=self.search.model.keeps_scores,  # Calibrated answers may differ even if all scores are equal.
+            # Calibrated answers may differ even if all scores are equal.
+            compares=not self.search.model.calibrates_answers,
             advice=self.advice,
         )
         self._history: list[Iteration] = []
         self._learnt: set[Candidate] = set()  # candidates whose scores the search has received
         self._first_round: Sequence[Candidate] = ()  # candidates of the first round, most of them random
 
-    def play_round(self, candidates: Sequence[Candidate]) -> Stop | None:
+    def score_round(self, candidates: Sequence[Candidate]) -> Stop | None:
         """Score the candidates, and update the search. Return the reason to stop, or None to continue.
 
         A candidate that was scored before is scored on more examples.
@@ -115,7 +118,9 @@ class SearchRounds:
         wanted = self.schedule.examples_for(candidates, self.observations, min_new=min_new)
         if is_first and min_new:
             wanted = self._first_half(wanted)
-        affordable = self.evaluator.affordable(wanted, kept=self.plan.race_calls + self.plan.final_calls)
+        affordable = self.evaluator.affordable(
+            wanted, reserved=self.plan.race_calls + self.plan.comparison_calls
+        )
         if len(affordable) < MIN_SHARE * len(wanted):
             return Stop(StopReason.BUDGET)
         if is_first:
@@ -137,7 +142,7 @@ class SearchRounds:
         proposes no more candidates.
         """
         candidates: Sequence[Candidate] = []
-        if self.evaluator.num_calls("search") >= WIDENED_AT * self.plan.search_calls:
+        if self.evaluator.num_calls(SEARCH) >= WIDENED_AT * self.plan.search_calls:
             candidates = self.widened()
         return candidates or self.search.ask() or self.widened()
 
@@ -160,8 +165,8 @@ class SearchRounds:
         # The new items were made from these examples, so scores of the new items on these
         # examples would be too high.
         self.schedule.retired.update(low_scores)
-        scores = self.scores()
-        wider_search.model.information_weights = self.evaluator.effective.information_weights
+        scores = self.scores_for_search()
+        wider_search.model.information_weights = self.evaluator.effective_scores.information_weights
         wider_search.tell(list(scores), scores)
         self.search = wider_search
         first: dict[Candidate, None] = {}
@@ -177,10 +182,10 @@ class SearchRounds:
         parsed are ignored, because they have no score.
         """
         evaluator = self.evaluator
-        kept = self.plan.race_calls + self.plan.final_calls
-        num_left = evaluator.budget.max_calls - evaluator.log.num_calls - kept
+        reserved = self.plan.race_calls + self.plan.comparison_calls
+        num_left = evaluator.budget.max_calls - evaluator.log.num_calls - reserved
         number = min(MAX_LOW, self.num_train // MIN_PER_LOW, max(0, num_left) // MIN_PER_LOW)
-        known = [record.score for record in self.observations.every_record() if record.score is not None]
+        known = [record.score for record in self.observations.flat_records() if record.score is not None]
         highest = max(known, default=-math.inf)
         met: set[int] = set()
         low_scores: dict[int, Ordering] = {}
@@ -225,15 +230,15 @@ class SearchRounds:
         # If only one candidate was called, its prompt may have caused the failures.
         is_outage = len(records) > 1 or not self.observations.answered()
         if is_outage and len(new) >= MIN_FAILURES and all(record.outcome == FAILED for record in new):
-            raise self.evaluator.nothing_ran(new)
+            raise self.evaluator.nothing_ran_error(new)
         self.observations.add(records)
         return list(records)
 
     def best(self) -> list[Candidate]:
         """Return the scored candidates, sorted by the search's estimates of their scores, best first."""
-        return [estimate.ordering for estimate in self.search.ranked(self.scores())]
+        return [estimate.ordering for estimate in self.search.ranked(self.scores_for_search())]
 
-    def scores(self) -> Scores:
+    def scores_for_search(self) -> Scores:
         """Return the scores on the train split in the form that the search uses."""
         return self.observations.counted()
 
@@ -278,15 +283,15 @@ class SearchRounds:
     def _update_search(self, candidates: Sequence[Candidate]) -> None:
         """Pass the scores of a round to the search, and add the round to the history."""
         search = self.search
-        effective = self.evaluator.effective
+        effective = self.evaluator.effective_scores
         if self._history:
-            self.observations.refer_to(self.best(), search.fitted)
+            self.observations.set_reference(self.best(), search.fitted)
         else:
-            self.observations.refer_to(candidates, search.fitted)
+            self.observations.set_reference(candidates, search.fitted)
             self._first_round = candidates
         num_known = len(self._learnt)
         self._learnt.update(candidates)
-        scores = self.scores()
+        scores = self.scores_for_search()
         search.tell(candidates, scores)
         means = [effective.clip(mean_score(scores[candidate])) for candidate in candidates]
         best = search.ranked(scores)[0]

@@ -20,6 +20,7 @@ from plr_dspy.compiling.race import first_of_each_kind, run_race
 from plr_dspy.compiling.rounds import SearchRounds
 from plr_dspy.report.schema import Evidence
 from plr_dspy.report.stop import Stop, StopReason
+from plr_dspy.scoring.evaluator import BOOTSTRAP, COMPARISON, PHASES, RACE, SEARCH
 from plr_dspy.scoring.observations import Observations
 from plr_dspy.search.space import Candidate
 
@@ -32,7 +33,7 @@ MIN_COMPARED = 8
 # If the search stops for one of these reasons, race and comparison are as long as the plan and
 # the limits allow. Otherwise, they are shortened like the search: if the search used half of
 # its planned calls, race and comparison get half of theirs.
-STOPS_WITHOUT_CUT = {StopReason.TIME, StopReason.COST, StopReason.BUDGET, StopReason.NOTHING_NEW}
+STOPS_WITHOUT_SHORTENING = {StopReason.TIME, StopReason.COST, StopReason.BUDGET, StopReason.NOTHING_NEW}
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,10 @@ class CompileRun(SearchRounds):
         # 1. Search: ask for candidates, score them on some train examples, and update the
         # search. Once, `next_candidates` may widen the search space, such as by instructions
         # that a prompt model writes after it has seen failures.
-        self.begin_phase("search", reserved_calls=self.plan.race_calls + self.plan.final_calls)
+        self.begin_phase(SEARCH, reserved_calls=self.plan.race_calls + self.plan.comparison_calls)
         while stop is None:
             candidates = self.next_candidates()
-            stop = self.play_round(candidates) or self.check_stoppers()
+            stop = self.score_round(candidates) or self.check_stoppers()
         self.stop = stop
         original_is_scored = self.observations.count(self.original) > 0
         if stop.reason is StopReason.NO_DIFFERENCE and original_is_scored:
@@ -83,17 +84,19 @@ class CompileRun(SearchRounds):
         # worst. The original is scored as well, but always reaches the comparison.
         remaining = self.remaining_calls()
         entrants = self.entrants()
-        self.begin_phase("race", reserved_calls=remaining.comparison)
+        self.begin_phase(RACE, reserved_calls=remaining.comparison)
         winners = run_race(
             entrants,
             original=self.original,
             observations=self.observations,
             schedule=self.schedule,
-            score=lambda wanted: self.observe(self.evaluator.affordable(wanted, kept=remaining.comparison)),
+            score=lambda wanted: self.observe(
+                self.evaluator.affordable(wanted, reserved=remaining.comparison)
+            ),
             estimate=self.estimated_scores,
             plan=self.plan,
             num_calls=remaining.race,
-            own_programs=self.own_programs,
+            user_programs=self.user_programs,
         )
         self.replace_stop_by_limit()
 
@@ -121,8 +124,8 @@ class CompileRun(SearchRounds):
         of the later calls, and so on for other shares.
         """
         self.evaluator.phase = phase
-        planned = self.plan.program_calls if phase == "search" else 0
-        self.evaluator.budget.keep(reserved_calls, planned=planned)
+        planned = self.plan.program_calls if phase == SEARCH else 0
+        self.evaluator.budget.reserve(reserved_calls, planned=planned)
 
     def replace_stop_by_limit(self) -> None:
         """If a limit ended the current phase, record this limit as the reason to stop."""
@@ -134,20 +137,20 @@ class CompileRun(SearchRounds):
         plan = self.plan
         evaluator = self.evaluator
         budget = evaluator.budget
-        fraction = min(1.0, budget.calls_left / max(1, plan.race_calls + plan.final_calls))
-        if self.stop.reason not in STOPS_WITHOUT_CUT:
-            fraction = min(fraction, evaluator.num_calls("search") / max(1, plan.search_calls))
+        fraction = min(1.0, budget.estimated_calls_left / max(1, plan.race_calls + plan.comparison_calls))
+        if self.stop.reason not in STOPS_WITHOUT_SHORTENING:
+            fraction = min(fraction, evaluator.num_calls(SEARCH) / max(1, plan.search_calls))
         # If nothing is shortened, the comparison gets its planned calls, and the race all other
         # calls, including those that the search did not use.
-        comparison_calls = plan.final_calls
+        comparison_calls = plan.comparison_calls
         # Unlike `program_calls`, `num_calls` includes the calls that bootstrapped demos.
-        max_calls = min(budget.max_calls, plan.program_calls + evaluator.num_calls("bootstrap"))
+        max_calls = min(budget.max_calls, plan.program_calls + evaluator.num_calls(BOOTSTRAP))
         race_calls = max_calls - comparison_calls - evaluator.num_calls()
         if fraction < 1.0:
             min_comparison_calls = plan.num_finalists * min(MIN_COMPARED, plan.num_selection_examples)
             comparison_calls = max(min_comparison_calls, round(fraction * comparison_calls))
             race_calls = min(
-                race_calls, round(fraction * plan.race_calls), budget.calls_left - comparison_calls
+                race_calls, round(fraction * plan.race_calls), budget.estimated_calls_left - comparison_calls
             )
         return RemainingCalls(fraction, race=max(0, race_calls), comparison=comparison_calls)
 
@@ -158,7 +161,7 @@ class CompileRun(SearchRounds):
         plan has any, draws from these distributions.
         """
         others = [candidate for candidate in self.best() if candidate != self.original]
-        best = first_of_each_kind(others, self.plan.num_entrants, self.own_programs)
+        best = first_of_each_kind(others, self.plan.num_entrants, self.user_programs)
         if not best:
             # Only the original has scores, so the distributions have learnt nothing, and their
             # mode would be a random order.
@@ -168,7 +171,7 @@ class CompileRun(SearchRounds):
 
     def estimated_scores(self) -> Mapping[Candidate, float]:
         """Return the model's estimates of the candidates' scores, given all calls so far."""
-        return dict(self.search.model.fit(self.scores()).estimates())
+        return dict(self.search.model.fit(self.scores_for_search()).estimates())
 
     def compare(self, finalists: list[Candidate], fraction: float = 1.0) -> FinalComparison | None:
         """Score the finalists on a fraction of the selection split.
@@ -182,7 +185,7 @@ class CompileRun(SearchRounds):
             return None
         # The indices of train examples come before those of the selection split.
         examples = list(range(self.num_train, self.num_train + num_examples))
-        self.begin_phase("final")
+        self.begin_phase(COMPARISON)
         compared = list(self.evaluator.evaluate(dict.fromkeys(finalists, examples)))
         if len(compared) < len(finalists):
             logger.warning(
@@ -204,17 +207,17 @@ class CompileRun(SearchRounds):
         num_examples = min(max(MIN_COMPARED, round(fraction * num_selection)), num_selection)
         # `calls_left` is an estimate. If the estimate is below the minimum, try the minimum
         # anyway, because the limits stop any excess calls.
-        num_examples = min(num_examples, max(budget.calls_left // num_finalists, min_examples))
+        num_examples = min(num_examples, max(budget.estimated_calls_left // num_finalists, min_examples))
         calls_within_budget = budget.max_calls - self.evaluator.log.num_calls
         return min(num_examples, calls_within_budget // num_finalists)
 
     def _examples_in_common(self, candidates: list[Candidate], examples: list[int]) -> list[int]:
         """Return the examples on which all candidates have scores. Raise an error if every call failed."""
-        selection = Observations(self.evaluator.effective)
+        selection = Observations(self.evaluator.effective_scores)
         selection.add(self.evaluator.known(dict.fromkeys(candidates, examples)))
-        records = selection.every_record()
+        records = selection.flat_records()
         if records and not selection.answered():
-            raise self.evaluator.nothing_ran(records)
+            raise self.evaluator.nothing_ran_error(records)
         common, _ = self.observations.with_records(selection.records).table(candidates, examples)
         return common
 
@@ -233,9 +236,11 @@ class CompileRun(SearchRounds):
         # If the metric is a metric over a set, the score of an answer depends on other answers,
         # called the reference. Use the finalists' answers as the reference for all observations
         # of the run.
-        observations.refer_to([*finalists, *self.best()], self.search.fitted, least=len(finalists))
+        observations.set_reference(
+            [*finalists, *self.best()], self.search.fitted, min_candidates=len(finalists)
+        )
         if by_score:
-            observations = Observations(self.evaluator.effective).with_records(records)
+            observations = Observations(self.evaluator.effective_scores).with_records(records)
         decision = compare_finalists(
             finalists,
             comparison.examples,
@@ -244,14 +249,14 @@ class CompileRun(SearchRounds):
             min_probability=self.min_probability,
             by_score=by_score,
             num_dropped=comparison.num_dropped,
-            own_programs=self.own_programs,
+            user_programs=self.user_programs,
         )
         return self.outcome(decision)
 
     def outcome(self, decision: Decision | None = None, stop: Stop | None = None) -> Outcome:
         """Return the outcome of the run. If `decision` is None, the original is kept."""
         evaluator = self.evaluator
-        counts = {phase: evaluator.num_calls(phase) for phase in ("bootstrap", "search", "race", "final")}
+        counts = {phase: evaluator.num_calls(phase) for phase in PHASES}
         counts["total"] = evaluator.num_calls()
         counts["resumed"] = evaluator.log.num_recalled
         if decision is None:
@@ -284,10 +289,10 @@ class CompileRun(SearchRounds):
         """Return the decision for a candidate that was not compared with the original."""
         model = self.search.model
         effect = None
-        if not model.keeps_scores:
-            scores = self.scores()
+        if model.calibrates_answers:
+            scores = self.scores_for_search()
             scored = [known for known in (self.original, candidate) if known in scores]
             if scored:
-                fitted = model.fit(scores, kept=scored)
+                fitted = model.fit(scores, include=scored)
                 effect = estimate_effect(fitted, scored[0], scored[-1], applied=candidate != self.original)
         return Decision(candidate, evidence=evidence, effect=effect)

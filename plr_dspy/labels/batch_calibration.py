@@ -351,7 +351,7 @@ def read_replies(
         )
     completed = [index for index, record in enumerate(records) if record.outcome != FAILED]
     if not completed:
-        raise scorer.nothing_ran(records)
+        raise scorer.nothing_ran_error(records)
     labels = list(output.labels)
     inputs = [index for index, record in enumerate(records) if record.label_logprobs]
     if len(inputs) < 2:

@@ -398,7 +398,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             plan=setup.plan,
             num_train=len(setup.splits.train),
             original=setup.original,
-            own_programs=setup.slots.competing,
+            user_programs=setup.slots.competing,
             sample=lambda: opened.work.sample,
             advice=adapter_advice(),
             min_probability=self.min_probability,

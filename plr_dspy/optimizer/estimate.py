@@ -92,9 +92,9 @@ class Estimate:
         plan = self.plan
         phases = {
             "bootstrapped demos": self.bootstrap_calls,
-            "search": plan.program_calls - plan.race_calls - plan.final_calls,
+            "search": plan.program_calls - plan.race_calls - plan.comparison_calls,
             "race": plan.race_calls,
-            "final comparison": plan.final_calls,
+            "final comparison": plan.comparison_calls,
         }
         calls = ", ".join(f"{phase} {number:,}" for phase, number in phases.items() if number > 0)
         text += f"\n  calls: {calls or 'none'}"

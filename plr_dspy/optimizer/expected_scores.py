@@ -38,11 +38,11 @@ class ExpectedScore:
 
 def fitted_model(run: CompileRun, outcome: Outcome) -> FittedModel | None:
     """Return the score model fitted to all scores, or None if there are no scores."""
-    scores = run.scores()
+    scores = run.scores_for_search()
     if not scores:
         return None
     decision = outcome.decision
-    return decision.fitted or run.search.model.fit(scores, kept=[run.original, decision.ordering])
+    return decision.fitted or run.search.model.fit(scores, include=[run.original, decision.ordering])
 
 
 def expected_scores(

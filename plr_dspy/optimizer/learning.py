@@ -184,7 +184,7 @@ class LearningOptimizer(DemoOptimizer):
         if record.outcome == FAILED:
             reason = "the first calls failed"
             if required:
-                raise scorer.nothing_ran(list(scorer.records_asked().values()))
+                raise scorer.nothing_ran_error(list(scorer.records_asked().values()))
         if required:
             raise NoProbabilities(self._no_logprobs(reason))
         work.requests.reason = reason  # Later calls request no log-probabilities.

@@ -68,9 +68,9 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
     if isinstance(slots, PoolSlots):
         name = count(num_demos, "random demo")
         tokens = round(np.mean([slots.tokens(ordering) for ordering in orderings]))
-    if not fitted.keeps_scores:
+    if fitted.calibrates_answers:
         name += ", calibrated"
-    scores = fitted.counted(run.scores())
+    scores = fitted.counted(run.scores_for_search())
     rows = [scores[ordering] for ordering in random_orderings]
     to_metric_scale: Callable[[float], float] = float
     score = float(np.mean([mean_score(row) for row in rows]))

@@ -63,7 +63,7 @@ class Budget:
         self._lock = threading.Lock()
         self._num_under_way = 0
         self._num_made = 0
-        self.keep(0)
+        self.reserve(0)
         self.expect(self.expected_cost)
         for tokens in self.log.tokens_before:
             self._cost_of_log += self._price(tokens)
@@ -79,7 +79,7 @@ class Budget:
         self._num_timed = 0
         self._timed_from = time.monotonic()
 
-    def keep(self, calls: int, *, planned: int = 0) -> None:
+    def reserve(self, calls: int, *, planned: int = 0) -> None:
         """Reserve cost and time for `calls` later calls.
 
         If the budget cannot cover all `planned` calls, reserve proportionally less.
@@ -106,7 +106,7 @@ class Budget:
             used = max(used, self.cost / self.max_cost)
         if self.max_seconds is not None:
             used = max(used, (began - self._started) / self.max_seconds)
-        self.keep(0)
+        self.reserve(0)
         self.expect(expected_cost)
         self.share = min(1.0, used + share)
         try:
@@ -148,7 +148,7 @@ class Budget:
             self._count(cost)
 
     @property
-    def calls_left(self) -> int:
+    def estimated_calls_left(self) -> int:
         """The number of further calls within all limits, at the mean cost and pace so far."""
         return max(0, int(min(self._calls_by_limit().values())))
 

@@ -130,10 +130,10 @@ class ConfusionScores(EffectiveScores):
         self._variances = _mean_by_row(deviations**2, smoothed)
         self.table[:] = self._scores[self._rows, :-1]
 
-    def refer_to(self, best_first: Iterable[tuple[Records, Labels]], *, least: int = 1) -> None:
+    def set_reference(self, best_first: Iterable[tuple[Records, Labels]], *, min_candidates: int = 1) -> None:
         """Linearize the metric at the answers of the best candidates.
 
-        Use at least `least` candidates. Keep adding candidates until there are at least as many
+        Use at least `min_candidates` candidates. Keep adding candidates until there are at least as many
         answers as examples, and at least `ENOUGH_ANSWERS` for each correct label. A candidate's
         labels replace its answers.
         """
@@ -142,7 +142,7 @@ class ConfusionScores(EffectiveScores):
             reference += self.answers(records, labels).items()
             counts = Counter(self._right_labels[example] for example, _ in reference)
             is_enough = all(counts[label] >= ENOUGH_ANSWERS for label in set(self._right_labels))
-            if number >= least and is_enough and len(reference) >= self.num_examples:
+            if number >= min_candidates and is_enough and len(reference) >= self.num_examples:
                 break
         self.linearize_at(reference)
 

@@ -20,11 +20,12 @@ class EffectiveScores:
         """Return the score of a call on an example, or None if the call has no score."""
         return record.score
 
-    def refer_to(self, best_first: Iterable[tuple[Records, Labels]], *, least: int = 1) -> None:
+    def set_reference(self, best_first: Iterable[tuple[Records, Labels]], *, min_candidates: int = 1) -> None:
         """Do nothing, because the metric's own scores need no reference.
 
-        A subclass may calculate scores relative to a reference, the answers of at least `least`
-        of the best candidates. A candidate's labels replace its recorded answers.
+        A subclass may calculate scores relative to a reference: the answers of the best
+        candidates, of at least `min_candidates` of them. A candidate's labels replace its
+        recorded answers.
         """
 
     def counted(self, scores: Scores) -> Scores:

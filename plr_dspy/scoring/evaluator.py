@@ -13,6 +13,13 @@ from plr_dspy.search.space import Candidate, WholeProgram
 
 Wanted: TypeAlias = dict[Candidate, list[int]]  # the examples to evaluate each candidate on
 
+# The phases that count calls, as keys of `ReportData.program_calls`.
+BOOTSTRAP = "bootstrap"
+SEARCH = "search"
+RACE = "race"
+COMPARISON = "final"
+PHASES = (BOOTSTRAP, SEARCH, RACE, COMPARISON)
+
 
 class Payer(Protocol):
     """An interface for making program calls within the budget and logging each call when it ends."""
@@ -52,12 +59,12 @@ class Evaluator:
         self.payer = payer
         self.log = payer.log
         self.budget = payer.budget
-        self.effective = influence or EffectiveScores()
+        self.effective_scores = influence or EffectiveScores()
         self.influence = influence
-        self.phase = "search"
+        self.phase = SEARCH
         self._fingerprints: dict[tuple[Candidate, int | None], str] = {}
         self._candidates: dict[str, Candidate] = {}  # the first candidate with each prompt
-        self._phases: dict[CallKey, str] = dict.fromkeys(bootstrapped, "bootstrap")
+        self._phases: dict[CallKey, str] = dict.fromkeys(bootstrapped, BOOTSTRAP)
         self._examples: dict[Candidate, dict[int, None]] = {}  # requested examples, as keys in order
         self.unscored: set[CallKey] = set()
 
@@ -79,13 +86,13 @@ class Evaluator:
             return len(self._phases)
         return list(self._phases.values()).count(phase)
 
-    def affordable(self, wanted: Wanted, *, kept: int = 0) -> Wanted:
-        """Return as many of the first candidates as the budget allows, if `kept` calls must be left over."""
+    def affordable(self, wanted: Wanted, *, reserved: int = 0) -> Wanted:
+        """Return as many of the first candidates as the budget allows, if `reserved` calls must be left over."""
         new: set[CallKey] = set()
         affordable: Wanted = {}
         for candidate, examples in wanted.items():
             new |= {self.key(candidate, example) for example in examples} - self.log.records.keys()
-            if new and self.log.num_calls + len(new) + kept > self.budget.max_calls:
+            if new and self.log.num_calls + len(new) + reserved > self.budget.max_calls:
                 break
             affordable[candidate] = examples
         return affordable
@@ -166,13 +173,13 @@ class Evaluator:
 
         Raise `NothingRan` if all calls failed.
         """
-        observations = Observations(self.effective)
+        observations = Observations(self.effective_scores)
         observations.add(self.evaluate(dict.fromkeys(candidates, examples)))
         if observations.records and not observations.answered():
-            raise self.nothing_ran(observations.every_record())
+            raise self.nothing_ran_error(observations.flat_records())
         return observations.table(candidates, examples)
 
-    def nothing_ran(self, records: Sequence[CallRecord]) -> NothingRan:
+    def nothing_ran_error(self, records: Sequence[CallRecord]) -> NothingRan:
         """Return the error to raise if all calls failed. The next run repeats these calls."""
         failed = [record for record in records if record.outcome == FAILED]
         fix = fix_for(

@@ -26,13 +26,13 @@ class Observations:
     too, but examples on which all candidates failed are ignored.
 
     Args:
-        effective: The conversion of single calls to scores.
+        effective_scores: The conversion of single calls to scores.
         favoured: A candidate whose failed calls are ignored, so that chance failures do not
             make other candidates look better.
     """
 
-    def __init__(self, effective: EffectiveScores, *, favoured: Candidate | None = None) -> None:
-        self.effective = effective
+    def __init__(self, effective_scores: EffectiveScores, *, favoured: Candidate | None = None) -> None:
+        self.effective_scores = effective_scores
         self.records: CallRecords = {}
         self._favoured = favoured
 
@@ -41,7 +41,7 @@ class Observations:
             self.records.setdefault(candidate, {}).update(row)
 
     def with_records(self, records: CallRecords) -> "Observations":
-        joined = Observations(self.effective, favoured=self._favoured)
+        joined = Observations(self.effective_scores, favoured=self._favoured)
         joined.add(self.records)
         joined.add(records)
         return joined
@@ -50,7 +50,8 @@ class Observations:
         """Count the examples that a candidate was called on."""
         return len(self.records.get(candidate, ()))
 
-    def every_record(self) -> list[CallRecord]:
+    def flat_records(self) -> list[CallRecord]:
+        """Return the records of all calls as one list."""
         return list(itertools.chain.from_iterable(row.values() for row in self.records.values()))
 
     def answered(self) -> set[int]:
@@ -82,7 +83,7 @@ class Observations:
 
     def counted(self) -> Scores:
         """Return the scores, rescaled as if label shares were the same for all candidates."""
-        return self.effective.counted(self.scores())
+        return self.effective_scores.counted(self.scores())
 
     def table(
         self, candidates: Sequence[Candidate], examples: Iterable[int]
@@ -94,17 +95,21 @@ class Observations:
         common = [example for example in examples if example in shared]
         return common, [list(map(row.__getitem__, common)) for row in rows]
 
-    def refer_to(
-        self, best_first: Iterable[Candidate], fitted: FittedModel | None, *, least: int = 1
+    def set_reference(
+        self, best_first: Iterable[Candidate], fitted: FittedModel | None, *, min_candidates: int = 1
     ) -> None:
-        """Calculate scores relative to the answers of the best candidates. Use at least `least` candidates."""
+        """From now on, calculate scores relative to the answers of the best candidates.
+
+        At least `min_candidates` candidates are used. The reference is stored in
+        `effective_scores`, so it applies to all observations that share this object.
+        """
         known = [candidate for candidate in best_first if candidate in self.records]
         labels = (fitted.revised_labels(candidate) if fitted is not None else {} for candidate in known)
         records = (self.records[candidate] for candidate in known)
-        self.effective.refer_to(zip(records, labels, strict=True), least=least)
+        self.effective_scores.set_reference(zip(records, labels, strict=True), min_candidates=min_candidates)
 
     def _score(self, example: int, record: CallRecord) -> float:
-        score = None if record.outcome == FAILED else self.effective.score_of(example, record)
+        score = None if record.outcome == FAILED else self.effective_scores.score_of(example, record)
         return math.nan if score is None else score
 
 

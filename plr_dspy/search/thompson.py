@@ -133,7 +133,7 @@ class ThompsonSearch(Search):
         self._num_rounds += 1
         earlier = None if self.fitted is None else self.fitted.variances
         # Assign the fitted model in one step. If the user interrupts the fit, the old model is kept.
-        self.fitted = self.model.fit(scores, earlier=earlier, kept=[self.space.identity])
+        self.fitted = self.model.fit(scores, earlier=earlier, include=[self.space.identity])
         best = [estimate for estimate in self.fitted.estimates() if self.space.contains(estimate.ordering)]
         elites = best[: max(MIN_ELITES, num_elites(len(self.fitted.orderings), self.elite_fraction))]
         self._best = [estimate.ordering for estimate in best if self.space.contains(estimate.ordering)]

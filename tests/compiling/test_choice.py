@@ -220,7 +220,7 @@ class TestOwnPrograms:
             observed(scores),
             OrderingModel(space),
             min_probability=min_probability,
-            own_programs=[self.OWN],
+            user_programs=[self.OWN],
         )
 
     def test_a_user_program_that_is_probably_better_replaces_the_original(self):

@@ -36,7 +36,7 @@ def test_a_plan_keeps_its_budget(auto, num_items, **options):
         assert "max_metric_calls must be at least" in str(error)
         return
     budget = options["max_metric_calls"] or BUDGETS[auto]
-    assert plan.program_calls <= plan.search_calls + plan.race_calls + plan.final_calls <= budget
+    assert plan.program_calls <= plan.search_calls + plan.race_calls + plan.comparison_calls <= budget
     assert 1 <= plan.num_train_examples <= num_train
     assert 1 <= plan.num_selection_examples <= num_selection
     assert plan.num_initial * plan.num_first_examples <= plan.search_calls
@@ -84,4 +84,4 @@ def test_the_error_names_the_smallest_sufficient_budget(make):
     plan = make(size, max_metric_calls=needed)
     first = plan.num_first_examples * plan.num_initial or plan.num_samples * plan.num_train_examples
     assert plan.program_calls <= needed
-    assert needed - plan.final_calls - plan.race_calls >= first > 0
+    assert needed - plan.comparison_calls - plan.race_calls >= first > 0

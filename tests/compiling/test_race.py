@@ -37,7 +37,7 @@ class Raced:
         model = SimpleNamespace(calibrating=False, fit=fit)
         self.search = SimpleNamespace(model=model)
         self.original = original
-        self.observations = Observations(self.evaluator.effective, favoured=original)
+        self.observations = Observations(self.evaluator.effective_scores, favoured=original)
         self.schedule = ExampleSchedule([range(num_train)], num_first, self.plan.num_more_examples)
         self.score([*searched, original])
         self.heats = []
@@ -48,8 +48,8 @@ class Raced:
     def score(self, orderings, num_examples=None):
         self.observe(self.schedule.examples_for(orderings, self.observations, num_examples))
 
-    def observe(self, wanted, kept=0):
-        records = self.evaluator.evaluate(self.evaluator.affordable(wanted, kept=kept))
+    def observe(self, wanted, reserved=0):
+        records = self.evaluator.evaluate(self.evaluator.affordable(wanted, reserved=reserved))
         self.observations.add(records)
         return records
 
@@ -58,13 +58,13 @@ class Raced:
         self.heats.append(dict(zip(ORDERINGS, counts, strict=True)))
         return {ordering: sum(row.values()) / len(row) for ordering, row in scores.items()}
 
-    def run(self, entrants, *, num_calls=300, num_winners=2, kept=0):
+    def run(self, entrants, *, num_calls=300, num_winners=2, reserved=0):
         return run_race(
             entrants,
             original=self.original,
             observations=self.observations,
             schedule=self.schedule,
-            score=lambda wanted: self.observe(wanted, kept),
+            score=lambda wanted: self.observe(wanted, reserved),
             estimate=lambda: dict(self.search.model.fit(self.observations.scores()).estimates()),
             plan=replace(self.plan, num_best_seen=num_winners),
             num_calls=num_calls,
@@ -165,7 +165,7 @@ class TestRace:
         payer = TablePayer(table())
         payer.budget.max_calls = 200
         raced = Raced(payer, ORDERINGS[:20])
-        raced.run(ORDERINGS[:20], num_calls=300, kept=50)
+        raced.run(ORDERINGS[:20], num_calls=300, reserved=50)
         assert 130 < len(payer.paid) <= 150
 
     def test_the_original_is_scored_as_often_as_the_winners_but_cannot_win(self):

@@ -77,7 +77,7 @@ class TestCost:
         budget = Budget(max_cost=101)
         assert make(budget, 50, 1, 1, 1) == 3
         assert budget.cost == 52
-        assert budget.calls_left == 0
+        assert budget.estimated_calls_left == 0
 
     def test_threads_never_exceed_the_limit(self):
         budget = Budget(max_cost=97, expected_cost=3)
@@ -104,7 +104,7 @@ class TestCost:
         assert budget.cost == sum(paid)
         assert budget.largest_cost == max(paid)
         mean = sum(paid) / len(paid)
-        assert budget.calls_left == int((1000 - sum(paid) - max(paid)) / (MARGIN * mean))
+        assert budget.estimated_calls_left == int((1000 - sum(paid) - max(paid)) / (MARGIN * mean))
 
     def test_the_limit_includes_the_cost_of_earlier_runs(self, resumed):
         budget = Budget(resumed(*[10] * 7), max_cost=100, expected_cost=10)
@@ -133,40 +133,40 @@ class TestTimeAndCalls:
             budget.recall((f"order {number}", 0))
         assert make(budget, *[0] * 10) == 10
         clock[0] = 30.0
-        assert budget.calls_left == int(970 / 3 / MARGIN)
+        assert budget.estimated_calls_left == int(970 / 3 / MARGIN)
         # Reset the estimates, as between a teacher's calls and the student's calls.
         budget.expect(None)
         make(budget, 0)
         clock[0] = 40.0
-        assert budget.calls_left == int(960 / 10 / MARGIN)
+        assert budget.estimated_calls_left == int(960 / 10 / MARGIN)
 
     @pytest.mark.parametrize(
-        ("kept", "planned", "num_made"),
+        ("reserved", "planned", "num_made"),
         [
             (100, 0, 1000 - int(100 * MARGIN)),
             (250, 2_000, 859),  # reserves an eighth of the affordable calls
         ],
     )
-    def test_a_search_leaves_time_for_later_calls(self, clock, kept, planned, num_made):
+    def test_a_search_leaves_time_for_later_calls(self, clock, reserved, planned, num_made):
         budget = Budget(max_seconds=1000)
-        budget.keep(kept, planned=planned)
+        budget.reserve(reserved, planned=planned)
         number = 0
         while make(budget, 0):
             clock[0] += 1.0
             number += 1
         assert number == pytest.approx(num_made, abs=3)
         assert budget.refused == StopReason.TIME
-        budget.keep(0)
+        budget.reserve(0)
         assert budget.refused is None
         assert begun(budget) == 30
 
     def test_a_search_leaves_money_for_later_calls(self):
         budget = Budget(max_cost=100, expected_cost=1)
-        budget.keep(20)
+        budget.reserve(20)
         number = make(budget, *[1] * 100)
         assert number == pytest.approx(100 - 20 * MARGIN, abs=2)
         assert budget.refused == StopReason.COST
-        budget.keep(0)
+        budget.reserve(0)
         assert make(budget, *[1] * 100) == 100 - number
 
     def test_a_phase_may_use_a_share_of_the_cost_and_time_limits(self, clock):
@@ -189,8 +189,8 @@ class TestTimeAndCalls:
         budget = Budget(max_cost=100, max_seconds=100, expected_cost=1)
         make(budget, *[1] * 20)
         clock[0] = 10.0
-        budget.keep(50)
-        left = budget.calls_left
+        budget.reserve(50)
+        left = budget.estimated_calls_left
         with budget.other_model(5, share=0.1):
             assert make(budget, 5, 5, 5) == 2
             assert budget.refused == StopReason.COST
@@ -198,7 +198,7 @@ class TestTimeAndCalls:
         assert budget.refused is None
         assert budget.cost == 30
         assert budget.largest_cost == 1
-        assert left > budget.calls_left == int((100 - 31) / MARGIN)
+        assert left > budget.estimated_calls_left == int((100 - 31) / MARGIN)
         with budget.other_model(0, share=0.1):
             clock[0] = 61.0
             assert begun(budget) == 0
@@ -207,19 +207,19 @@ class TestTimeAndCalls:
 
     def test_calls_left_depend_on_the_tightest_limit(self, clock):
         budget = Budget(expected_cost=1, max_calls=100, max_cost=400, max_seconds=1000)
-        assert budget.calls_left == 100
+        assert budget.estimated_calls_left == 100
         make(budget, *[5] * 10)
         clock[0] = 20.0
-        assert budget.calls_left == int(345 / 5 / MARGIN) == 60
+        assert budget.estimated_calls_left == int(345 / 5 / MARGIN) == 60
         clock[0] = 500.0
-        assert budget.calls_left == int(500 / 50 / MARGIN) == 8
+        assert budget.estimated_calls_left == int(500 / 50 / MARGIN) == 8
         make(budget, *[0] * 88)
         clock[0] = 600.0
-        assert budget.calls_left == 2
+        assert budget.estimated_calls_left == 2
 
     def test_running_calls_count_towards_the_maximum(self):
         budget = Budget(max_calls=7)
         assert begun(budget) == 7
         assert budget.refused == StopReason.BUDGET
         assert begun(Budget()) == 30
-        assert Budget().calls_left == Budget().max_calls > 10**9
+        assert Budget().estimated_calls_left == Budget().max_calls > 10**9

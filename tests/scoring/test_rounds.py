@@ -19,7 +19,7 @@ class Rounds:
 
     def __init__(self, payer, *, favoured=None, num_first=4, num_more=6, shifted=False):
         self.evaluator = Evaluator(payer)
-        self.observations = Observations(self.evaluator.effective, favoured=favoured)
+        self.observations = Observations(self.evaluator.effective_scores, favoured=favoured)
         strata = [range(payer.table.shape[1])]
         options = {"num_first": num_first, "num_more": num_more, "shifted": shifted}
         self.schedule = ExampleSchedule(strata, **options)
@@ -203,13 +203,14 @@ class TestBudgets:
         return Evaluator(payer)
 
     @pytest.mark.parametrize(
-        ("max_calls", "kept", "count"), [(7, 0, 0), (8, 0, 1), (8, 1, 0), (17, 1, 2), (23, 0, 2), (24, 0, 3)]
+        ("max_calls", "reserved", "count"),
+        [(7, 0, 0), (8, 0, 1), (8, 1, 0), (17, 1, 2), (23, 0, 2), (24, 0, 3)],
     )
-    def test_affordable_candidates_leave_the_kept_calls(self, max_calls, kept, count):
+    def test_affordable_candidates_leave_the_reserved_calls(self, max_calls, reserved, count):
         wanted = {ordering: list(range(8)) for ordering in ORDERINGS[:3]}
         scorer = self.scorer(max_calls=max_calls)
-        assert list(scorer.affordable(wanted, kept=kept)) == ORDERINGS[:count]
-        assert len(scorer.evaluate(scorer.affordable(wanted, kept=kept))) == count
+        assert list(scorer.affordable(wanted, reserved=reserved)) == ORDERINGS[:count]
+        assert len(scorer.evaluate(scorer.affordable(wanted, reserved=reserved))) == count
 
     def test_unscored_calls_count(self):
         scorer = self.scorer(max_calls=12)
@@ -228,9 +229,9 @@ class TestBudgets:
         scorer = self.scorer(max_calls=12, log=RunLog(tmp_path / "calls.jsonl"))
         assert scorer.num_calls() == 0
         assert scorer.log.num_calls == 0
-        assert not scorer.affordable({ORDERINGS[0]: range(9)}, kept=4)
-        assert scorer.affordable({ORDERINGS[0]: range(8)}, kept=4)
-        assert not scorer.affordable({ORDERINGS[0]: range(8)}, kept=5)
+        assert not scorer.affordable({ORDERINGS[0]: range(9)}, reserved=4)
+        assert scorer.affordable({ORDERINGS[0]: range(8)}, reserved=4)
+        assert not scorer.affordable({ORDERINGS[0]: range(8)}, reserved=5)
         scorer.evaluate({ORDERINGS[0]: range(8)})
         scorer.phase = "race"
         scorer.evaluate({ORDERINGS[0]: range(10)})

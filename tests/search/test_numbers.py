@@ -77,8 +77,8 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, share_known=0.0, num_la
         example_classes=gold if classes else None,
         responses=responses if share_known else None,
     )
-    first = model.fit(scores, kept=[space.identity, WITHOUT_DEMOS])
-    fitted = model.fit(scores, earlier=first.variances, kept=[space.identity, WITHOUT_DEMOS])
+    first = model.fit(scores, include=[space.identity, WITHOUT_DEMOS])
+    fitted = model.fit(scores, earlier=first.variances, include=[space.identity, WITHOUT_DEMOS])
     return {
         "estimates": [some_scores(first), some_scores(fitted)],
         **numbers_of_fit(fitted, space, orderings),

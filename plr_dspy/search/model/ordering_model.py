@@ -84,8 +84,8 @@ class OrderingModel:
     Attributes:
         information_weights: A function that returns, for each candidate, how informative one
             of its scores is. None if all scores are equally informative.
-        keeps_scores: Whether the model uses the metric's scores of the original answers. False
-            if calibrated answers are scored instead.
+        calibrates_answers: Whether the model uses the scores of calibrated answers. If not, it uses
+            the metric's scores of the original answers.
         varies_in_length: Whether orderings may show different numbers of demos.
     """
 
@@ -104,22 +104,22 @@ class OrderingModel:
         self._responses = responses
         self._features = Features(space, classes=classes) if with_features else None
         self._example_classes = None if example_classes is None else np.array(example_classes)
-        self.keeps_scores = responses is None or not responses.are_calibrated
+        self.calibrates_answers = responses is not None and responses.are_calibrated
         self.varies_in_length = space.from_end
 
     def fit(
-        self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Candidate] = ()
+        self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, include: Sequence[Candidate] = ()
     ) -> FittedModel:
         """Return the model fitted to the scores.
 
         A fit is faster if `earlier` holds the `variances` of an earlier fit. If there are more
-        than `MAX_MODELED` candidates, only some are fitted, including those in `kept`.
+        than `MAX_MODELED` candidates, only some are fitted. These contain all in `include`.
         """
         earlier = earlier or {}
         with one_thread():
             calls = self._calls(scores)
             if len(calls.candidates) > MAX_MODELED:
-                calls = calls.select(self._modeled(calls, kept))
+                calls = calls.select(self._modeled(calls, include))
             features = self.features(calls.candidates)
             responses = self._respond(calls, features=features, earlier=earlier.get("responses"))
             counted_scores = calls.scored.scores
@@ -177,18 +177,18 @@ class OrderingModel:
         is_program = np.array([isinstance(candidate, WholeProgram) for candidate in candidates], dtype=bool)
         return Calls(candidates, scored, labels, is_program, self._is_outsider(candidates))
 
-    def _modeled(self, calls: Calls, kept: Sequence[Candidate]) -> Numbers:
+    def _modeled(self, calls: Calls, include: Sequence[Candidate]) -> Numbers:
         """Return the rows of the candidates to which the process is fitted.
 
-        They include all whole programs, the candidates in `kept`, the candidates with the most
+        They include all whole programs, the candidates in `include`, the candidates with the most
         scores, and the best candidates. The remaining rows are spread over the other candidates.
         """
         responses = self._respond(calls)
         means = np.array(calls.scored.shrunk_means if responses is None else responses.means)
         most_scored = np.lexsort((means, calls.scored.counts))[-MOST_SCORED:]
         means[most_scored] = np.inf
-        is_kept = np.array([candidate in kept for candidate in calls.candidates])
-        means[is_kept | calls.is_program] = np.inf
+        is_included = np.array([candidate in include for candidate in calls.candidates])
+        means[is_included | calls.is_program] = np.inf
         num_best = min(max(MAX_MODELED // 2, int(np.isinf(means).sum())), MAX_MODELED)
         spread = np.linspace(num_best, len(means), MAX_MODELED - num_best, endpoint=False).astype(np.int64)
         ranked = np.argsort(-means, kind="stable")
@@ -251,8 +251,8 @@ class FittedModel:
     Attributes:
         counted_scores: The scores to which the model is fitted, ``[m, E]``. They are scores of
             calibrated answers if answers are calibrated, else the metric's scores.
-        keeps_scores: Whether `counted_scores` are the metric's scores of the original answers.
-            Always True if there are no log-probabilities.
+        calibrates_answers: Whether `counted_scores` are the scores of calibrated answers. Always
+            False if there are no log-probabilities.
         variances: The fitted variances, as JSON data, from which the next fit can start.
     """
 
@@ -266,7 +266,7 @@ class FittedModel:
     def __post_init__(self) -> None:
         self._all_scores = np.stack([self.counted_scores, self.scored.scores])
         self._range = float(np.nanmin(self._all_scores)), float(np.nanmax(self._all_scores))
-        self.keeps_scores = self.responses is None or self.model.keeps_scores
+        self.calibrates_answers = self.responses is not None and self.model.calibrates_answers
         self.variances = {**self.process.state, "responses": self.responses and self.responses.state}
 
     def estimates(self) -> list[ScoreEstimate]:
@@ -298,7 +298,7 @@ class FittedModel:
         else:
             own = self.responses.answers.corrected(number)[0]
             expected = self.responses.answers.estimate(number).before
-        margin = MOST_SHRUNK * self._error(ordering) if self.keeps_scores else 0.0
+        margin = 0.0 if self.calibrates_answers else MOST_SHRUNK * self._error(ordering)
         return self.clip(min(max(expected, own - margin), own + margin))
 
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
@@ -346,7 +346,7 @@ class FittedModel:
             revision_gain = None
             if self.responses is not None:
                 label_gains = self.responses.gains(number)
-                if not self.keeps_scores:
+                if self.calibrates_answers:
                     revision_gain = self.responses.answers.gain_of_calibration(number)
             # Log-probabilities may explain an outsider's scores so well that no further
             # difference seems likely. To avoid false certainty, also compute gains on the
@@ -384,7 +384,7 @@ class FittedModel:
 
     def counted(self, scores: Scores) -> Scores:
         """Return a copy of `scores` in which the scores of fitted orderings come from `counted_scores`."""
-        if self.keeps_scores:
+        if not self.calibrates_answers:
             return scores
         columns = {example: column for column, example in enumerate(self.scored.examples.tolist())}
         rows = dict(zip(self.orderings, self.counted_scores.tolist(), strict=True))
@@ -398,7 +398,7 @@ class FittedModel:
 
         If the ordering's answers are not replaced, the dict is empty.
         """
-        if self.keeps_scores or ordering not in self.orderings:
+        if not self.calibrates_answers or ordering not in self.orderings:
             return {}
         return self.calibrated_labels(ordering)
 
@@ -415,7 +415,7 @@ class FittedModel:
 
     def revision(self, ordering: Candidate) -> Revision | None:
         """Return the calibration applied to an ordering's answers, or None if they are not calibrated."""
-        if self.responses is None or self.keeps_scores or ordering not in self.orderings:
+        if self.responses is None or not self.calibrates_answers or ordering not in self.orderings:
             return None
         answers = self.responses.answers
         return Revision(answers.rounded_offsets(self.orderings.index(ordering)), answers.calibrated_shares)

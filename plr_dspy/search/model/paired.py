@@ -179,9 +179,9 @@ class ProgramModel(OrderingModel):
     """A model that predicts scores of whole programs on new examples."""
 
     def fit(
-        self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Candidate] = ()
+        self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, include: Sequence[Candidate] = ()
     ) -> FittedPrograms:
-        """Return the model fitted to the scores of all programs. Ignore `earlier` and `kept`."""
+        """Return the model fitted to the scores of all programs. Ignore `earlier` and `include`."""
         with one_thread():
             table = ScoreTable.from_rows([*scores.values()], self.information_weights)
             process = PairedProcess(table)
