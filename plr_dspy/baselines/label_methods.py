@@ -160,7 +160,7 @@ class LabelRun(CompileRun):
         """Probe all orders, and return an outcome with the best one. The original order wins ties."""
         if self.search.space.num_distinct < 2:
             return super().run()
-        self.begin_phase(SEARCH)
+        self.evaluator.begin_phase(SEARCH)
         orderings = self.search.ask()
         rows = self._probe(orderings)
         scores = self._scores(rows)

@@ -50,7 +50,7 @@ class EliminationRun(CompileRun):
             if nothing_to_do.reason is StopReason.ONE_PROMPT:
                 nothing_to_do = replace(nothing_to_do, detail="all programs are identical")
             return self.outcome(stop=nothing_to_do)
-        self.begin_phase(RACE)
+        self.evaluator.begin_phase(RACE)
         stop: Stop | None = None
         while stop is None:
             stop = self.score_round(self.search.ask()) or self.check_stoppers()
@@ -129,8 +129,7 @@ class EliminationRun(CompileRun):
         min_examples = max(1, self._num_scored)
         programs = [self.original, *self.search.space.programs]
         finalists = [program for program in programs if self.observations.count(program) >= min_examples]
-        if self.observations.records and not self.observations.answered():
-            raise self.evaluator.nothing_ran_error(self.observations.flat_records())
+        self.evaluator.raise_if_all_failed(self.observations)
         examples, _ = self.observations.table(finalists, self._examples)
         if len(finalists) < 2 or not examples:
             return None

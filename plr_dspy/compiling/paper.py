@@ -127,7 +127,8 @@ class PaperRun(CompileRun):
         nothing_to_do = self.reason_not_to_begin()
         if nothing_to_do is not None:
             return self.outcome(stop=nothing_to_do)
-        self.begin_phase(SEARCH, reserved_calls=self.plan.comparison_calls)
+        plan = self.plan
+        self.evaluator.begin_phase(SEARCH, reserved=plan.comparison_calls, planned=plan.program_calls)
         stop: Stop | None = None
         while stop is None:  # For t = 1..T:
             orderings = self.search.ask()  # Sample B orderings,
@@ -137,10 +138,10 @@ class PaperRun(CompileRun):
         if stop.reason is StopReason.NO_DIFFERENCE and self.observations.count(self.original):
             return self.outcome_without_difference()
         # Draw K orderings, and return the one that scores best on the selection split.
-        fraction = 1.0
+        num_compared = plan.num_selection_examples
         if stop.reason is not StopReason.ALL_ROUNDS:
-            fraction = self.remaining_calls().fraction
-        return self.decide(self.compare(self.finalists(), fraction), by_score=True)
+            num_compared = self.remaining_calls().num_compared
+        return self.decide(self.compare(self.finalists(), num_compared), by_score=True)
 
     def finalists(self) -> list[Candidate]:
         """Return the original, the best orders, the mode, and draws from the final distribution."""

@@ -1,4 +1,4 @@
-"""The race between the best orderings of a search, whose winners enter the final comparison."""
+"""The race between the best candidates of a search, whose winners enter the final comparison."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -8,7 +8,7 @@ from plr_dspy.scoring.evaluator import Wanted
 from plr_dspy.scoring.observations import ExampleSchedule, Observations
 from plr_dspy.search.space import Candidate, WholeProgram
 
-KEPT_SHARE = 0.4  # share of the orderings that advance to the next heat
+KEPT_SHARE = 0.4  # share of the candidates that advance to the next heat
 
 
 def run_race(

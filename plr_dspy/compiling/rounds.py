@@ -118,9 +118,7 @@ class SearchRounds:
         wanted = self.schedule.examples_for(candidates, self.observations, min_new=min_new)
         if is_first and min_new:
             wanted = self._first_half(wanted)
-        affordable = self.evaluator.affordable(
-            wanted, reserved=self.plan.race_calls + self.plan.comparison_calls
-        )
+        affordable = self.evaluator.affordable(wanted)
         if len(affordable) < MIN_SHARE * len(wanted):
             return Stop(StopReason.BUDGET)
         if is_first:
@@ -181,10 +179,8 @@ class SearchRounds:
         score is low if any call on any example has a higher score. Replies that cannot be
         parsed are ignored, because they have no score.
         """
-        evaluator = self.evaluator
-        reserved = self.plan.race_calls + self.plan.comparison_calls
-        num_left = evaluator.budget.max_calls - evaluator.log.num_calls - reserved
-        number = min(MAX_LOW, self.num_train // MIN_PER_LOW, max(0, num_left) // MIN_PER_LOW)
+        num_left = max(0, self.evaluator.unreserved_calls)
+        number = min(MAX_LOW, self.num_train // MIN_PER_LOW, num_left // MIN_PER_LOW)
         known = [record.score for record in self.observations.flat_records() if record.score is not None]
         highest = max(known, default=-math.inf)
         met: set[int] = set()
@@ -235,11 +231,19 @@ class SearchRounds:
         return list(records)
 
     def best(self) -> list[Candidate]:
-        """Return the scored candidates, sorted by the search's estimates of their scores, best first."""
+        """Return the scored candidates, sorted by the search's estimates of their scores, best first.
+
+        Return an empty list before the first round ends, because the search has no estimates yet.
+        """
+        if not self._history:
+            return []
         return [estimate.ordering for estimate in self.search.ranked(self.scores_for_search())]
 
     def scores_for_search(self) -> Scores:
-        """Return the scores on the train split in the form that the search uses."""
+        """Return the scores on the train split in the form that the search and its model use.
+
+        They are the metric's scores unless the metric is a metric over a set.
+        """
         return self.observations.counted()
 
     def random_orderings(self) -> list[Ordering]:

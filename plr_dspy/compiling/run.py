@@ -1,12 +1,20 @@
 """A compile run: search, race, comparison and decision.
 
-A candidate is an ordering of demos or a whole program. Read next: `rounds.py`, whose
-`SearchRounds` is the base class of `CompileRun`, then `Search` in `search/search.py`, which
-proposes the candidates, `race.py` and `choice.py`. `paper.py` has PLR Algorithm 1, a separate
-loop without a race.
+A candidate is an `Ordering` or a `WholeProgram` (`search/space.py`). For each predictor, an
+`Ordering` says which demos are shown, in which order, and with which instruction. A
+`WholeProgram` is a program that is used unchanged, such as one that the user passed, or one
+that retrieves its demos.
 
-`docs/architecture.md` shows what happens before and after a run. "Where to add" in
-`CONTRIBUTING.md` says how to extend it.
+Read next: `optimizer/base.py`, which sets up a run and turns its outcome into a program and a
+report. Then `rounds.py`, whose `SearchRounds` is the base class of `CompileRun`, then `race.py`
+and `choice.py`. `docs/architecture.md` gives the overview.
+
+To extend a run, see "Where to add" in `CONTRIBUTING.md`. In short:
+
+- A search: subclass `Search` (`search/search.py`) and define `ask`. Create it in
+  `LearningOptimizer.search` (`optimizer/learning.py`).
+- A stopping rule: add a `StopReason`, and see the comment on `STOPS_WITHOUT_SHORTENING`.
+- A kind of candidate: if possible, make it a `WholeProgram`, which needs no change here.
 """
 
 import logging
@@ -20,29 +28,32 @@ from plr_dspy.compiling.race import first_of_each_kind, run_race
 from plr_dspy.compiling.rounds import SearchRounds
 from plr_dspy.report.schema import Evidence
 from plr_dspy.report.stop import Stop, StopReason
-from plr_dspy.scoring.evaluator import BOOTSTRAP, COMPARISON, PHASES, RACE, SEARCH
-from plr_dspy.scoring.observations import Observations
+from plr_dspy.scoring.evaluator import COMPARISON, PHASES, RACE, SEARCH, Wanted
+from plr_dspy.scoring.observations import CallRecords, Observations
 from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
 
-# Even a shortened comparison uses this many examples, if the selection split and the budget
-# allow it.
+# A shortened comparison should use at least this many examples. If the limits allow fewer, it
+# uses fewer. With fewer than `MIN_EXAMPLES`, nothing is compared.
 MIN_COMPARED = 8
 
-# If the search stops for one of these reasons, race and comparison are as long as the plan and
-# the limits allow. Otherwise, they are shortened like the search: if the search used half of
-# its planned calls, race and comparison get half of theirs.
+# After these stops, race and comparison get all planned calls that the limits still allow: a
+# search that a limit ends has reserved calls for them, and a search without new candidates is
+# complete. After any other stop, they are shortened like the search: if the search used half of
+# its planned calls, they get half of theirs.
 STOPS_WITHOUT_SHORTENING = {StopReason.TIME, StopReason.COST, StopReason.BUDGET, StopReason.NOTHING_NEW}
 
 
 @dataclass(frozen=True)
 class RemainingCalls:
-    """The program calls that the race and the final comparison may make."""
+    """The program calls that are left after the search."""
 
-    fraction: float  # share of the calls planned for race and comparison that may still be made
-    race: int
-    comparison: int
+    race: int  # maximum number of calls in the race
+    comparison: int  # number of calls that the race must leave for the comparison
+    # Number of examples on which the comparison scores each finalist. There may be fewer
+    # finalists than planned, so their calls may be fewer than `comparison`.
+    num_compared: int
 
 
 @dataclass(frozen=True)
@@ -51,15 +62,18 @@ class FinalComparison:
 
     finalists: list[Candidate]  # at least two; the original program is first
     examples: list[int]
-    num_dropped: int = 0  # number of programs that `EliminationRun` dropped because of these scores
+    # Number of other programs that these scores ruled out before. Only `choose_program` drops any.
+    num_dropped: int = 0
 
 
 @dataclass(kw_only=True)
 class CompileRun(SearchRounds):
     """A compile run in progress, from the first round of the search to the decision.
 
-    If `run` raises an error, the caller (`optimizer/base.py`) calls `unfinished`, which returns
-    the outcome so far.
+    All fields are in `SearchRounds`. The original is the program that the user passed to
+    `compile`. If `run` raises an error or is interrupted, `compile` raises the same exception.
+    Before, the caller (`optimizer/base.py`) sets `report` and `best_program` of the optimizer
+    from the outcome so far, which `unfinished` returns.
     """
 
     def run(self) -> Outcome:
@@ -69,9 +83,13 @@ class CompileRun(SearchRounds):
             return self.outcome(stop=stop)
 
         # 1. Search: ask for candidates, score them on some train examples, and update the
-        # search. Once, `next_candidates` may widen the search space, such as by instructions
-        # that a prompt model writes after it has seen failures.
-        self.begin_phase(SEARCH, reserved_calls=self.plan.race_calls + self.plan.comparison_calls)
+        # search. At most once per run, `next_candidates` widens the search space, such as by
+        # instructions that a prompt model writes after it has seen failures.
+        plan = self.plan
+        num_later = plan.race_calls + plan.comparison_calls
+        # Leave calls, money and time for the later phases. If the money or time is enough for
+        # only half of all planned calls, leave it for half of the later calls.
+        self.evaluator.begin_phase(SEARCH, reserved=num_later, planned=plan.program_calls)
         while stop is None:
             candidates = self.next_candidates()
             stop = self.score_round(candidates) or self.check_stoppers()
@@ -81,20 +99,20 @@ class CompileRun(SearchRounds):
             return self.outcome_without_difference()
 
         # 2. Race: score the best candidates on more and more train examples, and drop the
-        # worst. The original is scored as well, but always reaches the comparison.
+        # worst. The original is scored, too, but cannot be dropped: the winners are compared
+        # with it.
         remaining = self.remaining_calls()
-        entrants = self.entrants()
-        self.begin_phase(RACE, reserved_calls=remaining.comparison)
+        entrants = self.choose_entrants()
+        # `remaining` fits the limits on money and time, so reserve all calls of the comparison.
+        self.evaluator.begin_phase(RACE, reserved=remaining.comparison)
         winners = run_race(
             entrants,
             original=self.original,
             observations=self.observations,
             schedule=self.schedule,
-            score=lambda wanted: self.observe(
-                self.evaluator.affordable(wanted, reserved=remaining.comparison)
-            ),
+            score=self.score_affordable,
             estimate=self.estimated_scores,
-            plan=self.plan,
+            plan=plan,
             num_calls=remaining.race,
             user_programs=self.user_programs,
         )
@@ -102,7 +120,7 @@ class CompileRun(SearchRounds):
 
         # 3. Comparison: score the original and the winners on the selection split, which the
         # search has not seen.
-        comparison = self.compare([self.original, *winners], remaining.fraction)
+        comparison = self.compare([self.original, *winners], remaining.num_compared)
 
         # 4. Decision: estimate each winner's gain over the original on new examples, from the
         # scores on both splits.
@@ -111,136 +129,163 @@ class CompileRun(SearchRounds):
     def reason_not_to_begin(self) -> Stop | None:
         """Return the reason not to start the search, or None if the search can start."""
         if self.search.space.num_distinct < 2:
+            # The value of a reason is its message: "all choices give the same prompt".
             logger.warning("%s, so there is nothing to compare", StopReason.ONE_PROMPT.value)
             return Stop(StopReason.ONE_PROMPT)
         if not self.plan.program_calls:
             return Stop(StopReason.NO_CALLS)
         return None
 
-    def begin_phase(self, phase: str, *, reserved_calls: int = 0) -> None:
-        """Begin a phase, and reserve cost and time for the calls of later phases.
-
-        If the limits on cost or time allow half of all planned calls, the search reserves half
-        of the later calls, and so on for other shares.
-        """
-        self.evaluator.phase = phase
-        planned = self.plan.program_calls if phase == SEARCH else 0
-        self.evaluator.budget.reserve(reserved_calls, planned=planned)
-
     def replace_stop_by_limit(self) -> None:
         """If a limit ended the current phase, record this limit as the reason to stop."""
-        if self.evaluator.budget.refused is not None:
-            self.stop = Stop(self.evaluator.budget.refused)
+        limit = self.evaluator.budget.refused  # None at the beginning of each phase
+        if limit is not None:
+            self.stop = Stop(limit)
 
     def remaining_calls(self) -> RemainingCalls:
-        """Divide the calls left in the budget between the race and the final comparison."""
+        """Divide the calls that are left after the search between the race and the comparison."""
         plan = self.plan
         evaluator = self.evaluator
         budget = evaluator.budget
-        fraction = min(1.0, budget.estimated_calls_left / max(1, plan.race_calls + plan.comparison_calls))
-        if self.stop.reason not in STOPS_WITHOUT_SHORTENING:
-            fraction = min(fraction, evaluator.num_calls(SEARCH) / max(1, plan.search_calls))
-        # If nothing is shortened, the comparison gets its planned calls, and the race all other
-        # calls, including those that the search did not use.
-        comparison_calls = plan.comparison_calls
-        # Unlike `program_calls`, `num_calls` includes the calls that bootstrapped demos.
-        max_calls = min(budget.max_calls, plan.program_calls + evaluator.num_calls(BOOTSTRAP))
-        race_calls = max_calls - comparison_calls - evaluator.num_calls()
-        if fraction < 1.0:
-            min_comparison_calls = plan.num_finalists * min(MIN_COMPARED, plan.num_selection_examples)
-            comparison_calls = max(min_comparison_calls, round(fraction * comparison_calls))
-            race_calls = min(
-                race_calls, round(fraction * plan.race_calls), budget.estimated_calls_left - comparison_calls
+        # The plan does not count the calls that bootstrapped demos, but the budget does.
+        num_left = min(
+            plan.program_calls - evaluator.num_calls(SEARCH), budget.max_calls - evaluator.num_calls()
+        )
+        num_race_calls = num_left - plan.comparison_calls
+        share = self.share_of_later_calls()
+        if share == 1.0:
+            # The race also gets the calls that the search did not use.
+            return RemainingCalls(
+                race=max(0, num_race_calls),
+                comparison=plan.comparison_calls,
+                num_compared=plan.num_selection_examples,
             )
-        return RemainingCalls(fraction, race=max(0, race_calls), comparison=comparison_calls)
+        min_compared = min(MIN_COMPARED, plan.num_selection_examples)
+        num_reserved = max(plan.num_finalists * min_compared, round(share * plan.comparison_calls))
+        num_race_calls = min(
+            num_race_calls, round(share * plan.race_calls), budget.estimated_calls_left - num_reserved
+        )
+        return RemainingCalls(
+            race=max(0, num_race_calls),
+            comparison=num_reserved,
+            num_compared=max(min_compared, round(share * plan.num_selection_examples)),
+        )
 
-    def entrants(self) -> list[Candidate]:
+    def share_of_later_calls(self) -> float:
+        """Return the share of the calls planned for race and comparison that may still be made."""
+        plan = self.plan
+        num_planned = plan.race_calls + plan.comparison_calls
+        share = min(1.0, self.evaluator.budget.estimated_calls_left / max(1, num_planned))
+        if self.stop.reason not in STOPS_WITHOUT_SHORTENING:
+            share = min(share, self.evaluator.num_calls(SEARCH) / max(1, plan.search_calls))
+        return share
+
+    def choose_entrants(self) -> list[Candidate]:
         """Return the candidates for the race.
 
         They are the best of the search, the mode of the Plackett-Luce distributions and, if the
         plan has any, draws from these distributions.
         """
         others = [candidate for candidate in self.best() if candidate != self.original]
+        # The best candidate of each kind takes part, even if it is far behind. The kinds are
+        # orderings and whole programs or, if the user passed programs, these and all others.
         best = first_of_each_kind(others, self.plan.num_entrants, self.user_programs)
         if not best:
             # Only the original has scores, so the distributions have learnt nothing, and their
             # mode would be a random order.
             return []
-        entrants = [*best, self.search.mode(), *self.search.draw(self.plan.num_final_draws)]
-        return [candidate for candidate in dict.fromkeys(entrants) if candidate != self.original]
+        candidates = [*best, self.search.mode(), *self.search.draw(self.plan.num_final_draws)]
+        return [candidate for candidate in dict.fromkeys(candidates) if candidate != self.original]
+
+    def score_affordable(self, wanted: Wanted) -> list[Candidate]:
+        """Score as many of the first candidates as the unreserved calls allow.
+
+        Return the candidates that now have scores on all wanted examples.
+        """
+        return self.observe(self.evaluator.affordable(wanted))
 
     def estimated_scores(self) -> Mapping[Candidate, float]:
         """Return the model's estimates of the candidates' scores, given all calls so far."""
+        # Fit the model again, because `search.fitted` knows only the scores of the search.
         return dict(self.search.model.fit(self.scores_for_search()).estimates())
 
-    def compare(self, finalists: list[Candidate], fraction: float = 1.0) -> FinalComparison | None:
-        """Score the finalists on a fraction of the selection split.
+    def compare(self, finalists: list[Candidate], num_examples: int) -> FinalComparison | None:
+        """Score the finalists on the first examples of the selection split.
 
-        Return None if the original is the only finalist, or if the limits allow too few
-        examples.
+        Args:
+            finalists: The original, then the winners.
+            num_examples: Number of examples. If the limits allow fewer, fewer are used.
+
+        Returns:
+            The comparison, or None if the original is the only finalist, or if the limits allow
+            too few examples.
+
+        Raises:
+            NothingRan: If every call failed.
         """
+        self.evaluator.begin_phase(COMPARISON)
         min_examples = max(1, min(MIN_EXAMPLES, self.plan.num_selection_examples))
-        num_examples = self._num_compared(len(finalists), fraction, min_examples)
+        num_examples = self._num_affordable(num_examples, len(finalists), min_examples)
         if len(finalists) < 2 or num_examples < min_examples:
             return None
         # The indices of train examples come before those of the selection split.
         examples = list(range(self.num_train, self.num_train + num_examples))
-        self.begin_phase(COMPARISON)
-        compared = list(self.evaluator.evaluate(dict.fromkeys(finalists, examples)))
-        if len(compared) < len(finalists):
+        # These are the first finalists, starting with the original, because finalists are scored
+        # in this order until a limit is reached.
+        fully_scored = list(self.evaluator.evaluate(dict.fromkeys(finalists, examples)))
+        if len(fully_scored) < len(finalists):
             logger.warning(
                 "only %d of %d finalists were scored on all examples before a limit was reached",
-                len(compared),
+                len(fully_scored),
                 len(finalists),
             )
             self.replace_stop_by_limit()
-        if len(compared) < 2:
-            # Compare the first two finalists on the examples that both were scored on.
+        compared = fully_scored
+        if len(fully_scored) < 2:
+            # Compare the original and the best winner on the examples that both were scored on.
             compared = finalists[:2]
-        common = self._examples_in_common(compared, examples)
+        records = self.evaluator.known(dict.fromkeys(compared, examples))
+        self._raise_if_all_failed(records)
+        common, _ = self.observations.with_records(records).table(compared, examples)
         return FinalComparison(compared, common) if len(common) >= min_examples else None
 
-    def _num_compared(self, num_finalists: int, fraction: float, min_examples: int) -> int:
-        """Return the number of selection examples that all finalists can be scored on."""
-        budget = self.evaluator.budget
-        num_selection = self.plan.num_selection_examples
-        num_examples = min(max(MIN_COMPARED, round(fraction * num_selection)), num_selection)
-        # `calls_left` is an estimate. If the estimate is below the minimum, try the minimum
-        # anyway, because the limits stop any excess calls.
-        num_examples = min(num_examples, max(budget.estimated_calls_left // num_finalists, min_examples))
-        calls_within_budget = budget.max_calls - self.evaluator.log.num_calls
-        return min(num_examples, calls_within_budget // num_finalists)
+    def _num_affordable(self, num_examples: int, num_finalists: int, min_examples: int) -> int:
+        """Return the number of examples, at most `num_examples`, that all finalists can be scored on."""
+        evaluator = self.evaluator
+        # If the estimate is below the minimum, try the minimum anyway, because the estimate may
+        # be too low, and the limits stop any excess calls. No calls are reserved any more.
+        num_estimated = max(evaluator.budget.estimated_calls_left // num_finalists, min_examples)
+        return min(num_examples, num_estimated, evaluator.unreserved_calls // num_finalists)
 
-    def _examples_in_common(self, candidates: list[Candidate], examples: list[int]) -> list[int]:
-        """Return the examples on which all candidates have scores. Raise an error if every call failed."""
-        selection = Observations(self.evaluator.effective_scores)
-        selection.add(self.evaluator.known(dict.fromkeys(candidates, examples)))
-        records = selection.flat_records()
-        if records and not selection.answered():
-            raise self.evaluator.nothing_ran_error(records)
-        common, _ = self.observations.with_records(selection.records).table(candidates, examples)
-        return common
+    def _raise_if_all_failed(self, records: CallRecords) -> None:
+        """Raise `NothingRan` if every call of the comparison failed."""
+        observations = Observations(self.evaluator.effective_scores)
+        observations.add(records)
+        self.evaluator.raise_if_all_failed(observations)
 
     def decide(self, comparison: FinalComparison | None, *, by_score: bool = False) -> Outcome:
         """Choose one of the finalists, or keep the original if nothing was compared.
 
         Args:
             by_score: Whether to choose by the mean score in the comparison, as PLR Algorithm 1
-                does. Otherwise, choose by the expected gain, estimated from both splits.
+                does (`PaperRun`, a subclass). Otherwise, choose by the expected gain, estimated
+                from both splits.
         """
         if comparison is None:
             return self.outcome()
         finalists = comparison.finalists
         records = self.evaluator.known(dict.fromkeys(finalists, comparison.examples))
         observations = self.observations.with_records(records)
-        # If the metric is a metric over a set, the score of an answer depends on other answers,
-        # called the reference. Use the finalists' answers as the reference for all observations
-        # of the run.
+        # With a metric over a set, such as F1, the score of an answer is relative to reference
+        # answers. From now on, these are the answers of the finalists, calibrated if the search
+        # calibrates answers. If they are too few, those of the next best candidates are added.
         observations.set_reference(
             [*finalists, *self.best()], self.search.fitted, min_candidates=len(finalists)
         )
         if by_score:
-            observations = Observations(self.evaluator.effective_scores).with_records(records)
+            # Algorithm 1 decides by the comparison alone. The reference stays the same.
+            observations = Observations(self.evaluator.effective_scores)
+            observations.add(records)
         decision = compare_finalists(
             finalists,
             comparison.examples,
@@ -258,9 +303,10 @@ class CompileRun(SearchRounds):
         evaluator = self.evaluator
         counts = {phase: evaluator.num_calls(phase) for phase in PHASES}
         counts["total"] = evaluator.num_calls()
+        # Calls of an earlier run in `log_dir` also count in their phases and in the total.
         counts["resumed"] = evaluator.log.num_recalled
         if decision is None:
-            decision = self.choose_uncompared(self.original)
+            decision = self.decide_uncompared(self.original)
         return Outcome(
             decision,
             distributions=self.search.distributions,
@@ -271,28 +317,35 @@ class CompileRun(SearchRounds):
 
     def outcome_without_difference(self) -> Outcome:
         """Return the outcome that keeps the original, because all candidates score the same."""
-        # Failed calls can make scores differ, but they are no evidence that orders differ.
+        # Count the scores of the metric itself: `scores_for_search` may weight equal scores
+        # differently.
         evidence = count_evidence(self.observations.scores())
+        # Failed calls can make scores differ, but they are no evidence that candidates differ.
         evidence = evidence.model_copy(update={"num_differing": 0})
-        return self.outcome(self.choose_uncompared(self.original, evidence))
+        return self.outcome(self.decide_uncompared(self.original, evidence))
 
     def unfinished(self, error: BaseException) -> Outcome:
         """Return the outcome after an error or an interrupt, with the best candidate so far."""
         stop = Stop(StopReason.ERROR, f"ended by {type(error).__name__}")
         if isinstance(error, KeyboardInterrupt):
             stop = Stop(StopReason.INTERRUPTED)
-        best = self.best() if self._history else []
+        best = self.best()
         candidate = best[0] if best else self.original
-        return self.outcome(self.choose_uncompared(candidate), stop)
+        return self.outcome(self.decide_uncompared(candidate), stop)
 
-    def choose_uncompared(self, candidate: Candidate, evidence: Evidence | None = None) -> Decision:
-        """Return the decision for a candidate that was not compared with the original."""
+    def decide_uncompared(self, candidate: Candidate, evidence: Evidence | None = None) -> Decision:
+        """Return the decision for a candidate that was not compared with the original.
+
+        If the search scores calibrated answers, the decision includes the calibration.
+        """
         model = self.search.model
+        if not model.calibrates_answers:
+            return Decision(candidate, evidence=evidence)
+        # The candidate may be the original. If only one of the two has scores, use it for both.
+        scores = self.scores_for_search()
+        scored = [known for known in dict.fromkeys([self.original, candidate]) if known in scores]
         effect = None
-        if model.calibrates_answers:
-            scores = self.scores_for_search()
-            scored = [known for known in (self.original, candidate) if known in scores]
-            if scored:
-                fitted = model.fit(scores, include=scored)
-                effect = estimate_effect(fitted, scored[0], scored[-1], applied=candidate != self.original)
+        if scored:
+            fitted = model.fit(scores, include=scored)
+            effect = estimate_effect(fitted, scored[0], scored[-1], applied=candidate != self.original)
         return Decision(candidate, evidence=evidence, effect=effect)

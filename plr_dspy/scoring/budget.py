@@ -80,9 +80,10 @@ class Budget:
         self._timed_from = time.monotonic()
 
     def reserve(self, calls: int, *, planned: int = 0) -> None:
-        """Reserve cost and time for `calls` later calls.
+        """Reserve money and time for `calls` later calls, and forget `refused`.
 
-        If the budget cannot cover all `planned` calls, reserve proportionally less.
+        If the limits on money and time allow only a share of all `planned` calls, reserve only
+        this share of `calls`. If `planned` is 0, reserve all of them.
         """
         self._num_reserved = calls
         self._planned = planned
@@ -149,7 +150,7 @@ class Budget:
 
     @property
     def estimated_calls_left(self) -> int:
-        """The number of further calls within all limits, at the mean cost and pace so far."""
+        """The number of further calls within all limits. It assumes the mean cost and pace so far."""
         return max(0, int(min(self._calls_by_limit().values())))
 
     @property

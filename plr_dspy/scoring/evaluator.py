@@ -50,6 +50,7 @@ class Evaluator:
         influence: Scores of answers for a metric over a set, or None for other metrics.
 
     Attributes:
+        phase: The phase to which new calls belong.
         unscored: Keys of the calls that scored no candidate.
     """
 
@@ -62,11 +63,32 @@ class Evaluator:
         self.effective_scores = influence or EffectiveScores()
         self.influence = influence
         self.phase = SEARCH
+        self._num_reserved = 0
         self._fingerprints: dict[tuple[Candidate, int | None], str] = {}
         self._candidates: dict[str, Candidate] = {}  # the first candidate with each prompt
         self._phases: dict[CallKey, str] = dict.fromkeys(bootstrapped, BOOTSTRAP)
         self._examples: dict[Candidate, dict[int, None]] = {}  # requested examples, as keys in order
         self.unscored: set[CallKey] = set()
+
+    def begin_phase(self, phase: str, *, reserved: int = 0, planned: int = 0) -> None:
+        """Begin a phase, and reserve calls for later phases.
+
+        Args:
+            phase: One of `PHASES`.
+            reserved: Number of calls to leave in `max_calls`. The budget reserves money and time
+                for them, too.
+            planned: Number of calls planned in this phase and later ones, as in
+                `Budget.reserve`.
+        """
+        self.phase = phase
+        self._num_reserved = reserved
+        self.budget.reserve(reserved, planned=planned)
+
+    @property
+    def unreserved_calls(self) -> int:
+        """The number of new calls that `max_calls` allows in the current phase."""
+        # Unlike `num_calls()`, the number in the log includes proposals of instructions.
+        return self.budget.max_calls - self.log.num_calls - self._num_reserved
 
     def key(self, candidate: Candidate, example: int) -> CallKey:
         """Return the key of a call.
@@ -86,13 +108,16 @@ class Evaluator:
             return len(self._phases)
         return list(self._phases.values()).count(phase)
 
-    def affordable(self, wanted: Wanted, *, reserved: int = 0) -> Wanted:
-        """Return as many of the first candidates as the budget allows, if `reserved` calls must be left over."""
+    def affordable(self, wanted: Wanted) -> Wanted:
+        """Return as many of the first candidates as the unreserved calls allow.
+
+        Calls that were made before are free.
+        """
         new: set[CallKey] = set()
         affordable: Wanted = {}
         for candidate, examples in wanted.items():
             new |= {self.key(candidate, example) for example in examples} - self.log.records.keys()
-            if new and self.log.num_calls + len(new) + reserved > self.budget.max_calls:
+            if new and len(new) > self.unreserved_calls:
                 break
             affordable[candidate] = examples
         return affordable
@@ -175,9 +200,14 @@ class Evaluator:
         """
         observations = Observations(self.effective_scores)
         observations.add(self.evaluate(dict.fromkeys(candidates, examples)))
-        if observations.records and not observations.answered():
-            raise self.nothing_ran_error(observations.flat_records())
+        self.raise_if_all_failed(observations)
         return observations.table(candidates, examples)
+
+    def raise_if_all_failed(self, observations: Observations) -> None:
+        """Raise `NothingRan` if there are calls, and all of them failed."""
+        records = observations.flat_records()
+        if records and not observations.answered():
+            raise self.nothing_ran_error(records)
 
     def nothing_ran_error(self, records: Sequence[CallRecord]) -> NothingRan:
         """Return the error to raise if all calls failed. The next run repeats these calls."""

@@ -48,8 +48,8 @@ class Raced:
     def score(self, orderings, num_examples=None):
         self.observe(self.schedule.examples_for(orderings, self.observations, num_examples))
 
-    def observe(self, wanted, reserved=0):
-        records = self.evaluator.evaluate(self.evaluator.affordable(wanted, reserved=reserved))
+    def observe(self, wanted):
+        records = self.evaluator.evaluate(self.evaluator.affordable(wanted))
         self.observations.add(records)
         return records
 
@@ -59,12 +59,13 @@ class Raced:
         return {ordering: sum(row.values()) / len(row) for ordering, row in scores.items()}
 
     def run(self, entrants, *, num_calls=300, num_winners=2, reserved=0):
+        self.evaluator.begin_phase("race", reserved=reserved)
         return run_race(
             entrants,
             original=self.original,
             observations=self.observations,
             schedule=self.schedule,
-            score=lambda wanted: self.observe(wanted, reserved),
+            score=self.observe,
             estimate=lambda: dict(self.search.model.fit(self.observations.scores()).estimates()),
             plan=replace(self.plan, num_best_seen=num_winners),
             num_calls=num_calls,

@@ -209,8 +209,9 @@ class TestBudgets:
     def test_affordable_candidates_leave_the_reserved_calls(self, max_calls, reserved, count):
         wanted = {ordering: list(range(8)) for ordering in ORDERINGS[:3]}
         scorer = self.scorer(max_calls=max_calls)
-        assert list(scorer.affordable(wanted, reserved=reserved)) == ORDERINGS[:count]
-        assert len(scorer.evaluate(scorer.affordable(wanted, reserved=reserved))) == count
+        scorer.begin_phase("search", reserved=reserved)
+        assert list(scorer.affordable(wanted)) == ORDERINGS[:count]
+        assert len(scorer.evaluate(scorer.affordable(wanted))) == count
 
     def test_unscored_calls_count(self):
         scorer = self.scorer(max_calls=12)
@@ -229,11 +230,13 @@ class TestBudgets:
         scorer = self.scorer(max_calls=12, log=RunLog(tmp_path / "calls.jsonl"))
         assert scorer.num_calls() == 0
         assert scorer.log.num_calls == 0
-        assert not scorer.affordable({ORDERINGS[0]: range(9)}, reserved=4)
-        assert scorer.affordable({ORDERINGS[0]: range(8)}, reserved=4)
-        assert not scorer.affordable({ORDERINGS[0]: range(8)}, reserved=5)
+        scorer.begin_phase("search", reserved=4)
+        assert not scorer.affordable({ORDERINGS[0]: range(9)})
+        assert scorer.affordable({ORDERINGS[0]: range(8)})
+        scorer.begin_phase("search", reserved=5)
+        assert not scorer.affordable({ORDERINGS[0]: range(8)})
         scorer.evaluate({ORDERINGS[0]: range(8)})
-        scorer.phase = "race"
+        scorer.begin_phase("race")
         scorer.evaluate({ORDERINGS[0]: range(10)})
         assert scorer.num_calls("search") == 8
         assert scorer.num_calls("race") == 2
