@@ -72,9 +72,9 @@ class Plan:
     num_initial: int = 0  # number of orderings in the first round
     num_first_examples: int = 1  # number of examples that an ordering is first scored on
     num_more_examples: int = 0  # number of examples added each time an ordering is scored again
-    num_entrants: int = 0  # number of the best orderings that enter the race
-    race_calls: int = 0  # maximum number of program calls in the race
-    original_share: float = 0.0  # share of `race_calls` that first score the original
+    num_entrants: int = 0  # number of the search's best candidates that enter the race
+    race_calls: int = 0  # number of program calls in the race; it also gets calls that the search leaves
+    original_share: float = 0.0  # share of the race's calls that score the original before the heats
 
     @property
     def num_finalists(self) -> int:

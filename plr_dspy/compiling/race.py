@@ -25,37 +25,40 @@ def run_race(
 ) -> list[Candidate]:
     """Race the entrants using successive halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
 
-    First, at most half of the calls score new entrants, best first, on as many examples as the
-    scored entrant with the fewest scores. New entrants that these calls do not cover drop out.
-    Then the planned share of the calls scores the original.
+    1. Score the entrants without calls. They get as many examples as the entrant with the fewest
+       calls, and at most half of `num_calls`. The last ones drop out if the calls do not cover
+       them.
+    2. Score the original with the planned share of `num_calls`.
+    3. Run the heats. Each heat raises all remaining entrants to the same number of examples, the
+       largest that its calls allow, and at most the size of the train split. It then keeps the
+       best 40% (`KEPT_SHARE`, rounded up), but at least as many as there are winners. There are
+       enough heats to get down to the number of winners, and at least one. The last heat scores
+       the original on the same examples as the entrants.
 
-    Each heat scores the remaining entrants on more examples and drops the worst entrants. If the
-    calls of a heat do not all fit the limits, the race ends, and the estimates so far decide.
-    The last heat scores the original on as many examples as the remaining entrants. Neither the
-    original nor an entrant without an estimated score can win.
+    If a limit on time or cost stops the calls of a heat, the race ends. Then the estimates from
+    all calls so far decide. An entrant without an estimate drops out.
 
     Args:
-        entrants: The candidates to race, best first.
+        entrants: The candidates to race, best first, without the original.
+        original: The program that the winners are compared with. It cannot win or drop out.
+        observations: All calls so far, to which `score` adds.
         schedule: Selects the next examples for each candidate.
-        score: Makes calls, adds them to the observations, and returns the candidates whose
-            calls are within the time and cost limits.
-        estimate: Returns the estimated scores of candidates, given all calls so far.
+        score: Makes calls, and returns the candidates that now have all of theirs, starting with
+            the first. It stops at a limit.
+        estimate: Returns the estimated scores of candidates, given all calls so far. Candidates
+            with few calls may be missing.
         plan: The plan of the compile run, with the number of winners and the original's share of
             the calls.
-        num_calls: Maximum number of program calls in the race. The heats share equally what the
-            first two steps leave.
-        user_programs: As in `first_of_each_kind`.
+        num_calls: Maximum number of program calls in the race. Each heat gets an equal share of
+            the calls that are left before it, counting the heats to come.
+        user_programs: As in `first_of_each_kind`, which every heat applies.
 
     Returns:
-        The winners, best first. If there are several, they include the best of each kind.
+        The winners: the best entrants, after the best of each kind. The list is empty if no
+        entrant has calls.
     """
-    # Score each new entrant on as many examples as the entrant with the fewest scores. Use at most
-    # half of the calls for this.
     level = min(filter(None, map(observations.count, entrants)), default=schedule.num_first)
-    new = [entrant for entrant in entrants if not observations.count(entrant)]
-    wanted = schedule.examples_for(new, observations, level)
-    while sum(map(len, wanted.values())) > num_calls // 2:
-        wanted.popitem()
+    wanted = _new_entrants(entrants, observations, schedule, level, max_calls=num_calls // 2)
     spent = sum(map(len, wanted.values()))
     score(wanted)
     alive = [entrant for entrant in entrants if observations.count(entrant)]
@@ -68,23 +71,45 @@ def run_race(
     score(schedule.examples_for([original], observations, target))
 
     num_winners = plan.num_best_seen
-    num_heats = max(1, math.ceil(math.log(max(1, len(alive) / num_winners)) / math.log(1 / KEPT_SHARE)))
+    num_heats = _num_heats(len(alive), num_winners)
     for heat in range(num_heats):
         runners = [*alive, original] if heat == num_heats - 1 else alive
-        counts = [observations.count(ordering) for ordering in runners]
-        share = (num_calls - spent) / (num_heats - heat)
-        while level < plan.num_train_examples and _calls_up_to(level + 1, counts) <= share:
+        counts = [observations.count(runner) for runner in runners]
+        max_heat_calls = (num_calls - spent) / (num_heats - heat)
+        while level < plan.num_train_examples and _calls_up_to(level + 1, counts) <= max_heat_calls:
             level += 1
         spent += _calls_up_to(level, counts)
-        num_scored = len(score(schedule.examples_for(runners, observations, level)))
+        fully_scored = score(schedule.examples_for(runners, observations, level))
         estimates = estimate()
-        estimated = [ordering for ordering in alive if ordering in estimates]
-        alive = sorted(estimated, key=lambda ordering: -estimates[ordering])
-        if num_scored < len(runners):
+        estimated = [entrant for entrant in alive if entrant in estimates]
+        alive = sorted(estimated, key=lambda entrant: -estimates[entrant])
+        if len(fully_scored) < len(runners):
             break
         num_kept = max(num_winners, math.ceil(KEPT_SHARE * len(alive)))
         alive = first_of_each_kind(alive, num_kept, user_programs)
     return first_of_each_kind(alive, num_winners, user_programs)
+
+
+def _new_entrants(
+    entrants: Sequence[Candidate],
+    observations: Observations,
+    schedule: ExampleSchedule,
+    num_examples: int,
+    *,
+    max_calls: int,
+) -> Wanted:
+    """Return the first entrants without calls, with examples for each, as `max_calls` allows."""
+    new = [entrant for entrant in entrants if not observations.count(entrant)]
+    wanted = schedule.examples_for(new, observations, num_examples)
+    while sum(map(len, wanted.values())) > max_calls:
+        wanted.popitem()
+    return wanted
+
+
+def _num_heats(num_entrants: int, num_winners: int) -> int:
+    """Return how often a share of `KEPT_SHARE` must be kept until at most `num_winners` are left."""
+    reduction = max(1, num_entrants / num_winners)
+    return max(1, math.ceil(math.log(reduction) / math.log(1 / KEPT_SHARE)))
 
 
 def _calls_up_to(level: int, counts: Sequence[int]) -> int:

@@ -191,7 +191,7 @@ class CompileRun(SearchRounds):
         # orderings and whole programs or, if the user passed programs, these and all others.
         best = first_of_each_kind(others, self.plan.num_entrants, self.user_programs)
         if not best:
-            # Only the original has scores, so the distributions have learnt nothing, and their
+            # Only the original has scores, so the distributions have learned nothing, and their
             # mode would be a random order.
             return []
         candidates = [*best, self.search.mode(), *self.search.draw(self.plan.num_final_draws)]
