@@ -46,6 +46,14 @@ class Engine(LabelEngine):
         super().__init__(labels, probabilities, **options)
 
 
+class Hesitant(Engine):
+    """An engine whose replies are never a label, so that only calibrated answers can be right."""
+
+    def tops(self, texts: Any, wanted: Any) -> Any:
+        before, labels, after = super().tops(texts, wanted)
+        return [before, {"perhaps": 1.0, **labels}, after]
+
+
 def student(kind: Any = KIND, demos: Any = DEMOS) -> dspy.Predict:
     program = classifier(kind)
     program.demos = list(demos)

@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from plr_dspy.errors import UserError
 from plr_dspy.labels.reader import Reading
-from plr_dspy.statistics.calibration import calibrated
+from plr_dspy.statistics.calibration import calibrated, likeliest_labels
 
 
 # Files from later versions may have unknown fields, which must not be ignored.
@@ -45,7 +45,11 @@ class Calibration:
         return cls(names, (0.0,) * len(names))
 
     def applied(self, reading: Reading) -> Reading:
-        """Return a calibrated copy of a reading, whose label is the likeliest after calibration."""
+        """Return a calibrated copy of a reading, whose label is the likeliest after calibration.
+
+        `likeliest_labels` says which label wins a tie.
+        """
         is_unseen = np.isin(np.arange(len(self.labels)), reading.unseen)
         logs = calibrated(reading.log_probabilities, self.offsets, unseen=is_unseen)
-        return Reading(self.labels[int(logs.argmax())], tuple(logs.tolist()), reading.unseen)
+        likeliest = likeliest_labels(reading.log_probabilities, self.offsets, unseen=is_unseen)
+        return Reading(self.labels[int(likeliest)], tuple(logs.tolist()), reading.unseen)

@@ -24,10 +24,10 @@ from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.arrays import Array
+from plr_dspy.statistics.calibration import LOG_DECIMALS
 
 logger = logging.getLogger(__name__)
 
-DECIMALS = 4  # decimal places of logged log-probabilities
 LONGEST_CALL = 0.05  # seconds; a metric that takes longer may call a model outside DSPy
 LONGEST_PROBE = 10.0  # maximum time for scoring labels, in seconds
 PROBE_SHARE = 0.1  # maximum time for scoring labels, as a share of `max_seconds`
@@ -181,8 +181,8 @@ def _label_fields(reading: Reading | None) -> dict[str, Value]:
     """Return the label fields of a call record, rounded so that a resumed run gets the same values."""
     if reading is None:
         return {}
-    logs = tuple(round(log_probability, DECIMALS) for log_probability in reading.log_probabilities)
-    return {"label_logprobs": logs, "unseen_labels": reading.unseen}
+    logs = np.round(reading.log_probabilities, LOG_DECIMALS)
+    return {"label_logprobs": tuple(logs.tolist()), "unseen_labels": reading.unseen}
 
 
 def _signatures(program: dspy.Module) -> dict[str, list[str]]:

@@ -14,6 +14,13 @@ from plr_dspy.statistics.arrays import Array
 # Label counts are clearly uneven if the p-value of a chi-squared test is below this limit.
 MAX_P_VALUE = 0.01
 MIN_GAP = 1e-6  # minimum gap between the log-probabilities of seen and unseen labels
+# The decimal places of log-probabilities and of offsets that determine an answer. Run logs and saved
+# calibrations keep as many.
+LOG_DECIMALS = 4
+OFFSET_DECIMALS = 6
+# Labels are tied if their log-probabilities differ by at most this much. If a model tells labels
+# apart by less, the rest is rounding errors, which differ between calls.
+MAX_TIE = 1e-3
 
 
 def batch_offsets(
@@ -75,6 +82,31 @@ def calibrated(log_probabilities: ArrayLike, offsets: ArrayLike, *, unseen: Arra
     least_seen = np.where(is_unseen, np.inf, logs).min(axis=-1, keepdims=True)
     capped = np.minimum(logs, least_seen - MIN_GAP)
     return np.asarray(log_softmax(np.where(is_unseen, capped, logs), axis=-1))
+
+
+def likeliest_labels(
+    log_probabilities: ArrayLike, offsets: ArrayLike, *, unseen: ArrayLike = False
+) -> NDArray[np.int64]:
+    """Return the index of each reply's likeliest label after calibration, ``[...]``.
+
+    Of tied labels, take the one that was likeliest before calibration, and then the first. This
+    rule uses rounded numbers, and no correct labels. So a search that reads log-probabilities
+    from a run log knows the answers of the calibrated program that it returns.
+
+    Args:
+        log_probabilities: Log-probabilities of the labels, ``[..., L]``.
+        offsets: The offsets of the labels, ``[..., L]``.
+        unseen: Whether each label is unseen, ``[..., L]``. An unseen label cannot be the answer
+            unless all labels are unseen.
+    """
+    # Whole numbers of millionths have exact sums, so ties do not depend on rounding errors.
+    unit = 10.0**OFFSET_DECIMALS
+    before = np.rint(np.asarray(log_probabilities) * 10.0**LOG_DECIMALS) * (unit / 10.0**LOG_DECIMALS)
+    after = before + np.rint(np.asarray(offsets) * unit)
+    is_unseen = np.broadcast_to(unseen, after.shape)
+    after = np.where(is_unseen & ~is_unseen.all(axis=-1, keepdims=True), -np.inf, after)
+    is_tied = after >= after.max(axis=-1, keepdims=True) - np.rint(MAX_TIE * unit)
+    return np.asarray(np.where(is_tied, before, -np.inf).argmax(axis=-1), dtype=np.int64)
 
 
 def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
@@ -142,5 +174,5 @@ def cross_validated(
     for i in range(len(logs)):
         others = np.arange(len(logs)) != i
         offsets = batch_offsets(logs[others], prior=shares, unseen=is_unseen[others], weights=weights[others])
-        labels.append(calibrated(logs[i], offsets, unseen=is_unseen[i]).argmax())
+        labels.append(likeliest_labels(logs[i], offsets, unseen=is_unseen[i]))
     return np.array(labels, dtype=np.int64)

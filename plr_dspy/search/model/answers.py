@@ -16,7 +16,7 @@ from plr_dspy.search.model.gains import Gains
 from plr_dspy.search.model.logits import LabelLogits, likeliest_chances, mean_probabilities, softmax
 from plr_dspy.search.model.responses import Calls, SetMetricWeights
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
-from plr_dspy.statistics.calibration import calibrated, label_offsets, log_mean
+from plr_dspy.statistics.calibration import OFFSET_DECIMALS, label_offsets, likeliest_labels, log_mean
 
 MAX_EXAMPLES = 128  # maximum number of examples over which expected scores are averaged
 PRIOR_CELLS = 4.0  # weight of the expected label probabilities, as a number of calls
@@ -44,7 +44,7 @@ class CalibratedLabels(NamedTuple):
     """The answers of orderings after calibration to given label shares."""
 
     shares: Array  # target shares of the labels, [L]; NaN if answers are not calibrated
-    offsets: Array  # added to the log-probabilities of labels; the mean over labels is 0, [m, L]
+    offsets: Array  # added to the log-probabilities of labels; rounded, with a mean of about 0, [m, L]
     answers: Numbers  # indices of the likeliest seen labels, [m, E]
     never_seen: Mask  # whether each label was unseen in all replies, [L]
     calibrates: bool  # whether answers are calibrated
@@ -203,7 +203,7 @@ class Answers:
 
     def rounded_offsets(self, number: int) -> tuple[float, ...]:
         """Return the rounded offsets that are used to calibrate an ordering's answers, ``[L]``."""
-        return tuple(np.round(self.calibrated_labels.offsets[number], 6).tolist())
+        return tuple(self.calibrated_labels.offsets[number].tolist())
 
     def estimate(self, number: int) -> CalibrationEstimate:
         """Return an ordering's calibration, and its expected scores without and with calibration."""
@@ -283,9 +283,10 @@ class Answers:
         calibrates = not np.isnan(shares).any()
         offsets = np.zeros_like(log_means)
         if calibrates:
-            offsets = label_offsets(log_means, shares, held=never_seen)  # Eq. 5
+            # The returned program uses rounded offsets, so score its answers with these.
+            offsets = label_offsets(log_means, shares, held=never_seen).round(OFFSET_DECIMALS)  # Eq. 5
         logs = np.nan_to_num(self._labels.logs)
-        answers = calibrated(logs, offsets[:, None], unseen=unseen).argmax(axis=2)  # Eq. 6
+        answers = likeliest_labels(logs, offsets[:, None], unseen=unseen)  # Eq. 6
         return CalibratedLabels(shares, offsets, answers, never_seen, calibrates)
 
     @cached_property
