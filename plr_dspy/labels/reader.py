@@ -31,6 +31,7 @@ from plr_dspy.statistics.arrays import Array
 BEFORE_LABEL = " \t\r\n\"'`*([{"  # characters that may precede a label in the same token, as in JSON
 NUM_ALTERNATIVES = 20  # alternatives per token: OpenAI's maximum and vLLM's default maximum
 MIN_LOGPROB = -30.0  # lower bound for log-probabilities, because servers return -9999 for unknown values
+MIN_CERTAIN = -1e-3  # minimum log-probability of a label if the reply has no alternatives to it
 
 
 class NoProbabilities(FatalLMError):
@@ -212,7 +213,9 @@ class LabelReader:
         self.readings.append(readings[0])
         logprobs = completions[0].get("logprobs") if completions else None
         given = any(len(place.top_logprobs or ()) > 1 for place in _places(logprobs))
-        self._requests.note_reply(lm, given=given)
+        # A certain label needs no alternatives, so such a reply does not show that the server returns none.
+        if given or readings[0] is None:
+            self._requests.note_reply(lm, given=given)
         if not {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("logprobs"):
             for fields in completions:
                 fields.pop("logprobs", None)
@@ -306,11 +309,15 @@ def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Read
         alternatives = (place, *(place.top_logprobs or ()))
         after[text] = {alternative.token: alternative.logprob for alternative in alternatives}
     masses = from_alternatives(after, labels)
-    if len(after[""]) < 2 or not masses.any():
+    # This is an upper bound on the log-probabilities of labels that are not alternatives.
+    least = min(after[""].values())
+    if len(after[""]) < 2:
+        # A server without alternatives tells nothing about the other labels, unless the label is certain.
+        if least < MIN_CERTAIN:
+            return None
+        least = MIN_LOGPROB
+    if not masses.any():
         return None
-    least = min(
-        after[""].values()
-    )  # upper bound on the log-probabilities of labels that are not alternatives
     logs = np.log(masses, out=np.full(len(masses), least), where=masses > 0)
     unseen = tuple(np.flatnonzero(masses == 0).tolist())
     return Reading(label, tuple(log_softmax(np.maximum(logs, MIN_LOGPROB)).tolist()), unseen)

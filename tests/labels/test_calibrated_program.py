@@ -7,7 +7,7 @@ from typing import Literal
 import dspy
 import pytest
 from dspy.utils.exceptions import AdapterParseError
-from fakes import Program
+from fakes import LabelEngine, Program
 from label_engines import LABELS, REFUSAL, Classifier, around, ask
 from label_engines import classifier as student
 
@@ -41,6 +41,15 @@ class TestAnswers:
         prediction = ask(engine, CalibratedProgram(student(), TOWARDS_NEGATIVE))
         assert prediction.label == "positive"
         assert prediction.probabilities["positive"] > 0.5
+
+    def test_a_certain_label_needs_no_alternatives(self):
+        engine = LabelEngine(LABELS, lambda demos, text: [0.0, 1.0])
+        prediction = ask(engine, CalibratedProgram(student(), TOWARDS_NEGATIVE))
+        assert prediction.label == "positive"
+        assert prediction.probabilities == pytest.approx({"negative": 0.0, "positive": 1.0}, abs=1e-6)
+        engine = LabelEngine(LABELS, lambda demos, text: [0.0, 0.9])
+        with pytest.raises(NoProbabilities, match="fake/x returns no log-probabilities"):
+            ask(engine, CalibratedProgram(student(), TOWARDS_NEGATIVE))
 
     @pytest.mark.parametrize("adapter", [dspy.ChatAdapter(), dspy.JSONAdapter(), PlainTextAdapter()])
     def test_unparsable_replies(self, adapter):
