@@ -85,6 +85,18 @@ class Decision:
             return None
         return Revision(tuple(effect.offsets), tuple(effect.shares))
 
+    def over_calibrated(self, result: Result) -> dict[str, float]:
+        """Return the probabilities that a result is better or worse than the calibrated original.
+
+        They are in the form of report fields. The dict is empty if answers are not calibrated,
+        or if the result belongs to the original itself.
+        """
+        fitted = self.fitted
+        if fitted is None or fitted.keeps_scores or result.ordering == self.candidates[0].ordering:
+            return {}
+        gain = result.gain
+        return {"over_calibrated": gain.probability_alike, "worse_than_calibrated": gain.worse_alike}
+
     def scale_of_metric(self, reference: Candidate) -> Callable[[float], float]:
         """Return a function that converts expected scores to the scale of the comparison.
 
@@ -177,6 +189,8 @@ def compare_finalists(
         effect=scored.effect(original, ordering, applied=chosen > 0),
         fitted=fitted,
     )
+    compared = compared.model_copy(update=decision.over_calibrated(results[chosen]))
+    decision = replace(decision, comparison=compared)
     if best_own in (0, chosen):
         return decision
     return replace(

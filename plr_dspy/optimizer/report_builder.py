@@ -94,7 +94,7 @@ def build_report(
         original = setup.slots.original
     return Report(
         original=_program_state(setup, original, scorer),
-        returned=_program_state(setup, decision.ordering, scorer),
+        returned=_program_state(setup, decision.ordering, scorer, calibrated=decision.revision is not None),
         slots=_slot_reports(setup, outcome, original),
         comparison=decision.comparison,
         over_best_own=_over_best_own(setup, decision),
@@ -166,24 +166,32 @@ def _candidates(setup: CompileSetup, decision: Decision) -> list[Candidate]:
             instructions=setup.slots.instructions(result.ordering),
             score=result.score,
             expected_gain=result.gain.expected,
-            probability=result.gain.min_probability,
-            probability_worse=result.gain.max_worse,
+            probability=result.gain.probability,
+            probability_worse=result.gain.worse,
+            **decision.over_calibrated(result),
         )
         for result in decision.candidates
     ]
 
 
-def _program_state(setup: CompileSetup, ordering: Ordering | WholeProgram, scorer: Evaluator) -> ProgramState:
+def _program_state(
+    setup: CompileSetup, ordering: Ordering | WholeProgram, scorer: Evaluator, *, calibrated: bool = False
+) -> ProgramState:
     """Return the report's entry on a program: its name, its demos, and the outcomes of its calls."""
     slots = setup.slots
     records = scorer.records_of(ordering).values()
+    unread = [record for record in records if record.outcome == WRONG and cause_of(record.error) is None]
+    if calibrated:
+        # A calibrated program answers with the likeliest label even if it cannot parse the reply.
+        # The student's calls were made without calibration, so such replies have no score.
+        unread = [record for record in unread if record.label_logprobs is None]
     return ProgramState(
         name=_name(setup, ordering),
         num_demos=slots.num_demos(ordering),
         demo_tokens=slots.tokens(ordering) if isinstance(slots, PoolSlots) else None,
         num_calls=len(records),
         num_failed=sum(bool(record.error) for record in records),
-        num_unread=sum(record.outcome == WRONG and cause_of(record.error) is None for record in records),
+        num_unread=len(unread),
         num_truncated=sum(record.is_truncated for record in records),
     )
 

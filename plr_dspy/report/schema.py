@@ -68,7 +68,10 @@ class Candidate(Part):
         score: Mean score on the selection split, or on the examples of the race.
         expected_gain, probability, probability_worse: Expected gain over the original on new
             examples, and the probabilities that the candidate is better or worse than the
-            original.
+            original, whose answers are not calibrated.
+        over_calibrated, worse_than_calibrated: If answers are calibrated, the probabilities that
+            the candidate is better or worse than the calibrated original. None for other
+            candidates, and for the original itself.
         name: The program's name in `programs`, or an empty string for an ordering.
     """
 
@@ -78,6 +81,8 @@ class Candidate(Part):
     expected_gain: float
     probability: float
     probability_worse: float
+    over_calibrated: float | None = None
+    worse_than_calibrated: float | None = None
     name: str = ""
 
 
@@ -230,7 +235,9 @@ class Comparison(Part):
         expected_gain, gain_interval: Expected gain on new examples and its 95% interval. The
             gain is shrunk, because the order was selected as the best of many.
         probability, probability_worse: Probabilities that the chosen order is better or worse
-            on new examples; 0 if the original is kept.
+            on new examples; 0 if the original is kept. The original's answers are not
+            calibrated.
+        over_calibrated, worse_than_calibrated: As in `Candidate`, for the chosen order.
         expected_original, expected_chosen: Expected scores on new examples, with 95%
             intervals.
     """
@@ -247,6 +254,8 @@ class Comparison(Part):
     probability_worse: float
     expected_original: ScoreRange
     expected_chosen: ScoreRange
+    over_calibrated: float | None = None
+    worse_than_calibrated: float | None = None
 
 
 class ProgramComparison(Comparison):
@@ -321,7 +330,8 @@ class ProgramState(Part):
         demo_tokens: Total number of tokens in these demos, or None if no demos were chosen.
         num_calls: Number of calls that scored the program.
         num_failed: Number of calls without a score.
-        num_unread: Number of calls with an unparsable reply.
+        num_unread: Number of calls with an unparsable reply. If the program is calibrated, replies
+            with label probabilities do not count, because their likeliest label is the answer.
         num_truncated: Number of calls with a reply that was cut off at `max_tokens`.
         name: The program's name in `programs`, or an empty string for all other programs.
     """

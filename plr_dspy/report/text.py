@@ -182,6 +182,10 @@ def _scores(report: ReportData) -> Iterator[str]:
                 name += ", calibrated"
             rows[name] = score_text(*comparison.expected_chosen)
             rows[_name_of_gain(report)] = _gain(comparison)
+            if comparison.over_calibrated is not None and comparison.worse_than_calibrated is not None:
+                rows["gain over your program, calibrated"] = _likelihood(
+                    comparison.over_calibrated, comparison.worse_than_calibrated
+                )
         over_best_own = report.over_best_own
         if over_best_own is not None:
             rows[f"gain over {over_best_own.name!r}"] = _gain(over_best_own)
@@ -225,9 +229,14 @@ def _name_of_gain(report: ReportData) -> str:
 
 def _gain(comparison: Comparison) -> str:
     gain = score_text(comparison.expected_gain, *comparison.gain_interval, sign="+")
-    text = f"{gain}, better with probability {comparison.probability:.2f}"
-    if comparison.probability < MIN_WIN_PROBABILITY:
-        text += f", worse with {comparison.probability_worse:.2f}: may be chance"
+    return f"{gain}, {_likelihood(comparison.probability, comparison.probability_worse)}"
+
+
+def _likelihood(better: float, worse: float) -> str:
+    """Say how likely a program is to be better, and whether a gain may be chance."""
+    text = f"better with probability {better:.2f}"
+    if better < MIN_WIN_PROBABILITY:
+        text += f", worse with {worse:.2f}: may be chance"
     return text
 
 
@@ -246,10 +255,18 @@ def _verdict(report: ReportData) -> Iterator[str]:
     elif comparison is None:
         yield "nothing was compared with your program, so the gain is not known"
         yield from _advice(report)
-    elif comparison.probability < MIN_WIN_PROBABILITY:
+    elif _may_be_chance(comparison):
         yield from _advice(report)
     if report.stop_reason in (StopReason.INTERRUPTED, StopReason.ERROR):
         yield "if log_dir is set, compile again with the same arguments to resume"
+
+
+def _may_be_chance(comparison: Comparison) -> bool:
+    """Return whether a gain over the student, calibrated or not, may be chance."""
+    over_calibrated = comparison.over_calibrated
+    if over_calibrated is not None and over_calibrated < MIN_WIN_PROBABILITY:
+        return True
+    return comparison.probability < MIN_WIN_PROBABILITY
 
 
 def _why_original_is_kept(report: ReportData) -> str:
@@ -258,12 +275,17 @@ def _why_original_is_kept(report: ReportData) -> str:
     best = _best_other(report)
     if best is None or not report.settings.get("racing", True):
         return "no other program is expected to do better"
-    # Round down, so that the probability does not seem to reach `min_probability`.
-    probability = math.floor(100 * best.probability) / 100
-    return (
-        f"the best other program is expected to gain {best.expected_gain:+.3f}, but this is too uncertain (better "
-        f"with probability {probability:.2f}, worse with {best.probability_worse:.2f})"
-    )
+    reason = _too_low(best.probability, best.probability_worse)
+    if best.over_calibrated is not None and best.worse_than_calibrated is not None:
+        over_calibrated = _too_low(best.over_calibrated, best.worse_than_calibrated)
+        reason += f"; than your program, calibrated: {over_calibrated}"
+    gain = f"{best.expected_gain:+.3f}"
+    return f"the best other program is expected to gain {gain}, but this is too uncertain ({reason})"
+
+
+def _too_low(better: float, worse: float) -> str:
+    """Format two probabilities. The first is rounded down, so that it does not seem to reach `min_probability`."""
+    return f"better with probability {math.floor(100 * better) / 100:.2f}, worse with {worse:.2f}"
 
 
 def _best_other(report: ReportData) -> Candidate | None:

@@ -13,6 +13,7 @@ from label_world import (
     FRESH,
     LABELS,
     Engine,
+    Hesitant,
     exact,
     go,
     labelled,
@@ -121,6 +122,29 @@ class TestOrdersUnderCalibration:
         with using(engine):
             answers = {program(text=f"text {3 * i}").label for i in range(400, 420)}
             assert answers == set(LABELS)
+
+    def test_replies_that_a_calibrated_program_can_read_are_not_called_unreadable(self):
+        """No order differs, so the calibrated student is returned."""
+        engine = Hesitant(probabilities=lambda demos, text: two(2.0 if number(text) % 2 else -1.0))
+        _, report = go(engine, calibrate=True)
+        assert report.is_calibrated
+        assert report.original.num_unread == report.original.num_calls > 0
+        assert report.returned.num_unread == 0
+        assert "replies of your program could not be parsed (100%)" in str(report)
+        assert "replies of the returned program" not in str(report)
+
+    def test_probabilities_say_which_student_they_compare_with(self):
+        program, report = go(engine_of(), calibrate=True, max_metric_calls=150, seed=2)
+        comparison = report.comparison
+        original, calibrated_original, *_ = report.candidates
+        chosen = report.candidates[program.detailed_results["best_idx"]]
+        assert chosen.ordering != original.ordering
+        for name in ("probability", "probability_worse", "over_calibrated", "worse_than_calibrated"):
+            assert getattr(chosen, name) == getattr(comparison, name)
+        assert chosen.over_calibrated < chosen.probability
+        assert original.over_calibrated is calibrated_original.over_calibrated is None
+        better = f"better with probability {comparison.over_calibrated:.2f}"
+        assert f"gain over your program, calibrated {better}" in " ".join(str(report).split())
 
     def test_clearly_uneven_label_shares_are_kept(self):
         def right_and_uneven(demos, text):

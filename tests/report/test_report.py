@@ -284,6 +284,20 @@ class TestText:
         effect = applied.model_copy(update={"applied": False})
         assert "label shares" not in str(by_hand(calibration=effect, signal=signal))
 
+    def test_a_calibrated_order_is_also_compared_with_the_calibrated_student(self):
+        comparison = dict(by_hand().comparison)
+        evidence = Evidence(num_met=40, num_differing=9, num_compared=40)
+        for better, is_sure in ((0.95, True), (0.8, False)):
+            both = {**comparison, "over_calibrated": better, "worse_than_calibrated": 0.03}
+            text = " ".join(str(by_hand(comparison=both, evidence=evidence)).split())
+            assert f"gain over your program, calibrated better with probability {better:.2f}" in text
+            assert ("worse with 0.03: may be chance only more examples" in text) != is_sure
+        kept = {**candidate(0.1, 0.9, worse=0.02), "over_calibrated": 0.599, "worse_than_calibrated": 0.4}
+        text = str(by_hand([0, 1], candidates=[candidate(0.0, 0.0, worse=0.0), kept]))
+        over_student = "better with probability 0.90, worse with 0.02"
+        over_calibrated = "better with probability 0.59, worse with 0.40"
+        assert f"uncertain ({over_student}; than your program, calibrated: {over_calibrated})" in text
+
     @pytest.mark.parametrize(("calibrated", "advised"), [(0.9, True), (0.82, False)])
     def test_calibration_is_advised_if_it_is_expected_to_score_more(self, calibrated, advised):
         """The returned program scores .62. A quarter of the calls failed, and calibration cannot change that."""

@@ -233,14 +233,6 @@ class Gain:
         """
         return min(self.probability, self.probability_alike)
 
-    @property
-    def max_worse(self) -> float:
-        """The higher of the two probabilities of a gain below 0.
-
-        One compares with the original reference, the other with the calibrated reference.
-        """
-        return max(self.worse, self.worse_alike)
-
 
 @dataclass(eq=False)
 class FittedModel:
