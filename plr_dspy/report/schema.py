@@ -368,7 +368,8 @@ class ReportData(Part):
         program_calls: Number of calls in each phase: "bootstrap" (for demos), "search", "race"
             (of the best orders), "final" (the comparison), "total", and "resumed" (from
             `log_dir`).
-        tokens: For each model, the number of billed tokens of each kind.
+        tokens: For each model, the number of billed tokens of each kind. Calls in `log_dir` count
+            only if this run requested them.
         cost: Cost of all billed tokens in US dollars at litellm's list prices, or None if
             unknown. Cached tokens have their own price if there is one.
         new_prompt_tokens: Approximate number of prompt tokens that a server must read for the

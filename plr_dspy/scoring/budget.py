@@ -117,9 +117,12 @@ class Budget:
                 setattr(self, name, value)
             self._timed_from = timed_from + time.monotonic() - began
 
-    def recall(self, key: CallKey) -> bool:
-        """Reuse a logged call without paying again. Return False if the log does not have the call."""
-        call = self.log.recall(key)
+    def recall(self, key: CallKey, *, last_failures: bool = False) -> bool:
+        """Reuse a logged call without paying again. Return False if the log does not have the call.
+
+        `last_failures` is as in `RunLog.recall`.
+        """
+        call = self.log.recall(key, last_failures=last_failures)
         if call is not None:
             self._count(self._price(call.tokens))
             self.needs_one = self.needs_one and not call.tokens

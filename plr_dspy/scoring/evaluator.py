@@ -160,6 +160,11 @@ class Evaluator:
         try:
             if unpaid:
                 payer.pay(unpaid)
+                # If a limit prevents the repeat of a failed call, the call counts as failed, as in
+                # the earlier run.
+                for key in unpaid:
+                    if key not in self.log.records:
+                        self.budget.recall(key, last_failures=True)
         finally:
             # Count only the calls that were made before the budget ran out.
             for key in requested:

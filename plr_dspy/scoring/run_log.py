@@ -88,6 +88,7 @@ class RunLog:
         self.failed_before: list[str] = []
         self._codec = codec or ValueCodec()
         self._recallable: dict[CallName, LoggedCall] = {}  # calls in the file that this run can recall
+        self._last_failures: dict[CallName, LoggedCall] = {}  # failed calls that this run repeats
         self._calls: dict[CallName, LoggedCall] = {}  # calls of this run
         self._example_keys: list[str] | None = None
         self._batch = 0
@@ -132,10 +133,13 @@ class RunLog:
             if key in index_of:
                 self.records[prompt, index_of[key]] = call.record
 
-    def recall(self, key: CallKey) -> LoggedCall | None:
-        """Return an earlier run's call and add it to this run, or return None if there is no such call."""
+    def recall(self, key: CallKey, *, last_failures: bool = False) -> LoggedCall | None:
+        """Return an earlier run's call and add it to this run, or return None if there is no such call.
+
+        If `last_failures`, recall a failed call that this run should repeat but cannot.
+        """
         name = self._name(key)
-        call = self._recallable.get(name)
+        call = (self._last_failures if last_failures else self._recallable).get(name)
         if call is None or name in self._calls:
             return None
         self._calls[name] = call
@@ -226,7 +230,7 @@ class RunLog:
                     f"line {number} of {path} cannot be read ({error}). Pass another log_dir. If the line records a "
                     "call, you can instead remove the line, and the call will be repeated."
                 ) from error
-        self._drop_last_failures()
+        self._set_last_failures_aside()
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.ftruncate(self._file, num_whole)
 
@@ -254,22 +258,25 @@ class RunLog:
             return
         self._recallable[name] = LoggedCall(_RECORD.validate_python(content), tokens, self._batch)
 
-    def _drop_last_failures(self) -> None:
-        """Forget the failed calls at the end of the file, so that the next run repeats these calls.
+    def _set_last_failures_aside(self) -> None:
+        """Set aside the failed calls of the last batch with an answer and of all later batches.
 
-        Keep answers in the last batch, because they do not depend on other calls in that batch.
-        Also keep failures before the last answer of an earlier batch, because later calls
-        depend on these failures.
+        This run repeats these calls. Earlier failures are kept, because later calls depend on
+        them. The order of calls within a batch is ignored, because it depends on the threads.
         """
-        for name, call in reversed(list(self._recallable.items())):
-            cause = cause_of(call.record.error)
-            if call.record.outcome != FAILED and cause is None:
-                if call.batch == self._batch:
-                    continue
-                return
-            del self._recallable[name]
-            if cause is not None:
-                self.failed_before.append(call.record.error)
+        failures = {name: call for name, call in self._recallable.items() if _has_failed(call.record)}
+        answered = [call.batch for name, call in self._recallable.items() if name not in failures]
+        last = max(answered, default=0)
+        for name, call in failures.items():
+            if call.batch >= last:
+                self._last_failures[name] = self._recallable.pop(name)
+                if cause_of(call.record.error) is not None:
+                    self.failed_before.append(call.record.error)
+
+
+def _has_failed(record: CallRecord) -> bool:
+    """Return whether a call failed, or was counted as wrong for a reason outside the program."""
+    return record.outcome == FAILED or cause_of(record.error) is not None
 
 
 @contextmanager
