@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import dspy
@@ -130,16 +132,41 @@ def call_back(optimizer: Teleprompter, event: str, outputs: object) -> None:
             )
 
 
-class TruncationCounter:
+@dataclass
+class _Reply:
+    """An LM call in progress, and the number of tokens in its reply if known."""
+
+    max_tokens: int | None
+    num_tokens: int | None = None
+
+
+_reply: ContextVar[_Reply | None] = ContextVar("plr_dspy_reply", default=None)
+
+
+def note_reply_tokens(usage: Mapping[str, Any]) -> None:
+    """Pass the token counts of the LM call in progress to its `TruncationCounter`, if there is one."""
+    reply = _reply.get()
+    if reply is not None:
+        reply.num_tokens = usage.get("completion_tokens")
+
+
+class TruncationCounter(BaseCallback):  # type: ignore[misc]
     """A counter of truncated replies.
 
     Calls are counted in a context with `caller_modules=[counter]`, because DSPy appends each
     call to the histories of its callers. The counter acts as its own history, but keeps no
-    entries.
+    entries. If DSPy's history is disabled, the context also needs `callbacks=[counter]`. A
+    reply then counts as truncated if it has `max_tokens` tokens.
+
+    Attributes:
+        num_truncated: Number of truncated replies.
+        num_unknown: Number of replies without history that may be truncated, because
+            `max_tokens` or the number of their tokens is unknown.
     """
 
     def __init__(self) -> None:
         self.num_truncated = 0
+        self.num_unknown = 0
         self.history = self
 
     def __len__(self) -> int:
@@ -156,6 +183,25 @@ class TruncationCounter:
             # DSPy's own engines return one reply, but litellm returns a list of choices.
             choices = getattr(reply, "choices", None) or [reply]
             self.num_truncated += any(getattr(choice, "finish_reason", "") == "length" for choice in choices)
+
+    def on_lm_start(self, call_id: str, instance: Any, inputs: Mapping[str, Any]) -> None:
+        """Note the maximum number of tokens in the reply."""
+        options = {**getattr(instance, "kwargs", {}), **(inputs.get("kwargs") or {})}
+        max_tokens = options.get("max_tokens") or options.get("max_completion_tokens")
+        if max_tokens is not None:
+            max_tokens *= options.get("n") or 1
+        _reply.set(_Reply(max_tokens))
+
+    def on_lm_end(self, call_id: str, outputs: object, exception: BaseException | None = None) -> None:
+        """Count the reply if it has the maximum number of tokens."""
+        reply = _reply.get()
+        _reply.set(None)
+        if reply is None or exception is not None:
+            return
+        if reply.max_tokens is None or reply.num_tokens is None:
+            self.num_unknown += 1
+        else:
+            self.num_truncated += reply.num_tokens >= reply.max_tokens
 
 
 def drop_from_memory_cache(calls: Iterable[Call]) -> None:

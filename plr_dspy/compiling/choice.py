@@ -92,7 +92,7 @@ class Decision:
         or if the result belongs to the original itself.
         """
         fitted = self.fitted
-        if fitted is None or fitted.keeps_scores or result.ordering == self.candidates[0].ordering:
+        if fitted is None or not fitted.calibrates_answers or result.ordering == self.candidates[0].ordering:
             return {}
         gain = result.gain
         return {"over_calibrated": gain.probability_alike, "worse_than_calibrated": gain.worse_alike}

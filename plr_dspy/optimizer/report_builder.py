@@ -192,7 +192,8 @@ def _program_state(
         num_calls=len(records),
         num_failed=sum(bool(record.error) for record in records),
         num_unread=len(unread),
-        num_truncated=sum(record.is_truncated for record in records),
+        num_truncated=sum(record.is_truncated is True for record in records),
+        num_maybe_truncated=sum(record.is_truncated is None for record in records),
     )
 
 

@@ -17,6 +17,7 @@ from plr_dspy.dspy_compat import (
     ContextWindowExceededError,
     TruncationCounter,
     UsageTracker,
+    note_reply_tokens,
 )
 from plr_dspy.errors import FatalLMError, UserError
 from plr_dspy.metrics.by_example import SHOWN, Metric, as_score, metric_caller
@@ -99,7 +100,7 @@ class MetricWork:
         try:
             # Store the inputs in DSPy's settings because, unlike other context variables, these
             # settings reach the threads that DSPy starts.
-            with dspy.context(plr_dspy_scored=original, caller_modules=_callers()):
+            with dspy.context(plr_dspy_scored=original, **_truncation_counting()):
                 return program(**inputs)
         except Exception as error:
             # A custom LM may raise litellm's exception, which has the same name.
@@ -126,10 +127,15 @@ class MetricWork:
         return CallRecord(score, value=self._over_set.answer(self.examples[example], prediction))
 
 
-def _callers() -> list[Any]:
-    """Return the modules to which DSPy reports LM calls, and the counter of truncated replies."""
-    callers = [*(dspy.settings.caller_modules or []), dspy.settings.get("plr_dspy_truncated")]
-    return [caller for caller in callers if caller is not None]
+def _truncation_counting() -> dict[str, list[Any]]:
+    """Return the settings by which DSPy reports LM calls to the counter of truncated replies."""
+    counter = dspy.settings.get("plr_dspy_truncated")
+    if counter is None:
+        return {}
+    settings = {"caller_modules": [*(dspy.settings.caller_modules or []), counter]}
+    if dspy.settings.disable_history:
+        settings["callbacks"] = [*(dspy.settings.callbacks or []), counter]
+    return settings
 
 
 def error_name(error: BaseException) -> str:
@@ -303,8 +309,8 @@ class ProgramEvaluator:
                     failure = error
             if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():
                 raise KeyboardInterrupt  # The program swallowed the interrupt.
-            if replies.num_truncated:
-                record = replace(record, is_truncated=True)
+            if replies.num_truncated or replies.num_unknown:
+                record = replace(record, is_truncated=True if replies.num_truncated else None)
             tokens = usage.counts()
             self.budget.end(tokens)
             if not self.log.add(key, record, tokens):
@@ -362,11 +368,24 @@ class ProgramEvaluator:
 
 
 class Usage(UsageTracker):
-    """The token usage of one program call, and the number of replies that report no usage."""
+    """The token usage of one program call, and the number of replies that report no usage.
+
+    All threads of the program share it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: Any) -> "Usage":
+        """Return the tracker itself, because `dspy.Parallel` drops the copies that it makes for its threads."""
+        return self
 
     def add_usage(self, lm: str, usage_entry: dict[str, Any]) -> None:
+        note_reply_tokens(usage_entry)
         has_usage = usage_entry.get("prompt_tokens") or usage_entry.get("completion_tokens")
-        super().add_usage(lm, usage_entry if has_usage else {UNCOUNTED: 1})
+        with self._lock:
+            super().add_usage(lm, usage_entry if has_usage else {UNCOUNTED: 1})
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return the number of tokens of each kind for each model.
@@ -374,7 +393,9 @@ class Usage(UsageTracker):
         Prompt tokens include cached tokens.
         """
         counts = {}
-        for model, usage in self.get_total_tokens().items():
+        with self._lock:
+            totals = self.get_total_tokens()
+        for model, usage in totals.items():
             numbers = {
                 kind: number
                 for kind, number in usage.items()

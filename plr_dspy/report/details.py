@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from plr_dspy.report.formats import count, one_line, price, score_of, score_text, table
 from plr_dspy.report.schema import InstructionReport, ReportData, SlotReport
-from plr_dspy.report.text import summary
+from plr_dspy.report.text import programs_by_name, summary
 
 FIELD_WIDTH = 40  # maximum number of characters shown per field
 
@@ -42,9 +42,21 @@ def details(report: ReportData) -> Iterator[str]:
         yield f"tokens of {model}: {', '.join(counts)}"
     if report.new_prompt_tokens:
         yield f"prompt tokens not in a server's prefix cache: about {report.new_prompt_tokens:,}"
+    yield from _maybe_truncated_replies(report)
     for error in report.errors:
         calls = count(error.count, "call")
         yield f"{calls} {error.outcome}: {error.type}: {error.message} ({', '.join(error.examples)})"
+
+
+def _maybe_truncated_replies(report: ReportData) -> Iterator[str]:
+    """State for how many replies it is unknown whether they were cut off."""
+    for name, state in programs_by_name(report).items():
+        if state.num_maybe_truncated:
+            yield (
+                f"{state.num_maybe_truncated} of {state.num_calls} replies of {name} may have been cut off at "
+                "max_tokens, which is not known without DSPy's history: set disable_history=False in dspy.settings, "
+                "or pass max_tokens to the language model"
+            )
 
 
 def _settings(report: ReportData) -> Iterator[str]:

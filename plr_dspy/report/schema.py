@@ -333,6 +333,9 @@ class ProgramState(Part):
         num_unread: Number of calls with an unparsable reply. If the program is calibrated, replies
             with label probabilities do not count, because their likeliest label is the answer.
         num_truncated: Number of calls with a reply that was cut off at `max_tokens`.
+        num_maybe_truncated: Number of calls for which this is unknown, because DSPy's history
+            was disabled, and the LM has no `max_tokens` or the tokens of a reply were not
+            reported.
         name: The program's name in `programs`, or an empty string for all other programs.
     """
 
@@ -342,6 +345,7 @@ class ProgramState(Part):
     num_failed: int
     num_unread: int = 0
     num_truncated: int = 0
+    num_maybe_truncated: int = 0
     name: str = ""
 
 

@@ -85,7 +85,7 @@ def summary(report: ReportData) -> Iterator[str]:
         yield text
 
 
-def _programs_by_name(report: ReportData) -> dict[str, ProgramState]:
+def programs_by_name(report: ReportData) -> dict[str, ProgramState]:
     """Return the student and, if another program is returned, that program.
 
     The keys are the names of these programs in the text.
@@ -103,7 +103,7 @@ def _are_many(num_replies: int, state: ProgramState) -> bool:
 
 def _unread_replies(report: ReportData) -> Iterator[str]:
     """Warn if many replies cannot be parsed."""
-    for name, state in _programs_by_name(report).items():
+    for name, state in programs_by_name(report).items():
         if _are_many(state.num_unread, state):
             percent = 100 * state.num_unread / state.num_calls
             yield (
@@ -114,7 +114,7 @@ def _unread_replies(report: ReportData) -> Iterator[str]:
 
 def _truncated_replies(report: ReportData) -> Iterator[str]:
     """Warn if many replies were cut off at the maximum number of tokens."""
-    for name, state in _programs_by_name(report).items():
+    for name, state in programs_by_name(report).items():
         if _are_many(state.num_truncated, state):
             percent = 100 * state.num_truncated / state.num_calls
             yield (

@@ -50,7 +50,8 @@ class CallRecord:
     unseen_labels: tuple[int, ...] = ()  # indices of labels whose log-probabilities are upper bounds
     refused: str = ""  # the reason why no call can return log-probabilities, or empty
     lacking: str = ""  # the reason why this call returned no log-probabilities, or empty
-    is_truncated: bool = False  # whether a reply from the program's model was cut off at `max_tokens`
+    # Whether a reply from the program's model was cut off at `max_tokens`, or None if unknown.
+    is_truncated: bool | None = False
 
 
 @dataclass(frozen=True)

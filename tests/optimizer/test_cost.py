@@ -384,6 +384,15 @@ class TestMaxCost:
             method_of(student(), trainset=EXAMPLES)
         assert engine.num_calls == 0
 
+    def test_calls_in_threads_of_the_program_count(self, engine):
+        def run(self, question):
+            calls = [(self.answer, dspy.Example(question=question).with_inputs("question"))] * 2
+            return dspy.Parallel(num_threads=2, disable_progress_bar=True)(calls)[0]
+
+        report = compiled(fakes.Program(run, answer=student()), max_cost=100 * A_CALL, num_threads=4)
+        assert report.cost == pytest.approx(engine.cost)
+        assert 50 * A_CALL < engine.cost <= 100 * A_CALL
+
     def test_a_very_small_limit_ends_the_compile_without_a_comparison(self, engine):
         report = compiled(max_cost=10 * A_CALL, num_threads=4)
         assert engine.cost <= 10 * A_CALL

@@ -257,24 +257,39 @@ class TestMetric:
 
 
 class Terse(OrderSensitiveEngine):
-    """Replies with one word, which is cut off if `cut_off` applies to the last message."""
+    """Replies with one word, which is cut off after 7 tokens if `cut_off` applies to the last message."""
 
     def __init__(self, cut_off):
         super().__init__({})
         self.cut_off = cut_off
 
     def complete(self, request):
-        reason = "length" if self.cut_off(request.messages[-1].text) else "stop"
-        return chat_response("[[ ## answer ## ]]\na", finish_reason=reason)
+        is_cut_off = self.cut_off(request.messages[-1].text)
+        response = chat_response("[[ ## answer ## ]]\na", finish_reason="length" if is_cut_off else "stop")
+        object.__setattr__(response.usage, "output_tokens", 7 if is_cut_off else 5)
+        return response
 
 
-def test_each_call_records_whether_the_program_s_reply_was_cut_off_but_not_that_of_a_judge():
+CUT_OFF = [False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "without_history", "expected"),
+    [(None, False, CUT_OFF), (7, True, CUT_OFF), (None, True, [None, None, None, None])],
+)
+def test_each_call_records_whether_the_program_s_reply_was_cut_off_but_not_that_of_a_judge(
+    max_tokens, without_history, expected
+):
+    """Without history, this is known only from the numbers of tokens."""
+
     def judge(example, prediction):
         dspy.settings.lm("Is it right?")
         return 1.0
 
-    with using(Terse(lambda text: "question 11" in text or "Is it right?" in text)):
+    engine = Terse(lambda text: "question 11" in text or "Is it right?" in text)
+    with using(engine, max_tokens=max_tokens), dspy.context(disable_history=without_history):
         cells = scorer(metric=judge)
         scored(cells, [IDENTITY], range(4))
         records = cells.records_of(IDENTITY)
-    assert [records[example].is_truncated for example in range(4)] == [False, True, False, False]
+        assert bool(dspy.settings.lm.history) != without_history
+    assert [records[example].is_truncated for example in range(4)] == expected

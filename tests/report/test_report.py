@@ -362,6 +362,13 @@ class TestText:
         assert lines[0].startswith(sentence) == warned
         assert lines[warned].startswith("PLReorder: ")
 
+    def test_the_details_state_how_many_replies_may_have_been_cut_off(self):
+        state = {"num_demos": 2, "demo_tokens": None, "num_calls": 20, "num_failed": 0}
+        report = by_hand((1, 0), original=state, returned={**state, "num_maybe_truncated": 3})
+        sentence = "3 of 20 replies of the returned program may have been cut off at max_tokens"
+        assert sentence in report.details()
+        assert report.details().count("may have been cut off") == 1
+
     def test_a_much_cheaper_prompt_is_reported_if_it_is_as_good(self, chosen):
         def entry(number, score, *, cost=None, **flags):
             data = {
