@@ -16,6 +16,7 @@ from plr_dspy.metrics.by_example import function_of, takes
 from plr_dspy.metrics.copies import own_value
 from plr_dspy.optimizer.demo_classes import DemoClasses
 from plr_dspy.optimizer.estimate import BOOTSTRAP_SHARE, size_of_call
+from plr_dspy.optimizer.prompt_sizes import demo_tokens
 from plr_dspy.optimizer.setup import Attempt, CompileSetup
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
 from plr_dspy.programs.copying import ProgramFactory, language_models
@@ -23,7 +24,6 @@ from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.slots import OWN, PooledDemo, as_text, messages_of
 from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
-from plr_dspy.programs.tokens import token_counter
 from plr_dspy.report.formats import count
 from plr_dspy.scoring.causes import fix_for
 from plr_dspy.scoring.run_log import CallRecord
@@ -100,7 +100,6 @@ def pools_of(
     demos come first, followed by the demos of rivals, bootstrapped demos, labeled examples
     and the demos that the user passed.
     """
-    count = token_counter()
     others: list[tuple[Any, str]] = [(example, f"trainset[{number}]") for number, example in labelled.items()]
     others += [(demo, f"candidates[{number}]") for number, demo in enumerate(user_demos)]
     pools = {}
@@ -113,15 +112,14 @@ def pools_of(
         for attempt in attempts:
             if name in attempt.demos:
                 demos.append((attempt.demos[name], f"bootstrapped from trainset[{attempt.example}]"))
-        without_demos = messages_of(predictor, [])
-        seen = {as_text(without_demos)}
+        no_text = as_text(messages_of(predictor, []))
+        seen = {no_text}
         pool = []
         for demo, origin in demos + others:
-            messages = messages_of(predictor, [demo])
-            text = as_text(messages)
-            if text not in seen or (origin == OWN and text != as_text(without_demos)):
+            text = as_text(messages_of(predictor, [demo]))
+            if text not in seen or (origin == OWN and text != no_text):
                 seen.add(text)
-                pool.append(PooledDemo(demo, origin, count(messages) - count(without_demos)))
+                pool.append(PooledDemo(demo, origin, demo_tokens(predictor, demo)))
         pools[name] = pool
     return pools
 

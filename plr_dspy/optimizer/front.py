@@ -13,11 +13,11 @@ from plr_dspy.compiling.comparison import MIN_ODDS
 from plr_dspy.errors import UserError
 from plr_dspy.optimizer.estimate import SAMPLED_PROMPTS, inputs_of
 from plr_dspy.optimizer.expected_scores import ExpectedScore
+from plr_dspy.optimizer.prompt_sizes import prompt_tokens, retrieved_tokens, tokens_before_inputs
 from plr_dspy.programs.slots import PoolSlots, messages_of
 from plr_dspy.programs.splits import Examples
 from plr_dspy.programs.tokens import token_counter
 from plr_dspy.report.schema import AS_GOOD, FrontEntry
-from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.budget import UNCOUNTED, cost_of
 from plr_dspy.scoring.run_log import Tokens
 from plr_dspy.search.model.answers import Revision
@@ -37,7 +37,7 @@ class Prompt:
 
 
 class PromptPrices:
-    """The token counts of programs' prompts, and the costs of predictions at litellm's list prices.
+    """The costs of predictions at litellm's list prices.
 
     A server's prefix cache is assumed to hold the instructions and fixed demos, but not the
     retrieved demos and the inputs.
@@ -60,32 +60,21 @@ class PromptPrices:
                     answers[model].append(counts.get("completion_tokens", 0))
         self._answers = {model: fmean(numbers) for model, numbers in answers.items()}
 
-    def priced(self, score: ExpectedScore, program: dspy.Module) -> Prompt:
-        """Return a candidate's number of prompt tokens, and the cost of predictions with these prompts.
-
-        If the prompts cannot be built, count only the tokens of the demos, and return no cost.
-        """
+    def of(self, program: dspy.Module) -> float | None:
+        """Return the cost of predictions with a program, or None if it is unknown."""
         usage: dict[str, Any] = defaultdict(Counter)
-        num_tokens = 0
         try:
             for _, predictor in program.named_sub_modules(dspy.Predict):
-                prefix = self._size(predictor, predictor.demos)
-                retrieved = predictor.retrieval.num_tokens if isinstance(predictor, RetrievingPredict) else 0
-                num_tokens += prefix + retrieved
+                prefix = tokens_before_inputs(predictor, predictor.demos)
                 model = str((predictor.lm or dspy.settings.lm).model)
-                prompt = prefix + retrieved + self._mean_inputs(predictor)
+                prompt = prefix + retrieved_tokens(predictor) + self._mean_inputs(predictor)
                 usage[model].update(prompt_tokens=prompt, cached_tokens=prefix)
         except Exception:  # The adapter or litellm may fail; the other figures are still useful.
-            return Prompt(score, score.entry.tokens, None)
+            return None
         for model, counts in usage.items():
             counts["completion_tokens"] = self._answers.get(model, math.nan)
         cost = cost_of(usage)
-        known_cost = None if cost is None or math.isnan(cost) else PREDICTIONS * cost
-        return Prompt(score, num_tokens, known_cost)
-
-    def _size(self, predictor: dspy.Predict, demos: Sequence[Any]) -> int:
-        """Return the number of tokens in a prompt with these demos and empty inputs."""
-        return self._count(messages_of(predictor, demos, dict.fromkeys(predictor.signature.input_fields, "")))
+        return None if cost is None or math.isnan(cost) else PREDICTIONS * cost
 
     def _mean_inputs(self, predictor: dspy.Predict) -> float:
         """Return the mean number of tokens in a predictor's inputs."""
@@ -94,7 +83,7 @@ class PromptPrices:
             prompts = [
                 messages_of(predictor, [], inputs_of(predictor, example)) for example in self._examples
             ]
-            self._inputs[fields] = fmean(map(self._count, prompts)) - self._size(predictor, [])
+            self._inputs[fields] = fmean(map(self._count, prompts)) - tokens_before_inputs(predictor, [])
         return self._inputs[fields]
 
 
@@ -138,7 +127,10 @@ class Front:
             name = score.candidate if score.kind == "program" else score.kind
             best.setdefault((name, score.entry.num_demos, *score.entry.instructions.values()), score)
         self.reference = next(iter(best.values()))
-        prompts = [prices.priced(score, slots.build(score.candidate)) for score in best.values()]
+        prompts = []
+        for score in best.values():
+            tokens = prompt_tokens(slots, score.candidate)
+            prompts.append(Prompt(score, tokens, prices.of(slots.build(score.candidate))))
         is_priced = all(prompt.cost is not None for prompt in prompts)
         self.prompts = sorted(
             prompts,

@@ -12,6 +12,7 @@ from plr_dspy._version import __version__
 from plr_dspy.compiling.choice import Decision, Outcome
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.dspy_compat import format_field_value
+from plr_dspy.optimizer.prompt_sizes import prompt_tokens
 from plr_dspy.optimizer.proposals import proposal_report
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.optimizer.yardsticks import yardsticks
@@ -189,6 +190,7 @@ def _program_state(
         name=_name(setup, ordering),
         num_demos=slots.num_demos(ordering),
         demo_tokens=slots.tokens(ordering) if isinstance(slots, PoolSlots) else None,
+        prompt_tokens=prompt_tokens(slots, ordering) if isinstance(slots, PoolSlots) else None,
         num_calls=len(records),
         num_failed=sum(bool(record.error) for record in records),
         num_unread=len(unread),

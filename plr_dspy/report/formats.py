@@ -60,7 +60,12 @@ def score_of(scored: Alternative) -> str:
 def price(entry: FrontEntry) -> str:
     """Format the tokens of a prompt and, if known, its cost."""
     cost = f", {dollars(entry.cost)} per 1,000 predictions" if entry.cost else ""
-    return f"{entry.prompt_tokens:,} tokens{cost}"
+    return f"{prompt_size(entry.prompt_tokens)}{cost}"
+
+
+def prompt_size(tokens: int) -> str:
+    """Format the number of tokens in a prompt without inputs. All lines about prompts use this text."""
+    return count(tokens, "prompt token")
 
 
 def table(rows: dict[str, str]) -> Iterator[str]:

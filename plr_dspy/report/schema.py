@@ -143,8 +143,8 @@ class FrontEntry(Alternative):
     Attributes:
         kind: "original" (your program), "fixed" or "retrieved" demos, or "program" (a program
             that you passed).
-        prompt_tokens: Number of tokens in the candidate's instructions and demos, counted with
-            GPT-4o's tokenizer.
+        prompt_tokens: Number of tokens in the candidate's prompts without inputs: the
+            instructions and demos of all predictors, counted with GPT-4o's tokenizer.
         cost: US dollars for 1,000 predictions at litellm's list prices, or None if unknown.
             Answers are assumed to be as long as in the compile run. Instructions and fixed
             demos are assumed to be cached if that is cheaper.
@@ -328,6 +328,7 @@ class ProgramState(Part):
     Attributes:
         num_demos: Total number of demos in all predictors.
         demo_tokens: Total number of tokens in these demos, or None if no demos were chosen.
+        prompt_tokens: As in `FrontEntry`, or None if no demos were chosen.
         num_calls: Number of calls that scored the program.
         num_failed: Number of calls without a score.
         num_unread: Number of calls with an unparsable reply. If the program is calibrated, replies
@@ -341,6 +342,7 @@ class ProgramState(Part):
 
     num_demos: int
     demo_tokens: int | None
+    prompt_tokens: int | None = None
     num_calls: int
     num_failed: int
     num_unread: int = 0

@@ -11,6 +11,7 @@ from plr_dspy.report.formats import (
     dollars,
     one_line,
     price,
+    prompt_size,
     score_of,
     score_text,
     shares_by_label,
@@ -199,7 +200,7 @@ def _scores(report: ReportData) -> Iterator[str]:
 def _described(text: str, state: ProgramState) -> str:
     """Append a program's name, if it has one, and its number of demos to a description."""
     name = f" {state.name!r}" if state.name else ""
-    tokens = f" ({state.demo_tokens:,} tokens)" if state.demo_tokens else ""
+    tokens = "" if state.prompt_tokens is None else f" ({prompt_size(state.prompt_tokens)})"
     return f"{text}{name}, {count(state.num_demos, 'demo')}{tokens}"
 
 

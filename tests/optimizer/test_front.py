@@ -1,5 +1,6 @@
 """The front: the best prompt of each kind, its cost, and the cheapest prompt that is about as good."""
 
+import re
 from collections import Counter
 from statistics import mean
 
@@ -13,7 +14,7 @@ from label_world import EXAMPLES as LABELLED
 from label_world import Engine, labelled
 from label_world import student as with_demos
 
-from plr_dspy import CalibratedProgram, PLFewShot, Report
+from plr_dspy import CalibratedProgram, PlainTextAdapter, PLFewShot, Report
 
 EXAMPLES = questions(90)
 MODEL = "fake/order-sensitive"
@@ -141,7 +142,36 @@ class TestCost:
             assert entry.prompt_tokens == entry.tokens
 
 
+class Plain(fakes.OrderSensitiveEngine):
+    """Answers questions in plain prompts, more often correctly if the prompt is longer."""
+
+    def __init__(self):
+        super().__init__({})
+
+    def answer(self, system, texts):
+        number = re.findall(r"question (\d+)", texts[-1])[-1]
+        knows = digest(texts[-1]) < 0.2 + 0.1 * texts[-1].count("Answer:")
+        return f" answer {int(number) % 3}" if knows else " wrong"
+
+
 class TestReport:
+    @pytest.mark.parametrize("demos", ["fixed", "retrieved"])
+    @pytest.mark.parametrize("adapter", [PlainTextAdapter(), None], ids=["plain", "chat"])
+    def test_a_prompt_has_as_many_tokens_in_the_front_as_in_the_text(self, adapter, demos):
+        engine = fakes.engine_for(EXAMPLES) if adapter is None else Plain()
+        adapter = adapter or dspy.ChatAdapter(use_json_adapter_fallback=False)
+        with dspy.context(lm=fakes.lm_of(engine), adapter=adapter):
+            _, optimizer = compiled(demos=demos)
+        report = optimizer.report
+        (own,) = (entry for entry in report.front if entry.kind == "original")
+        (returned,) = (entry for entry in report.front if entry.is_returned)
+        assert report.original.prompt_tokens == own.prompt_tokens
+        assert report.returned.prompt_tokens == returned.prompt_tokens
+        assert f"your program, 0 demos ({own.prompt_tokens} prompt tokens)" in str(report)
+        assert f"({returned.prompt_tokens} prompt tokens)" in str(report)
+        for entry in report.front:
+            assert entry.prompt_tokens == pytest.approx(own.prompt_tokens + entry.tokens, abs=1)
+
     def test_the_front_is_saved_with_the_report(self, engine, cached_price, tmp_path):
         _, optimizer = compiled()
         report = optimizer.report

@@ -1,0 +1,46 @@
+"""The numbers of tokens in prompts without inputs: the only definition, which reports, limits and estimates use."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import dspy
+
+from plr_dspy.programs.slots import PoolSlots, messages_of
+from plr_dspy.programs.tokens import token_counter
+from plr_dspy.retrieval.predict import RetrievingPredict
+from plr_dspy.search.space import Candidate
+
+
+def tokens_before_inputs(predictor: dspy.Predict, demos: Sequence[Any]) -> int:
+    """Return the number of tokens in a predictor's prompt with these fixed demos and empty inputs."""
+    inputs = dict.fromkeys(predictor.signature.input_fields, "")
+    return token_counter()(messages_of(predictor, demos, inputs))
+
+
+def demo_tokens(predictor: dspy.Predict, demo: Any) -> int:
+    """Return by how many tokens a demo lengthens a predictor's prompt."""
+    try:
+        return tokens_before_inputs(predictor, [demo]) - tokens_before_inputs(predictor, [])
+    except Exception:  # The adapter may fail without real inputs. Then count the demo's messages.
+        count = token_counter()
+        return count(messages_of(predictor, [demo])) - count(messages_of(predictor, []))
+
+
+def retrieved_tokens(predictor: dspy.Predict) -> int:
+    """Return the mean number of tokens in the demos that a predictor retrieves for an input."""
+    return predictor.retrieval.num_tokens if isinstance(predictor, RetrievingPredict) else 0
+
+
+def prompt_tokens(slots: PoolSlots, candidate: Candidate) -> int:
+    """Return the number of tokens in the instructions and demos of a candidate's prompts.
+
+    If the prompts cannot be built, count only the demos.
+    """
+    try:
+        predictors = [part for _, part in slots.build(candidate).named_sub_modules(dspy.Predict)]
+        return sum(
+            tokens_before_inputs(predictor, predictor.demos) + retrieved_tokens(predictor)
+            for predictor in predictors
+        )
+    except Exception:  # The adapter or litellm may fail; the other figures are still useful.
+        return slots.tokens(candidate)
