@@ -8,8 +8,11 @@ import pytest
 from landscapes import OwnEffectsLandscape
 from replay import Pool, compile_with
 
-BUDGETS = {"light": 400, "logprobs": 150, "paper": None, "top-k": 1_000}
+BUDGETS = {"light": 400, "logprobs": 150, "calibrated": 150, "paper": None, "top-k": 1_000}
 """Program calls by mode. With log-probabilities, there are more rounds, and each takes longer."""
+
+LEANING = partial(OwnEffectsLandscape, common=1.0, own=0.3, leaning=True)
+"""Each order leans towards a label, and every order is right on half of the new examples, calibrated or not."""
 
 
 class TestNothingToFind:
@@ -19,7 +22,10 @@ class TestNothingToFind:
             (OwnEffectsLandscape, 8, 20, "light"),
             (landscapes.CoinLandscape, 8, 20, "top-k"),
             (OwnEffectsLandscape, 4, 20, "paper"),
-            (partial(OwnEffectsLandscape, common=1.0, own=0.3, leaning=True), 8, 40, "logprobs"),
+            (LEANING, 8, 40, "logprobs"),
+            (LEANING, 8, 10, "calibrated"),
+            (LEANING, 8, 20, "calibrated"),
+            (LEANING, 8, 40, "calibrated"),
             (landscapes.NoisyLogitsLandscape, 8, 100, "logprobs"),
         ],
     )
