@@ -14,14 +14,14 @@ from scipy import special
 
 from plr_dspy.data.examples import Rows, as_examples
 from plr_dspy.errors import UserError, UserTypeError
-from plr_dspy.labels.checks import check_answers, check_labels
+from plr_dspy.labels.checks import check_evaluation
 from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.labels.work import label_scores
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_value
 from plr_dspy.programs.calls import MetricWork, calls_on
-from plr_dspy.programs.checks import Checked, check_given, check_module
+from plr_dspy.programs.checks import Checked, check_given, check_module, short_repr
 from plr_dspy.programs.splits import Examples
 from plr_dspy.runtime import progress_bar
 from plr_dspy.scoring.causes import cause_of, fix_for
@@ -168,26 +168,28 @@ def evaluate_programs(
     """
     if not isinstance(programs, Mapping) or not programs:
         raise UserTypeError(
-            f'programs must be a non-empty dict; got {programs!r}: pass a dict such as {{"a": program}}'
+            f'programs must be a non-empty dict; got {short_repr(programs)}: pass a dict such as {{"a": program}}'
         )
     metrics = dict(metric) if isinstance(metric, Mapping) else {"": metric}
-    if not metrics:
+    if not metrics or isinstance(metric, (list, tuple)):
         raise UserTypeError(
-            'metric must not be an empty dict: pass a metric, or a dict such as {"accuracy": metric}'
+            f"metric must be a metric or a non-empty dict; got {short_repr(metric)}: pass a metric, or a dict such as "
+            '{"accuracy": metric}'
         )
     for name, program in programs.items():
+        if not isinstance(name, str):
+            raise UserTypeError(f"programs must have strings as names; got {name!r}: pass {str(name)!r}")
         check_module(program, f"programs[{name!r}]")
-    devset = as_examples(devset, next(iter(programs.values())), name="devset", inputs=inputs)
+    first_name, first = next(iter(programs.items()))
+    devset = as_examples(
+        devset, first, name="devset", inputs=inputs, program_name=f"programs[{first_name!r}]"
+    )
     for name, program in programs.items():
         check_given(program, name=f"programs[{name!r}]", to_order=False, devset=devset)
     if len(devset) < 2:
         raise UserError(f"devset must contain at least 2 examples; got {len(devset)}: pass more examples")
     for single_metric in metrics.values():
-        for program in programs.values():
-            check_answers(program, single_metric, devset, name="devset")
-        check_labels(next(iter(programs.values())), single_metric, devset=devset)
-        if isinstance(single_metric, SetMetric):
-            single_metric.check(devset)
+        check_evaluation(programs, single_metric, devset)
     Checked(num_threads=num_threads, max_errors=max_errors)
     runs = [_ProgramRun(name, program, metrics, devset) for name, program in programs.items()]
     with progress_bar(len(programs) * len(devset), display=display_progress, title="evaluate") as bar:

@@ -26,6 +26,7 @@ from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.per_input_order import PerInputOrder
 from plr_dspy.lm.plain_text_adapter import one_block, without_none
+from plr_dspy.programs.checks import check_adapter
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.runtime import write_atomically
 
@@ -164,6 +165,7 @@ def export(program: dspy.Module, format: Format = "openai") -> dict[str, Exporte
         )
     if format not in get_args(Format):
         raise UserError(f"format must be 'openai' or 'langchain'; got {format!r}: pass one of these formats")
+    check_adapter()
     _check_prompts_are_fixed(program)
     predictors = _named_predictors(program)
     if not predictors:

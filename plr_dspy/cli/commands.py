@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from plr_dspy._version import __version__
+from plr_dspy.cli.fixes import OptionFormatter, in_options
 from plr_dspy.cli.output import OutputClosed, discard_output, printing, show
 from plr_dspy.compiling.plan import BUDGETS, SIGNALS
 from plr_dspy.data.loading import HUB, HubSplit, hub_split
@@ -39,7 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with printing():
             args = _parser().parse_args(arguments)
-        logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+        log_lines = logging.StreamHandler(sys.stderr)
+        log_lines.setFormatter(OptionFormatter(args))
+        logging.basicConfig(level=logging.WARNING, handlers=[log_lines])
         return _exit_code(args)
     except OutputClosed:
         discard_output()
@@ -61,7 +64,7 @@ def _exit_code(args: argparse.Namespace) -> int:
     except Exception as error:
         if args.debug:
             raise
-        message = " ".join([str(error), *getattr(error, "__notes__", ())])
+        message = in_options(" ".join([str(error), *getattr(error, "__notes__", ())]), args)
         message = Redactor([], variables=[getattr(args, "api_key_env", None)])(message)
         if isinstance(error, USER_ERRORS):
             print(f"plr-dspy: {message}", file=sys.stderr)

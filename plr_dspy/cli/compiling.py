@@ -166,7 +166,9 @@ def _other_programs(args: argparse.Namespace, first: dspy.Module) -> dict[str, d
                 )
             programs[reference] = load_program(first, reference)
         else:
-            programs[reference] = _named_program(reference, None)
+            programs[reference] = _named_program(
+                reference, None, others=", or a saved program that ends in .json"
+            )
     return programs
 
 
@@ -209,7 +211,7 @@ def _check_saveable(
     candidates = [program, ProgramFactory(program).build(possible_demos), *others.values()]
     for obstacle in map(json_obstacle, candidates):
         if obstacle:
-            raise UserError(f"--out: {obstacle}")
+            raise UserError(f"--out: {obstacle}: convert the value to plain data, such as text")
 
 
 def _named_metric(reference: str, program: dspy.Module) -> Metric:
@@ -217,11 +219,13 @@ def _named_metric(reference: str, program: dspy.Module) -> Metric:
     name, _, label = reference.partition(":")
     metric_class = SET_METRICS.get(name.lower())
     if metric_class is None:
-        metric: Metric = _named_object(reference)
+        metric: Metric = _named_object(reference, others=f", or {', '.join(SET_METRICS)} or f1:LABEL")
         return metric
     field = getattr(label_output(program), "name", None)
     if metric_class is F1:
         return F1(label or None, field=field)
+    if label:
+        raise UserError(f"--metric: {name} takes no label; got {reference!r}: pass {name}")
     return metric_class(field=field)
 
 
@@ -254,10 +258,11 @@ def _language_model(args: argparse.Namespace) -> Iterator[None]:
         yield
 
 
-def _named_object(reference: str) -> Any:
+def _named_object(reference: str, *, others: str = "") -> Any:
     """Import the object that a reference names.
 
-    If the reference names a file, the file can import modules from its own folder.
+    If the reference names a file, the file can import modules from its own folder. `others` are
+    other valid values, for the error message.
     """
     place, _, name = reference.rpartition(":")
     folder = Path.cwd()
@@ -271,19 +276,26 @@ def _named_object(reference: str) -> Any:
         return getattr(importlib.import_module(module_name), name)
     except (Exception, SystemExit) as error:
         raise UserError(
-            f"{reference} cannot be loaded ({type(error).__name__}: {error}): pass FILE.py:NAME or MODULE:NAME, and "
-            "check that Python can import the file or module"
+            f"{reference} cannot be loaded ({type(error).__name__}: {error}): pass FILE.py:NAME or MODULE:NAME"
+            f"{others}, and check that Python can import the file or module"
         ) from error
 
 
-def _named_program(reference: str, saved_path: Path | None) -> dspy.Module:
+def _named_program(reference: str, saved_path: Path | None, *, others: str = "") -> dspy.Module:
     """Return the program that a reference names, with the state saved in a file if there is one.
 
-    The reference names a DSPy module, or a function that returns a DSPy module.
+    The reference names a DSPy module, or a function that returns a DSPy module. `others` is as
+    in `_named_object`.
     """
-    program = _named_object(reference)
+    program = _named_object(reference, others=others)
     if callable(program) and not isinstance(program, dspy.Module):
-        program = program()
+        try:
+            program = program()
+        except Exception as error:  # The user's function may raise any exception.
+            raise UserError(
+                f"{reference} raised {type(error).__name__} ({error}): pass the name of a module, or of a function "
+                "that returns one and needs no arguments"
+            ) from error
     if not isinstance(program, dspy.Module):
         raise UserTypeError(
             f"program must be a DSPy module, or a function that returns one; got {program!r} from {reference}: pass "

@@ -1,7 +1,7 @@
 """Conversion to examples with inputs, from Hugging Face data sets, dicts, or examples without inputs."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import dspy
@@ -30,6 +30,7 @@ def as_examples(
     name: str = "rows",
     inputs: Sequence[str] | None = None,
     place: Callable[[int], str] | None = None,
+    program_name: str = "the program",
 ) -> list[dspy.Example]:
     """Return rows as examples with inputs.
 
@@ -45,6 +46,7 @@ def as_examples(
         inputs: Names of the input columns.
         place: A function that returns the name of a row in messages, given the row's index.
             By default, a row's name is, for example, "trainset[3]".
+        program_name: Name of the program in messages.
 
     Raises:
         TypeError, ValueError: If rows have another type, or if their inputs are missing,
@@ -66,7 +68,7 @@ def as_examples(
             examples.append(row)
             continue
         if undeclared_inputs is None:
-            undeclared_inputs = _inferred_inputs(program, list(row.keys()), row_name)
+            undeclared_inputs = _inferred_inputs(program, list(row.keys()), row_name, program_name)
         _check_values(row, undeclared_inputs, needed, row_name)
         example = row if isinstance(row, dspy.Example) else dspy.Example(dict(row))
         examples.append(example.with_inputs(*undeclared_inputs))
@@ -91,6 +93,10 @@ def _sequence(rows: Any, name: str) -> Sequence[Any]:
     if isinstance(rows, Sequence) and not isinstance(rows, (str, bytes)):
         return rows
     fix = "pass a list"
+    if type(rows).__name__ == "DataFrame" and hasattr(rows, "to_dict"):
+        fix = f"pass {name}.to_dict('records')"
+    elif isinstance(rows, Iterable) and not isinstance(rows, (str, bytes, Mapping)):
+        fix = f"pass list({name})"
     if datasets is not None and isinstance(rows, datasets.DatasetDict):
         fix = f"pass one of its splits, such as {name}[{next(iter(rows), 'train')!r}]"
     elif datasets is not None and isinstance(rows, datasets.IterableDataset):
@@ -130,7 +136,9 @@ def _check_same_inputs(example: dspy.Example, inputs: Sequence[str] | None, row_
         )
 
 
-def _inferred_inputs(program: dspy.Module, columns: Sequence[str], row_name: str) -> list[str]:
+def _inferred_inputs(
+    program: dspy.Module, columns: Sequence[str], row_name: str, program_name: str
+) -> list[str]:
     """Return the columns that are inputs of the program. Raise a ValueError if a column may or may not be an input."""
     given = program_inputs(program)
     are_certain = is_single_step(program)
@@ -141,14 +149,14 @@ def _inferred_inputs(program: dspy.Module, columns: Sequence[str], row_name: str
     missing = [name for name in given if given[name].is_required and name not in columns]
     if missing or not present:
         raise UserError(
-            f"{row_name} must have columns for the program's inputs {list(given)}; got the columns {columns}: rename "
-            "the columns, or pass inputs=[...] with the names of the input columns"
+            f"{row_name} must have columns for the inputs of {program_name}, {list(given)}; got the columns {columns}: "
+            "rename the columns, or pass inputs=[...] with the names of the input columns"
         )
     doubtful = [name for name in present if not given[name].is_required]
     if doubtful and not are_certain:
         raise UserError(
-            f"inputs must be passed, because {row_name} has the columns {doubtful}, which the program accepts but does "
-            f"not need: pass inputs={present}, or omit {doubtful} from this list"
+            f"inputs must be passed, because {row_name} has the columns {doubtful}, which {program_name} accepts but "
+            f"does not need: pass inputs={present}, or omit {doubtful} from this list"
         )
     return present
 

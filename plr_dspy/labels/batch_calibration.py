@@ -11,7 +11,7 @@ from typing import Annotated
 import dspy
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import Field
+from pydantic import AfterValidator, Field, SkipValidation
 
 from plr_dspy.data.examples import Rows, as_examples
 from plr_dspy.dspy_compat import Teleprompter
@@ -19,11 +19,12 @@ from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import PURPOSE, CalibratedProgram, calibrated_output
 from plr_dspy.labels.calibration import Calibration
 from plr_dspy.labels.calibration_report import AS_IT_IS, CalibrationReport
+from plr_dspy.labels.checks import NAMES_OF_CLASSES, are_whole_numbers, columns_of
 from plr_dspy.labels.outputs import LabelOutput, prior_shares
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelReadingWork
 from plr_dspy.lm.plain_text_adapter import Value
-from plr_dspy.metrics.confusion import SetMetric
+from plr_dspy.metrics.confusion import SetMetric, check_over_set
 from plr_dspy.programs.calls import calls_on
 from plr_dspy.programs.checks import Checked, Number, WholeNumber, arguments, check_given, check_module
 from plr_dspy.programs.made_with import record_settings
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 NUM_FIRST = 6  # number of calls after which to stop if no reply has label probabilities
 
 Indices = NDArray[np.int64]
+OverSet = Annotated[SkipValidation[SetMetric], AfterValidator(check_over_set)]
 
 
 @arguments
@@ -72,7 +74,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
 
     num_inputs: Annotated[WholeNumber, Field(ge=2)] = 64
     prior: Mapping[Value, Number] | None = None
-    metric: SetMetric | None = None
+    metric: OverSet | None = None
     predictor: str | None = None
 
     def __post_init__(self) -> None:
@@ -120,7 +122,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             predictor = predictor or student.predictor
             student = student.program
         check_module(student, "student")
-        trainset = as_examples(trainset, student, name="trainset", inputs=inputs)
+        trainset = as_examples(trainset, student, name="trainset", inputs=inputs, program_name="student")
         check_given(student, trainset=trainset)
         output = calibrated_output(student, predictor)
         prior = None if self.prior is None else prior_shares(self.prior, output.labels)
@@ -169,23 +171,22 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         distinct = _distinct(student, trainset)
         labeled = [distinct[i] for i in np.flatnonzero(output.numbers(distinct) >= 0)]
         uses_labels = self.prior is None and len(labeled) > 1
+        unlabeled = [distinct[i] for i in np.flatnonzero(output.numbers(distinct) < 0)]
+        problem, fix = _why_unlabeled(unlabeled, distinct, output)
         if self.metric is not None:
             if not uses_labels:
                 raise UserError(
-                    f"metric needs at least 2 examples with a label in field {output.name!r}; got {len(labeled)}: "
-                    "label more examples, or omit metric"
+                    f"metric needs at least 2 examples with a label in field {output.name!r}; got {len(labeled)}"
+                    f"{problem}: {fix or 'label more examples'}, or omit metric"
                 )
             self.metric.check(labeled)
-        num_unlabeled = len(distinct) - len(labeled)
-        if self.prior is None and num_unlabeled and any(output.name in example for example in distinct):
-            consequence = (
-                "these examples are ignored"
-                if uses_labels
-                else "all labels are assumed to be equally frequent"
-            )
+        if self.prior is None and fix:
+            consequence = "all labels are assumed to be equally frequent"
+            if uses_labels:
+                consequence = "these examples are ignored"
             logger.warning(
-                f"{num_unlabeled} of {len(distinct)} examples have none of the labels {list(output.labels)} in field "
-                f"{output.name!r}; {consequence}"
+                f"{len(unlabeled)} of {len(distinct)} examples have none of the labels {list(output.labels)} in field "
+                f"{output.name!r}{problem}; {consequence}: {fix}"
             )
         return (labeled if uses_labels else distinct), uses_labels
 
@@ -385,6 +386,29 @@ def _metric_of_search(student: dspy.Module) -> str:
         return ""
     metric = str(report.get("settings", {}).get("metric", ""))
     return metric if "(" in metric else ""  # Only metrics over a set have arguments.
+
+
+def _why_unlabeled(
+    unlabeled: Sequence[dspy.Example], examples: Sequence[dspy.Example], output: LabelOutput
+) -> tuple[str, str]:
+    """Return the reason why examples have no label, as a part of a message, and a fix.
+
+    Both are empty if the examples seem to be unlabeled on purpose, because they have only inputs.
+    """
+    if not unlabeled:
+        return "", ""
+    values = output.other_values(unlabeled)
+    if values:
+        fix = "replace these values with labels"
+        if are_whole_numbers([example.get(output.name) for example in unlabeled]):
+            fix += f"; {NAMES_OF_CLASSES}"
+        return f", but {output.describe(values, unlabeled)}", fix
+    if any(output.name in example for example in examples):
+        return "", "add labels to these examples"
+    if any(example.labels().keys() for example in unlabeled):
+        fix = f"if one of these columns holds the labels, rename it to {output.name!r}"
+        return f"; the columns are {columns_of(unlabeled)}", fix
+    return "", ""
 
 
 def _distinct(student: dspy.Module, trainset: Examples) -> list[dspy.Example]:

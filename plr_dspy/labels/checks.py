@@ -2,15 +2,15 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 import dspy
 
-from plr_dspy.dspy_compat import annotation_allows_none
-from plr_dspy.errors import UserError
+from plr_dspy.dspy_compat import annotation_allows_none, decision_adapter
+from plr_dspy.errors import MetricError, UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
-from plr_dspy.labels.outputs import LabelOutput, label_output
+from plr_dspy.labels.outputs import LabelOutput, label_output, label_outputs
 from plr_dspy.labels.work import ALL_ALIKE, NoCalls, label_scores
 from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, without_none
 from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
@@ -21,6 +21,7 @@ from plr_dspy.programs.copying import language_models
 
 logger = logging.getLogger(__name__)
 
+NUM_SCORED = 3  # number of examples on which a metric must return no score to be rejected
 NAMES_OF_CLASSES = (
     "to get class names from a ClassLabel column, pass the data set itself or as_examples(dataset, program)"
 )
@@ -36,12 +37,16 @@ def check_answers_itself(program: dspy.Module, *, name: str) -> None:
 
 
 def check_answers(
-    program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], *, name: str
+    program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], *, name: str, program_name: str
 ) -> None:
     """Raise a ValueError if no answer of the program can be correct.
 
     No answer can be correct if no example has one of the output's labels, and the metric gives
     every label the same score.
+
+    Args:
+        name: The name of the list of examples in messages.
+        program_name: The program's name in messages.
     """
     output = label_output(program)
     if not isinstance(output, LabelOutput):
@@ -52,12 +57,12 @@ def check_answers(
         return
     scores = label_scores(metric, examples, output)
     if isinstance(scores, str) and scores == ALL_ALIKE:
-        fix = "Give each example a label of the output's type"
-        if _are_whole_numbers(values):
+        fix = "Give each example a label of the output's type, or change this type"
+        if are_whole_numbers(values):
             fix += f"; {NAMES_OF_CLASSES}"
         raise UserError(
-            f"{name}: no example has one of the labels {list(output.labels)} in the field {output.name!r}; the "
-            f"first value is {values[0]!r}. Since {ALL_ALIKE}, no answer can be correct. {fix}."
+            f"{name}: no example has one of the labels {list(output.labels)} of {program_name} in the field "
+            f"{output.name!r}; the first value is {values[0]!r}. Since {ALL_ALIKE}, no answer can be correct. {fix}."
         )
 
 
@@ -68,10 +73,15 @@ def check_labels(program: dspy.Module, metric: Metric, **datasets: Sequence[dspy
     without labels. For such a metric, missing labels are an error only if the metric fails on
     examples without labels. If it is unclear whether labels are needed, a warning is logged.
 
+    A warning also names values in label fields that are not labels, unless the metric accepts
+    them. If no answer to any example in a list can be correct for this reason, raise a ValueError.
+    Raise a TypeError if a metric by example returns something other than a score.
+
     Args:
         datasets: Lists of examples, each passed as a keyword argument. Messages refer to a list
             by the keyword, such as "trainset".
     """
+    all_examples = list(chain.from_iterable(datasets.values()))
     for name, examples in datasets.items():
         if not examples:
             continue
@@ -79,6 +89,69 @@ def check_labels(program: dspy.Module, metric: Metric, **datasets: Sequence[dspy
             _check_labels_of_set(program, metric, examples, name)
         elif is_single_step(program):
             _check_outputs(program, metric, examples, name)
+        _check_values(program, metric, examples, name, all_examples=all_examples)
+    _check_scores(program, metric, all_examples)
+
+
+def check_evaluation(
+    programs: Mapping[str, dspy.Module], metric: Metric, devset: Sequence[dspy.Example]
+) -> None:
+    """Raise an error if a metric cannot score the answers of the programs of `evaluate_programs`."""
+    first = next(iter(programs))
+    for name, program in programs.items():
+        check_answers(program, metric, devset, name="devset", program_name=f"programs[{name!r}]")
+    check_labels(programs[first], metric, devset=devset)
+    for name in programs:
+        _check_needed_outputs(programs, name, metric, devset[0])
+    if isinstance(metric, SetMetric):
+        metric.check(devset)
+        metric.check_value(devset)
+
+
+def _check_needed_outputs(
+    programs: Mapping[str, dspy.Module], name: str, metric: Metric, example: dspy.Example
+) -> None:
+    """Raise a ValueError if a program lacks an output of the first program that the metric needs.
+
+    Only single predictors are checked, because other programs do not declare their outputs.
+    """
+    first_name = next(iter(programs))
+    if not (_returns_outputs(programs[name]) and _returns_outputs(programs[first_name])):
+        return
+    outputs = _output_types(programs[name])
+    first_outputs = _output_types(programs[first_name])
+    missing = first_outputs.keys() - outputs.keys()
+    if not missing or _fails(metric, example, _as_answer(example, first_outputs)):
+        return
+    if _fails(metric, example, _as_answer(example, outputs)):
+        raise UserError(
+            f"programs[{name!r}] must have the outputs of {first_name!r}, because the metric fails without "
+            f"{sorted(missing)}; got {sorted(outputs)}: rename the outputs, or omit this program"
+        )
+
+
+def _as_answer(example: dspy.Example, outputs: Iterable[str]) -> dict[str, Value]:
+    """Return the fields of a correct answer. Outputs that the example does not have are empty."""
+    return {name: example.get(name, "") for name in outputs}
+
+
+def _check_scores(program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example]) -> None:
+    """Raise a TypeError if the metric returns no score for correct answers to the first examples.
+
+    Only single predictors are checked, because the fields of other programs' answers are unknown.
+    """
+    if isinstance(metric, SetMetric) or not _returns_outputs(program):
+        return
+    outputs = _output_types(program)
+    with_answer = [example for example in examples if any(name in example for name in outputs)]
+    errors = []
+    for example in with_answer[:NUM_SCORED]:
+        error = _error_of(metric, example, _as_answer(example, outputs))
+        if not isinstance(error, MetricError):
+            return
+        errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def _check_labels_of_set(
@@ -100,21 +173,25 @@ def _check_labels_of_set(
             fix += ", and pass that name to the metric as the argument field"
         raise UserError(
             f"metric: {metric!r} compares the field {field!r} of examples and answers, but the program's outputs are "
-            f"{list(annotations)}, and the columns of {dataset} are {_columns(examples)}: {fix}"
+            f"{list(annotations)}, and the columns of {dataset} are {columns_of(examples)}: {fix}"
         )
+    annotation = annotations.get(field, str)
     missing = []
     for index, example in enumerate(examples):
-        if field not in example or _is_empty(example[field], annotations.get(field, str)):
+        if field not in example or _is_empty(example[field], annotation):
             missing.append(index)
     if len(missing) == len(examples):
         raise UserError(
             f"{dataset}: no example has a label in {field!r}, which {metric!r} needs; the columns are "
-            f"{_columns(examples)}: add the labels, or rename the column that holds the labels to {field!r}"
+            f"{columns_of(examples)}: add the labels, or rename the column that holds the labels to {field!r}"
         )
     if missing:
+        fix = "drop these rows, or add their labels"
+        if annotation is str and all(isinstance(examples[index].get(field), str) for index in missing):
+            fix += f". If empty text is a label, declare {field!r} as a Literal that contains '' and the other labels"
         raise UserError(
             f"{dataset}: {len(missing)} of {len(examples)} examples have no label in {field!r}, which {metric!r} "
-            f"needs; the first is {dataset}[{missing[0]}]: drop these rows, or add their labels"
+            f"needs; the first is {dataset}[{missing[0]}]: {fix}"
         )
 
 
@@ -146,7 +223,7 @@ def _check_outputs(
                 indices[0],
             )
         values = [example[name] for example in examples if name in example]
-        if without_none(annotations[name]) is str and _are_whole_numbers(values):
+        if without_none(annotations[name]) is str and are_whole_numbers(values):
             logger.warning(
                 "%s: the field %r holds only whole numbers, such as %r, but the program answers with text. Unless the "
                 "metric converts the numbers or the answers, no answer is correct: %s",
@@ -157,6 +234,78 @@ def _check_outputs(
             )
 
 
+def _check_values(
+    program: dspy.Module,
+    metric: Metric,
+    examples: Sequence[dspy.Example],
+    dataset: str,
+    *,
+    all_examples: Sequence[dspy.Example],
+) -> None:
+    """Warn if examples have values in a label field that are not labels, and that the metric may not accept.
+
+    Raise a ValueError if no answer to any of the examples can be correct for this reason.
+    """
+    only_output = label_output(program)
+    outputs: list[LabelOutput] = []
+    if isinstance(only_output, LabelOutput):
+        outputs = [only_output]
+    elif is_single_step(program) and decision_adapter(program.predictors()[0]) is None:
+        outputs = label_outputs("", program.predictors()[0])
+    for output in outputs:
+        values = output.other_values(examples)
+        is_certain = False
+        if values and output is only_output:
+            labeled = [example for example in all_examples if output.label_of(example) is not None]
+            firsts = {text: examples[indices[0]] for text, indices in values.items()}
+            unaccepted = _unaccepted(firsts, metric, labeled[:1], output)
+            is_certain = unaccepted is not None
+            if unaccepted is not None:
+                values = {text: values[text] for text in unaccepted}
+        if not values:
+            continue
+        num_examples = sum(map(len, values.values()))
+        message = (
+            f"{dataset}: {num_examples} of {len(examples)} examples have values in {output.name!r} that are not "
+            f"labels of the program: {output.describe(values, examples)}. "
+        )
+        fix = "replace these values with labels, or drop these rows"
+        if not is_certain or not _returns_outputs(program):
+            message += (
+                f"Unless the metric or the program converts labels, no answer to them is correct: {fix}"
+            )
+        else:
+            message += f"No answer to them can be correct: {fix}"
+            if num_examples == len(examples):
+                raise UserError(message)
+        logger.warning("%s", message)
+
+
+def _unaccepted(
+    examples: Mapping[str, dspy.Example], metric: Metric, labeled: Sequence[dspy.Example], output: LabelOutput
+) -> list[str] | None:
+    """Return the values that the metric does not accept, or None if the metric cannot score every label.
+
+    If the metric does not accept a value, no label scores as high on an example with this value
+    as on other examples.
+
+    Args:
+        examples: A dict that maps values which are not labels to an example with this value.
+        labeled: At most one example with a label, for comparison.
+    """
+    scores = label_scores(metric, [*labeled, *examples.values()], output)
+    if isinstance(scores, str):
+        if scores == ALL_ALIKE and labeled:  # The metric needs no labels.
+            return []
+        return None
+    best = scores.max()
+    unaccepted = []
+    for text, row in zip(examples, scores[len(labeled) :], strict=True):
+        if row.max() == row.min() < best:
+            unaccepted.append(text)
+    return unaccepted
+
+
 def _check_metric_without_labels(
     program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], dataset: str
 ) -> None:
@@ -165,7 +314,7 @@ def _check_metric_without_labels(
     Raise a ValueError if the metric fails without labels. Otherwise, log a warning if another
     column may hold the labels.
     """
-    columns = _columns(examples)
+    columns = columns_of(examples)
     problem = (
         f"{dataset}: no example has a value for the program's outputs {list(_output_types(program))}; the columns are "
         f"{columns}"
@@ -189,23 +338,28 @@ def _needs_label(metric: Metric, example: dspy.Example, output: LabelOutput) -> 
     labels = list(output.labels.values())
     labeled = own_copy(example)
     labeled[output.name] = labels[0]
-    fails_without = all(_fails(metric, example, output.name, label) for label in labels)
-    return fails_without and not _fails(metric, labeled, output.name, labels[0])
+    fails_without = all(_fails(metric, example, {output.name: label}) for label in labels)
+    return fails_without and not _fails(metric, labeled, {output.name: labels[0]})
 
 
-def _fails(metric: Metric, example: dspy.Example, name: str, label: Value) -> bool:
-    """Return whether a metric raises an error when it scores an answer.
+def _fails(metric: Metric, example: dspy.Example, answer: Mapping[str, Value]) -> bool:
+    """Return whether a metric raises an error when it scores an answer."""
+    return _error_of(metric, example, answer) is not None
 
-    If the metric calls a language model, stop the metric before that call and return False.
+
+def _error_of(metric: Metric, example: dspy.Example, answer: Mapping[str, Value]) -> BaseException | None:
+    """Return the error that a metric raises when it scores an answer, or None if it raises no error.
+
+    If the metric calls a language model, stop the metric before that call and return None.
     """
     calls = NoCalls()
     call_metric = metric_caller(metric)
     try:
         with dspy.context(callbacks=[calls], trace=[]):
-            as_score(call_metric(own_copy(example), dspy.Prediction({name: label})))
-    except (Exception, SystemExit):
-        return not calls.stopped
-    return False
+            as_score(call_metric(own_copy(example), dspy.Prediction(dict(answer))))
+    except (Exception, SystemExit) as error:
+        return None if calls.stopped else error
+    return None
 
 
 def _output_types(program: dspy.Module) -> Mapping[str, Annotation]:
@@ -239,12 +393,12 @@ def _is_empty(value: Value, annotation: Annotation) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def _are_whole_numbers(values: Sequence[Value]) -> bool:
+def are_whole_numbers(values: Sequence[Value]) -> bool:
     """Return whether all values except None are integers, like the class indices in a ClassLabel column."""
     kinds = {type(value) for value in values if value is not None}
     return kinds == {int}
 
 
-def _columns(examples: Sequence[dspy.Example]) -> list[str]:
+def columns_of(examples: Sequence[dspy.Example]) -> list[str]:
     """Return the names of all fields in the examples."""
     return list(dict.fromkeys(chain.from_iterable(example.keys() for example in examples)))

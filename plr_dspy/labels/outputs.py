@@ -1,7 +1,10 @@
 """Outputs with few possible values, and the labels of examples."""
 
+import difflib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import dspy
 import numpy as np
@@ -10,7 +13,11 @@ from numpy.typing import NDArray
 from plr_dspy.dspy_compat import decision_adapter
 from plr_dspy.errors import UserError
 from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, without_none
+from plr_dspy.metrics.by_example import SHOWN
+from plr_dspy.report.formats import count
 from plr_dspy.statistics.arrays import Array
+
+MOST_SHOWN = 5  # maximum number of values that a message lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,56 @@ class LabelOutput:
         indices = self.numbers(examples)
         known = indices[indices >= 0]
         return np.bincount(known, minlength=len(self.labels)).astype(np.float64)
+
+    def other_values(self, examples: Sequence[Value]) -> dict[str, list[int]]:
+        """Return a dict that maps each value that is not a label to the indices of the examples with this value.
+
+        The keys are the values' reprs. Missing values are ignored.
+        """
+        indices: dict[str, list[int]] = {}
+        for index, example in enumerate(examples):
+            value = example.get(self.name)
+            if self.label_of(example) is None and not _is_missing(value):
+                indices.setdefault(repr(value), []).append(index)
+        return indices
+
+    def describe(self, values: Mapping[str, Sequence[int]], examples: Sequence[Value]) -> str:
+        """Return a text that lists values that are not labels, as returned by `other_values`.
+
+        Each value is listed with its number of examples and the most similar label, if there is one.
+        """
+        texts = []
+        for text, indices in list(values.items())[:MOST_SHOWN]:
+            nearest = self._nearest_label(examples[indices[0]][self.name])
+            note = count(len(indices), "example")
+            if nearest:
+                note += f"; nearest label: {nearest}"
+            texts.append(f"{text[:SHOWN]} ({note})")
+        num_more = len(values) - len(texts)
+        if num_more:
+            texts.append(f"and {num_more} more")
+        return ", ".join(texts)
+
+    def _nearest_label(self, value: Value) -> str:
+        """Return the label whose text is most similar to a value, or an empty string if no text is similar."""
+        if isinstance(value, Enum):
+            value = value.value
+        label_of_text = {_simplified(text): label for text, label in self.labels.items()}
+        matches = difflib.get_close_matches(_simplified(str(value)), label_of_text, n=1)
+        if not matches:
+            return ""
+        label = label_of_text[matches[0]]
+        return str(label) if isinstance(label, Enum) else repr(label)
+
+
+def _is_missing(value: Value) -> bool:
+    is_blank = isinstance(value, str) and not value.strip()
+    return value is None or is_blank or (isinstance(value, float) and math.isnan(value))
+
+
+def _simplified(text: str) -> str:
+    """Return a text without the differences in case and whitespace that are typical of typing errors."""
+    return " ".join(text.casefold().split())
 
 
 def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOutput]:

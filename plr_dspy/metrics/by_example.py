@@ -33,8 +33,17 @@ def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
                 return lambda example, prediction: metric(example, prediction, *extra)
     raise UserTypeError(
         "metric must be callable as metric(example, prediction), and must be neither async nor a class; got "
-        f"{repr(metric)[:SHOWN]}: pass a function of an example and a prediction"
+        f"{repr(metric)[:SHOWN]}: {fix_for_metric(metric, otherwise='pass a function of an example and a prediction')}"
     )
+
+
+def fix_for_metric(metric: object, *, otherwise: str) -> str:
+    """Return the fix for an invalid metric. It is `otherwise` unless the metric is a class or its name."""
+    if inspect.isclass(metric):
+        return f"pass an instance of this class, as in metric={metric.__name__}(...)"
+    if isinstance(metric, str):
+        return "pass the metric itself, not its name, as in metric=F1('positive')"
+    return otherwise
 
 
 def takes(function: Callable[..., object] | None, number: int) -> bool | None:

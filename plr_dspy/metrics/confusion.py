@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from plr_dspy.errors import MetricError, UserError, UserTypeError
 from plr_dspy.lm.plain_text_adapter import labels_of, name_of_label, without_none
-from plr_dspy.metrics.by_example import SHOWN, as_score, takes
+from plr_dspy.metrics.by_example import SHOWN, as_score, fix_for_metric, takes
 from plr_dspy.scoring.confusion_scores import Array, confusion_matrix, possible_labels, ratio
 
 
@@ -117,6 +117,17 @@ class SetMetric(ABC):
                 f"the label {self.label!r}"
             )
 
+    def check_value(self, examples: Sequence[dspy.Example]) -> None:
+        """Raise the error that `value` raises, if it raises an error for all answers that are checked.
+
+        These are the correct answers, and unparsable replies to all examples.
+        """
+        right_labels = self.right_labels(examples)
+        try:
+            self.score(right_labels, right_labels)
+        except Exception:  # The user's function may raise any exception.
+            self.score(right_labels, [None for _ in right_labels])
+
     def _label_field(self, example: dspy.Example) -> str:
         names = [self.field] if self.field is not None else list(example.labels().keys())
         if len(names) != 1 or names[0] not in example:
@@ -135,6 +146,17 @@ class SetMetric(ABC):
             if value is not None and name != "bounds":
                 arguments.append(f"{name}={getattr(value, '__name__', repr(value))}")
         return f"{type(self).__name__}({', '.join(arguments)})"
+
+
+def check_over_set(metric: Any) -> SetMetric:
+    """Return a metric over a set unchanged. Raise a ValueError for any other value."""
+    if isinstance(metric, SetMetric):
+        return metric
+    fix = "pass a metric such as F1() or ConfusionMetric(function), or omit metric to maximize accuracy"
+    raise UserError(
+        f"metric must be a metric over a set of examples; got {repr(metric)[:SHOWN]}: "
+        f"{fix_for_metric(metric, otherwise=fix)}"
+    )
 
 
 class ConfusionMetric(SetMetric):

@@ -244,8 +244,9 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         self.check_together()  # Attributes may have been reassigned since `__init__`.
         options = self._options()
         check_module(student, self.student_name)
-        trainset = as_examples(trainset, student, name="trainset", inputs=inputs)
-        valset = as_examples(valset or [], student, name="valset", inputs=inputs)
+        as_inputs = partial(as_examples, program=student, inputs=inputs, program_name=self.student_name)
+        trainset = as_inputs(trainset, name="trainset")
+        valset = as_inputs(valset or [], name="valset")
         seed = self._seed(seed)
         rng = random.Random(seed)
         program = checked_student(options, student, trainset, valset)

@@ -77,6 +77,13 @@ Instructions: TypeAlias = Annotated[
     Literal["propose"] | Texts | Annotated[dict[str, Texts], Field(min_length=1)] | None,
     Field(description="'propose', a non-empty list of strings, or a dict from predictor names to such lists"),
 ]
+Embedder: TypeAlias = Annotated[
+    Callable[..., Any] | None,
+    Field(description="a dspy.Embedder or None; for example, dspy.Embedder('openai/...')"),
+]
+PromptModel: TypeAlias = Annotated[
+    dspy.BaseLM | None, Field(description="a dspy.LM or None; for example, dspy.LM('openai/gpt-4o-mini')")
+]
 
 
 @arguments
@@ -148,7 +155,7 @@ class PLFewShot(LearningOptimizer):
 
     auto: Literal["light", "medium", "heavy"] | None = "light"  # type: ignore[misc]
     demos: Literal["auto", "fixed", "retrieved"] = "fixed"
-    embedder: Callable[..., Any] | None = None
+    embedder: Embedder = None
     max_metric_calls: Annotated[WholeNumber, Field(ge=0)] | None = None
     max_demos: Count = 8
     min_demos: Annotated[WholeNumber, Field(ge=0)] = 0
@@ -158,7 +165,7 @@ class PLFewShot(LearningOptimizer):
     max_bootstrapped: Count = 8
     metric_threshold: Number | None = None
     instructions: Instructions = None
-    prompt_model: dspy.BaseLM | None = None
+    prompt_model: PromptModel = None
     num_instructions: Count = NUM_INSTRUCTIONS
 
     def __post_init__(self) -> None:

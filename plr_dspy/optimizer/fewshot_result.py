@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import dspy
@@ -18,14 +17,12 @@ from plr_dspy.optimizer.expected_scores import (
 from plr_dspy.optimizer.front import Front, PromptPrices
 from plr_dspy.optimizer.report_builder import FinishedProgram
 from plr_dspy.optimizer.setup import CompileSetup
-from plr_dspy.programs.checks import json_obstacle
+from plr_dspy.programs.checks import warn_of_json_obstacle
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.report.schema import RetrievalReport
 from plr_dspy.report.stop import StopReason
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.search.space import Candidate, WholeProgram
-
-logger = logging.getLogger(__name__)
 
 
 def finish(
@@ -60,9 +57,7 @@ def finish(
             build_program=build_program,
         )
     program = build_program(chosen, outcome.decision.revision)
-    obstacle = json_obstacle(program)
-    if obstacle:
-        logger.warning("%s", obstacle)
+    warn_of_json_obstacle(program)
     finished = FinishedProgram(
         program,
         front=[] if front is None else front.entries(),

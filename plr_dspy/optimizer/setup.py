@@ -261,15 +261,24 @@ def make_setup(
         models=[lm for lm in models if lm is not None],
         examples=[*trainset, *valset],
     )
-    if setup.needs_calls and not (splits.train and splits.selection):
-        fix = "pass more examples, or fewer demos"
+    if not setup.needs_calls:
+        return setup
+    fewer_demos = ""
+    if choices.demo_classes and 2 * len(choices.demo_examples) > len(trainset):
+        fewer_demos = (
+            f", or reduce or omit min_per_class={options.arguments['min_per_class']}, for which "
+            f"{len(choices.demo_examples)} examples become demos"
+        )
+    if not (splits.train and splits.selection):
+        fix = f"pass more examples{fewer_demos or ', or fewer demos'}"
         raise UserError(empty_split(splits, len(trainset), len(valset), fix=fix))
-    if setup.needs_calls and options.chooses_by_score and len(setup.scored_examples) < FEW_EXAMPLES:
+    if options.chooses_by_score and len(setup.scored_examples) < FEW_EXAMPLES:
         logger.warning(
             "only %d of %d examples can be used for scoring, because demos and duplicates cannot; this is too few to "
-            "find small gains: pass at least 100 examples",
+            "find small gains: pass at least 100 examples%s",
             len(setup.scored_examples),
             len(setup.examples),
+            fewer_demos,
         )
     return setup
 
@@ -351,7 +360,7 @@ def _checked_copy(
 ) -> dspy.Module:
     """Check a program and the examples. Return a copy of the program without the results of earlier optimizers."""
     check_given(program, name=name, to_order=to_order, trainset=trainset, valset=valset)
-    check_answers(program, options.metric, [*trainset, *valset], name="trainset")
+    check_answers(program, options.metric, [*trainset, *valset], name="trainset", program_name=name)
     copy = ProgramFactory(program).build({})
     _remove_earlier_results(copy)
     return copy

@@ -1,5 +1,6 @@
 """Checks of the user's input: optimizer arguments, programs, examples and saved programs."""
 
+import difflib
 import inspect
 import logging
 import os
@@ -71,12 +72,17 @@ def arguments(kind: type[_T]) -> type[_T]:
     @wraps(validate)
     def __init__(self: Any, *values: Any, **named: Any) -> None:
         if values:  # Pass the value by name, so that errors show the argument's name.
-            name = next(field.name for field in fields(self) if not field.kw_only)
-            if len(values) > 1 or name in named:
+            names = [field.name for field in fields(self) if not field.kw_only]
+            if not names:
                 raise UserTypeError(
-                    f"{type(self).__name__} takes one positional argument, {name}: pass the other arguments by name"
+                    f"{type(self).__name__} takes no positional arguments; got {short_repr(values[0])}: pass all "
+                    "arguments by name"
                 )
-            named[name] = values[0]
+            if len(values) > 1 or names[0] in named:
+                raise UserTypeError(
+                    f"{type(self).__name__} takes one positional argument, {names[0]}: pass the other arguments by name"
+                )
+            named[names[0]] = values[0]
         with _one_line_errors(checked_class, named):
             validate(self, **named)
 
@@ -128,13 +134,26 @@ def _one_line_errors(checked_class: Any, values: Mapping[str, object]) -> Iterat
             name = "".join(map(str, detail["loc"][:1]))
             field = checked_class.__pydantic_fields__.get(name)
             sentence = detail["msg"].removeprefix("Value error, ")
-            if name in values and field is not None and field.description:
+            if detail["type"] == "unexpected_keyword_argument":
+                sentence = _unknown_argument(checked_class, name, values.get(name))
+            elif detail["type"] == "missing":
+                sentence = f"{name} is missing: pass {name}=..."
+            elif name in values and field is not None and field.description:
                 sentence = f"{name} must be {field.description}; got {short_repr(values[name])}"
             elif name not in sentence:
                 requirement = re.sub(r"^\w+ should", "must", sentence)
                 sentence = f"{name} {requirement}; got {short_repr(detail['input'])}"
             sentences.append(sentence)
         raise UserError("; ".join(dict.fromkeys(sentences))) from None
+
+
+def _unknown_argument(checked_class: Any, name: str, value: object) -> str:
+    """Return the error message for an argument that a class does not have."""
+    similar = difflib.get_close_matches(name, checked_class.__pydantic_fields__)
+    fix = f"omit {name}"
+    if similar:
+        fix += f", or pass {' or '.join(similar)} instead"
+    return f"{checked_class.__name__} has no argument {name}; got {name}={short_repr(value)}: {fix}"
 
 
 def short_repr(value: object) -> str:
@@ -175,11 +194,11 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
             f"{name} has no predictors that can hold demos: create predictors in __init__, not in forward. Predictors "
             "in compiled sub-modules are ignored: pass the sub-module itself, or set its _compiled to False."
         )
-    obstacle = json_obstacle(student)
-    if to_order and obstacle:
-        logger.warning("%s", obstacle)
+    _check_predictors(student, name)
+    if to_order:
+        warn_of_json_obstacle(student)
     for dataset, examples in datasets.items():
-        _check_examples(student, dataset, examples)
+        _check_examples(student, name, dataset, examples)
         check_copies(dataset, examples)
     lm = dspy.settings.lm
     if lm is None and not language_models(student):
@@ -189,9 +208,36 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
         if isinstance(lm, str):
             fix = f"dspy.LM({lm!r})"
         raise UserTypeError(f"lm must be a dspy.LM; got {lm!r}: call dspy.configure(lm={fix})")
+    check_adapter()
 
 
-def _check_examples(student: dspy.Module, dataset: str, examples: Sequence[dspy.Example]) -> None:
+def check_adapter() -> None:
+    """Raise a TypeError unless DSPy's setting `adapter` is None or an adapter."""
+    adapter = dspy.settings.adapter
+    if inspect.isclass(adapter) or not (adapter is None or callable(adapter)):
+        raise UserTypeError(
+            f"adapter must be an instance of dspy.Adapter; got {adapter!r}: call "
+            "dspy.configure(adapter=dspy.ChatAdapter())"
+        )
+
+
+def _check_predictors(program: dspy.Module, program_name: str) -> None:
+    """Raise a TypeError if a predictor's demos or language model have the wrong type."""
+    for name, predictor in program.named_predictors():
+        place = f"predictor {name!r} of {program_name}"
+        for index, demo in enumerate(predictor.demos):
+            if not isinstance(demo, (dspy.Example, Mapping)):
+                raise UserTypeError(
+                    f"demo {index} of {place} must be a dspy.Example or a dict; got {short_repr(demo)}: use a "
+                    "dspy.Example, or a dict with the demo's fields"
+                )
+        if isinstance(predictor.lm, str):
+            raise UserTypeError(
+                f"the lm of {place} must be a dspy.LM; got {predictor.lm!r}: use dspy.LM({predictor.lm!r})"
+            )
+
+
+def _check_examples(student: dspy.Module, name: str, dataset: str, examples: Sequence[dspy.Example]) -> None:
     """Raise an error unless the examples have all inputs that the program needs."""
     required = needed_inputs(student)
     for i, example in enumerate(examples):
@@ -199,8 +245,8 @@ def _check_examples(student: dspy.Module, dataset: str, examples: Sequence[dspy.
         missing = sorted(set(required) - input_names)
         if missing:
             raise UserError(
-                f"{dataset}[{i}] must have the inputs {missing}; its inputs are {sorted(input_names)}: rename the "
-                "fields of the examples or of the program, or add the missing names to with_inputs(...)"
+                f"{dataset}[{i}] must have the inputs {missing} of {name}; its inputs are {sorted(input_names)}: "
+                "rename the fields of the examples or of the program, or add the missing names to with_inputs(...)"
             )
 
 
@@ -258,10 +304,20 @@ def json_obstacle(program: dspy.Module) -> str:
                     orjson.dumps(serialize_object(value))
                 except TypeError as error:
                     return (
-                        f"demo {i} of predictor {name!r} holds a {type(value).__name__} in field {field!r} ({error}): "
-                        "program.save('x.json') will fail. Convert the value to plain data, or pass save_program=True."
+                        f"demo {i} of predictor {name!r} holds a {type(value).__name__} in field {field!r}, which JSON "
+                        f"cannot store ({error})"
                     )
     return ""
+
+
+def warn_of_json_obstacle(program: dspy.Module) -> None:
+    """Log a warning if JSON cannot store all demos."""
+    obstacle = json_obstacle(program)
+    if obstacle:
+        logger.warning(
+            "%s: program.save('x.json') will fail. Convert the value to plain data, or pass save_program=True.",
+            obstacle,
+        )
 
 
 def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, Any]:

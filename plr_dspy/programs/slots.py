@@ -275,14 +275,19 @@ def _too_many_tokens(
     least_tokens: int, max_tokens: int | None, min_demos: int, *, has_quotas: bool
 ) -> UserError:
     """Return the error that the shortest arrangement exceeds the token limit."""
-    reason = f"{min_demos=}"
-    fix = "min_demos"
+    minimums = {}
+    if min_demos:
+        minimums["min_demos"] = f"{min_demos=}"
     if has_quotas:
-        reason += " and min_per_class"
-        fix += " or min_per_class"
+        minimums["min_per_class"] = "min_per_class"
+    reason = "the shortest demos"
+    fix = "increase max_demo_tokens"
+    if minimums:
+        reason += f" with {' and '.join(minimums.values())}"
+        fix += f", or reduce {' or '.join(minimums)}"
     return UserError(
-        f"max_demo_tokens must be at least {least_tokens}, because the shortest demos with {reason} have this "
-        f"many tokens; got {max_tokens}: increase max_demo_tokens, or reduce {fix}"
+        f"max_demo_tokens must be at least {least_tokens}, because {reason} have this many tokens; got {max_tokens}: "
+        f"{fix}"
     )
 
 

@@ -35,6 +35,14 @@ def bare():
     return dspy.Predict(Sentiment)
 
 
+def other():
+    return dspy.Predict("text -> sentiment")
+
+
+def needing(argument):
+    return argument
+
+
 def unsaveable():
     student = program()
     student.demos[2]["notes"] = {"a"}
@@ -43,6 +51,14 @@ def unsaveable():
 
 def accuracy(example, prediction, trace=None):
     return example.sentiment == prediction.sentiment
+
+
+def lenient(example, prediction, trace=None):
+    return example.sentiment == prediction.sentiment or 0.5
+
+
+def forgetful(example, prediction, trace=None):
+    accuracy(example, prediction)
 
 
 def picky(example, prediction, trace=None):
@@ -253,6 +269,17 @@ class NeedsDemos(PlainLabels):
         return [{" negative": share, " positive": 1.0 - share}]
 
 
+def test_accepted_changes_are_an_option(folder, capsys):
+    assert cli.main(compile_arguments("--log-dir", "log")) == 0
+    arguments = compile_arguments("--log-dir", "log", metric="reviews_app.py:lenient")
+    assert cli.main(arguments) == cli.USER_ERROR
+    assert (
+        "Pass another --log-dir. If the logged scores are still valid, you can pass --accept-changes instead."
+        in (capsys.readouterr().err)
+    )
+    assert cli.main([*arguments, "--accept-changes"]) == 0
+
+
 def test_the_printed_command_checks_the_compiled_program(folder, monkeypatch, capsys):
     monkeypatch.setattr(compiling, "local_lm", lambda route, **_: nullcontext(lm_of(NeedsDemos())))
     arguments = compile_arguments(
@@ -369,6 +396,7 @@ CHOOSE_MISSING = shlex.split(
     "choose reviews_app.py:program none.json --metric reviews_app.py:accuracy --train train.jsonl --inputs review "
     "--lm local"
 )
+CHOOSE_OTHER = [*CHOOSE_MISSING[:2], "reviews_app.py:other", *CHOOSE_MISSING[3:]]
 PICKY = {"metric": "reviews_app.py:picky"}
 
 
@@ -391,8 +419,17 @@ PICKY = {"metric": "reviews_app.py:picky"}
             compile_arguments(program="broken_app.py:program"),
             "broken_app.py:program cannot be loaded (SystemExit: 7)",
         ),
+        (
+            compile_arguments(program="reviews_app.py:needing"),
+            "a function that returns one and needs no arguments",
+        ),
         (compile_arguments(metric="reviews_app.py:number"), "metric"),
+        (compile_arguments(metric="reviews_app.py:forgetful"), "metric must return a number"),
+        (compile_arguments(metric="reviews_app.py:Sentiment"), "write metric = Sentiment(...) in the file"),
+        (compile_arguments(metric="accuracy"), "MODULE:NAME, or f1, mcc, balanced-accuracy or f1:LABEL"),
+        (compile_arguments(metric="mcc:positive"), "--metric: mcc takes no label; got 'mcc:positive'"),
         (compile_arguments("--inputs", "question"), "row 1 of train.jsonl"),
+        (compile_arguments("--inputs", "text"), "add ['text'], or pass other names as --inputs"),
         (compile_arguments("--train", "none.jsonl"), "file not found: none.jsonl"),
         (compile_arguments("--train", "cut.jsonl"), "cut.jsonl cannot be read"),
         (compile_arguments("--train", "wide.csv"), "wide.csv cannot be read ("),
@@ -413,11 +450,29 @@ PICKY = {"metric": "reviews_app.py:picky"}
         ),
         (compile_arguments("--out", "none/program.json"), "folder not found: none"),
         (compile_arguments("--out", "program"), "--out: must end in .json; got 'program'"),
-        (compile_arguments("--max-calls", "3"), "max_metric_calls must be at least 27 for a search"),
+        (
+            compile_arguments("--max-calls", "3"),
+            "--max-calls must be at least 27 for a search and a final comparison; got 3: increase --max-calls",
+        ),
         (compile_arguments("--max-demos", "3"), "--max-demos needs --select"),
         (compile_arguments("--instructions", "propose"), "--instructions needs --select"),
-        (compile_arguments("--select", "--prompt-model", "x"), "prompt_model needs instructions='propose'"),
+        (
+            compile_arguments("--select", "--prompt-model", "x"),
+            "--prompt-model needs --instructions propose; got no --instructions: pass --instructions propose, or omit",
+        ),
         (compile_arguments("--programs", "none.json"), "file not found: none.json"),
+        (compile_arguments("--programs", "train.csv"), "or a saved program that ends in .json"),
+        (
+            compile_arguments("--programs", "reviews_app.py:other"),
+            "row 1 of train.jsonl must have the inputs ['text'] of reviews_app.py:other;",
+        ),
+        (CHOOSE_OTHER, "row 1 of train.jsonl must have the inputs ['text'] of reviews_app.py:other;"),
+        (compile_arguments("--calibrate", "--signal", "score"), "omit --calibrate, or pass --signal auto"),
+        (compile_arguments("--demos", "demos.pkl"), "when it is loaded: save the program as JSON"),
+        (
+            compile_arguments("--select", "--min-per-class", "20", "--max-demos", "40", "--max-calls", "99"),
+            "reduce or omit --min-per-class 20, for which 24 examples become demos",
+        ),
         (compile_arguments("--programs", "reviews_app.py:program"), "'reviews_app.py:program' twice"),
         (
             compile_arguments("--programs", "reviews_app.py:unsaveable"),
@@ -425,8 +480,11 @@ PICKY = {"metric": "reviews_app.py:picky"}
         ),
         (compile_arguments("--min-per-class", "1"), "--min-per-class needs --select"),
         (compile_arguments("--lm", "hosted_vllm/some-model", "--adapter", "plain"), "--api-base"),
-        (compile_arguments(*CHAT, "--signal", "logprobs", **PICKY), "signal='logprobs' needs the log-prob"),
-        (compile_arguments(*CHAT, "--calibrate", **PICKY), "calibrate needs the log-prob"),
+        (
+            compile_arguments(*CHAT, "--signal", "logprobs", **PICKY),
+            "Omit --signal logprobs to search by scores",
+        ),
+        (compile_arguments(*CHAT, "--calibrate", **PICKY), "Omit --calibrate to search by scores"),
         (
             evaluate("--data", "train.jsonl", *ACCURACY, "--programs", "none.json"),
             "--programs: file not found: none",
@@ -440,6 +498,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
 )
 def test_user_errors_are_reported(folder, capsys, arguments, words):
     (folder / "broken_app.py").write_text("raise SystemExit(7)")
+    (folder / "demos.pkl").write_text("")
     (folder / "wide.csv").write_text("review,sentiment\nshort,\nlong, too,negative\n")
     (folder / "short.csv").write_text("review,sentiment\nshort\nlong,negative\n")
     (folder / "renamed.csv").write_text("review,label\nshort,positive\nlong,negative\n")
@@ -517,7 +576,7 @@ def offline_compile(metric):
 @pytest.mark.parametrize(
     ("metric", "code", "words"),
     [
-        ("disconnected", cli.FAILED, "plr-dspy: ConnectionError: no route (on trainset["),
+        ("disconnected", cli.FAILED, "plr-dspy: ConnectionError: no route (on row "),
         ("mistaken", cli.FAILED, "in the metric: the last of "),
         ("broken", cli.FAILED, "plr-dspy: BrokenPipeError: of the metric"),
         ("stopped", cli.INTERRUPTED, "plr-dspy: interrupted"),

@@ -136,7 +136,12 @@ def test_examples_keep_the_inputs_that_they_declare():
             ValueError,
             r"trainset\[0\] has the columns \['context'\], .* pass inputs=\['question', 'context'\], or omit",
         ),
-        ([{"text": "t"}], Program(), ValueError, r"inputs \[\]; got the columns \['text'\]: .* inputs="),
+        (
+            [{"text": "t"}],
+            Program(),
+            ValueError,
+            r"inputs of the program, \[\]; got the columns \['text'\]: .* inputs=",
+        ),
         ([{"review": "a"}, {"text": "b"}], with_demos(), ValueError, r"trainset\[1\] must have the inputs"),
         (
             DatasetDict({"test": REVIEW_DATASET}),

@@ -278,7 +278,10 @@ class TestChoiceByLabels:
         ("spoilt", "warning"),
         [
             (tenth_becomes(None), "of 150 examples have none of the labels"),
-            (tenth_becomes("unsure"), "in field 'label'; these examples are ignored"),
+            (
+                tenth_becomes("unsure"),
+                "but 'unsure' (15 examples); these examples are ignored: replace these values",
+            ),
             (first_alone, "all labels are assumed to be equally frequent"),
             (lambda i, label: label.title(), "all labels are assumed to be equally frequent"),
         ],
@@ -369,6 +372,12 @@ BAD_ARGUMENTS = [
         "at least one example must have the label 'Positive'",
     ),
     ({"metric": F1("positive"), **EVEN}, "metric requires prior=None"),
+    (
+        {"metric": exact},
+        r"metric over a set .* got <function exact .*: pass a metric such as F1\(\) or .* omit metric",
+    ),
+    ({"metric": F1}, r"got <class .*F1'>: pass an instance of this class, as in metric=F1\(...\)"),
+    ({"metric": "f1"}, "got 'f1': pass the metric itself, not its name"),
     ({"metric": F1("positive")}, "metric needs at least 2 examples with a label"),
     ({"num_inputs": 1}, "num_inputs must be .* equal to 2"),
     ({"predictor": "other"}, r"predictor must be one of \['self'\]; got 'other'"),

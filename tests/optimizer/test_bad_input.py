@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import dspy
 import numpy as np
+import pandas
 import pytest
 from fakes import OnlyAsync, Wrapped, exact_match, questions, student
 
-from plr_dspy import BatchCalibration, PLFewShot, PLReorder, headroom
+from plr_dspy import F1, BatchCalibration, PLFewShot, PLReorder, headroom
 from plr_dspy.baselines import PDO, DEmO, LocalE, StaticOrder, TopKOrder
 
 EXAMPLES = questions(120)
@@ -61,6 +62,13 @@ CONSTRUCTOR = {
     "min_probability": [1.1, -0.1, "sure"],
 }
 
+
+def with_name_of_lm():
+    program = student()
+    program.lm = "x"
+    return program
+
+
 TEXT = dspy.Example(text="t", answer="a").with_inputs("text")
 COMPILE = [
     (lambda: None, {}, "student must be a dspy.Module; got NoneType"),
@@ -79,7 +87,32 @@ COMPILE = [
         "trainset must be a list of dspy.Example or of dicts, .*; got NoneType: pass a list",
     ),
     (student, {"trainset": "data.json"}, "trainset must be a list of dspy.Example .*; got str: pass a list"),
-    (student, {"trainset": iter(EXAMPLES)}, "trainset must be a list of dspy.Example"),
+    (
+        student,
+        {"trainset": iter(EXAMPLES)},
+        r"trainset must be a list of dspy.Example .*pass list\(trainset\)",
+    ),
+    (
+        student,
+        {"trainset": pandas.DataFrame({"question": ["q"]})},
+        r"got DataFrame: pass trainset.to_dict\('records'\)",
+    ),
+    (
+        lambda: student(["a", "b"]),
+        {},
+        "demo 0 of predictor 'self' of student must be a .* or a dict; got 'a': use",
+    ),
+    (
+        with_name_of_lm,
+        {},
+        r"the lm of predictor 'self' of student must be a dspy.LM; got 'x': use dspy.LM\('x'\)",
+    ),
+    (
+        student,
+        {"adapter": dspy.ChatAdapter},
+        r"adapter must be an instance .*configure\(adapter=dspy.ChatAdapter\(\)",
+    ),
+    (student, {"adapter": "chat"}, "adapter must be an instance of dspy.Adapter; got 'chat'"),
     (
         student,
         {"trainset": [("q", "a")]},
@@ -115,7 +148,7 @@ COMPILE = [
     (
         student,
         {"trainset": [*EXAMPLES, TEXT]},
-        r"\[120\] must have .* \['question'\]; its inputs are \['text'\]: rename",
+        r"\[120\] must have the inputs \['question'\] of student; its inputs are \['text'\]: rename",
     ),
     (student, {"valset": [1]}, r"valset\[0\] must be a dspy.Example or a dict; got int"),
     (
@@ -167,6 +200,38 @@ def test_the_error_describes_valid_instructions_in_words(value):
     optimizer = PLFewShot(exact_match)
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         optimizer.instructions = value
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PLReorder(), "^metric is missing: pass metric=...$"),
+        (
+            lambda: PLReorder("f1:yes"),
+            r"got 'f1:yes': pass the metric itself, not its name, as in metric=F1\('positive'\)",
+        ),
+        (lambda: PLFewShot(F1), r"got <class .*F1'>: pass an instance of this class, as in metric=F1\(...\)"),
+        (
+            lambda: PLReorder(exact_match, max_calls=9),
+            "^PLReorder has no argument max_calls; got max_calls=9: omit max_calls, or pass max_metric_calls or ",
+        ),
+        (
+            lambda: BatchCalibration(F1()),
+            "BatchCalibration takes no positional arguments; got .*: pass all arguments by",
+        ),
+        (
+            lambda: PLFewShot(exact_match, prompt_model="openai/x"),
+            r"prompt_model must be a dspy.LM or None; for example, dspy.LM\(.*got 'openai/x'$",
+        ),
+        (
+            lambda: PLFewShot(exact_match, demos="auto", embedder="x"),
+            "embedder must be a dspy.Embedder .*got 'x'$",
+        ),
+    ],
+)
+def test_errors_of_constructors_state_a_fix(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
 
 
 def test_each_requirement_is_stated_once():

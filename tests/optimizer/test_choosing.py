@@ -281,7 +281,18 @@ class TestLimits:
         ({"a": student(), "b": "saved.json"}, r"programs\['b'\] must be a dspy.Module; got str"),
         ([student(), dspy.Predict], r"programs\['program 2'\] must be a dspy.Module"),
         ({"a": student(), 2: student()}, "programs must have non-empty strings as names; got 2"),
-        ({"a": student(), "b": dspy.Predict("question -> answer")}, r"must have the inputs \['question'\]"),
+        (
+            {"a": student(), "b": dspy.Predict("question -> answer")},
+            r"the inputs \['question'\] of programs\['b'\];",
+        ),
+        (
+            {"b": dspy.Predict("question -> answer"), "a": student()},
+            r"inputs \['question'\] of programs\['b'\];",
+        ),
+        (
+            [student(), dspy.Predict("text -> label: Literal['A', 'B']")],
+            r"no example has .*\['A', 'B'\] of programs\['program 2'\] in",
+        ),
     ],
 )
 def test_bad_programs_are_rejected_before_any_call(candidates, message):
@@ -341,6 +352,11 @@ class TestUserPrograms:
         ("optimizer", "candidates", "message"),
         [
             (PLFewShot(exact), {"a": 1}, r"programs\['a'\] must be a dspy.Module"),
+            (
+                PLFewShot(exact),
+                {"a": dspy.Predict("question -> answer")},
+                r"\['question'\] of programs\['a'\];",
+            ),
             (PLFewShot(exact), [], "the number of programs must be at least 1"),
             (PLFewShot(exact, calibrate=True), [student()], "omit calibrate"),
             (PLReorder(exact, auto="paper"), [student()], "cannot compare programs"),

@@ -1,6 +1,7 @@
 """The argument `min_per_class` of PLFewShot: how many demos of each class prompts show."""
 
 import random
+import re
 from collections import Counter
 from typing import Literal
 
@@ -135,7 +136,8 @@ class TestChoice:
 
     def test_the_shortest_prompt_within_a_token_limit_has_all_classes(self, engine):
         with pytest.raises(
-            ValueError, match=r"min_per_class have this many tokens; got 30: increase .* reduce min_demos or"
+            ValueError,
+            match=r"min_per_class have this many tokens; got 30: increase .* reduce min_per_class$",
         ) as error:
             compiled(min_per_class=2, max_demo_tokens=30)
         least = int(str(error.value).split("at least ")[1].split(",")[0])
@@ -226,6 +228,11 @@ BAD = [
         "min_per_class needs demos='fixed', because retrieved demos may lack a class; got demos='auto': pass",
     ),
     (
+        {"max_demos": 400, "min_per_class": 90},
+        typed(),
+        "0 are left, .*: pass more examples, or reduce or omit min_per_class=90, for which 90 examples become demos",
+    ),
+    (
         {"max_demos": 7, "min_per_class": 2},
         typed(),
         "max_demos must be at least 8 for min_per_class=2, because the demos for 'self' have 4 different values of "
@@ -251,6 +258,12 @@ class TestBadInput:
             with pytest.raises(ValueError, match=message):
                 getattr(optimizer(**{"min_per_class": 1, **options}), method)(program, trainset=EXAMPLES)
         assert engine.num_calls == 0
+
+    def test_a_warning_names_the_minimum_if_few_examples_are_left(self, engine, caplog):
+        compiled(trainset=EXAMPLES[:40], max_demos=40, min_per_class=10, max_metric_calls=60)
+        assert re.search(
+            r"only \d+ of 40 .*, or reduce or omit min_per_class=10, for which \d+ ex", caplog.text
+        )
 
     def test_the_fixes_work(self, engine):
         compiled(max_demos=8, min_per_class=2)

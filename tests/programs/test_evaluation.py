@@ -13,6 +13,7 @@ from plr_dspy import (
     BalancedAccuracy,
     CalibratedProgram,
     Calibration,
+    ConfusionMetric,
     MatthewsCorrelation,
     evaluate_programs,
 )
@@ -260,6 +261,24 @@ def test_an_example_with_a_failed_call_is_omitted_for_all_programs(metric, caplo
             ValueError,
             "devset must contain at least 2 examples; got 1",
         ),
+        (
+            {1: Answering([])},
+            examples(3, [1]),
+            TypeError,
+            "programs must have strings as names; got 1: pass '1'",
+        ),
+        (
+            {"a": dspy.Predict("text -> label")},
+            examples(3, [1]),
+            ValueError,
+            r"\['text'\] of programs\['a'\];",
+        ),
+        (
+            {"a": dspy.Predict("number -> label"), "b": dspy.Predict("number -> answer")},
+            examples(3, [1]),
+            ValueError,
+            r"programs\['b'\] must have the outputs of 'a', because the metric fails without \['label'\]; got",
+        ),
         ({"a": Answering([])}, [1, 2], TypeError, r"devset\[0\] must be a dspy.Example"),
     ],
 )
@@ -268,6 +287,25 @@ def test_bad_arguments_are_rejected(programs, devset, error, words):
         evaluated(programs, exact, devset)
     with pytest.raises(ValueError, match="num_threads must be greater than or equal to 1; got 0"):
         evaluate_programs({"a": Answering([])}, exact, examples(3, [1]), num_threads=0)
+
+
+def test_a_set_metric_that_always_raises_is_rejected_before_any_call():
+    def broken(counts, labels):
+        raise LookupError("no such table")
+
+    def of_errors(counts, labels):
+        if np.trace(counts) == counts.sum():
+            raise ZeroDivisionError
+        return 0.5
+
+    calls = []
+    program = Program(lambda self, number: calls.append(number) or dspy.Prediction(label="no"))
+    with pytest.raises(LookupError, match="no such table"):
+        evaluated_alone(program, ConfusionMetric(broken), examples(3, [1]))
+    assert not calls
+    assert evaluated_alone(Answering([0]), ConfusionMetric(of_errors), examples(3, [1])).score == 0.5
+    with pytest.raises(TypeError, match=r"got \[.*pass a metric, or a dict such as"):
+        evaluated({"a": program}, [exact, F1()], examples(3, [1]))
 
 
 def test_a_metric_over_a_set_counts_unparsable_replies_as_incorrect():

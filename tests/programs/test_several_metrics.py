@@ -145,7 +145,7 @@ def test_a_metric_that_always_fails_ends_the_calls(broken, error, calls):
 @pytest.mark.parametrize(
     ("metric", "error", "words"),
     [
-        ({}, TypeError, "metric must not be an empty dict"),
+        ({}, TypeError, "metric must be a metric or a non-empty dict"),
         ({"a": exact, "b": 3}, TypeError, "metric must be callable"),
         ({"a": exact, "b": F1}, TypeError, "metric must be callable"),
         ({"a": exact, "b": F1("maybe")}, ValueError, "at least one example must have the label 'maybe'"),

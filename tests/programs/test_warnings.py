@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 from typing import Literal
 
 import dspy
@@ -10,6 +11,7 @@ import pytest
 from fakes import engine_for, exact_match, questions, using
 
 from plr_dspy import F1, BatchCalibration, PLFewShot, PLReorder, evaluate_programs, headroom
+from plr_dspy.labels.reader import NoProbabilities
 
 EXAMPLES = questions(60)
 
@@ -148,6 +150,105 @@ def test_labels_that_no_metric_needs_or_that_the_type_allows_cause_no_warning(ca
     assert not warnings_of(caplog, metric, kind, rows)
 
 
+def by_answer(example, prediction, trace=None):
+    return example.answer == prediction.answer
+
+
+def lenient(example, prediction, trace=None):
+    return example.answer.strip().lower() == prediction.answer.lower()
+
+
+def by_reasoning(example, prediction, trace=None):
+    return example.answer in prediction.reasoning
+
+
+TYPING_ERRORS = columns(answer=["yes", "no", "yes ", "Yes"])
+BOTH = r"'yes ' \(15 examples; nearest label: 'yes'\), 'Yes' \(15 examples; nearest label: 'yes'\)"
+
+
+@pytest.mark.parametrize(
+    ("metric", "kind", "rows", "words"),
+    [
+        (
+            by_answer,
+            LABEL,
+            TYPING_ERRORS,
+            f"30 of 60 examples .*{BOTH}. No answer to them can be correct: replace",
+        ),
+        (
+            F1(),
+            LABEL,
+            TYPING_ERRORS,
+            "15 of 60 examples have values in 'answer'.*: 'Yes' .*nearest label: 'yes'",
+        ),
+        (
+            by_reasoning,
+            LABEL,
+            TYPING_ERRORS,
+            f"30 of 60 .*{BOTH}. Unless the metric or the program converts labels",
+        ),
+        (
+            by_answer,
+            Literal[1, 2],
+            columns(answer=[1, 2, "2"]),
+            r"20 of 60 .*'2' \(20 examples; nearest label: 2\)",
+        ),
+        (by_answer, LABEL, columns(answer=["yes", "no", "perhaps"]), r"'perhaps' \(20 examples\). No answer"),
+        (
+            by_answer,
+            Literal["yes", "no", ""],
+            columns(answer=["yes", "", "Yes"]),
+            "20 of 60.*Unless the metric",
+        ),
+    ],
+)
+def test_values_that_are_not_labels_are_reported_with_the_nearest_label(caplog, metric, kind, rows, words):
+    (warning,) = warnings_of(caplog, metric, kind, rows)
+    assert re.search(words, warning)
+
+
+def test_values_that_the_metric_accepts_or_that_it_ignores_are_not_reported(caplog):
+    assert not warnings_of(caplog, lenient, LABEL, TYPING_ERRORS)
+    assert not warnings_of(caplog, F1(), LABEL, columns(answer=["yes", "no", "yes "]))
+    assert not warnings_of(caplog, lambda example, prediction: 1.0, LABEL, TYPING_ERRORS)
+
+
+def test_a_valset_without_any_label_is_an_error_before_any_call():
+    program = program_of(LABEL)
+    program.demos = [dspy.Example(question=f"demo {i}", answer="yes") for i in range(4)]
+    valset = [dspy.Example(question=f"new {i}", answer="Yes").with_inputs("question") for i in range(9)]
+    message = "valset: 9 of 9 examples have values in 'answer' that are not labels .*No answer to them can be correct"
+    with using(engine_for(EXAMPLES)) as engine, pytest.raises(ValueError, match=message):
+        PLReorder(by_answer).compile(program, trainset=columns(answer=["yes", "no"]), valset=valset)
+    assert not engine.num_calls
+
+
+def test_a_set_metric_says_how_to_declare_that_empty_text_is_a_label():
+    rows = columns(answer=["yes", "no", ""])
+    message = "If empty text is a label, declare 'answer' as a Literal that contains '' and the other labels$"
+    with using(engine_for(EXAMPLES)), pytest.raises(ValueError, match=message):
+        PLReorder(F1("yes")).compile(program_of(str), trainset=rows)
+    empty = fakes.Program(
+        lambda self, question: dspy.Prediction(answer=""), inner=program_of(Literal["yes", "no", ""])
+    )
+    with using(engine_for(EXAMPLES)):
+        assert (
+            evaluate_programs({"a": empty}, F1(""), rows, display_progress=False).programs["a"].score == 0.5
+        )
+
+
+def no_score(example, prediction, trace=None):
+    by_answer(example, prediction)
+
+
+@pytest.mark.parametrize("run", EVERYTHING)
+def test_a_metric_that_returns_no_score_is_rejected_before_any_call(run):
+    message = "metric must return a number.*got NoneType"
+    with using(engine_for(EXAMPLES)) as engine, pytest.raises(TypeError, match=message):
+        EVERYTHING[run](no_score, program_of(LABEL), columns(answer=["yes", "no"]))
+    assert not engine.num_calls
+
+
 def test_the_labels_of_a_module_may_have_other_names_than_its_predictors_outputs(caplog):
     program = fakes.Program(
         lambda self, question: dspy.Prediction(label=self.inner(question=question).answer),
@@ -158,10 +259,56 @@ def test_the_labels_of_a_module_may_have_other_names_than_its_predictors_outputs
     assert not [message for message in caplog.messages if "column" in message]
 
 
-def test_calibration_warns_of_examples_without_a_usable_label(caplog):
-    with using(engine_for(EXAMPLES)), pytest.raises(Exception, match=r"."):
-        BatchCalibration().compile(program_of(LABEL), trainset=rows(math.nan))
-    assert "60 of 60 examples have none of the labels ['yes', 'no'] in field 'answer'" in caplog.text
+@pytest.mark.parametrize(
+    ("examples", "words"),
+    [
+        (rows(math.nan), "; all labels are assumed to be equally frequent: add labels to these examples"),
+        (
+            rows("Yes"),
+            ", but 'Yes' (60 examples; nearest label: 'yes'); all labels are assumed to be equally frequent: replace",
+        ),
+        (
+            NAMED_OTHERWISE,
+            "; the columns are ['question', 'label']; all labels are assumed to be equally frequent: if one of these "
+            "columns holds the labels, rename it to 'answer'",
+        ),
+        (
+            columns(answer=[0, 1]),
+            "replace these values with labels; to get class names from a ClassLabel column",
+        ),
+    ],
+)
+def test_calibration_warns_of_examples_without_a_usable_label(caplog, examples, words):
+    with using(engine_for(EXAMPLES)), pytest.raises(NoProbabilities):
+        BatchCalibration(display_progress=False).compile(program_of(LABEL), trainset=examples)
+    (warning,) = [message for message in caplog.messages if "have none of the labels" in message]
+    assert warning.startswith("60 of 60 examples have none of the labels ['yes', 'no'] in field 'answer'")
+    assert words in warning
+
+
+def test_calibration_needs_no_labels(caplog):
+    unlabeled = [example.without("answer").with_inputs("question") for example in EXAMPLES]
+    for options in ({}, {"prior": {"yes": 0.5, "no": 0.5}}):
+        trainset = rows("Yes") if options else unlabeled
+        with using(engine_for(EXAMPLES)), pytest.raises(NoProbabilities):
+            BatchCalibration(display_progress=False, **options).compile(program_of(LABEL), trainset=trainset)
+    assert "label" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("examples", "words"),
+    [
+        (NAMED_OTHERWISE, "the columns are .*rename it to 'answer', or omit metric"),
+        (
+            rows("Yes"),
+            "got 0, but 'Yes' .*nearest label: 'yes'.*: replace these values with labels, or omit metric",
+        ),
+    ],
+)
+def test_calibration_by_a_metric_needs_labels(examples, words):
+    with using(engine_for(EXAMPLES)) as engine, pytest.raises(ValueError, match=words):
+        BatchCalibration(metric=F1()).compile(program_of(LABEL), trainset=examples)
+    assert not engine.num_calls
 
 
 def test_a_warning_names_chosen_demos_that_json_cannot_store(caplog):

@@ -1,0 +1,150 @@
+"""Translation of messages for the command line: options replace the arguments of Python functions."""
+
+import argparse
+import ast
+import logging
+import re
+import shlex
+
+OPTIONS = {
+    "accept_changes": "--accept-changes",
+    "api_base": "--api-base",
+    "api_key": "--api-key-env",
+    "auto": "--auto",
+    "calibrate": "--calibrate",
+    "demos": "--select",
+    "devset": "--data",
+    "inputs": "--inputs",
+    "instructions": "--instructions",
+    "log_dir": "--log-dir",
+    "max_cost": "--max-cost",
+    "max_demos": "--max-demos",
+    "max_metric_calls": "--max-calls",
+    "max_seconds": "--max-seconds",
+    "max_tokens": "--max-tokens",
+    "min_per_class": "--min-per-class",
+    "num_instructions": "--num-instructions",
+    "num_threads": "--threads",
+    "programs": "--programs",
+    "prompt_model": "--prompt-model",
+    "seed": "--seed",
+    "signal": "--signal",
+    "trainset": "--train",
+    "valset": "--val",
+}
+"""A dict that maps arguments to options. Each option must be in `commands.COMMANDS`."""
+
+PYTHON_ONLY = (
+    "candidates=",
+    "max_bootstrapped",
+    "max_demo_tokens",
+    "max_errors",
+    "min_demos",
+    "num_demos",
+    "num_samples",
+)
+"""Arguments without an option that messages propose."""
+
+PHRASES = {
+    r"pass an instance of this class, as in metric=(\w+)\(\.\.\.\)": (
+        r"write metric = \1(...) in the file, and pass FILE.py:metric"
+    ),
+    r"pass allow_pickle=True if you trust the file, or save": "save",
+    r", or load it with dspy\.load if it was saved with save_program=True": (
+        ", or pass FILE.py:NAME of a function that loads it with dspy.load"
+    ),
+    r"pass \S+\.program, and calibrate the result": "start from the uncalibrated program, and pass --calibrate",
+    r"pass the data set itself or as_examples\(dataset, program\)": "pass a data set on the hub, as hub:NAME:SPLIT",
+    r"as in F1\(\.\.\., field='label'\)": (
+        "as in F1(..., field='label'), in a Python file, and pass FILE.py:NAME of this metric as --metric"
+    ),
+    r"add the missing names to with_inputs\(\.\.\.\)": "add the missing names to --inputs",
+    r"num_demos=\w+ added none: pass a program .*, or set num_demos and pass at least": (
+        "none could be added: pass --select, or at least"
+    ),
+    r"pass instructions=\{.*": (
+        "pass --instructions propose, or use PLFewShot(instructions={...}) in Python to choose from your own texts"
+    ),
+    r"pass instructions as a list": "pass your own texts as --instructions",
+    r"pass the result and these programs to choose_program": (
+        "pass the result and these programs to plr-dspy choose"
+    ),
+    r"PLFewShot\(demos='(\w+)'\)": r"--select \1",
+    r", or pass candidates='labeled', which makes no calls to get demos": "",
+    r"\(PLFewShot: max_demos, max_demo_tokens\)": "(--max-demos)",
+    r"reduce num_threads, or increase the LM's \w+": "or reduce num_threads",
+    r"pass other names as inputs": "pass other names as --inputs",
+    r"another value for auto": "another value for --auto",
+}
+"""A dict that maps phrases to what they are on the command line. Both are as in `re.sub`."""
+
+VALUE = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\[[^\]]*\]|[\w.+-]+"""
+NAMES = "|".join(OPTIONS)
+# Arguments whose names are no words, so that they need no context.
+CERTAIN_NAMES = "|".join(name for name in OPTIONS if "_" in name or name.endswith("set"))
+ROW = re.compile(r"\b(trainset|valset|devset)\[(\d+)\]")
+PROGRAM = re.compile(r"\bprograms\[('[^']*'|\"[^\"]*\")\]")
+# An argument with a value. Arguments in calls, such as PLReorder(auto='light'), stay unchanged.
+WITH_VALUE = re.compile(rf"(?<![\w(.])({NAMES})=({VALUE})")
+WITHOUT_VALUE = re.compile(
+    rf"(?<![\w./'\"-])(?:({CERTAIN_NAMES})|(?<=argument )({NAMES})|(?<=[Oo]mit )({NAMES})"
+    rf"|^({NAMES})(?= (?:must|needs|cannot)\b))(?![\w=/]|\.\w)"
+)
+
+
+def in_options(message: str, args: argparse.Namespace) -> str:
+    """Return a message with options in place of the arguments of Python functions.
+
+    Rows of files replace indices of examples. If the message names an argument that has no
+    option, add that it can be passed only in Python.
+    """
+    sources = {
+        "trainset": getattr(args, "train", None),
+        "valset": getattr(args, "val", None),
+        "devset": getattr(args, "data", None),
+    }
+
+    def row(match: re.Match[str]) -> str:
+        return f"row {int(match[2]) + 1} of {sources[match[1]]}"
+
+    def option(match: re.Match[str]) -> str:
+        return next(OPTIONS[name] for name in match.groups() if name is not None)
+
+    for phrase, replacement in PHRASES.items():
+        message = re.sub(phrase, replacement, message)
+    message = ROW.sub(row, message)
+    message = PROGRAM.sub(lambda match: str(ast.literal_eval(match[1])), message)
+    message = WITH_VALUE.sub(lambda match: _with_value(OPTIONS[match[1]], match[2]), message)
+    message = WITHOUT_VALUE.sub(option, message).replace("the argument --", "--")
+    without_option = [name for name in PYTHON_ONLY if re.search(rf"(?<![\w(]){name}", message)]
+    if without_option:
+        message += f" (only in Python: {', '.join(without_option).replace('=', '')})"
+    return message
+
+
+def _with_value(option: str, text: str) -> str:
+    """Return an option with the value of its argument, given the value's repr, as in a shell command."""
+    try:
+        value = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return f"{option} {text}"
+    if value is None or value is False:
+        return f"no {option}"
+    if value in (True, ..., [...]):
+        return option
+    values = value if isinstance(value, list) else [value]
+    return shlex.join([option, *map(str, values)])
+
+
+class OptionFormatter(logging.Formatter):
+    """A formatter that translates the package's own log messages with `in_options`."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__("%(message)s")
+        self._args = args
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        if record.name.startswith("plr_dspy"):
+            return in_options(text, self._args)
+        return text
