@@ -259,8 +259,8 @@ def spread_cells(name: str, sets: Sequence[np.ndarray], spread: SpreadFunction) 
     if seen:
         noise_share = min(1.0, of_sample.noise.item() / seen)
     # Bootstrap samples add noise to the variance, so shift the mean of their variances to that of the data.
-    centred = of_resamples.true - of_resamples.true.mean() + true
-    variances = [true, *np.quantile(centred, TAILS)]
+    centered = of_resamples.true - of_resamples.true.mean() + true
+    variances = [true, *np.quantile(centered, TAILS)]
     deviation, low, high = np.sqrt(np.maximum(0.0, variances))
     values = (
         f"{math.sqrt(seen):.3f}",

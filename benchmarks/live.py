@@ -147,7 +147,7 @@ class Draw:
             counts = Counter(example[self.task.output_field] for example in data.test)
             frequent = [label for label, count in counts.items() if count >= args.share * args.test]
             self.rare = self.rng.choice(sorted(frequent))
-        self.labelled = self._drawn(data.train, args.pool)
+        self.labeled = self._drawn(data.train, args.pool)
         self.test = self._drawn(data.test, args.test)
         self.metric = data.task.metric()
         self.common = {"num_threads": args.threads, "seed": seed, "display_progress": False}
@@ -213,13 +213,13 @@ class Draw:
             return student
         optimizer = dspy.LabeledFewShot(k=self.args.demos)
         # If a label is rare, the examples are already shuffled.
-        return optimizer.compile(student, trainset=self.labelled, sample=self.rare is None)
+        return optimizer.compile(student, trainset=self.labeled, sample=self.rare is None)
 
     @cached_property
     def pool(self) -> Pool:
         """The pool of labeled examples, from which demos are retrieved."""
-        sources = [source_of(example.inputs()) for example in self.labelled]
-        return Pool(self.program(EMPTY), self.labelled, sources)
+        sources = [source_of(example.inputs()) for example in self.labeled]
+        return Pool(self.program(EMPTY), self.labeled, sources)
 
 
 class FixedRetrieval(dspy.Predict):
@@ -231,7 +231,7 @@ class FixedRetrieval(dspy.Predict):
         super().__init__(draw.task.signature)
         self.by_inputs = {}
         for example, numbers in zip(examples, choices, strict=True):
-            self.by_inputs[source_of(example.inputs())] = [draw.labelled[number] for number in numbers]
+            self.by_inputs[source_of(example.inputs())] = [draw.labeled[number] for number in numbers]
 
     def forward(self, **inputs: str) -> dspy.Prediction:
         return super().forward(demos=self.by_inputs[source_of(inputs)], **inputs)
@@ -250,7 +250,7 @@ def optimized(
     if calls is not None:
         settings["max_metric_calls"] = calls - spent
     optimizer = kind(F1(draw.rare) if by_f1 else draw.metric, **draw.common, **settings)
-    program = optimizer.compile(draw.program(base), trainset=draw.labelled)
+    program = optimizer.compile(draw.program(base), trainset=draw.labeled)
     report = optimizer.report
     return SideProgram(program, spent + report.program_calls["total"], report.comparison)
 
@@ -280,7 +280,7 @@ def batch_calibrated(
         num_inputs=num_inputs, metric=F1(draw.rare) if by_f1 else None, **draw.common
     )
     with dspy.context(callbacks=[counter]):
-        program = optimizer.compile(draw.program(base), trainset=draw.labelled)
+        program = optimizer.compile(draw.program(base), trainset=draw.labeled)
     return SideProgram(program, spent + len(counter.ids))
 
 
@@ -290,7 +290,7 @@ def top_k_calibrated(draw: Draw, calls: int | None) -> SideProgram:
     program = draw.program(ORIGINAL)
     demos = list(program.predictors()[0].demos)
     shown = [dict(demo) for demo in demos]
-    pool = [example for example in draw.labelled if example.toDict() not in shown]
+    pool = [example for example in draw.labeled if example.toDict() not in shown]
     examples = rng.sample(pool, min(len(pool), (calls or 250) // NUM_ORDERS))
     right_labels = draw.output.numbers(examples)
     candidates = []
@@ -324,10 +324,10 @@ def in_random_order(draw: Draw, _: int | None) -> SideProgram:
 
 def knn_few_shot(draw: Draw, _: int | None) -> SideProgram:
     """Return the program of DSPy's `KNNFewShot`, which compares the words of inputs."""
-    words = TfidfVectorizer().fit([example[draw.task.input_field] for example in draw.labelled])
+    words = TfidfVectorizer().fit([example[draw.task.input_field] for example in draw.labeled])
     # Do not cache embeddings, because vectors of the same text differ between draws.
     embedder = dspy.Embedder(lambda texts: words.transform(texts).toarray(), caching=False)
-    optimizer = dspy.KNNFewShot(draw.args.demos, draw.labelled, embedder, metric=draw.metric)
+    optimizer = dspy.KNNFewShot(draw.args.demos, draw.labeled, embedder, metric=draw.metric)
     return SideProgram(optimizer.compile(draw.program(EMPTY)))
 
 
@@ -352,11 +352,11 @@ def by_peer(draw: Draw, calls: int | None, *, peer: str, candidates: int = 0) ->
     if calls is None:
         calls = USUAL_CALLS
         if candidates:
-            calls = (candidates + NUM_BASE_PROGRAMS) * (len(draw.labelled) - len(draw.labelled) // 2)
+            calls = (candidates + NUM_BASE_PROGRAMS) * (len(draw.labeled) - len(draw.labeled) // 2)
     counter = CallCounter()
     of_draw = Peer(
         student=draw.program(EMPTY),
-        labelled=draw.labelled,
+        labeled=draw.labeled,
         metric=draw.metric,
         output_field=draw.task.output_field,
         make_lm=draw.make_lm,
@@ -379,7 +379,7 @@ def after_peer(draw: Draw, calls: int | None, *, peer: str) -> SideProgram:
         draw.metric, max_demos=draw.args.demos, max_metric_calls=calls - spent, **draw.common
     )
     program = optimizer.compile(
-        draw.program(EMPTY), trainset=draw.labelled, programs={peer: draw.program(name)}
+        draw.program(EMPTY), trainset=draw.labeled, programs={peer: draw.program(name)}
     )
     report = optimizer.report
     return SideProgram(program, spent + report.program_calls["total"], report.comparison)

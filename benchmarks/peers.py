@@ -35,7 +35,7 @@ class Peer:
 
     Attributes:
         student: The program without demos.
-        labelled: Examples for demos, and for the valset if the optimizer needs it.
+        labeled: Examples for demos, and for the valset if the optimizer needs it.
         metric: DSPy metric that returns a bool.
         output_field: Name of the field that the metric compares.
         make_lm: Builds an LM from the maximum number of tokens in a reply.
@@ -44,7 +44,7 @@ class Peer:
     """
 
     student: dspy.Module
-    labelled: Sequence[dspy.Example]
+    labeled: Sequence[dspy.Example]
     metric: Callable[..., bool]
     output_field: str
     make_lm: Callable[[int], dspy.LM]
@@ -55,16 +55,16 @@ class Peer:
 
     @property
     def trainset(self) -> list[dspy.Example]:
-        return list(self.labelled[: len(self.labelled) // 2])
+        return list(self.labeled[: len(self.labeled) // 2])
 
     @property
     def valset(self) -> list[dspy.Example]:
-        return list(self.labelled[len(self.labelled) // 2 :])
+        return list(self.labeled[len(self.labeled) // 2 :])
 
     @property
     def max_errors(self) -> int:
         """A limit that is never reached, so that unparsable answers only score 0."""
-        return 10 * len(self.labelled)
+        return 10 * len(self.labeled)
 
     @property
     def bootstrap(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Peer:
 
 
 def bootstrap(peer: Peer) -> dspy.Module:
-    return dspy.BootstrapFewShot(**peer.bootstrap).compile(peer.student, trainset=list(peer.labelled))
+    return dspy.BootstrapFewShot(**peer.bootstrap).compile(peer.student, trainset=list(peer.labeled))
 
 
 def random_search(peer: Peer) -> dspy.Module:
@@ -126,7 +126,7 @@ def simba(peer: Peer) -> dspy.Module:
     num_steps = (peer.calls - CANDIDATES * len(peer.trainset)) // per_step
     optimizer = dspy.SIMBA(
         metric=peer.metric,
-        bsize=min(BATCH, len(peer.labelled)),
+        bsize=min(BATCH, len(peer.labeled)),
         num_candidates=CANDIDATES,
         max_steps=max(1, num_steps),
         max_demos=peer.demos,

@@ -14,7 +14,7 @@ from scipy.stats import binned_statistic
 
 from plr_dspy.statistics.calibration import batch_offsets, calibrated
 
-GREY = "#888888"
+GRAY = "#888888"
 GREEN = "#2ca02c"
 ORANGE = "#ff7f0e"
 BLUE = "#1f77b4"
@@ -22,7 +22,7 @@ RED = "#d62728"
 PURPLE = "#9467bd"
 
 STYLES = {
-    "`LabeledFewShot`": ("random demos", GREY, "o"),
+    "`LabeledFewShot`": ("random demos", GRAY, "o"),
     "`LabeledFewShot`, then `BatchCalibration`": ("the same, calibrated", GREEN, "s"),
     "random search": ("DSPy's random search", ORANGE, "^"),
     "`PLFewShot` with 300 calls": ("PLFewShot", BLUE, "D"),
@@ -50,8 +50,8 @@ def draw_task(axis: Axes, task: str, rows: pd.DataFrame, nearest: pd.Series) -> 
     accuracies = rows[task].astype(float)
     calls = rows["calls"].str.replace(",", "").astype(int)
     places = {name: place_of(calls[name]) for name in STYLES}
-    for name, (label, colour, marker) in STYLES.items():
-        axis.plot(places[name], accuracies[name], marker, color=colour, label=label)
+    for name, (label, color, marker) in STYLES.items():
+        axis.plot(places[name], accuracies[name], marker, color=color, label=label)
     of_fewshot = ["`PLFewShot` with 300 calls", "`PLFewShot`"]
     axis.plot([places[name] for name in of_fewshot], accuracies[of_fewshot], color=BLUE)
     if task in nearest:
@@ -80,11 +80,11 @@ def draw_reliability(axis: Axes) -> None:
             is_right = (of_held_out.argmax(axis=2) == gold[held_out]).ravel()
             points[name].append(np.stack([confidence, is_right]))
     axis.plot([0, 1], [0, 1], ":", color=INK)
-    for name, colour in (("as it is", GREY), ("calibrated", GREEN)):
+    for name, color in (("as it is", GRAY), ("calibrated", GREEN)):
         confidence, is_right = np.concatenate(points[name], axis=1)
         means, _, bins = binned_statistic(confidence, [confidence, is_right], bins=10, range=(0.0, 1.0))
         enough = np.bincount(bins, minlength=11)[1:11] >= 100
-        axis.plot(*means[:, enough], "o-", color=colour, markersize=5, label=name)
+        axis.plot(*means[:, enough], "o-", color=color, markersize=5, label=name)
     axis.set(title="are sure answers right?", xlim=(0.2, 1), ylim=(0.2, 1))
     axis.set(xlabel="probability of the answer", ylabel="share of right answers")
     axis.legend(loc="lower right", fontsize=9)

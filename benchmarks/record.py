@@ -30,7 +30,7 @@ def log_probabilities(draw: Draw, orders: list[tuple[int, ...]], num_threads: in
     student = draw.program(EMPTY)
     tables = []
     for order in orders:
-        student.demos = [draw.labelled[demo] for demo in order]
+        student.demos = [draw.labeled[demo] for demo in order]
         with draw.answering():
             replies = read_replies(student, draw.test, draw.output, num_threads=num_threads)
         if len(replies.inputs) < len(draw.test):
@@ -78,7 +78,7 @@ def main() -> None:
         logprobs=table.astype(np.float16),
         gold=draw.output.numbers(draw.test).astype(np.int8),
         labels=np.array(list(draw.output.labels)),
-        demo_labels=draw.output.numbers(draw.labelled).astype(np.int8),
+        demo_labels=draw.output.numbers(draw.labeled).astype(np.int8),
         about=about(args),
     )
     print(f"wrote {args.out}: {len(orders)} orders x {len(draw.test)} examples")

@@ -7,10 +7,17 @@ from dataclasses import dataclass, replace
 
 from scipy import special
 
-from plr_dspy.compiling.comparison import ENOUGH_DIFFERING, MIN_ODDS, comparison, measure_gain
+from plr_dspy.compiling.comparison import ENOUGH_DIFFERING, comparison, measure_gain
 from plr_dspy.compiling.effect import effect_on_set_metric, estimate_effect
 from plr_dspy.plackett_luce.distribution import PlackettLuce
-from plr_dspy.report.schema import CalibrationEffect, Comparison, Evidence, Iteration
+from plr_dspy.report.schema import (
+    MIN_ODDS,
+    USER_PROGRAM_ODDS,
+    CalibrationEffect,
+    Comparison,
+    Evidence,
+    Iteration,
+)
 from plr_dspy.report.stop import Stop
 from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.scoring.observations import Observations
@@ -18,11 +25,6 @@ from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.ordering_model import FittedModel, Gain, OrderingModel
 from plr_dspy.search.space import Candidate, Scores
 from plr_dspy.statistics.comparisons import paired_probability
-
-# One of the user's programs can replace the original at lower odds than `MIN_ODDS`, because the
-# user already trusts this program. Even odds would be too low: if both programs have equal scores,
-# the model may still infer a tiny gain from the scores of other candidates.
-USER_PROGRAM_ODDS = 1.5
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,9 @@ class Decision:
             the chosen candidate.
         over_best_own: The comparison of the chosen candidate with `best_own`, or None if
             `best_own` is None.
+        rejected: If one of the user's programs replaces the original, the best result of the
+            search with a larger expected gain over the original, or None if there is none. Its
+            gain is the gain over the chosen program.
         candidates: The results of the finalists.
         chosen: Index of the chosen candidate's result in `candidates`, or None if nothing was
             compared.
@@ -71,6 +76,7 @@ class Decision:
     comparison: Comparison | None = None
     best_own: Candidate | None = None
     over_best_own: Comparison | None = None
+    rejected: Result | None = None
     candidates: Sequence[Result] = ()
     chosen: int | None = None
     evidence: Evidence | None = None
@@ -167,12 +173,15 @@ def compare_finalists(
     best_own = 0
     chosen = 0
     over_best_own = results
+    rejected = None
     if evidence.num_differing or fitted.calibrates_answers:
         best_own = own[choose([results[number] for number in own], min_probability, odds=USER_PROGRAM_ODDS)]
         if best_own:
             over_best_own = scored.results(results[best_own].ordering)
         allowed = [best_own, *(number for number in range(len(results)) if number not in own)]
         chosen = allowed[choose([over_best_own[number] for number in allowed], min_probability, by_score)]
+        if chosen == best_own > 0:
+            rejected = _rejected(results, over_best_own, chosen, allowed)
     else:  # No score differs, so no finalist is better than another.
         results = [replace(result, gain=Gain(0.0, 0.0)) for result in results]
     ordering = results[chosen].ordering
@@ -188,6 +197,7 @@ def compare_finalists(
         evidence=evidence,
         effect=scored.effect(original, ordering, applied=chosen > 0),
         fitted=fitted,
+        rejected=rejected,
     )
     compared = compared.model_copy(update=decision.over_calibrated(results[chosen]))
     decision = replace(decision, comparison=compared)
@@ -317,6 +327,26 @@ def choose(
         if number and likely(result.gain, min_probability, odds=odds):
             allowed.append(number)
     return max(allowed, key=values.__getitem__)
+
+
+def _rejected(
+    results: Sequence[Result], over_chosen: Sequence[Result], chosen: int, allowed: Sequence[int]
+) -> Result | None:
+    """Return the best result that has a larger expected gain over the original than the chosen one.
+
+    The returned gain is over the chosen program. Return None if no result has a larger gain.
+
+    Args:
+        results, over_chosen: Results of all finalists, with gains over the original and over
+            the chosen program.
+        chosen, allowed: Indices of the chosen program, and of the candidates to replace it.
+    """
+    best = max(allowed, key=lambda number: results[number].estimate)
+    # This difference agrees with the scores in the report, which are based on gains over the original.
+    more = results[best].gain.expected - results[chosen].gain.expected
+    if more <= 0:
+        return None
+    return replace(over_chosen[best], gain=replace(over_chosen[best].gain, expected=more))
 
 
 def likely(gain: Gain, min_probability: float | None, *, odds: float = MIN_ODDS) -> bool:

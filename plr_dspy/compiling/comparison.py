@@ -1,19 +1,17 @@
 """Comparisons of a finalist with the original, based on mean scores or on a metric over a set."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from plr_dspy.report.schema import Comparison, ScoreRange
+from plr_dspy.report.schema import MIN_ODDS, Comparison, PairedGain, ScoreRange
 from plr_dspy.scoring.confusion_scores import Answers, ConfusionScores, Pair
 from plr_dspy.search.model.ordering_model import DEVIATIONS, Gain
 from plr_dspy.statistics.arrays import Array
 from plr_dspy.statistics.comparisons import paired_interval
 
 CONFIDENCE = 0.95  # confidence level of all intervals
-# A candidate replaces the original only if a gain is at least this many times as likely as a loss.
-MIN_ODDS = 3.0
 # The normal model is reliable if scores differ on at least this many examples.
 ENOUGH_DIFFERING = 20
 
@@ -68,6 +66,41 @@ def _interval_of_expected(gain: Gain, observed: float, largest: float) -> tuple[
     least = max(least, 0.0) if gain.probability > (1 + CONFIDENCE) / 2 else min(least, 0.0)
     most = min(max(gain.expected, observed) + margin, largest)
     return round(least, 6), round(most, 6)
+
+
+def paired_gain(before: Mapping[int, float], after: Mapping[int, float]) -> PairedGain | None:
+    """Return the gain in mean score on the examples that have both scores, or None if there are none.
+
+    Args:
+        before, after: Scores of two programs or methods, keyed by example index.
+    """
+    both = sorted(before.keys() & after.keys())
+    if not both:
+        return None
+    differences = [after[example] - before[example] for example in both]
+    scores = [0.0, 1.0, *before.values(), *after.values()]
+    largest = max(scores) - min(scores)
+    low, high = paired_interval(differences)
+    return PairedGain(
+        gain=sum(differences) / len(both),
+        interval=(max(low, -largest), min(high, largest)),
+        num_examples=len(both),
+    )
+
+
+def paired_gain_by_metric(metric: ConfusionScores, before: Answers, after: Answers) -> PairedGain | None:
+    """Return the gain in a metric over a set on the examples with two answers, or None if there are none."""
+    if not before.keys() & after.keys():
+        return None
+    measurement = _measure(metric, before, after)
+    tail = (1.0 - CONFIDENCE) / 2
+    low, high = np.quantile(measurement.gains, [tail, 1.0 - tail]).tolist()
+    observed = measurement.observed
+    return PairedGain(
+        gain=observed,
+        interval=(min(low, observed), max(high, observed)),
+        num_examples=len(measurement.answered),
+    )
 
 
 def measure_gain(

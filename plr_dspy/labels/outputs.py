@@ -138,7 +138,9 @@ def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutpu
                 "calibrate"
             )
         outputs += label_outputs(name, predictor)
-    if len(outputs) != 1:
+    if not outputs:
+        return "no output is a Literal, an enum or a bool"
+    if len(outputs) > 1:
         return f"there are {len(outputs)} outputs of type Literal, enum or bool"
     output = outputs[0]
     if len(output.labels) < 2 or "" in output.labels:

@@ -1,5 +1,6 @@
 """The classes of demos, such as their labels, and the minimum number of demos that a prompt shows for each."""
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from plr_dspy.errors import UserError
 from plr_dspy.labels.outputs import LabelOutput, label_outputs
 from plr_dspy.lm.plain_text_adapter import name_of_label
 from plr_dspy.search.quotas import Quotas
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,11 @@ class DemoClasses:
         for number in range(len(self.output.labels)):
             minimums.append(min(self.minimum, counts[number]) if number in self.known else 0)
         return Quotas(tuple(classes), tuple(minimums))
+
+    def num_missing(self, demos: Sequence[Any]) -> int:
+        """Return the number of demos that are missing to show the minimum of each known label."""
+        counts = Counter(self.output.numbers(demos).tolist())
+        return sum(max(0, self.minimum - counts[number]) for number in self.known)
 
     def scarce(self, demos: Sequence[Any]) -> dict[str, int]:
         """Return a dict that maps each scarce label to its number of demos in a pool.
@@ -103,6 +111,26 @@ def demo_classes(
             "value in this field, or omit min_per_class"
         )
     return classes
+
+
+def warn_if_too_few(
+    classes: Mapping[str, DemoClasses], demos: Mapping[str, Sequence[Any]], *, max_bootstrapped: int
+) -> None:
+    """Warn if `max_bootstrapped` demos, besides `demos`, cannot include the minimum of each class.
+
+    `classes` and `demos` are keyed by predictor.
+    """
+    num_missing = max(
+        (of_predictor.num_missing(demos[name]) for name, of_predictor in classes.items()), default=0
+    )
+    if num_missing > max_bootstrapped:
+        logger.warning(
+            "at most %d demos are bootstrapped, but min_per_class needs %d, so most classes will lack demos: increase "
+            "max_bootstrapped to at least %d",
+            max_bootstrapped,
+            num_missing,
+            num_missing,
+        )
 
 
 def _outputs(program: dspy.Module, demos: Sequence[Any]) -> Mapping[str, LabelOutput]:

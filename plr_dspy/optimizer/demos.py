@@ -25,6 +25,7 @@ from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.slots import OWN, PooledDemo, as_text, messages_of
 from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
 from plr_dspy.report.formats import count
+from plr_dspy.report.schema import MAX_ATTEMPTS
 from plr_dspy.scoring.causes import fix_for
 from plr_dspy.scoring.run_log import CallRecord
 
@@ -32,7 +33,6 @@ logger = logging.getLogger(__name__)
 
 POOL_SHARE = 0.25  # share of the trainset that becomes demos; the rest is for scoring
 LARGEST_POOL = 50  # maximum number of examples that become demos
-MAX_ATTEMPTS = 2  # maximum number of teacher calls per requested demo
 PLACEHOLDER = "..."  # stands for a teacher's answer until the teacher has run
 
 

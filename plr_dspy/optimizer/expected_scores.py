@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from plr_dspy.compiling.choice import Outcome
+from plr_dspy.compiling.choice import Decision, Outcome
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.instructions import Instruction
@@ -74,6 +74,8 @@ def expected_scores(
         if candidate == reference and (uncalibrated_score >= score or decision.chosen == 0):
             score = uncalibrated_score
             revision = None
+        if candidate == decision.best_own:
+            score = _score_of_best_own(decision)
         interval = fitted.interval(candidate, score, reference=reference)
         if metric is not None:
             score = metric.clip(score)
@@ -107,6 +109,13 @@ def _compared(outcome: Outcome, original: Candidate) -> dict[Candidate, ScoreRan
     return {outcome.decision.ordering: comparison.expected_chosen, original: comparison.expected_original}
 
 
+def _score_of_best_own(decision: Decision) -> float:
+    """Return the score of the best of the user's programs that agrees with the reported gain over it."""
+    assert decision.comparison is not None
+    assert decision.over_best_own is not None
+    return decision.comparison.expected_chosen[0] - decision.over_best_own.expected_gain
+
+
 def _kind_of(slots: PromptSlots, original: Candidate, candidate: Candidate) -> PromptKind:
     """Return the kind of prompt that the report states for a candidate."""
     if candidate in slots.rivals:  # In a race of programs, the original is one of the rivals.
@@ -125,10 +134,12 @@ def _name(slots: PromptSlots, candidate: Candidate, kind: PromptKind, revision: 
     num_demos = slots.num_demos(candidate)
     name = count(num_demos, f"{kind} demo") if num_demos else "no demos"
     if kind == "original":
-        name = "your program" if revision is None else "your program, calibrated"
+        name = f"your program, {count(num_demos, 'demo')}"
     for predictor, number in slots.instructions(candidate).items():
         if number:
             name += f", instruction {number} of {predictor}"
+    if revision is not None:
+        name += ", calibrated"
     return name
 
 

@@ -19,7 +19,7 @@ from plr_dspy.compiling.plan import Plan, ProblemSize, make_plan
 from plr_dspy.compiling.rounds import no_minimum
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.errors import UserError
-from plr_dspy.optimizer.demo_classes import DemoClasses, demo_classes
+from plr_dspy.optimizer.demo_classes import DemoClasses, demo_classes, warn_if_too_few
 from plr_dspy.optimizer.demos import (
     TeacherWork,
     check_any_demo,
@@ -244,19 +244,25 @@ class PLFewShot(LearningOptimizer):
     def program_with(self, num_demos: int | None = None, *, within: float | None = None) -> dspy.Module:
         """Build another program from the results of the last call to `compile`.
 
+        A log line says which entry of ``report.front`` is built. It may be the student (`kind`
+        is "original") or the returned program. Scores are estimates, some of them from few
+        examples, so evaluate the program on new examples.
+
         Args:
-            num_demos: Total number of demos in all predictors. The best arrangement with this
-                number of demos is built.
+            num_demos: Total number of fixed demos in all predictors. The best prompt with this
+                number is built, as listed in ``report.best_by_number``: the returned program
+                if it has this number, else the student or another prompt, whichever is
+                expected to score higher.
             within: Maximum loss of score relative to the returned program, in the metric's
-                units. A program in ``report.front`` qualifies if its expected loss on new
+                units. An entry of ``report.front`` qualifies if its expected loss on new
                 examples is within this maximum and a larger loss is improbable. "Improbable"
                 means a probability of at most .25, or of at most ``1 - min_probability`` if
-                `min_probability` is set. The cheapest program that qualifies is built. It never
-                costs more than the returned program.
+                `min_probability` is set. The cheapest entry that qualifies is built. If no
+                cheaper entry qualifies, this is the returned program.
 
         Raises:
             ValueError: If not exactly one argument is passed, if `within` is negative, or if no
-                arrangement with `num_demos` demos was scored.
+                prompt with `num_demos` fixed demos was scored.
         """
         if (num_demos is None) == (within is None):
             raise UserError(
@@ -269,13 +275,7 @@ class PLFewShot(LearningOptimizer):
             )
         if within is not None:
             return self._front.build(self._front.as_good(within)[0])
-        places = {entry.num_demos: self.report.front.index(entry) for entry in self.report.best_by_number}
-        if type(num_demos) is not int or num_demos not in places:
-            raise UserError(
-                "num_demos must be a number of demos that was scored; got "
-                f"{num_demos!r}: pass {' or '.join(map(str, places))}"
-            )
-        return self._front.build(self._front.prompts[places[num_demos]])
+        return self._front.build(self._front.with_num_demos(num_demos, self.report))
 
     def _choices(
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
@@ -300,6 +300,10 @@ class PLFewShot(LearningOptimizer):
         if self.max_metric_calls != 0 and self.candidates in ("both", "bootstrapped"):
             with_labelled = self.candidates == "both"
             attempts = plan_attempts(program, examples, self.max_bootstrapped, with_labelled=with_labelled)
+        if self.candidates == "bootstrapped":
+            known = pools_of(program, labelled={}, attempts=[], user_demos=[], rivals=self._rivals)
+            demos = {name: [pooled.demo for pooled in pool] for name, pool in known.items()}
+            warn_if_too_few(classes, demos, max_bootstrapped=self.max_bootstrapped)
         retrievable: Mapping[int, dspy.Example] = {}
         if self.demos != "fixed" and not user_demos:
             # Prompts must not depend on the trainset's order, so sort the examples by content.

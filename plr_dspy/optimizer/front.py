@@ -1,5 +1,6 @@
 """The front: the best prompts with their scores and costs, from which a cheaper program can be built."""
 
+import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -9,7 +10,6 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.compiling.comparison import MIN_ODDS
 from plr_dspy.errors import UserError
 from plr_dspy.optimizer.estimate import SAMPLED_PROMPTS, inputs_of
 from plr_dspy.optimizer.expected_scores import ExpectedScore
@@ -17,12 +17,15 @@ from plr_dspy.optimizer.prompt_sizes import prompt_tokens, retrieved_tokens, tok
 from plr_dspy.programs.slots import PoolSlots, messages_of
 from plr_dspy.programs.splits import Examples
 from plr_dspy.programs.tokens import token_counter
-from plr_dspy.report.schema import AS_GOOD, FrontEntry
+from plr_dspy.report.formats import count
+from plr_dspy.report.schema import AS_GOOD, MIN_ODDS, FrontEntry, ReportData
 from plr_dspy.scoring.budget import UNCOUNTED, cost_of
 from plr_dspy.scoring.run_log import Tokens
 from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.ordering_model import FittedModel
 from plr_dspy.search.space import Candidate
+
+logger = logging.getLogger(__name__)
 
 PREDICTIONS = 1_000  # number of predictions that a reported cost covers
 
@@ -142,8 +145,32 @@ class Front:
         )
 
     def build(self, prompt: Prompt) -> dspy.Module:
-        """Build the program of a candidate on the front, as it was scored."""
+        """Build the program of a candidate on the front, as it was scored. Log which candidate it is."""
+        entry = prompt.expected.entry
+        name = entry.name
+        if prompt.expected.candidate == self._returned:
+            name += ", which compile returned"
+        logger.info(
+            "program_with builds this prompt: %s; expected score %.3f, from %s",
+            name,
+            entry.score,
+            count(entry.num_examples, "example"),
+        )
         return self._build_program(prompt.expected.candidate, prompt.expected.revision)
+
+    def with_num_demos(self, num_demos: object, report: ReportData) -> Prompt:
+        """Return the candidate in ``report.best_by_number`` with this number of demos.
+
+        Raises:
+            ValueError: If there is no such candidate.
+        """
+        places = {entry.num_demos: report.front.index(entry) for entry in report.best_by_number}
+        if type(num_demos) is not int or num_demos not in places:
+            raise UserError(
+                f"num_demos must be a number of fixed demos that was scored; got {num_demos!r}: pass "
+                f"{' or '.join(map(str, places))}"
+            )
+        return self.prompts[places[num_demos]]
 
     def as_good(self, within: float) -> list[Prompt]:
         """Return the candidates that score at most `within` less than the reference, cheapest first.

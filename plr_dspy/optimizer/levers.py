@@ -189,11 +189,17 @@ class Headroom:
 
     def __str__(self) -> str:
         width = max(map(len, (PROGRAM, *(lever.name for lever in self.levers))))
-        lines = [f"{PROGRAM:{width}}  {self.score:5.2f}  on {self.num_examples} examples"]
+        lines = [
+            f"{'':{width}}  score  gain  [95% interval]",
+            f"{PROGRAM:{width}}  {self.score:5.2f}  on {self.num_examples} examples",
+        ]
         for lever in self.levers:
             low, high = lever.interval
             noise = self.noise_shares.get(lever.name)
-            note = lever.note if noise is None else f"{lever.note}; {noise:.0%} of the spread is noise"
+            note = lever.note
+            if noise is not None:
+                kind = lever.name.removeprefix("other ")
+                note += f"; {noise:.0%} of the variance between {kind} is noise"
             gain = f"{lever.gain:+.2f} [{low:+.2f}, {high:+.2f}]"
             lines.append(
                 f"{lever.name:{width}}  {lever.score:5.2f}  {gain:20}  {lever.num_calls:4} calls  {note}"

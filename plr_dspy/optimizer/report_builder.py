@@ -9,7 +9,7 @@ from typing import Any
 import dspy
 
 from plr_dspy._version import __version__
-from plr_dspy.compiling.choice import Decision, Outcome
+from plr_dspy.compiling.choice import Decision, Outcome, Result
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.dspy_compat import format_field_value
 from plr_dspy.optimizer.prompt_sizes import prompt_tokens
@@ -99,7 +99,8 @@ def build_report(
         slots=_slot_reports(setup, outcome, original),
         comparison=decision.comparison,
         over_best_own=_over_best_own(setup, decision),
-        candidates=_candidates(setup, decision),
+        candidates=[_candidate(setup, decision, result) for result in decision.candidates],
+        rejected=None if decision.rejected is None else _candidate(setup, decision, decision.rejected),
         evidence=decision.evidence,
         signal=signal,
         calibration=decision.effect,
@@ -158,21 +159,18 @@ def _over_best_own(setup: CompileSetup, decision: Decision) -> ProgramComparison
     return ProgramComparison(name=_name(setup, decision.best_own), **dict(comparison))
 
 
-def _candidates(setup: CompileSetup, decision: Decision) -> list[Candidate]:
-    """Return the report's entries on the candidates of the final comparison."""
-    return [
-        Candidate(
-            name=_name(setup, result.ordering),
-            ordering=setup.slots.shown(result.ordering),
-            instructions=setup.slots.instructions(result.ordering),
-            score=result.score,
-            expected_gain=result.gain.expected,
-            probability=result.gain.probability,
-            probability_worse=result.gain.worse,
-            **decision.over_calibrated(result),
-        )
-        for result in decision.candidates
-    ]
+def _candidate(setup: CompileSetup, decision: Decision, result: Result) -> Candidate:
+    """Return the report's entry on a candidate of the final comparison."""
+    return Candidate(
+        name=_name(setup, result.ordering),
+        ordering=setup.slots.shown(result.ordering),
+        instructions=setup.slots.instructions(result.ordering),
+        score=result.score,
+        expected_gain=result.gain.expected,
+        probability=result.gain.probability,
+        probability_worse=result.gain.worse,
+        **decision.over_calibrated(result),
+    )
 
 
 def _program_state(

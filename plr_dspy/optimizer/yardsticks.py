@@ -16,6 +16,7 @@ import numpy as np
 from scipy import special
 
 from plr_dspy.compiling.choice import Decision
+from plr_dspy.compiling.comparison import paired_gain, paired_gain_by_metric
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.labels.work import NoCalls
 from plr_dspy.lm.plain_text_adapter import decided
@@ -27,10 +28,12 @@ from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.programs.splits import Examples, answer_classes, source_of, value_key
 from plr_dspy.report.formats import count
-from plr_dspy.report.schema import Alternative
+from plr_dspy.report.schema import Alternative, PairedGain
 from plr_dspy.retrieval.nearest import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
+from plr_dspy.scoring.observations import Observations
 from plr_dspy.search.search import mean_score
+from plr_dspy.search.space import Scores
 
 MAX_EXAMPLES = 500  # maximum number of examples on which the metric is called for one score
 MAX_SECONDS = 2.0  # maximum number of seconds that the metric calls for one score may take
@@ -43,10 +46,13 @@ def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> dict
 
     A score is missing or None if its method does not apply to the program.
     """
-    scores = {"vote": _vote(setup)}
+    scores: dict[str, Any] = {}
+    results = _vote_results(setup)
+    scores["vote"] = _vote(setup, results)
     if decision.comparison is not None:
         scores["random"] = _random_demos(setup, run, decision)
         scores["constant"] = _constant_answer(setup)
+        scores["vote_gain"] = _vote_gain(run, decision, results)
     return scores
 
 
@@ -122,7 +128,7 @@ def _constant_answer(setup: CompileSetup) -> Alternative | None:
     num_answers = MAX_ANSWERS if isinstance(setup.options.metric, SetMetric) else 1
     best: Alternative | None = None
     for answer in _frequent_answers(setup, num_answers):
-        score = _score(setup, examples, [answer for _ in examples])
+        score = _score(setup, examples, _results(setup, examples, [answer for _ in examples]))
         if score is None:
             return None
         if best is None or score > best.score:
@@ -157,46 +163,82 @@ def _frequent_answers(setup: CompileSetup, number: int) -> list[dict[str, Any]]:
     return answers
 
 
-def _vote(setup: CompileSetup) -> Alternative | None:
-    """Return the score of a vote, or None if a vote is not possible.
+def _vote_results(setup: CompileSetup) -> dict[int, Any]:
+    """Return the metric's results for a vote, keyed by indices in `setup.scored_examples`.
 
-    For each example, the vote is the most frequent answer among the nearest other examples.
+    For each example, the vote is the most frequent answer among the nearest other examples. If
+    a vote is not possible, return an empty dict.
     """
     slots = setup.slots
     predictors = setup.program.named_predictors()
     if not isinstance(slots, PoolSlots) or len(predictors) != 1 or setup.splits.classes is None:
-        return None
+        return {}
     names = set(predictors[0][1].signature.input_fields)
-    labelled = [example for example in setup.examples if names <= set(example.inputs().keys())]
-    if not labelled:
-        return None
+    labeled = [example for example in setup.examples if names <= set(example.inputs().keys())]
+    if not labeled:
+        return {}
     if isinstance(slots, RetrievalSlots) and slots.found:
         (pool,) = slots.found.values()
     else:
-        pool = Pool(predictors[0][1], labelled, [source_of(example.inputs()) for example in labelled])
-    scored = [*setup.splits.selection, *setup.splits.train]
-    examples = [example for example in scored if pool.knows(example.inputs())][:MAX_EXAMPLES]
+        pool = Pool(predictors[0][1], labeled, [source_of(example.inputs()) for example in labeled])
+    scored = setup.scored_examples
+    num_train = len(setup.splits.train)
+    # The selection split comes first, so that `MAX_EXAMPLES` does not cut it off.
+    indices = [*range(num_train, len(scored)), *range(num_train)]
+    indices = [index for index in indices if pool.knows(scored[index].inputs())][:MAX_EXAMPLES]
+    examples = [scored[index] for index in indices]
     number = setup.options.max_demos
     inputs = [dict(example.inputs().items()) for example in examples]
-    score = _score(setup, examples, (pool.vote(fields, number, without=fields) for fields in inputs))
+    results = _results(setup, examples, (pool.vote(fields, number, without=fields) for fields in inputs))
+    return dict(zip(indices, results, strict=True)) if results else {}
+
+
+def _vote(setup: CompileSetup, results: Mapping[int, Any]) -> Alternative | None:
+    """Return the score of a vote, given the metric's results for it, or None if there are no results."""
+    scored = setup.scored_examples
+    score = _score(setup, [scored[index] for index in results], list(results.values()))
     if score is None:
         return None
     return Alternative(
-        name=f"a vote of the {number} nearest examples, without a model",
+        name=f"a vote of the {setup.options.max_demos} nearest examples, without a model",
         score=score,
-        num_examples=len(examples),
+        num_examples=len(results),
     )
 
 
-def _score(setup: CompileSetup, examples: Examples, answers: Iterable[Mapping[str, Any]]) -> float | None:
-    """Return the metric's score for these answers.
+def _vote_gain(run: CompileRun, decision: Decision, results: Mapping[int, Any]) -> PairedGain | None:
+    """Return the gain of a vote over the returned program, on the examples that both answered.
 
-    Return None if the metric is too slow, calls a language model, or needs fields that the
-    answers do not have.
+    Return None if there are no such examples.
+    """
+    evaluator = run.evaluator
+    fitted = decision.fitted
+    if fitted is None:
+        return None
+    chosen = decision.ordering
+    records = evaluator.records_of(chosen)
+    is_revised = decision.revision is not None
+    metric = evaluator.influence
+    if metric is not None:
+        labels = fitted.revised_labels(chosen) if is_revised else {}
+        return paired_gain_by_metric(metric, metric.answers(records, labels), results)
+    observations = Observations(evaluator.effective_scores, favoured=run.original)
+    observations.add({chosen: records})
+    scores: Scores = observations.scores()
+    if is_revised:
+        scores = fitted.counted(scores)
+    return paired_gain(scores.get(chosen, {}), results)
+
+
+def _results(setup: CompileSetup, examples: Examples, answers: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """Return the metric's results for these answers, as they enter into `_score`.
+
+    Return an empty list if the metric is too slow, calls a language model, or needs fields that
+    the answers do not have.
     """
     metric = setup.options.metric
-    if language_models(metric) or not examples:
-        return None
+    if language_models(metric):
+        return []
     calls = NoCalls()
     deadline = time.monotonic() + MAX_SECONDS
     caller = metric.answer if isinstance(metric, SetMetric) else metric_caller(metric)
@@ -206,14 +248,23 @@ def _score(setup: CompileSetup, examples: Examples, answers: Iterable[Mapping[st
             prediction = dspy.Prediction()
             for name, value in answer.items():
                 prediction[name] = own_value(value)
-            results.append(caller(own_copy(example), prediction))
+            result = caller(own_copy(example), prediction)
+            results.append(result if isinstance(metric, SetMetric) else as_score(result))
             if time.monotonic() > deadline:
-                return None
-        if isinstance(metric, SetMetric):
-            labels = metric.output_labels(setup.program, examples)
-            score = metric.score(metric.right_labels(examples), results, labels=labels)
-        else:
-            score = float(np.mean([as_score(result) for result in results]))
+                return []
         if not calls.stopped:
-            return score
+            return results
+    return []
+
+
+def _score(setup: CompileSetup, examples: Examples, results: Sequence[Any]) -> float | None:
+    """Return the metric's score, or None if there are no results or the metric fails."""
+    metric = setup.options.metric
+    if not results:
+        return None
+    if not isinstance(metric, SetMetric):
+        return float(np.mean(results))
+    with contextlib.suppress(Exception, SystemExit):
+        labels = metric.output_labels(setup.program, examples)
+        return metric.score(metric.right_labels(examples), results, labels=labels)
     return None

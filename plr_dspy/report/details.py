@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plr_dspy.report.formats import count, one_line, price, score_of, score_text, table
-from plr_dspy.report.schema import InstructionReport, ReportData, SlotReport
+from plr_dspy.report.schema import Comparison, InstructionReport, ReportData, SlotReport
 from plr_dspy.report.text import programs_by_name, summary
 
 FIELD_WIDTH = 40  # maximum number of characters shown per field
@@ -15,22 +15,21 @@ def details(report: ReportData) -> Iterator[str]:
     """Yield the lines of `report.details()`: the summary, then the details."""
     yield from summary(report)
     yield from _settings(report)
-    comparison = report.comparison
-    if comparison is not None and not report.original_stays:
-        gain = score_text(comparison.gain, *comparison.interval, sign="+")
-        # A race of programs has no final comparison.
-        title = "final comparison alone" if report.settings.get("num_selection") else "mean scores"
-        yield (
-            f"{title}: {comparison.original:.3f} -> {comparison.chosen:.3f} on "
-            f"{count(comparison.num_examples, 'example')}, gain {gain} for the best of {comparison.num_candidates}"
-        )
+    if report.comparison is not None and not report.original_stays:
+        yield _compared(report, report.comparison)
     # The report does not contain the demos and instructions of the user's programs.
     if not report.returned.name:
         for slot in report.slots:
-            yield from _demos(slot)
+            yield from _demos(slot, retrieves=report.retrieves)
     if len(report.front) > 1:
-        yield "the best prompt for each combination of kind, number of demos and instruction, cheapest first:"
-        rows = {entry.name: f"{score_of(entry)}, {price(entry)}" for entry in report.front}
+        yield (
+            "the best prompt for each combination of kind, number of demos and instruction, cheapest first (expected "
+            "score, tokens of instructions and demos):"
+        )
+        rows = {}
+        for entry in report.front:
+            name = f"{entry.name} (returned)" if entry.is_returned else entry.name
+            rows[name] = f"{score_of(entry)}, {price(entry)}"
         yield from table(rows)
     for instruction in report.instructions:
         yield from _instructions(instruction, is_chosen=not report.returned.name)
@@ -38,10 +37,10 @@ def details(report: ReportData) -> Iterator[str]:
     if proposals is not None:
         yield f"{count(proposals.num_texts, 'instruction')} proposed by {proposals.model}"
     for model, tokens in report.tokens.items():
-        counts = [f"{number:,} {kind}" for kind, number in tokens.items()]
+        counts = [f"{number:,} {kind.removesuffix('_tokens')}" for kind, number in tokens.items()]
         yield f"tokens of {model}: {', '.join(counts)}"
     if report.new_prompt_tokens:
-        yield f"prompt tokens not in a server's prefix cache: about {report.new_prompt_tokens:,}"
+        yield f"prompt tokens that a server with a prefix cache had to read: about {report.new_prompt_tokens:,}"
     yield from _maybe_truncated_replies(report)
     for error in report.errors:
         calls = count(error.count, "call")
@@ -62,12 +61,14 @@ def _maybe_truncated_replies(report: ReportData) -> Iterator[str]:
 def _settings(report: ReportData) -> Iterator[str]:
     """Describe the model, the examples, the calls and the signal."""
     settings = report.settings
-    names = [*settings.get("models", []), settings.get("adapter"), settings.get("metric")]
-    known_names = [str(name) for name in names if name]
-    yield f"{', '.join(known_names)}, seed {settings.get('seed')}"
-    examples = f"examples: {settings.get('num_train')}"
-    if settings.get("num_selection"):
-        examples += f" to search, {settings['num_selection']} for the final comparison"
+    known = [f"model {model}" for model in settings.get("models", [])]
+    known += [f"{name} {settings[name]}" for name in ("adapter", "metric", "seed") if name in settings]
+    yield ", ".join(known)
+    num_train = settings.get("num_train", 0)
+    num_selection = settings.get("num_selection", 0)
+    examples = f"examples: {num_train + num_selection}"
+    if num_selection and report.program_calls["total"]:
+        examples = f"examples: {num_train} to search, {num_selection} for the final comparison"
     if settings.get("num_repeated"):
         examples += f"; {settings['num_repeated']} duplicates ignored"
     yield examples
@@ -75,16 +76,34 @@ def _settings(report: ReportData) -> Iterator[str]:
     if calls:
         yield f"calls: {', '.join(calls)}"
     signal = report.signal
-    if signal is not None and signal.used != "score":
-        yield "learned from scores and label probabilities"
-    elif signal is not None and signal.reason:
-        yield f"learned from scores alone: {signal.reason}"
+    if signal is None or not report.program_calls["total"]:
+        return
+    if signal.used != "score":
+        yield "the search learned from scores and label probabilities"
+    elif signal.reason:
+        yield f"the search learned from scores alone: {signal.reason}"
 
 
-def _demos(slot: SlotReport) -> Iterator[str]:
-    """Yield the demos in a predictor's prompts in prompt order."""
+def _compared(report: ReportData, comparison: Comparison) -> str:
+    """Describe the comparison of the returned program with the student, without the model of scores."""
+    title = "mean scores"
+    if report.settings.get("num_selection"):  # A race of programs has no final comparison.
+        title = "mean scores in the final comparison"
+    if "(" in str(report.settings.get("metric")):  # This is a metric over a set, which uses all answers.
+        title = "values of the metric, from all answers"
+    gain = score_text(comparison.gain, *comparison.interval, sign="+")
+    return (
+        f"{title}, on {count(comparison.num_examples, 'example')}: {comparison.original:.3f} -> "
+        f"{comparison.chosen:.3f}, gain {gain} (interval corrected for the choice among "
+        f"{comparison.num_candidates} programs)"
+    )
+
+
+def _demos(slot: SlotReport, *, retrieves: bool) -> Iterator[str]:
+    """Yield the fixed demos in a predictor's prompts in prompt order."""
     if not slot.ordering:
-        yield f"{slot.predictor}: shows none of {count(len(slot.demos), 'demo')}"
+        if not retrieves:
+            yield f"{slot.predictor}: shows none of {count(len(slot.demos), 'demo')}"
         return
     num_shown = f"{len(slot.ordering)} of {count(len(slot.demos), 'demo')}"
     yield f"{slot.predictor}: {num_shown} in the order {slot.ordering}, with the last demo next to the question"
@@ -98,7 +117,7 @@ def _instructions(report: InstructionReport, *, is_chosen: bool) -> Iterator[str
     """List a predictor's instructions, each with the score of the best prompt that uses it."""
     if report.alternatives:
         chosen = f"instruction {report.chosen} was chosen" if is_chosen else "no instruction was chosen"
-        yield f"{report.predictor}: {chosen}; scores of the best prompt with each:"
+        yield f"{report.predictor}: {chosen}; expected score of the best prompt with each instruction:"
     for number, instruction in enumerate(report.alternatives):
         score = "not scored"
         if instruction.score is not None:

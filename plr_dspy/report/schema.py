@@ -17,6 +17,14 @@ AS_GOOD = 0.01
 WRONG = "counted as wrong"
 FAILED = "not scored"
 
+MAX_ATTEMPTS = 2  # maximum number of teacher calls per bootstrapped demo
+# A candidate replaces the original only if a gain is at least this many times as likely as a loss.
+MIN_ODDS = 3.0
+# One of the user's programs can replace the original at lower odds, because the user already
+# trusts this program. Even odds would be too low: if both programs have equal scores, the model
+# may still infer a tiny gain from the scores of other candidates.
+USER_PROGRAM_ODDS = 1.5
+
 PromptKind = Literal["original", "fixed", "retrieved", "program"]
 ScoreRange = tuple[float, float, float]  # a score, and the ends of its 95% interval
 
@@ -141,8 +149,8 @@ class FrontEntry(Alternative):
     """The best candidate with a given kind, number of demos and instruction, or the returned candidate.
 
     Attributes:
-        kind: "original" (your program), "fixed" or "retrieved" demos, or "program" (a program
-            that you passed).
+        kind: "original" (the student), "fixed" or "retrieved" demos, or "program" (one of
+            `programs`).
         prompt_tokens: Number of tokens in the candidate's prompts without inputs: the
             instructions and demos of all predictors, counted with GPT-4o's tokenizer.
         cost: US dollars for 1,000 predictions at litellm's list prices, or None if unknown.
@@ -268,6 +276,18 @@ class ProgramComparison(Comparison):
     name: str
 
 
+class PairedGain(Part):
+    """A gain over the returned program, measured on the examples that both programs or methods answered.
+
+    Attributes:
+        gain, interval: The difference between the two scores, and its 95% interval.
+    """
+
+    gain: float
+    interval: tuple[float, float]
+    num_examples: int
+
+
 class Evidence(Part):
     """The numbers of examples on which orders were compared."""
 
@@ -361,6 +381,9 @@ class ReportData(Part):
             was compared.
         over_best_own: The comparison of the returned program with the best of the user's
             `programs`, or None if the best program is the student or the returned program.
+        rejected: If one of `programs` is returned, the best result of the search that is
+            expected to score higher, or None if there is none. Its gain and probabilities refer
+            to the returned program, and are too low to replace this program.
         candidates: The orderings that reached the final comparison, or the programs that
             finished a race. The original is first. If answers are calibrated, the calibrated
             original is second, and all later candidates are also calibrated.
@@ -401,6 +424,7 @@ class ReportData(Part):
             For a metric over a set, the answer is the frequent label that scores best.
         vote: Score of answering with the most frequent label among the `max_demos` nearest
             examples, or None if unknown.
+        vote_gain: The gain of this vote over the returned program, or None if unknown.
     """
 
     original: ProgramState
@@ -408,6 +432,7 @@ class ReportData(Part):
     slots: list[SlotReport]
     comparison: Comparison | None = None
     over_best_own: ProgramComparison | None = None
+    rejected: Candidate | None = None
     candidates: list[Candidate] = []
     evidence: Evidence | None = None
     signal: Signal | None = None
@@ -434,6 +459,7 @@ class ReportData(Part):
     random: Alternative | None = None
     constant: Alternative | None = None
     vote: Alternative | None = None
+    vote_gain: PairedGain | None = None
 
     @property
     def retrieves(self) -> bool:

@@ -20,6 +20,9 @@ from plr_dspy.report.formats import (
 from plr_dspy.report.schema import (
     AS_GOOD,
     FAILED,
+    MAX_ATTEMPTS,
+    MIN_ODDS,
+    USER_PROGRAM_ODDS,
     WRONG,
     Alternative,
     Candidate,
@@ -41,9 +44,12 @@ MUCH_CHEAPER = 0.95
 # For each reason why a search ended, the argument to increase.
 LIMITS = {StopReason.COST: "max_cost", StopReason.TIME: "max_seconds"}
 MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
+DEFAULT_MAX_DEMOS = 8  # default of `PLFewShot(max_demos=...)`
 MAX_CLASSES = 10  # maximum number of classes to name
 MORE_EXAMPLES = "only more examples, in trainset or valset, would reduce the uncertainty"
-PROPOSED = "proposed["  # prefix of the origins of proposed instructions
+# Prefixes of the origins of proposed instructions and bootstrapped demos.
+PROPOSED = "proposed["
+BOOTSTRAPPED = "bootstrapped from"
 
 
 def method(report: ReportData) -> str:
@@ -70,6 +76,7 @@ def summary(report: ReportData) -> Iterator[str]:
     yield from _programs(report)
     yield from _verdict(report)
     yield from _rivals(report)
+    yield from _similar_demos(report)
     for instruction in report.other_instructions:
         chosen = instruction.alternatives[instruction.chosen]
         yield f"instruction for {instruction.predictor} ({chosen.origin}): {one_line(chosen.text)}"
@@ -78,11 +85,11 @@ def summary(report: ReportData) -> Iterator[str]:
     yield from _cheaper_prompt(report)
     retrieval = report.retrieval
     if retrieval is not None and report.retrieves:
-        yield f"retrieved demos: {retrieval.text}; all {retrieval.num_pooled:,} are saved with the program"
+        yield f"retrieved demos: {retrieval.text}; all {retrieval.num_pooled:,} demos are saved with the program"
     if not report.original_stays and (report.comparison is not None or report.retrieves):
         text = "save it with program.save, and load it with plr_dspy.load_program"
         if report.returned.name:
-            text += f", to which you pass a student built like {report.returned.name!r}"
+            text += f" and a program built like {report.returned.name!r}"
         yield text
 
 
@@ -91,7 +98,7 @@ def programs_by_name(report: ReportData) -> dict[str, ProgramState]:
 
     The keys are the names of these programs in the text.
     """
-    programs = {"your program": report.original}
+    programs = {_name_of_student(report): report.original}
     if not report.original_stays:
         programs["the returned program"] = report.returned
     return programs
@@ -174,7 +181,8 @@ def _scores(report: ReportData) -> Iterator[str]:
     title = "for comparison:"
     if comparison is not None:
         title = "scores expected on new examples, with 95% intervals:"
-        rows[_described("your program", report.original)] = score_text(*comparison.expected_original)
+        title_of_student = "first program" if report.original.name else "your program"
+        rows[_described(title_of_student, report.original)] = score_text(*comparison.expected_original)
         if not report.original_stays:
             name = _described("returned program", report.returned)
             if report.other_instructions:
@@ -241,6 +249,15 @@ def _likelihood(better: float, worse: float) -> str:
     return text
 
 
+def _name_of_result(report: ReportData) -> str:
+    return _name_of_student(report) if report.original_stays else "the returned program"
+
+
+def _name_of_student(report: ReportData) -> str:
+    """Return "your program" or, in a race of programs, the name of the first program."""
+    return repr(report.original.name) if report.original.name else "your program"
+
+
 def _simpler_methods(report: ReportData) -> list[Alternative]:
     return [rival for rival in (report.random, report.constant, report.vote) if rival is not None]
 
@@ -251,13 +268,18 @@ def _verdict(report: ReportData) -> Iterator[str]:
     if report.settings.get("scored_on", "train examples") != "train examples":
         yield "the order was chosen according to label probabilities, so its score is not known"
     elif report.original_stays:
-        yield f"your program is kept: {_why_original_is_kept(report)}"
+        yield f"{_name_of_student(report)} is kept: {_why_original_is_kept(report)}"
         yield from _advice(report)
     elif comparison is None:
-        yield "nothing was compared with your program, so the gain is not known"
+        text = f"nothing was compared with {_name_of_student(report)}, so the gain is not known"
+        if report.stop_reason is StopReason.NO_CALLS:
+            text += ": to measure it, score both programs on other examples with evaluate_programs"
+        yield text
         yield from _advice(report)
-    elif _may_be_chance(comparison):
-        yield from _advice(report)
+    else:
+        yield from _why_own_is_returned(report)
+        if _may_be_chance(comparison):
+            yield from _advice(report)
     if report.stop_reason in (StopReason.INTERRUPTED, StopReason.ERROR):
         yield "if log_dir is set, compile again with the same arguments to resume"
 
@@ -276,17 +298,45 @@ def _why_original_is_kept(report: ReportData) -> str:
     best = _best_other(report)
     if best is None or not report.settings.get("racing", True):
         return "no other program is expected to do better"
-    reason = _too_low(best.probability, best.probability_worse)
-    if best.over_calibrated is not None and best.worse_than_calibrated is not None:
-        over_calibrated = _too_low(best.over_calibrated, best.worse_than_calibrated)
-        reason += f"; than your program, calibrated: {over_calibrated}"
-    gain = f"{best.expected_gain:+.3f}"
-    return f"the best other program is expected to gain {gain}, but this is too uncertain ({reason})"
+    return f"the best other program is expected to gain {best.expected_gain:+.3f}, but {_uncertainty(report, best)}"
 
 
-def _too_low(better: float, worse: float) -> str:
-    """Format two probabilities. The first is rounded down, so that it does not seem to reach `min_probability`."""
-    return f"better with probability {math.floor(100 * better) / 100:.2f}, worse with {worse:.2f}"
+def _why_own_is_returned(report: ReportData) -> Iterator[str]:
+    """Say why one of the user's programs is returned although a result of the search may be better."""
+    best = report.rejected
+    if best is not None:
+        yield (
+            f"{report.returned.name!r} is returned: the best result of the search is expected to score "
+            f"{best.expected_gain:.3f} more, but {_uncertainty(report, best)}"
+        )
+
+
+def _uncertainty(report: ReportData, candidate: Candidate) -> str:
+    """Say that a candidate is not likely enough to be better. State the probabilities and the rule."""
+    probabilities = _probabilities(candidate.probability, candidate.probability_worse)
+    if candidate.over_calibrated is not None and candidate.worse_than_calibrated is not None:
+        over_calibrated = _probabilities(candidate.over_calibrated, candidate.worse_than_calibrated)
+        probabilities += f"; than your program, calibrated: {over_calibrated}"
+    if candidate.probability < candidate.probability_worse:
+        # The expected gain is based on all scores, and the probabilities also on the scores that
+        # differ on the same examples. These may contradict each other.
+        return f"is more likely to be worse ({probabilities})"
+    odds = MIN_ODDS
+    # In a race of programs, all of them are the user's.
+    if candidate.name and not report.original.name:
+        odds = USER_PROGRAM_ODDS
+    rule = f"it must be at least {odds:g} times as likely to be better as worse"
+    min_probability = report.settings.get("min_probability")
+    if min_probability is not None:
+        rule = f"min_probability is {min_probability:g}"
+    return f"this is too uncertain ({probabilities}; {rule})"
+
+
+def _probabilities(better: float, worse: float) -> str:
+    """Format two probabilities, rounded against the candidate, so that they do not seem to meet the rule."""
+    rounded_down = math.floor(round(100 * better, 6)) / 100
+    rounded_up = math.ceil(round(100 * worse, 6)) / 100
+    return f"better with probability {rounded_down:.2f}, worse with {rounded_up:.2f}"
 
 
 def _best_other(report: ReportData) -> Candidate | None:
@@ -314,8 +364,10 @@ def _advice(report: ReportData) -> Iterator[str]:
     num_selection = settings.get("num_selection", 0)
     racing = settings.get("racing")
     if not evidence.num_differing and (racing or report.comparison is None):
-        text = f"no score differed on {count(evidence.num_met, 'example')}"
-        if num_selection:  # A race of programs has no selection split.
+        # A race of programs has no selection split.
+        compared = "prompts" if num_selection else "programs"
+        text = f"scores did not differ between {compared} on {count(evidence.num_met, 'example')}"
+        if num_selection:
             text += (
                 ": check that replies can be parsed, and with dspy.inspect_history() that the demos reach the model; "
                 "if so, the demos may not matter"
@@ -339,11 +391,39 @@ def _rivals(report: ReportData) -> Iterator[str]:
     own_score = report.comparison.expected_chosen[0]
     names = []
     for rival in _simpler_methods(report):
+        if rival is report.vote and _vote_is_better(report):
+            continue  # `_similar_demos` says so.
         if own_score <= rival.score + 0.01 * max(abs(own_score), abs(rival.score)):
             names.append(rival.name)
     if names:
-        program = "your program" if report.original_stays else "the returned program"
-        yield f"{program} is not expected to do better than {' or '.join(names)}"
+        yield f"{_name_of_result(report)} is not expected to do better than {' or '.join(names)}"
+
+
+def _similar_demos(report: ReportData) -> Iterator[str]:
+    """Recommend demos that are similar to each input, if a vote of similar examples is clearly better.
+
+    If the search has already tried such demos, recommend nothing.
+    """
+    if not _vote_is_better(report):
+        return
+    assert report.vote is not None
+    arguments = f"metric={report.settings.get('metric')}, demos='retrieved', max_metric_calls=0"
+    max_demos = report.settings.get("max_demos")
+    if max_demos != DEFAULT_MAX_DEMOS:
+        arguments += f", max_demos={max_demos}"
+    yield (
+        f"{report.vote.name}, does better than {_name_of_result(report)}, beyond chance: try PLFewShot({arguments}), "
+        "which shows each input its most similar examples, and compiles without a call"
+    )
+
+
+def _vote_is_better(report: ReportData) -> bool:
+    """Return whether a vote is better than the returned program, and fixed demos are the only ones tried."""
+    comparison = report.comparison
+    if comparison is None or report.vote is None or report.vote_gain is None:
+        return False
+    is_better = report.vote_gain.interval[0] > 0 and report.vote.score > comparison.expected_chosen[0]
+    return is_better and report.settings.get("demos") == "fixed"
 
 
 def _scarce_classes(report: ReportData) -> Iterator[str]:
@@ -352,13 +432,28 @@ def _scarce_classes(report: ReportData) -> Iterator[str]:
         names = [f"{label!r} ({number})" for label, number in numbers.items()]
         if len(names) > MAX_CLASSES:
             names[MAX_CLASSES:] = [f"{len(names) - MAX_CLASSES} more"]
-        more = ""
-        if report.settings.get("candidates") == "bootstrapped":
-            more = ", or increase max_bootstrapped"
         yield (
-            f"{predictor} has fewer than min_per_class={report.settings['min_per_class']} demos to choose from for "
-            f"{', '.join(names)}: pass more examples of these classes{more}"
+            f"predictor {predictor!r} has fewer than min_per_class={report.settings['min_per_class']} demos to choose "
+            f"from for {', '.join(names)}: {_how_to_add_demos(report, predictor)}"
         )
+
+
+def _how_to_add_demos(report: ReportData, predictor: str) -> str:
+    """Say how a predictor can get more demos of scarce classes."""
+    candidates = report.settings.get("candidates")
+    if candidates in ("labeled", "both"):
+        return "pass more examples of these classes"
+    if candidates != "bootstrapped":
+        return "add demos of these classes to candidates"
+    max_bootstrapped = report.settings["max_bootstrapped"]
+    origins = next((slot.origins for slot in report.slots if slot.predictor == predictor), [])
+    num_bootstrapped = sum(origin.startswith(BOOTSTRAPPED) for origin in origins)
+    num_attempts = report.program_calls.get("bootstrap", 0)
+    if num_bootstrapped < max_bootstrapped and num_attempts < MAX_ATTEMPTS * max_bootstrapped:
+        return "pass more examples of these classes, or a teacher that answers them correctly"
+    minimum = report.settings["min_per_class"]
+    num_missing = sum(minimum - number for number in report.scarce_classes[predictor].values())
+    return f"increase max_bootstrapped, for example to {max_bootstrapped + num_missing}"
 
 
 def _calibration(report: ReportData) -> Iterator[str]:
@@ -372,7 +467,7 @@ def _calibration(report: ReportData) -> Iterator[str]:
             assumption = (
                 f"label shares are assumed to be {shares_by_label(report.signal.labels, effect.shares)}"
             )
-        yield f"calibrated: {assumption}; the program needs label probabilities at every call"
+        yield f"calibrated: {assumption}; at every call, the program needs a model that returns label probabilities"
         return
     share_answered = 1.0 - report.original.num_failed / max(1, report.original.num_calls)
     calibrated_score = share_answered * effect.original_calibrated

@@ -89,9 +89,9 @@ def likeliest_labels(
 ) -> NDArray[np.int64]:
     """Return the index of each reply's likeliest label after calibration, ``[...]``.
 
-    Of tied labels, take the one that was likeliest before calibration, and then the first. This
-    rule uses rounded numbers, and no correct labels. So a search that reads log-probabilities
-    from a run log knows the answers of the calibrated program that it returns.
+    Of tied labels, take the one that was likeliest before calibration. If these are tied too,
+    take the first. This rule uses rounded numbers, and no correct labels. So a search that reads
+    log-probabilities from a run log knows the answers of the calibrated program that it returns.
 
     Args:
         log_probabilities: Log-probabilities of the labels, ``[..., L]``.
@@ -105,8 +105,11 @@ def likeliest_labels(
     after = before + np.rint(np.asarray(offsets) * unit)
     is_unseen = np.broadcast_to(unseen, after.shape)
     after = np.where(is_unseen & ~is_unseen.all(axis=-1, keepdims=True), -np.inf, after)
-    is_tied = after >= after.max(axis=-1, keepdims=True) - np.rint(MAX_TIE * unit)
-    return np.asarray(np.where(is_tied, before, -np.inf).argmax(axis=-1), dtype=np.int64)
+    margin = np.rint(MAX_TIE * unit)
+    is_tied = after >= after.max(axis=-1, keepdims=True) - margin
+    before = np.where(is_tied, before, -np.inf)
+    is_tied = before >= before.max(axis=-1, keepdims=True) - margin
+    return np.asarray(is_tied.argmax(axis=-1), dtype=np.int64)
 
 
 def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:

@@ -182,7 +182,7 @@ def test_a_calibrated_program_is_saved(folder, capsys):
     )
     assert program.calibration.labels == ("negative", "positive")
     assert program.calibration.offsets == tuple(Report.load("found.json").calibration.offsets)
-    assert "the program needs label probabilities at every call" in capsys.readouterr().out
+    assert "the program needs a model that returns label probabilities" in capsys.readouterr().out
     assert cli.main(compile_arguments("--demos", "program.json", "--estimate")) == 2
     assert "must not be calibrated" in capsys.readouterr().err
 

@@ -239,9 +239,15 @@ class TestOwnPrograms:
         assert close.candidates[2].gain.expected > close.candidates[1].gain.expected > 0.1
         assert close.ordering == self.OWN
         assert close.over_best_own is None
+        gain = close.rejected.gain
+        assert close.rejected.ordering == self.SEARCHED
+        difference = close.candidates[2].gain.expected - close.candidates[1].gain.expected
+        assert gain.expected == pytest.approx(difference)
+        assert gain.probability < 3 * gain.worse
         better = self.decided((12, 2), (20, 0))
         assert better.ordering == self.SEARCHED
         assert better.best_own == self.OWN
+        assert better.rejected is None
         assert better.over_best_own.original == 0.75
         assert better.over_best_own.chosen == 1.0
         assert 0 < better.over_best_own.expected_gain < better.comparison.expected_gain

@@ -383,7 +383,7 @@ BAD_ARGUMENTS = [
     ({"predictor": "other"}, r"predictor must be one of \['self'\]; got 'other'"),
     ({"trainset": []}, "trainset must contain at least 2 distinct inputs"),
     ({"trainset": examples(1) * 20}, "2 distinct inputs.*got 1 in 20 examples"),
-    (predicting("label"), "there are 0 outputs of type Literal, enum or bool"),
+    (predicting("label"), "no output is a Literal, an enum or a bool"),
     (predicting("a: bool, b: bool"), "there are 2 outputs of type Literal"),
     (predicting("a: Literal['x', '']"), "has an empty label, or fewer than two labels"),
     (predicting("a: Literal['x']"), "has an empty label, or fewer than two labels"),

@@ -131,8 +131,11 @@ class TestLikeliestLabels:
         assert likeliest_labels(logs, -logs + [5e-4, 0, 0]) == 1
 
     def test_the_first_of_equal_labels_wins(self):
-        rounding_errors = 1e-12 * np.array([[0, 1, 0], [0, 0, 1], [0, 1, 2]])
-        assert likeliest_labels(np.log([[1 / 3] * 3] * 3), rounding_errors).tolist() == [0, 0, 0]
+        errors = np.array([[0, 1, 0], [0, 0, 1], [0, 1, 2]])
+        equal = np.log([[1 / 3] * 3] * 3)
+        assert likeliest_labels(equal, 1e-12 * errors).tolist() == [0, 0, 0]
+        assert likeliest_labels(equal + 1e-4 * errors, np.zeros(3)).tolist() == [0, 0, 0]
+        assert likeliest_labels(equal + 2e-3 * errors, np.zeros(3)).tolist() == [1, 2, 2]
 
     def test_unseen_labels_win_only_if_all_are_unseen(self):
         logs = np.log([[0.8, 0.2], [0.8, 0.2]])

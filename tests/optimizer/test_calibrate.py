@@ -105,7 +105,7 @@ class TestOrdersUnderCalibration:
         effect = report.calibration
         assert effect.original == pytest.approx(0.5, abs=0.05)
         assert effect.original < effect.original_calibrated < report.comparison.expected_chosen[0]
-        assert "the program needs label probabilities at every call" in str(report)
+        assert "the program needs a model that returns label probabilities" in str(report)
         means = np.mean([leaning_and_sharp(shown, text) for text in FRESH], axis=0)
         true = -np.log(means) - np.mean(-np.log(means))
         assert program.calibration.offsets == pytest.approx(true, abs=0.5)

@@ -7,8 +7,8 @@ import choosing as benchmark
 import dspy
 import numpy as np
 import pytest
-from fakes import Program, failure, interrupt, using
-from label_engines import classifier
+from fakes import Program, digest, failure, interrupt, using
+from label_engines import LABELS, classifier
 from label_world import DEMOS, EXAMPLES, Engine, exact, found, student
 
 from plr_dspy import F1, BatchCalibration, PLFewShot, PLReorder, Report, choose_program, load_program
@@ -47,7 +47,7 @@ class TestChoice:
         assert not report.original_stays
         assert {way.name for way in report.programs} == set(candidates)
         assert f"returned program '{choice.name}'" in str(report)
-        assert f"load_program, to which you pass a student built like '{choice.name}'" in str(report)
+        assert f"load_program and a program built like '{choice.name}'" in str(report)
         compared = {
             "leaning": report.comparison.expected_original,
             choice.name: report.comparison.expected_chosen,
@@ -345,8 +345,40 @@ class TestUserPrograms:
         assert report.over_best_own.chosen == pytest.approx(report.comparison.chosen)
         assert report.over_best_own.probability > 3 * report.over_best_own.probability_worse
         assert "gain over 'fair'" in str(report)
+        (fair,) = report.programs
+        gain = report.comparison.expected_chosen[0] - fair.score
+        assert gain == pytest.approx(report.over_best_own.expected_gain, abs=1e-6)
+        assert fair.interval[0] <= fair.score <= fair.interval[1]
         report.save(tmp_path / "report.json")
         assert Report.load(tmp_path / "report.json") == report
+
+    def test_the_report_says_why_a_result_of_the_search_is_not_returned(self):
+        """The user's other program is correct on four fifths of the examples."""
+        labels = {example.text: example.label for example in EXAMPLES}
+
+        def forward(self, text):
+            is_right = digest(text) > 0.2
+            label = next(label for label in LABELS if (label == labels[text]) == is_right)
+            return dspy.Prediction(label=label)
+
+        options = {"max_metric_calls": 150, "signal": "score", "num_threads": 1, "seed": 3}
+        optimizer = PLFewShot(exact, display_progress=False, **options)
+        with using(Engine(), "fake/x"):
+            optimizer.compile(
+                student(demos=LEANING),
+                trainset=EXAMPLES,
+                programs={"fair": Program(forward, inner=student(demos=[]))},
+            )
+        report = optimizer.report
+        rejected = report.rejected
+        assert report.returned.name == "fair"
+        assert rejected.name == ""
+        assert rejected.probability_worse < rejected.probability < 3 * rejected.probability_worse
+        assert (
+            "'fair' is returned: the best result of the search is expected to score "
+            f"{rejected.expected_gain:.3f} more, but this is too uncertain (better with probability "
+        ) in str(report)
+        assert "it must be at least 3 times as likely to be better as worse)" in str(report)
 
     @pytest.mark.parametrize(
         ("optimizer", "candidates", "message"),
@@ -383,7 +415,7 @@ def test_the_interval_of_a_race_counts_the_programs_that_dropped_out():
 def test_details_of_a_race_do_not_mention_a_final_comparison():
     details = chosen(Engine()).report.details()
     assert "final comparison" not in details
-    assert "mean scores: " in details
+    assert "mean scores, on " in details
 
 
 def test_a_race_chooses_as_well_as_a_full_comparison_with_half_the_calls():

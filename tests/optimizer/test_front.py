@@ -218,6 +218,23 @@ class TestCheapest:
         for built in (program, cheapest, as_good):
             assert isinstance(built, CalibratedProgram) == calibrate
 
+    def test_a_log_line_says_which_prompt_is_built(self, engine, caplog):
+        program, optimizer = compiled(student(2), max_demos=1)
+        (own,) = (entry for entry in optimizer.report.front if entry.kind == "original")
+        assert own.name == "your program, 2 demos"
+        with caplog.at_level("INFO", "plr_dspy.optimizer.front"):
+            built = optimizer.program_with(num_demos=2)
+            assert built.demos == student(2).demos
+            assert f"builds this prompt: {own.name}" in caplog.text
+            assert f"expected score {own.score:.3f}, from {own.num_examples} examples" in caplog.text
+            caplog.clear()
+            built = optimizer.program_with(within=0)
+            is_returned = built.demos == program.demos
+            assert ("which compile returned" in caplog.text) == is_returned
+        (row,) = (line for line in optimizer.report.details().splitlines() if "(returned)" in line)
+        (returned,) = (entry.name for entry in optimizer.report.front if entry.is_returned)
+        assert row.startswith(f"  {returned} (returned) ")
+
     def test_the_first_entry_that_is_as_good_is_built(self, engine):
         for seed in range(3):
             program, optimizer = compiled(seed=seed)

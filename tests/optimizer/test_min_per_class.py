@@ -158,7 +158,7 @@ class TestScarceClasses:
         assert number_in_pool[NAMES[4]] == 1
         assert show_each(prompts(engine), NAMES[:4], 2)
         assert show_each(prompts(engine), NAMES[4:5], 1)
-        line = "self has fewer than min_per_class=2 demos to choose from for 'class 04' (1), 'class 05' (0)"
+        line = "predictor 'self' has fewer than min_per_class=2 demos to choose from for 'class 04' (1), 'class 05' (0)"
         assert line in str(chooser.report)
         chooser.report.save(tmp_path / "report.json")
         assert Report.load(tmp_path / "report.json").scarce_classes == scarce
@@ -168,6 +168,58 @@ class TestScarceClasses:
         _, chooser = compiled(typed(NAMES[:20]), trainset, min_per_class=1, max_demos=20)
         assert len(chooser.report.slots[0].demos) == 20 > 60 / 4
         assert not chooser.report.scarce_classes
+
+
+class Teaching(OrderSensitiveEngine):
+    """An engine that answers all questions correctly, except those of the classes in `unknown`."""
+
+    def __init__(self, examples, unknown=()):
+        super().__init__({example.question: example.answer for example in examples})
+        self.unknown = unknown
+
+    def answer(self, system, texts):
+        ((_, question), *_) = FIELD.findall(texts[-1])
+        label = self.answers.get(question.strip(), NAMES[0])
+        return self.formatted(system, texts, NAMES[0] if label in self.unknown else label)
+
+
+class TestBootstrappedDemosOfEachClass:
+    NAMES = NAMES[:12]
+    TRAINSET = imbalanced(NAMES, 120)
+
+    def bootstrapped(self, max_bootstrapped, trainset=TRAINSET, **options):
+        """Return the number of scarce classes, and the advice on them in the report."""
+        limits = {"candidates": "bootstrapped", "min_per_class": 1, "max_demos": 12}
+        with using(Teaching(trainset, **options)):
+            _, chooser = compiled(
+                typed(self.NAMES), trainset, max_bootstrapped=max_bootstrapped, max_metric_calls=200, **limits
+            )
+        advice = "".join(re.findall("demos to choose from for .*: (.*)", str(chooser.report)))
+        return len(chooser.report.scarce_classes.get("self", ())), advice
+
+    def test_a_warning_says_how_many_demos_are_needed_before_any_call(self, engine, caplog):
+        limits = {"candidates": "bootstrapped", "min_per_class": 1, "max_demos": 12}
+        program = typed(self.NAMES)
+        program.demos = [{"question": "own", "answer": self.NAMES[0]}]
+        optimizer(max_bootstrapped=8, **limits).estimate(program, trainset=self.TRAINSET)
+        assert "at most 8 demos are bootstrapped, but min_per_class needs 11" in caplog.text
+        caplog.clear()
+        optimizer(max_bootstrapped=11, **limits).estimate(program, trainset=self.TRAINSET)
+        assert "min_per_class needs" not in caplog.text
+
+    def test_the_advised_number_helps_if_too_few_demos_were_bootstrapped(self):
+        num_scarce, advice = self.bootstrapped(4)
+        assert num_scarce == 8
+        assert advice == "increase max_bootstrapped, for example to 12"
+        # More examples without more bootstrapped demos do not help.
+        assert self.bootstrapped(4, imbalanced(self.NAMES, 200))[0] == 8
+        assert self.bootstrapped(12) == (0, "")
+
+    def test_more_examples_are_advised_if_the_teacher_has_tried_all(self):
+        num_scarce, advice = self.bootstrapped(40, unknown=self.NAMES[5:7])
+        assert num_scarce == 2
+        assert advice == "pass more examples of these classes, or a teacher that answers them correctly"
+        assert self.bootstrapped(80, unknown=self.NAMES[5:7]) == (num_scarce, advice)
 
 
 class TestCombinations:

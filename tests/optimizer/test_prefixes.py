@@ -124,7 +124,7 @@ class TestUncachedTokens:
         sent = sum(tokens["prompt_tokens"] for tokens in report.tokens.values())
         assert report.new_prompt_tokens == pytest.approx(engine.new_tokens(), rel=0.1)
         assert report.new_prompt_tokens < 0.8 * sent
-        assert f"prefix cache: about {report.new_prompt_tokens:,}" in report.details()
+        assert f"prefix cache had to read: about {report.new_prompt_tokens:,}" in report.details()
         assert Report.model_validate_json(report.model_dump_json()) == report
 
     def test_are_estimated_before_a_compile(self, single):

@@ -28,7 +28,7 @@ class TestWithoutLogProbabilities:
             ("auto='paper' learns only from scores, as in the paper", {}, PAPER),
             (ALONE, {}, {"metric": label_world.whole_prediction}),
             ("the metric calls a language model", {}, {"metric": label_world.judged}),
-            ("there are 0 outputs of type Literal, enum or bool", {}, {"program": student(str)}),
+            ("no output is a Literal, an enum or a bool", {}, {"program": student(str)}),
             ("the first calls failed", {}, {"failing": (0, 1), "max_errors": 5}),
             (SEVERAL, {}, {"program": label_world.twice()}),
         ],
@@ -74,7 +74,7 @@ class TestWithoutLogProbabilities:
 
     def test_impossible_signals_are_rejected_before_any_call(self):
         for options, reason in [
-            ({"program": student(str)}, "there are 0 outputs of type Literal, enum or bool"),
+            ({"program": student(str)}, "no output is a Literal, an enum or a bool"),
             ({"metric": label_world.whole_prediction}, "the metric raises TypeError for a prediction"),
             ({"metric": label_world.judged}, "calls a language model"),
         ]:

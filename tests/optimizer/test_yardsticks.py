@@ -1,14 +1,16 @@
 """Yardsticks in a report: random demos, a constant answer, and unparsable replies."""
 
+import random
 import re
 from itertools import permutations
 
 import dspy
 import numpy as np
 import pytest
-from fakes import OrderSensitiveEngine, lm_of, using
-from label_engines import exact
+from fakes import FIELD, OrderSensitiveEngine, digest, lm_of, using
+from label_engines import LABELS, exact
 from label_world import DEMOS, EXAMPLES, Engine, probabilities, student
+from label_world import number as number_in
 
 from plr_dspy import F1, BalancedAccuracy, PLFewShot, PLReorder
 from plr_dspy.baselines import TopKOrder
@@ -190,3 +192,93 @@ class TestConstantAnswer:
             optimizer.compile(dspy.Predict("text -> label"), trainset=PHRASES)
         assert optimizer.report.constant is None
         assert judging.num_calls <= 60
+
+
+COLORS = {"red": ["apple", "cherry", "rose", "brick"], "blue": ["sea", "sky", "whale", "jeans"]}
+
+
+def things(number, *, seed=0, alike=True):
+    """Return examples with two labels. If `alike`, examples with the same label share words."""
+    rng = random.Random(seed)
+    examples = []
+    for i in range(number):
+        label = ("red", "blue")[i % 2]
+        words = COLORS[label] if alike else COLORS["red"] + COLORS["blue"]
+        text = f"{rng.choice(words)} {i}, draw {seed}"
+        examples.append(dspy.Example(text=text, label=label).with_inputs("text"))
+    return examples
+
+
+class Guessing(OrderSensitiveEngine):
+    """An engine that guesses one of two labels, whatever the demos."""
+
+    def __init__(self):
+        super().__init__({})
+
+    def answer(self, system, texts):
+        guess = "red" if digest(repr(texts)) < 0.5 else "blue"
+        return self.formatted(system, texts, guess)
+
+
+def colored(examples, metric=exact, **changed):
+    limits = {"max_metric_calls": 150, "candidates": "labeled", "max_demos": 4}
+    optimizer = PLFewShot(metric, **options(**{**limits, **changed}))
+    with using(Guessing()):
+        optimizer.compile(dspy.Predict("text -> label: Literal['red', 'blue']"), trainset=examples)
+    return optimizer.report
+
+
+class TestVote:
+    @pytest.mark.parametrize("metric", [exact, F1("red")], ids=named)
+    def test_similar_demos_are_advised_if_the_vote_is_clearly_better(self, metric):
+        examples = things(100)
+        report = colored(examples, metric)
+        gain = report.vote_gain
+        assert gain.interval[0] > 0
+        assert gain.interval[0] < gain.gain < gain.interval[1]
+        assert gain.num_examples <= report.returned.num_calls
+        text = str(report)
+        assert "a vote of the 4 nearest examples, without a model, does better than" in text
+        assert "expected to do better than a vote" not in text
+        (call,) = re.findall(r"try (PLFewShot\(.*\)), which", text)
+        advised = eval(call, {"PLFewShot": PLFewShot, "exact": exact, "F1": F1})
+        engine = Guessing()
+        with using(engine):
+            program = advised.compile(dspy.Predict("text -> label"), trainset=examples)
+            assert engine.num_calls == 0
+            program(text="apple")
+        ((shown, *_),) = engine.requests
+        assert "apple" in dict(FIELD.findall(shown))["text"]
+
+    @pytest.mark.parametrize("number", [10, 20, 40])
+    def test_without_an_effect_similar_demos_are_seldom_advised(self, number):
+        """Neither the model nor a vote can know the labels."""
+        reports = [
+            colored(things(number, seed=seed, alike=False), max_metric_calls=40, seed=seed)
+            for seed in range(10)
+        ]
+        assert all(report.vote.num_examples > 0 for report in reports)
+        assert sum("most similar examples" in str(report) for report in reports) <= 1
+
+    def test_similar_demos_are_not_advised_if_the_search_has_tried_them(self):
+        report = colored(things(100), demos="auto")
+        assert report.vote_gain.interval[0] > 0
+        assert "most similar examples" not in str(report)
+        assert "is not expected to do better than" in str(report)
+
+    def test_the_gain_over_a_calibrated_program_is_over_its_calibrated_answers(self):
+        """The program is always correct after calibration, and without it on half of the examples."""
+
+        def leaning(demos, text):
+            return (0.6, 0.4) if number_in(text) % 2 else (0.9, 0.1)
+
+        examples = [
+            dspy.Example(text=f"text {i}", label=LABELS[i % 2]).with_inputs("text") for i in range(100)
+        ]
+        optimizer = PLFewShot(exact, calibrate=True, **options(max_metric_calls=100))
+        with using(Engine(probabilities=leaning), "fake/x"):
+            optimizer.compile(student(demos=[]), trainset=examples)
+        report = optimizer.report
+        assert report.is_calibrated
+        assert report.comparison.expected_chosen[0] > 0.9
+        assert report.vote_gain.gain == pytest.approx(report.vote.score - 1.0, abs=0.15)

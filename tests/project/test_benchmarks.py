@@ -125,7 +125,7 @@ def test_optimizers_of_dspy_make_about_the_requested_number_of_calls(peer):
     ]
     of_reviews = peers.Peer(
         student=dspy.Predict(task.signature),
-        labelled=rows,
+        labeled=rows,
         metric=task.metric(),
         output_field="sentiment",
         make_lm=lambda max_tokens: lm_of(engine),

@@ -192,6 +192,22 @@ def test_errors_in_the_skill_are_messages_of_the_package():
         assert any(text in source for source in sources), error
 
 
+BRITISH = re.compile(
+    r"\w*(?:labelled|learnt|licence|modelled|cancelled|(?:behavi|col|fav|neighb)our|centred|normalis|optimis|summaris)\w*",
+    re.I,
+)
+
+
+def test_texts_use_american_spelling():
+    """The setting of a published method keeps its name."""
+    paths = [*PAGES.values(), *(ROOT / "notebooks").glob("*.ipynb")]
+    for folder in ("benchmarks", "examples"):
+        paths += [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md")]
+    for path in paths:
+        text = path.read_text(encoding="utf-8").replace('"unlabelled"', "").replace("PDO unlabelled", "")
+        assert not BRITISH.findall(text), path
+
+
 def without_code(path):
     return FENCE.sub("", path.read_text(encoding="utf-8"))
 

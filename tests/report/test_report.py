@@ -213,8 +213,8 @@ def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, 
     return Report(**{**data, **changes, "settings": settings})
 
 
-NOT_SURE = "+0.012, but this is too uncertain (better with probability 0.60, worse with 0.30)"
-NOTHING_DIFFERED = "no score differed on 19 examples: check that replies can be parsed"
+NOT_SURE = "+0.012, but this is too uncertain (better with probability 0.60, worse with 0.30; {})\n"
+NOTHING_DIFFERED = "scores did not differ between prompts on 19 examples: check that replies can be parsed"
 
 
 class TestText:
@@ -233,11 +233,13 @@ class TestText:
         assert rows[3].startswith(f"a random order of 6 demos {report.random.score:.3f} [")
         assert "plr_dspy.load_program" in lines[-2]
         assert all(line in details for line in lines[:-1])
-        assert f"{c.original:.3f} -> {c.chosen:.3f} on {c.num_examples} examples" in details
+        assert (
+            f"mean scores in the final comparison, on {c.num_examples} examples: {c.original:.3f} -> {c.chosen:.3f}"
+        ) in details
         ordering = report.slots[0].ordering
         assert f"demos in the order {ordering}, with the last demo next to the question" in details
         assert "race " in details
-        assert "exact_match, seed 4" in details
+        assert "metric exact_match, seed 4" in details
 
     def test_counts_of_one_are_singular_and_zero_has_no_sign(self):
         program = {
@@ -280,7 +282,7 @@ class TestText:
         text = str(by_hand(calibration=applied, signal=signal, settings={"calibrate": True}))
         assert "returned program, 2 demos, calibrated" in text
         assumed = "label shares are assumed to be 'a' 0.80, 'b' 0.20"
-        assert f"calibrated: {assumed}; the program needs label prob" in text
+        assert f"calibrated: {assumed}; at every call, the program needs a model that" in text
         effect = applied.model_copy(update={"applied": False})
         assert "label shares" not in str(by_hand(calibration=effect, signal=signal))
 
@@ -296,7 +298,7 @@ class TestText:
         text = str(by_hand([0, 1], candidates=[candidate(0.0, 0.0, worse=0.0), kept]))
         over_student = "better with probability 0.90, worse with 0.02"
         over_calibrated = "better with probability 0.59, worse with 0.40"
-        assert f"uncertain ({over_student}; than your program, calibrated: {over_calibrated})" in text
+        assert f"uncertain ({over_student}; than your program, calibrated: {over_calibrated}; it must" in text
 
     @pytest.mark.parametrize(("calibrated", "advised"), [(0.9, True), (0.82, False)])
     def test_calibration_is_advised_if_it_is_expected_to_score_more(self, calibrated, advised):
@@ -427,7 +429,8 @@ class TestText:
     @pytest.mark.parametrize(
         ("gain", "least", "reason"),
         [
-            (0.012, 0.9, NOT_SURE),
+            (0.012, 0.9, NOT_SURE.format("min_probability is 0.9")),
+            (0.012, None, NOT_SURE.format("it must be at least 3 times as likely to be better as worse")),
             (0.0, 0.9, "your program is kept: no other program is expected to do better\n"),
         ],
     )
@@ -438,6 +441,38 @@ class TestText:
         assert reason in text
         assert "your program is kept" in text
         assert "returned program" not in text
+
+    @pytest.mark.parametrize(
+        ("first", "odds"), [("", "1.5"), ("mine", "3")], ids=["PLFewShot", "choose_program"]
+    )
+    def test_a_user_program_may_need_lower_odds(self, first, odds):
+        """In a race of programs, all of them are the user's, so the higher odds apply."""
+        report = by_hand([0, 1], others=[(0.012, 0.6)])
+        theirs = report.candidates[1].model_copy(update={"name": "theirs"})
+        state = report.original.model_copy(update={"name": first})
+        states = {"original": state, "returned": state}
+        report = report.model_copy(update={"candidates": [report.candidates[0], theirs], **states})
+        text = str(report)
+        assert f"it must be at least {odds} times as likely to be better as worse)" in text
+        kept = "'mine' is kept" if first else "your program is kept"
+        assert kept in text
+        assert text.count("first program 'mine'") == bool(first)
+
+    def test_rounded_probabilities_do_not_seem_to_meet_the_rule(self):
+        report = by_hand([0, 1], others=[(0.012, 0.484)])
+        worse = report.candidates[1].model_copy(update={"probability_worse": 0.162})
+        text = str(report.model_copy(update={"candidates": [report.candidates[0], worse]}))
+        assert "better with probability 0.48, worse with 0.17; it must be at least 3 times" in text
+
+    def test_the_report_says_if_a_loss_is_more_likely_than_the_expected_gain(self):
+        """The model of scores expects a gain, but the few scores that differ show a loss."""
+        report = by_hand([0, 1], others=[(0.012, 0.2)])
+        text = "+0.012, but is more likely to be worse (better with probability 0.20, worse with 0.30)"
+        assert f"\nyour program is kept: the best other program is expected to gain {text}\n" in str(report)
+
+    def test_a_metric_over_a_set_is_measured_on_all_answers(self):
+        details = by_hand(settings={"metric": "F1(label='b')"}).details()
+        assert "values of the metric, from all answers, on 8 examples: 0.500 -> 0.600, gain" in details
 
     @pytest.mark.parametrize(
         ("num_usable", "evidence", "settings", "advice"),

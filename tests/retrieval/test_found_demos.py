@@ -257,8 +257,8 @@ class TestChoice:
         assert report.signal.used == "logprobs"
         assert len(engine.prompts) == report.program_calls["total"] <= 120
         scores = {entry.name: entry.score for entry in report.front}
-        assert any(name.endswith(" retrieved demos") for name in scores)
-        assert scores.keys() & {"your program", "your program, calibrated"}
+        assert any(" retrieved demos" in name for name in scores)
+        assert any(name.startswith("your program, ") for name in scores)
         assert all(0.2 < score < 1 for score in scores.values())
 
     @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ class TestChoice:
             assert type(report).load(tmp_path / "report.json") == report
             pyplot.close(report.plot())
             assert ("\n  4 retrieved demos" in report.details()) == (limit > 0)
-            assert "all 45 are saved with the program" in str(report)
+            assert "all 45 demos are saved with the program" in str(report)
             assert "vote of the 4 nearest" in str(report)
             assert report.vote.score == 0.0 or report.vote.num_examples == 45
 
@@ -462,7 +462,7 @@ class TestBadInput:
         ],
     )
     def test_an_embedder_that_returns_no_vectors_is_rejected(self, embedder):
-        message = r"embedder must (return|be callable)"
+        message = r"embedder must (return|be a dspy.Embedder)"
         with using(CopyingEngine()) as engine, pytest.raises(ValueError, match=message):
             chooser(embedder=embedder).compile(predict(), trainset=examples())
         assert engine.num_calls == 0
