@@ -13,11 +13,11 @@ from label_engines import KIND, LABELS, classifier, exact, normal
 from plr_dspy import PLReorder
 
 
-def labelled(text: str, label: str) -> dspy.Example:
+def labeled(text: str, label: str) -> dspy.Example:
     return dspy.Example(text=text, label=label).with_inputs("text")
 
 
-EXAMPLES = [labelled(f"text {i}", LABELS[i % 2]) for i in range(60)]
+EXAMPLES = [labeled(f"text {i}", LABELS[i % 2]) for i in range(60)]
 DEMOS = [dspy.Example(text=f"demo {i}", label=LABELS[i % 2]) for i in (0, 2, 4, 1, 3)]
 FRESH = [f"text {i}" for i in range(1000, 1400)]
 """Held-out texts."""

@@ -130,7 +130,7 @@ def _with_value(option: str, text: str) -> str:
         return f"{option} {text}"
     if value is None or value is False:
         return f"no {option}"
-    if value in (True, ..., [...]):
+    if value is True or value is ... or value == [...]:
         return option
     values = value if isinstance(value, list) else [value]
     return shlex.join([option, *map(str, values)])

@@ -10,14 +10,8 @@ from scipy import special
 from plr_dspy.compiling.comparison import ENOUGH_DIFFERING, comparison, measure_gain
 from plr_dspy.compiling.effect import effect_on_set_metric, estimate_effect
 from plr_dspy.plackett_luce.distribution import PlackettLuce
-from plr_dspy.report.schema import (
-    MIN_ODDS,
-    USER_PROGRAM_ODDS,
-    CalibrationEffect,
-    Comparison,
-    Evidence,
-    Iteration,
-)
+from plr_dspy.report.rules import MIN_ODDS, USER_PROGRAM_ODDS
+from plr_dspy.report.schema import CalibrationEffect, Comparison, Evidence, Iteration
 from plr_dspy.report.stop import Stop
 from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.scoring.observations import Observations

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from plr_dspy.report.schema import MIN_ODDS, Comparison, PairedGain, ScoreRange
+from plr_dspy.report.rules import MIN_ODDS
+from plr_dspy.report.schema import Comparison, PairedGain, ScoreRange
 from plr_dspy.scoring.confusion_scores import Answers, ConfusionScores, Pair
 from plr_dspy.search.model.ordering_model import DEVIATIONS, Gain
 from plr_dspy.statistics.arrays import Array

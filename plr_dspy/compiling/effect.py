@@ -24,9 +24,8 @@ def estimate_effect(
         return None
     answers = responses.answers
     calibrated = answers.estimate(fitted.orderings.index(original)).after
-    if (
-        fitted.calibrates_answers
-    ):  # The search compared calibrated scores, so use the model's shrunk estimate.
+    if fitted.calibrates_answers:
+        # The search compared calibrated scores, so use the model's shrunk estimate.
         calibrated = fitted.expected_scores(original)[original]
     return CalibrationEffect(
         original=round(fitted.as_it_is(original), 6),

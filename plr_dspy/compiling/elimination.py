@@ -22,6 +22,16 @@ MIN_NEW_EXAMPLES = 4  # minimum number of new examples in a later round
 GROWTH = 0.25  # number of new examples in a later round, relative to the number of examples so far
 
 
+def calls_per_program(num_calls: int, num_programs: int, num_examples: int) -> tuple[int, int]:
+    """Return the minimum and maximum number of calls of each program if a race makes `num_calls` calls.
+
+    At least two programs are scored in each round, on the same examples.
+    """
+    least = min(FIRST_EXAMPLES, num_examples, num_calls // num_programs)
+    most = least + math.ceil((num_calls - num_programs * least) / 2)
+    return least, min(most, num_examples)
+
+
 @dataclass(kw_only=True)
 class EliminationRun(CompileRun):
     """A race of whole programs in progress. `original` is the first program."""

@@ -25,13 +25,13 @@ def run_race(
 ) -> list[Candidate]:
     """Race the entrants using successive halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
 
-    1. Score the entrants without calls. They get as many examples as the entrant with the fewest
+    1. Score the entrants that have no calls yet. They get as many examples as the entrant with the fewest
        calls, and at most half of `num_calls`. The last ones drop out if the calls do not cover
        them.
     2. Score the original with the planned share of `num_calls`.
-    3. Run the heats. Each heat raises all remaining entrants to the same number of examples, the
-       largest that its calls allow, and at most the size of the train split. It then keeps the
-       best 40% (`KEPT_SHARE`, rounded up), but at least as many as there are winners. There are
+    3. Run the heats. Each heat raises all remaining entrants to the same number of examples. This
+       is the largest number that its calls allow, and at most the size of the train split. It
+       then keeps the best 40% (`KEPT_SHARE`, rounded up), but no fewer than the winners. There are
        enough heats to get down to the number of winners, and at least one. The last heat scores
        the original on the same examples as the entrants.
 

@@ -81,7 +81,7 @@ class SearchRounds:
         plan = self.plan
         effective = self.evaluator.effective_scores
         self.search.model.information_weights = effective.information_weights
-        self.observations = Observations(effective, favoured=self.original)
+        self.observations = Observations(effective, favored=self.original)
         self.schedule = ExampleSchedule(
             effective.strata(self.num_train),
             num_first=plan.num_first_examples,
@@ -103,7 +103,7 @@ class SearchRounds:
             advice=self.advice,
         )
         self._history: list[Iteration] = []
-        self._learnt: set[Candidate] = set()  # candidates whose scores the search has received
+        self._learned: set[Candidate] = set()  # candidates whose scores the search has received
         self._first_round: Sequence[Candidate] = ()  # candidates of the first round, most of them random
 
     def score_round(self, candidates: Sequence[Candidate]) -> Stop | None:
@@ -179,7 +179,7 @@ class SearchRounds:
         score is low if any call on any example has a higher score. Replies that cannot be
         parsed are ignored, because they have no score.
         """
-        num_left = max(0, self.evaluator.unreserved_calls)
+        num_left = self.evaluator.unreserved_calls
         number = min(MAX_LOW, self.num_train // MIN_PER_LOW, num_left // MIN_PER_LOW)
         known = [record.score for record in self.observations.flat_records() if record.score is not None]
         highest = max(known, default=-math.inf)
@@ -293,8 +293,8 @@ class SearchRounds:
         else:
             self.observations.set_reference(candidates, search.fitted)
             self._first_round = candidates
-        num_known = len(self._learnt)
-        self._learnt.update(candidates)
+        num_known = len(self._learned)
+        self._learned.update(candidates)
         scores = self.scores_for_search()
         search.tell(candidates, scores)
         means = [effective.clip(mean_score(scores[candidate])) for candidate in candidates]
@@ -303,7 +303,7 @@ class SearchRounds:
             Iteration(
                 index=len(self._history),
                 num_samples=len(candidates),
-                num_new=len(self._learnt) - num_known,
+                num_new=len(self._learned) - num_known,
                 mean_score=sum(means) / len(means),
                 best_score=max(means),
                 best_score_so_far=effective.clip(best.score),

@@ -10,7 +10,7 @@ import dspy
 from plr_dspy.dspy_compat import annotation_allows_none, decision_adapter
 from plr_dspy.errors import MetricError, UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
-from plr_dspy.labels.outputs import LabelOutput, label_output, label_outputs
+from plr_dspy.labels.outputs import MOST_SHOWN, LabelOutput, label_output, label_outputs
 from plr_dspy.labels.work import ALL_ALIKE, NoCalls, label_scores
 from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, without_none
 from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
@@ -105,7 +105,10 @@ def check_evaluation(
         _check_needed_outputs(programs, name, metric, devset[0])
     if isinstance(metric, SetMetric):
         metric.check(devset)
-        metric.check_value(devset)
+        labels: list[str] = []
+        for program in programs.values():
+            labels += metric.output_labels(program, devset)
+        metric.check_value(devset, labels)
 
 
 def _check_needed_outputs(
@@ -143,7 +146,8 @@ def _check_scores(program: dspy.Module, metric: Metric, examples: Sequence[dspy.
     if isinstance(metric, SetMetric) or not _returns_outputs(program):
         return
     outputs = _output_types(program)
-    with_answer = [example for example in examples if any(name in example for name in outputs)]
+    # A metric may return no score if an output is missing, so check only complete answers.
+    with_answer = [example for example in examples if all(name in example for name in outputs)]
     errors = []
     for example in with_answer[:NUM_SCORED]:
         error = _error_of(metric, example, _as_answer(example, outputs))
@@ -257,8 +261,11 @@ def _check_values(
         is_certain = False
         if values and output is only_output:
             labeled = [example for example in all_examples if output.label_of(example) is not None]
-            firsts = {text: examples[indices[0]] for text, indices in values.items()}
-            unaccepted = _unaccepted(firsts, metric, labeled[:1], output)
+            unaccepted = None
+            # Metrics may be slow or cost money, so score only as many values as a message lists.
+            if len(values) <= MOST_SHOWN:
+                firsts = {text: examples[indices[0]] for text, indices in values.items()}
+                unaccepted = _unaccepted(firsts, metric, labeled[:1], output)
             is_certain = unaccepted is not None
             if unaccepted is not None:
                 values = {text: values[text] for text in unaccepted}

@@ -101,6 +101,7 @@ class LabelOutput:
 
 
 def _is_missing(value: Value) -> bool:
+    """Return whether a label is None, blank or NaN."""
     is_blank = isinstance(value, str) and not value.strip()
     return value is None or is_blank or (isinstance(value, float) and math.isnan(value))
 

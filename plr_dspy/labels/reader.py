@@ -210,11 +210,15 @@ class LabelReader:
 
     def _read(self, lm: dspy.BaseLM, lm_kwargs: Fields, completions: list[Fields]) -> list[Fields]:
         readings = [self._read_and_decide(fields) for fields in completions or [{}]]
-        self.readings.append(readings[0])
+        reading = readings[0]
         logprobs = completions[0].get("logprobs") if completions else None
         given = any(len(place.top_logprobs or ()) > 1 for place in _places(logprobs))
-        # A certain label needs no alternatives, so such a reply does not show that the server returns none.
-        if given or readings[0] is None:
+        # A certain label needs no alternatives. But unless another reply has had some, the server
+        # may never return any, so a search must not rely on this label.
+        if self._decision is None and not (given or self._requests.given):
+            reading = None
+        self.readings.append(reading)
+        if given or reading is None:
             self._requests.note_reply(lm, given=given)
         if not {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("logprobs"):
             for fields in completions:

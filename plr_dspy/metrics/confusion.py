@@ -117,16 +117,17 @@ class SetMetric(ABC):
                 f"the label {self.label!r}"
             )
 
-    def check_value(self, examples: Sequence[dspy.Example]) -> None:
+    def check_value(self, examples: Sequence[dspy.Example], labels: Sequence[str]) -> None:
         """Raise the error that `value` raises, if it raises an error for all answers that are checked.
 
-        These are the correct answers, and unparsable replies to all examples.
+        These are the correct answers, and unparsable replies to all examples. `labels` are as in
+        `score`.
         """
         right_labels = self.right_labels(examples)
         try:
-            self.score(right_labels, right_labels)
+            self.score(right_labels, right_labels, labels=labels)
         except Exception:  # The user's function may raise any exception.
-            self.score(right_labels, [None for _ in right_labels])
+            self.score(right_labels, [None for _ in right_labels], labels=labels)
 
     def _label_field(self, example: dspy.Example) -> str:
         names = [self.field] if self.field is not None else list(example.labels().keys())

@@ -56,7 +56,7 @@ from plr_dspy.programs.checks import (
 from plr_dspy.programs.fingerprint import describe, digest
 from plr_dspy.programs.made_with import record_settings
 from plr_dspy.programs.rivals import Programs, Rival
-from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
+from plr_dspy.programs.slots import ProgramSlots, add_labeled_demos
 from plr_dspy.programs.splits import Examples
 from plr_dspy.report.report import Report
 from plr_dspy.report.schema import Alternative
@@ -217,7 +217,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     ) -> Estimate:
         """Estimate what `compile` would cost with these arguments. No program calls are made.
 
-        `PLFewShot` assumes that its prompts show half the maximum number of demos.
+        Calls, tokens and cost are upper estimates, as `Estimate` describes.
 
         Raises:
             TypeError, ValueError: If an argument is invalid, as in `compile`.
@@ -297,7 +297,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     ) -> DemoChoices:
         """Return the demos that can be ordered or chosen."""
         filled_predictors = (
-            add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
+            add_labeled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
         )
         slots = ProgramSlots(program, self._rivals)
         if not slots.slots:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import dspy
 
 from plr_dspy.compiling.choice import Outcome
-from plr_dspy.compiling.elimination import EliminationRun
+from plr_dspy.compiling.elimination import EliminationRun, calls_per_program
 from plr_dspy.compiling.plan import MAX_ROUNDS, MIN_EXAMPLES, Plan, ProblemSize
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.data.examples import Rows
@@ -108,11 +108,13 @@ class ProgramRace(DemoOptimizer):
         valset: Rows | None,
         inputs: Sequence[str] | None,
     ) -> Estimate:
-        """Estimate the cost of `choose`, assuming that all programs are scored on the same number of examples."""
+        """Return an upper estimate of the cost of `choose`."""
         first, others = self._first_and_others(programs)
         setup = self._prepare(first, trainset, valset, programs=others, inputs=inputs)
         make_budget(setup)
-        return estimate_cost(setup, setup.slots.competing)
+        candidates = setup.slots.competing
+        limits = calls_per_program(setup.plan.program_calls, len(candidates), len(setup.scored_examples))
+        return estimate_cost(setup, dict.fromkeys(candidates, limits))
 
     def _first_and_others(
         self, programs: Mapping[str, dspy.Module]

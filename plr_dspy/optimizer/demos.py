@@ -14,10 +14,10 @@ from plr_dspy.errors import UserError
 from plr_dspy.labels.outputs import label_outputs
 from plr_dspy.metrics.by_example import function_of, takes
 from plr_dspy.metrics.copies import own_value
+from plr_dspy.optimizer.call_sizes import CallSizes
 from plr_dspy.optimizer.demo_classes import DemoClasses
-from plr_dspy.optimizer.estimate import BOOTSTRAP_SHARE, size_of_call
-from plr_dspy.optimizer.prompt_sizes import demo_tokens
-from plr_dspy.optimizer.setup import Attempt, CompileSetup
+from plr_dspy.optimizer.prompt_sizes import tokens_of_demos
+from plr_dspy.optimizer.setup import UNKNOWN_ANSWER, Attempt, CompileSetup
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
 from plr_dspy.programs.copying import ProgramFactory, language_models
 from plr_dspy.programs.fingerprint import digest
@@ -25,7 +25,7 @@ from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.slots import OWN, PooledDemo, as_text, messages_of
 from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
 from plr_dspy.report.formats import count
-from plr_dspy.report.schema import MAX_ATTEMPTS
+from plr_dspy.report.rules import MAX_ATTEMPTS
 from plr_dspy.scoring.causes import fix_for
 from plr_dspy.scoring.run_log import CallRecord
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 POOL_SHARE = 0.25  # share of the trainset that becomes demos; the rest is for scoring
 LARGEST_POOL = 50  # maximum number of examples that become demos
-PLACEHOLDER = "..."  # stands for a teacher's answer until the teacher has run
+BOOTSTRAP_SHARE = 0.25  # maximum share of max_seconds and max_cost for bootstrapping
 
 
 def demo_examples(
@@ -89,7 +89,7 @@ def check_any_demo(
 def pools_of(
     program: dspy.Module,
     *,
-    labelled: Mapping[int, dspy.Example],
+    labeled: Mapping[int, dspy.Example],
     attempts: Sequence[Attempt],
     user_demos: Sequence[Any],
     rivals: Sequence[Rival],
@@ -100,7 +100,7 @@ def pools_of(
     demos come first, followed by the demos of rivals, bootstrapped demos, labeled examples
     and the demos that the user passed.
     """
-    others: list[tuple[Any, str]] = [(example, f"trainset[{number}]") for number, example in labelled.items()]
+    others: list[tuple[Any, str]] = [(example, f"trainset[{number}]") for number, example in labeled.items()]
     others += [(demo, f"candidates[{number}]") for number, demo in enumerate(user_demos)]
     pools = {}
     for name, predictor in program.named_predictors():
@@ -114,18 +114,21 @@ def pools_of(
                 demos.append((attempt.demos[name], f"bootstrapped from trainset[{attempt.example}]"))
         no_text = as_text(messages_of(predictor, []))
         seen = {no_text}
-        pool = []
+        distinct = []
         for demo, origin in demos + others:
             text = as_text(messages_of(predictor, [demo]))
             if text not in seen or (origin == OWN and text != no_text):
                 seen.add(text)
-                pool.append(PooledDemo(demo, origin, demo_tokens(predictor, demo)))
-        pools[name] = pool
+                distinct.append((demo, origin))
+        tokens = tokens_of_demos(predictor, [demo for demo, _ in distinct])
+        pools[name] = [
+            PooledDemo(demo, origin, number) for (demo, origin), number in zip(distinct, tokens, strict=True)
+        ]
     return pools
 
 
 def plan_attempts(
-    program: dspy.Module, examples: Mapping[int, dspy.Example], num_demos: int, *, with_labelled: bool
+    program: dspy.Module, examples: Mapping[int, dspy.Example], num_demos: int, *, with_labeled: bool
 ) -> list[Attempt]:
     """Return the attempts needed to bootstrap up to `num_demos` demos.
 
@@ -140,7 +143,7 @@ def plan_attempts(
         outputs.update(predictor.signature.output_fields)
         labels.update(output.name for output in label_outputs("", predictor))
     have_labels = all(labels <= dict(example).keys() for example in examples.values())
-    if with_labelled and labels == outputs and have_labels:
+    if with_labeled and labels == outputs and have_labels:
         return []
     attempts = []
     for index, example in islice(examples.items(), MAX_ATTEMPTS * num_demos):
@@ -148,17 +151,34 @@ def plan_attempts(
         demos = {}
         for name, predictor in predictors:
             fields = predictor.signature.fields
-            if not (with_labelled and fields.keys() <= known_fields.keys()):
-                demos[name] = dspy.Example({**dict.fromkeys(fields, PLACEHOLDER), **known_fields})
+            if not (with_labeled and fields.keys() <= known_fields.keys()):
+                demos[name] = dspy.Example({**dict.fromkeys(fields, UNKNOWN_ANSWER), **known_fields})
         attempts.append(Attempt(index, ("", str(index)), demos, CallRecord(None)))
     return attempts
+
+
+def teacher_of(setup: CompileSetup) -> dspy.Module:
+    """Return a copy of the teacher, or of the student if there is no teacher.
+
+    If it has no demos, and if it is the student or is not compiled, its prompts show labeled
+    examples as demos.
+    """
+    teacher = setup.program if setup.teacher is None else setup.teacher
+    labeled: dict[str, list[Any]] = {}
+    has_demos = any(predictor.demos for predictor in teacher.predictors())
+    if not has_demos and (setup.teacher is None or not is_compiled(teacher)):
+        # `LabeledFewShot` would draw the same demos, but it would return a copy without the program's model.
+        rng = random.Random(0)
+        examples = list(setup.demo_examples.values())
+        number = min(setup.options.max_demos, len(examples))
+        labeled = {name: rng.sample(examples, number) for name, _ in teacher.named_predictors()}
+    return ProgramFactory(teacher).build(labeled)
 
 
 class TeacherWork(MetricWork):
     """Teacher calls whose correct answers become demos, as in DSPy's `BootstrapFewShot`.
 
-    If the teacher has no demos, and if it is the student or is not compiled, its prompts show
-    labeled examples as demos. If the metric has a third parameter, it gets DSPy's trace.
+    If the metric has a third parameter, it gets DSPy's trace.
     """
 
     failure_advice = " of the teacher: pass another teacher, candidates='labeled', or a larger max_errors"
@@ -172,16 +192,8 @@ class TeacherWork(MetricWork):
                 example, prediction, dspy.settings.trace
             )
         self._threshold = options.metric_threshold
-        teacher = setup.program if setup.teacher is None else setup.teacher
-        _check_structure(setup.program, teacher)
-        labelled: dict[str, list[Any]] = {}
-        has_demos = any(predictor.demos for predictor in teacher.predictors())
-        if not has_demos and (setup.teacher is None or not is_compiled(teacher)):
-            # `LabeledFewShot` would draw the same demos, but it would return a copy without the program's model.
-            rng = random.Random(0)
-            number = min(options.max_demos, len(examples))
-            labelled = {name: rng.sample(examples, number) for name, _ in teacher.named_predictors()}
-        self.teacher = ProgramFactory(teacher).build(labelled)
+        _check_structure(setup.program, setup.program if setup.teacher is None else setup.teacher)
+        self.teacher = teacher_of(setup)
         self.models += language_models(self.teacher)
         self._predictors: dict[str, dspy.Predict] = dict(self.teacher.named_predictors())
         self._demos = {name: list(predictor.demos) for name, predictor in self._predictors.items()}
@@ -245,7 +257,9 @@ def make_attempts(setup: CompileSetup, evaluator: ProgramEvaluator) -> list[Atte
     keys = list(map(digest, setup.demo_examples.values()))
     log.number_examples(keys)
     if setup.teacher is not None:
-        budget.expect(None if options.max_cost is None else size_of_call(setup, setup.teacher).cost)
+        sizes = CallSizes(setup)
+        cost = None if options.max_cost is None else sizes.price(sizes.of_program(teacher_of(setup)))
+        budget.expect(cost)
     budget.share = BOOTSTRAP_SHARE
     attempts: list[Attempt] = []
     num_right = 0

@@ -1,39 +1,29 @@
 """The estimated cost of a compile run, and the budget that limits this cost."""
 
-import math
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
-from typing import Any, NamedTuple
 
 import dspy
 
 from plr_dspy.compiling.plan import Plan
 from plr_dspy.compiling.rounds import MAX_LOW
 from plr_dspy.errors import UserError
-from plr_dspy.labels.outputs import label_output
+from plr_dspy.optimizer.call_sizes import PROPOSED_INSTRUCTION, CallSize, CallSizes
+from plr_dspy.optimizer.demos import teacher_of
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.copying import language_models
-from plr_dspy.programs.instructions import PLACEHOLDER
-from plr_dspy.programs.prefixes import NEW_SHARE
-from plr_dspy.programs.rivals import Rival
-from plr_dspy.programs.slots import PoolSlots, messages_of
-from plr_dspy.programs.tokens import Messages, token_counter
+from plr_dspy.programs.slots import PoolSlots, WholeProgramSlots
+from plr_dspy.programs.tokens import token_counter
 from plr_dspy.report.formats import count, dollars
-from plr_dspy.retrieval.predict import RetrievingPredict
-from plr_dspy.scoring.budget import Budget, cost_of, price_of
+from plr_dspy.scoring.budget import Budget, price_of
 from plr_dspy.scoring.run_log import RunLog
 from plr_dspy.search.space import Candidate
 
-SAMPLED_PROMPTS = 20  # maximum number of examples over which prompt tokens are averaged
-BOOTSTRAP_SHARE = 0.25  # maximum share of max_seconds and max_cost for bootstrapping
 # The approximate size of a proposal.
 CALLS_PER_PROPOSAL = 3  # number of prompt-model calls
 EXAMPLES_PER_PROPOSAL = 5  # number of examples in each prompt
-PROPOSAL_PROMPT = 500  # number of tokens in each prompt, not counting the examples
-PROPOSAL_REPLY = 200  # number of tokens in each reply
+PROPOSAL_PROMPT = 600  # number of tokens in each prompt, not counting the examples
 
 
 @dataclass(frozen=True)
@@ -47,17 +37,21 @@ class Estimate:
             `program_calls` does not include them.
         plan: The plan for the search and all later phases, with the number of program calls in
             each phase.
-        prompt_tokens: Approximate number of tokens in all prompts, counted with GPT-4o's
-            tokenizer. If there are several instructions to choose from, their mean length is
-            used. None if prompts cannot be built.
-        cost: Approximate cost in US dollars at litellm's list prices, if answers are as long
-            as in the demos. It ignores hidden reasoning tokens and `max_cost`. None if a price
-            is unknown, or if the metric calls a language model.
-        affordable_calls: Approximate number of calls that `max_cost` covers, which is the number
-            of all calls without `max_cost`. None if `cost` is None.
-        new_prompt_tokens: Approximate number of prompt tokens that a server with a prefix cache
-            must read, if the cache holds only the previous prompt. None if prompts cannot be
+        prompt_tokens: Upper estimate of the number of tokens in all prompts, counted with
+            GPT-4o's tokenizer. It assumes one LM call for each predictor. A search that chooses
+            demos is assumed to show the maximum number of demos and the longest instruction in
+            every prompt, and longer demos than almost any random draw. A field that no example
+            has, such as reasoning, is assumed to have 100 tokens. None if prompts cannot be
             built.
+        cost: Upper estimate of the cost in US dollars at litellm's list prices, if answers are
+            as long as in the demos or examples. It ignores hidden reasoning tokens, prompts that
+            are sent again because a reply could not be parsed, and `max_cost`. None if a price
+            is unknown, or if the metric calls a language model.
+        affordable_calls: Approximate number of calls that `max_cost` covers if calls are as
+            expensive as estimated. Without `max_cost`, this is the number of all calls. None if
+            `cost` is None.
+        new_prompt_tokens: Approximate number of prompt tokens that a server with a prefix cache
+            must read, if the cache holds only the previous prompt. None if unknown.
         cost_with_cache: Approximate cost if all prompt tokens except `new_prompt_tokens` are
             billed as cached tokens. None if cached tokens have no listed price.
         warning: A warning that prompts may exceed a model's context window. Empty if no prompt
@@ -80,15 +74,15 @@ class Estimate:
         if self.proposal_calls:
             text += f" and about {self.proposal_calls:,} calls to the prompt model"
         if self.prompt_tokens is not None:
-            text += f", about {self.prompt_tokens:,} prompt tokens"
+            text += f", up to about {self.prompt_tokens:,} prompt tokens"
         if self.new_prompt_tokens is not None:
             text += f" ({self.new_prompt_tokens:,} not cached with a prefix cache)"
         if self.cost is not None:
-            text += f", about {dollars(self.cost)} (if answers are as long as in the demos)"
+            text += f", up to about {dollars(self.cost)} (if answers are as long as in the demos)"
         if self.cost_with_cache is not None:
             text += f", or {dollars(self.cost_with_cache)} with a prefix cache"
         if self.affordable_calls is not None and self.affordable_calls < self.program_calls:
-            text += f"; max_cost ends the run after about {count(self.affordable_calls, 'call')}"
+            text += f"; max_cost may end the run after about {count(self.affordable_calls, 'call')}"
         plan = self.plan
         phases = {
             "bootstrapped demos": self.bootstrap_calls,
@@ -101,51 +95,102 @@ class Estimate:
         return f"{text}\nwarning: {self.warning}" if self.warning else text
 
 
-def estimate_cost(setup: CompileSetup, candidates: Sequence[Candidate] = ()) -> Estimate:
-    """Estimate the cost of a compile run, including the calls that bootstrap demos.
+@dataclass(frozen=True)
+class CallRange:
+    """How many of a run's calls may have a certain size."""
 
-    If candidates are passed, use the mean size of their calls.
+    size: CallSize | None
+    min_calls: int
+    max_calls: int
+
+
+def estimate_cost(
+    setup: CompileSetup, calls_of: Mapping[Candidate, tuple[int, int]] | None = None
+) -> Estimate:
+    """Estimate the cost of a compile run, including bootstrapped demos and proposed instructions.
+
+    Args:
+        setup: The setup of the run.
+        calls_of: For each candidate, its minimum and maximum number of calls. None means that
+            the run searches for candidates.
     """
     plan = setup.plan
     num_attempts = len(setup.attempts)
     num_calls = plan.program_calls + num_attempts
     if not num_calls:
         return Estimate(0, 0, plan, 0, 0.0, 0)
-    if not candidates:
-        size = size_of_call(setup)
+    sizes = CallSizes(setup)
+    if calls_of is None:
+        ranges = _ranges_of_search(setup, sizes)
     else:
-        candidate_sizes = [size_of_call(setup, candidate=candidate) for candidate in candidates]
-        mean_tokens = _mean([candidate_size.tokens for candidate_size in candidate_sizes])
-        mean_cost = _mean([candidate_size.cost for candidate_size in candidate_sizes])
-        size = CallSize(mean_tokens, mean_cost)
-    call_cost = size.cost
-    teacher_cost = call_cost
-    if setup.teacher is not None and num_attempts:
-        teacher_cost = size_of_call(setup, setup.teacher).cost
-    cost_of_instructions = cost_of_proposals(setup)
-    cost = None
-    cost_with_cache = None
+        ranges = []
+        for candidate, limits in calls_of.items():
+            ranges.append(CallRange(sizes.of_program(setup.slots.build(candidate)), *limits))
+    scoring = largest_total(ranges, plan.program_calls)
+    teaching: CallSize | None = CallSize()
+    if num_attempts:
+        one_attempt = sizes.of_program(teacher_of(setup))
+        teaching = None if one_attempt is None else one_attempt * num_attempts
+    proposing = size_of_proposals(setup)
+    total = None if scoring is None or teaching is None else scoring + teaching + proposing
+    cost = sizes.price(total)
     affordable_calls = None
-    if call_cost is not None and teacher_cost is not None and cost_of_instructions is not None:
-        cost_of_calls = call_cost * plan.program_calls + teacher_cost * num_attempts
-        cost = cost_of_calls + cost_of_instructions
-        if size.saved_by_cache:
-            cost_with_cache = cost - size.saved_by_cache * plan.program_calls
+    cost_with_cache = None
+    if total is not None and cost is not None:
         affordable_calls = num_calls
         max_cost = setup.options.max_cost
         if max_cost is not None and cost > max_cost:
-            affordable_calls = max(0, int(num_calls * (max_cost - cost_of_instructions) / cost_of_calls))
+            cost_of_proposing = proposing.cost or 0.0
+            share = (max_cost - cost_of_proposing) / (cost - cost_of_proposing)
+            affordable_calls = max(0, int(num_calls * share))
+        with_cache = total.cost_with_cache
+        if calls_of is None and with_cache is not None and with_cache < cost - 1e-9:
+            cost_with_cache = with_cache
     return Estimate(
         program_calls=num_calls,
         bootstrap_calls=num_attempts,
         plan=plan,
-        prompt_tokens=None if size.tokens is None else round(num_calls * size.tokens),
+        prompt_tokens=None if total is None else round(total.prompt_tokens),
         cost=cost,
         affordable_calls=affordable_calls,
         proposal_calls=CALLS_PER_PROPOSAL * len(setup.proposals) + num_revisions(setup),
-        new_prompt_tokens=None if size.new_tokens is None else round(num_calls * size.new_tokens),
+        new_prompt_tokens=None if total is None or calls_of is not None else round(total.new_tokens),
         cost_with_cache=cost_with_cache,
     )
+
+
+def _ranges_of_search(setup: CompileSetup, sizes: CallSizes) -> list[CallRange]:
+    """Return the sizes of the programs that a search may call. It calls whole programs at most once per example."""
+    slots = setup.slots
+    whole: list[Candidate] = [*slots.space.programs]
+    if isinstance(slots, PoolSlots):
+        whole.append(slots.original)
+    ranges = [CallRange(sizes.of_arrangements(), 0, setup.plan.program_calls)]
+    for candidate in whole:
+        size = sizes.of_program(slots.build(candidate))
+        ranges.append(CallRange(size, 0, len(setup.scored_examples)))
+    return ranges
+
+
+def largest_total(ranges: Sequence[CallRange], num_calls: int) -> CallSize | None:
+    """Return the total size of calls if as many of them as possible are large.
+
+    Return None if the size of any call is unknown.
+    """
+    sizes = [call_range.size for call_range in ranges if call_range.size is not None]
+    if len(sizes) < len(ranges):
+        return None
+    weights = [size.cost for size in sizes]
+    if None in weights:
+        weights = [size.prompt_tokens for size in sizes]
+    num_left = num_calls - sum(call_range.min_calls for call_range in ranges)
+    total = CallSize()
+    for number in sorted(range(len(sizes)), key=lambda number: -(weights[number] or 0.0)):
+        call_range = ranges[number]
+        num_more = max(0, min(num_left, call_range.max_calls - call_range.min_calls))
+        num_left -= num_more
+        total += sizes[number] * (call_range.min_calls + num_more)
+    return total
 
 
 def num_revisions(setup: CompileSetup) -> int:
@@ -153,155 +198,23 @@ def num_revisions(setup: CompileSetup) -> int:
     return len(setup.slots.alternatives) if setup.proposals else 0
 
 
-def cost_of_proposals(setup: CompileSetup) -> float | None:
-    """Return the approximate cost of all proposals in US dollars, or None if the prompt model's price is unknown."""
+def size_of_proposals(setup: CompileSetup) -> CallSize:
+    """Return the approximate size of all calls to the prompt model."""
     if not setup.proposals:
-        return 0.0
-    early = cost_of_prompt(setup, EXAMPLES_PER_PROPOSAL)
-    late = cost_of_prompt(setup, MAX_LOW)
-    if early is None or late is None:
-        return None
-    return CALLS_PER_PROPOSAL * len(setup.proposals) * early + num_revisions(setup) * late
+        return CallSize()
+    early = size_of_prompt(setup, EXAMPLES_PER_PROPOSAL) * (CALLS_PER_PROPOSAL * len(setup.proposals))
+    return early + size_of_prompt(setup, MAX_LOW) * num_revisions(setup)
 
 
-def cost_of_prompt(setup: CompileSetup, num_examples: int) -> float | None:
-    """Return the approximate cost of one prompt-model call in US dollars, or None if the model's price is unknown.
-
-    The prompt is assumed to show `num_examples` examples.
-    """
+def size_of_prompt(setup: CompileSetup, num_examples: int) -> CallSize:
+    """Return the approximate size of one prompt-model call whose prompt shows `num_examples` examples."""
     model = setup.prompt_model or dspy.settings.lm
-    num_tokens = token_counter()
     examples = [
         {"role": "user", "content": repr(example)} for example in setup.scored_examples[:num_examples]
     ]
-    sizes = {
-        "prompt_tokens": float(PROPOSAL_PROMPT + num_tokens(examples)),
-        "completion_tokens": float(PROPOSAL_REPLY),
-    }
-    return cost_of({str(model.model): sizes})
-
-
-class CallSize(NamedTuple):
-    """The mean number of prompt tokens and the mean cost of a program call."""
-
-    tokens: float | None  # number of tokens in all prompts of the call; None if prompts cannot be built
-    # The cost in US dollars. It is None if a price or the length of answers is unknown, or if the
-    # metric calls a language model.
-    cost: float | None
-    new_tokens: float | None = None  # number of prompt tokens that are not in a server's prefix cache
-    saved_by_cache: float = 0.0  # part of `cost` that is saved if all other prompt tokens are cached
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the values, or None if any of them is None."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if len(known) == len(values) else None
-
-
-def size_of_call(
-    setup: CompileSetup,
-    teacher: dspy.Module | None = None,
-    *,
-    rival: Rival | None = None,
-    candidate: Candidate | None = None,
-) -> CallSize:
-    """Estimate the size of a program call, assuming that answers are as long as in the demos.
-
-    The program is the teacher, rival or candidate that is passed. By default, the program is
-    the student with about half of the demos.
-    """
-    examples = setup.scored_examples[:SAMPLED_PROMPTS]
-    num_tokens = token_counter()
-    tokens: dict[str, Any] = defaultdict(Counter)
-    new_tokens: dict[str, float] = defaultdict(float)  # number of uncached tokens, keyed by model
-    calls_per_look = setup.plan.program_calls / max(1, setup.plan.num_looks)
-    # `LookSizes` limits the uncached tokens of demos, unless the search learns from
-    # log-probabilities. A program without a label output has no such log-probabilities.
-    limits_looks = isinstance(setup.slots, PoolSlots) and isinstance(label_output(setup.program), str)
-    try:
-        if rival is not None:
-            program = rival.program
-        else:
-            program = setup.slots.build(setup.slots.showing(0.5) if candidate is None else candidate)
-        models = [predictor.lm or dspy.settings.lm for predictor in (teacher or program).predictors()]
-        extra_tokens: dict[str, float] = {}
-        if teacher is None and candidate is None:
-            extra_tokens = {name: fmean(lengths) for name, lengths in extra_instruction_tokens(setup).items()}
-        for example in examples:
-            for (name, predictor), lm in zip(program.named_predictors(), models, strict=False):
-                messages = _prompt_of(predictor, example)
-                answers = _answers(messages)
-                if not answers and candidate is not None:
-                    # Assume that a candidate without demos answers as briefly as the example.
-                    answers = _answers(messages_of(predictor, [example]))
-                prompt_tokens = num_tokens(messages) + extra_tokens.get(name, 0.0)
-                sizes = {"prompt_tokens": prompt_tokens, "completion_tokens": math.nan}
-                if answers:
-                    sizes["completion_tokens"] = num_tokens(answers) / len(answers)
-                tokens[str(lm.model)].update(sizes)
-                without_demos = messages_of(predictor, [], inputs_of(predictor, example))
-                question_tokens = num_tokens(without_demos[-1:])
-                demo_tokens = (prompt_tokens - num_tokens(without_demos)) / max(1.0, calls_per_look)
-                if limits_looks:
-                    demo_tokens = min(demo_tokens, NEW_SHARE * question_tokens)
-                new_tokens[str(lm.model)] += question_tokens + max(0.0, demo_tokens)
-    except Exception:  # The adapter or litellm may fail; the other figures are still useful.
-        return CallSize(None, None)
-    cost = cost_of(tokens)
-    saved = 0.0
-    if cost is None or math.isnan(cost) or language_models(setup.options.metric):
-        cost = None
-    else:
-        for model, sizes in tokens.items():
-            sizes["cached_tokens"] = max(0.0, sizes["prompt_tokens"] - new_tokens[model])
-        saved = (cost - (cost_of(tokens) or 0.0)) / len(examples)
-        cost /= len(examples)
-    return CallSize(
-        sum(sizes["prompt_tokens"] for sizes in tokens.values()) / len(examples),
-        cost,
-        sum(new_tokens.values()) / len(examples),
-        saved,
-    )
-
-
-def _answers(messages: Messages) -> Messages:
-    return [message for message in messages if message["role"] == "assistant"]
-
-
-def _prompt_of(predictor: dspy.Predict, example: dspy.Example) -> Messages:
-    """Return a predictor's prompt for an example."""
-    inputs = inputs_of(predictor, example)
-    demos = predictor.demos
-    if isinstance(predictor, RetrievingPredict):
-        demos = predictor.shown(inputs)
-    return messages_of(predictor, demos, inputs)
-
-
-def extra_instruction_tokens(setup: CompileSetup) -> dict[str, list[int]]:
-    """Return how many more tokens each instruction has than the predictor's own instruction.
-
-    The result maps each predictor to a list of these numbers. Instructions that have not been
-    proposed yet are ignored.
-    """
-    num_tokens = token_counter()
-    extra_tokens = {}
-    for name, instructions in setup.slots.alternatives.items():
-        texts = [instruction.text for instruction in instructions if instruction.origin != PLACEHOLDER]
-        lengths = [num_tokens([{"role": "system", "content": text}]) for text in texts]
-        extra_tokens[name] = [length - lengths[0] for length in lengths]
-    return extra_tokens
-
-
-def inputs_of(predictor: dspy.Predict, example: dspy.Example) -> dict[str, Any]:
-    """Return a predictor's inputs for an example.
-
-    If the example has no value for an input, use the first demo's value or an empty string.
-    """
-    sources: list[Any] = [example.inputs(), *predictor.demos[:1]]
-    inputs = {}
-    for name in predictor.signature.input_fields:
-        inputs[name] = next((fields[name] for fields in sources if name in fields), "")
-    return inputs
+    prompt = float(PROPOSAL_PROMPT + token_counter()(examples))
+    usage = {"prompt_tokens": prompt, "completion_tokens": float(PROPOSED_INSTRUCTION), "new_tokens": prompt}
+    return CallSize({str(model.model): usage})
 
 
 def make_budget(setup: CompileSetup, log: RunLog | None = None) -> Budget:
@@ -332,10 +245,15 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None) -> Budget:
                 f"max_cost cannot be applied, because the price of {', '.join(sorted(unknown))} is unknown: pass "
                 "max_metric_calls instead of max_cost"
             )
-        expected_cost = size_of_call(setup).cost
-        largest_cost = max(
-            (size_of_call(setup, rival=rival).cost or 0.0 for rival in setup.rivals), default=0.0
-        )
+        sizes = CallSizes(setup)
+        expected_cost = sizes.price(sizes.of_arrangements())
+        costs = [sizes.price(sizes.of_program(rival.program)) for rival in setup.rivals]
+        known_costs = [cost for cost in costs if cost is not None]
+        largest_cost = max(known_costs, default=0.0)
+        if isinstance(setup.slots, WholeProgramSlots):
+            # Expect little, so that a race begins even if an expensive program is the first. No
+            # call starts if `largest_cost` is not left.
+            expected_cost = min(known_costs, default=None)
     budget = Budget(
         log or RunLog(),
         max_calls=max_calls,

@@ -19,8 +19,8 @@ def estimate(
     """Estimate the cost of calling a function with these arguments. No program calls are made.
 
     For example, ``print(estimate(headroom, program, metric, trainset))`` shows what
-    ``headroom(program, metric, trainset)`` would cost. Answers of programs without demos are
-    assumed to be as short as the examples' labels.
+    ``headroom(program, metric, trainset)`` would cost. Calls, tokens and cost are upper
+    estimates, as `Estimate` describes.
 
     Args:
         function: `headroom` or `choose_program`. For an optimizer, call the optimizer's own

@@ -57,6 +57,7 @@ from plr_dspy.programs.instructions import (
 )
 from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import Examples, by_content
+from plr_dspy.report.rules import DEFAULT_MAX_DEMOS
 from plr_dspy.retrieval.slots import RetrievalSlots, fixed_and_retrieved, make_pools, variations
 from plr_dspy.scoring.run_log import FAILED
 from plr_dspy.search.search import Search
@@ -157,7 +158,7 @@ class PLFewShot(LearningOptimizer):
     demos: Literal["auto", "fixed", "retrieved"] = "fixed"
     embedder: Embedder = None
     max_metric_calls: Annotated[WholeNumber, Field(ge=0)] | None = None
-    max_demos: Count = 8
+    max_demos: Count = DEFAULT_MAX_DEMOS
     min_demos: Annotated[WholeNumber, Field(ge=0)] = 0
     min_per_class: Count | None = None
     candidates: Candidates = "both"
@@ -298,10 +299,10 @@ class PLFewShot(LearningOptimizer):
         )
         attempts: list[Attempt] = []
         if self.max_metric_calls != 0 and self.candidates in ("both", "bootstrapped"):
-            with_labelled = self.candidates == "both"
-            attempts = plan_attempts(program, examples, self.max_bootstrapped, with_labelled=with_labelled)
-        if self.candidates == "bootstrapped":
-            known = pools_of(program, labelled={}, attempts=[], user_demos=[], rivals=self._rivals)
+            with_labeled = self.candidates == "both"
+            attempts = plan_attempts(program, examples, self.max_bootstrapped, with_labeled=with_labeled)
+        if attempts and self.candidates == "bootstrapped":
+            known = pools_of(program, labeled={}, attempts=[], user_demos=[], rivals=self._rivals)
             demos = {name: [pooled.demo for pooled in pool] for name, pool in known.items()}
             warn_if_too_few(classes, demos, max_bootstrapped=self.max_bootstrapped)
         retrievable: Mapping[int, dspy.Example] = {}
@@ -388,10 +389,10 @@ class PLFewShot(LearningOptimizer):
 
         The pools of the slots include the demos from `attempts`.
         """
-        labelled = {} if self.candidates == "bootstrapped" else {**examples, **retrievable}
+        labeled = {} if self.candidates == "bootstrapped" else {**examples, **retrievable}
         # Build one pool of fixed and retrieved demos, so that each demo is rendered once.
         pools = pools_of(
-            program, labelled=labelled, attempts=attempts, user_demos=self._user_demos, rivals=self._rivals
+            program, labeled=labeled, attempts=attempts, user_demos=self._user_demos, rivals=self._rivals
         )
         limits: dict[str, Any] = {
             "min_demos": self.min_demos,

@@ -11,14 +11,15 @@ from typing import Any
 import dspy
 
 from plr_dspy.errors import UserError
-from plr_dspy.optimizer.estimate import SAMPLED_PROMPTS, inputs_of
+from plr_dspy.optimizer.call_sizes import SAMPLED_PROMPTS, inputs_of
 from plr_dspy.optimizer.expected_scores import ExpectedScore
 from plr_dspy.optimizer.prompt_sizes import prompt_tokens, retrieved_tokens, tokens_before_inputs
 from plr_dspy.programs.slots import PoolSlots, messages_of
 from plr_dspy.programs.splits import Examples
 from plr_dspy.programs.tokens import token_counter
 from plr_dspy.report.formats import count
-from plr_dspy.report.schema import AS_GOOD, MIN_ODDS, FrontEntry, ReportData
+from plr_dspy.report.rules import MIN_ODDS
+from plr_dspy.report.schema import AS_GOOD, FrontEntry, ReportData
 from plr_dspy.scoring.budget import UNCOUNTED, cost_of
 from plr_dspy.scoring.run_log import Tokens
 from plr_dspy.search.model.answers import Revision

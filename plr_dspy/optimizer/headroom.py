@@ -161,7 +161,9 @@ class LeverSample(PLFewShot):
     ) -> Estimate:
         """Return the estimated cost of calling `measure` with these arguments."""
         setup, groups = self._designed(self._prepare(program, trainset, [], inputs=inputs))
-        return estimate_cost(setup, _candidates(groups))
+        candidates = _candidates(groups)
+        num_examples = math.ceil(setup.plan.program_calls / len(candidates))
+        return estimate_cost(setup, dict.fromkeys(candidates, (0, num_examples)))
 
     def measure(self, program: dspy.Module, trainset: Rows, inputs: Sequence[str] | None) -> Headroom:
         """Score the program and its changed versions, and return each lever's estimated gain."""

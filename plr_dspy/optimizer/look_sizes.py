@@ -6,7 +6,7 @@ from statistics import fmean
 
 import dspy
 
-from plr_dspy.optimizer.estimate import SAMPLED_PROMPTS, inputs_of
+from plr_dspy.optimizer.call_sizes import SAMPLED_PROMPTS, inputs_of
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.prefixes import NEW_SHARE, PromptPrefixes
 from plr_dspy.programs.slots import messages_of

@@ -17,13 +17,15 @@ def tokens_before_inputs(predictor: dspy.Predict, demos: Sequence[Any]) -> int:
     return token_counter()(messages_of(predictor, demos, inputs))
 
 
-def demo_tokens(predictor: dspy.Predict, demo: Any) -> int:
-    """Return by how many tokens a demo lengthens a predictor's prompt."""
+def tokens_of_demos(predictor: dspy.Predict, demos: Sequence[Any]) -> list[int]:
+    """Return by how many tokens each demo lengthens a predictor's prompt."""
     try:
-        return tokens_before_inputs(predictor, [demo]) - tokens_before_inputs(predictor, [])
-    except Exception:  # The adapter may fail without real inputs. Then count the demo's messages.
+        without_demos = tokens_before_inputs(predictor, [])
+        return [tokens_before_inputs(predictor, [demo]) - without_demos for demo in demos]
+    except Exception:  # The adapter may fail without real inputs. Then count the messages of demos.
         count = token_counter()
-        return count(messages_of(predictor, [demo])) - count(messages_of(predictor, []))
+        no_demos = count(messages_of(predictor, []))
+        return [count(messages_of(predictor, [demo])) - no_demos for demo in demos]
 
 
 def retrieved_tokens(predictor: dspy.Predict) -> int:

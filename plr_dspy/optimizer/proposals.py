@@ -17,12 +17,8 @@ from dataclasses import replace
 import dspy
 
 from plr_dspy.dspy_compat import TIPS, GroundedProposer, create_dataset_summary
-from plr_dspy.optimizer.estimate import (
-    CALLS_PER_PROPOSAL,
-    EXAMPLES_PER_PROPOSAL,
-    cost_of_prompt,
-    size_of_call,
-)
+from plr_dspy.optimizer.call_sizes import CallSizes
+from plr_dspy.optimizer.estimate import CALLS_PER_PROPOSAL, EXAMPLES_PER_PROPOSAL, size_of_prompt
 from plr_dspy.optimizer.setup import CompileSetup, Proposal
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.fingerprint import digest
@@ -149,10 +145,10 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
     log.number_examples([f"{task.predictor} {task.number}" for task in setup.proposals])
     num_recalled = log.num_recalled
     cost_of_student = budget.expected_cost
-    cost_of_call = (
-        cost_of_prompt(setup, EXAMPLES_PER_PROPOSAL) if setup.options.max_cost is not None else None
-    )
-    budget.expect(cost_of_call and CALLS_PER_PROPOSAL * cost_of_call)
+    cost = None
+    if setup.options.max_cost is not None:
+        cost = (size_of_prompt(setup, EXAMPLES_PER_PROPOSAL) * CALLS_PER_PROPOSAL).cost
+    budget.expect(cost)
     budget.share = SHARE
     proposals: list[Proposal] = []
     failure: Exception | None = None
@@ -217,10 +213,15 @@ def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) ->
 
 
 def most_tokens(setup: CompileSetup) -> float:
-    """Return the maximum number of tokens in an instruction, so that prompts fit into all context windows."""
+    """Return the maximum number of tokens in an instruction, so that prompts fit into all context windows.
+
+    Prompts are assumed to show half of the maximum number of demos.
+    """
     windows = [window_of(str(lm.model)) for lm in setup.models]
     smallest = min((window for window in windows if window is not None), default=math.inf)
-    return smallest - (size_of_call(setup).tokens or 0.0)
+    slots = setup.slots
+    size = CallSizes(setup).of_program(slots.build(slots.showing(0.5)))
+    return smallest - (0.0 if size is None else size.prompt_tokens)
 
 
 def proposal_report(setup: CompileSetup) -> ProposalReport | None:

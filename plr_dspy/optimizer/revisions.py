@@ -17,7 +17,7 @@ from plr_dspy.compiling.rounds import MAX_LOW
 from plr_dspy.dspy_compat import InstructionProposer
 from plr_dspy.metrics.by_example import as_score
 from plr_dspy.metrics.copies import own_value
-from plr_dspy.optimizer.estimate import cost_of_prompt
+from plr_dspy.optimizer.estimate import size_of_prompt
 from plr_dspy.optimizer.opening import OpenCompile
 from plr_dspy.optimizer.proposals import PromptModelWork, most_tokens
 from plr_dspy.optimizer.setup import CompileSetup, Proposal
@@ -103,7 +103,7 @@ def with_revisions(opened: OpenCompile, failures: Mapping[int, Ordering]) -> Com
     first_example, first_arrangement = next(iter(failures.items()))
     numbers = slots.instructions(first_arrangement)
     shown = [(prompt, setup.scored_examples[example]) for prompt, example in cells]
-    cost = cost_of_prompt(setup, MAX_LOW) if setup.options.max_cost is not None else None
+    cost = size_of_prompt(setup, MAX_LOW).cost if setup.options.max_cost is not None else None
     proposals: list[Proposal] = []
     with opened.scorer.budget.other_model(cost, SHARE):
         for name, instructions in slots.alternatives.items():

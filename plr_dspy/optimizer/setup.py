@@ -34,6 +34,8 @@ SCORES_OF_RESULTS = (
     "val_aggregate_scores"  # key or attribute of any `detailed_results`, here and in `dspy.GEPA`
 )
 
+UNKNOWN_ANSWER = "..."  # stands for a teacher's answer in a demo until the teacher has run
+
 # The arguments that `plain_arguments` omits, because they do not affect the result or because
 # `CompileSetup.settings` adds them itself.
 OMITTED_ARGUMENTS = {"metric", "seed", "log_dir", "accept_changes", "display_progress"}

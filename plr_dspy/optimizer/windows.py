@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import dspy
 
-from plr_dspy.optimizer.estimate import extra_instruction_tokens, inputs_of
+from plr_dspy.optimizer.call_sizes import extra_instruction_tokens, inputs_of
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.slots import PoolSlots, WholeProgramSlots, messages_of
 from plr_dspy.programs.tokens import token_counter

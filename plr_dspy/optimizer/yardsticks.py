@@ -222,7 +222,7 @@ def _vote_gain(run: CompileRun, decision: Decision, results: Mapping[int, Any]) 
     if metric is not None:
         labels = fitted.revised_labels(chosen) if is_revised else {}
         return paired_gain_by_metric(metric, metric.answers(records, labels), results)
-    observations = Observations(evaluator.effective_scores, favoured=run.original)
+    observations = Observations(evaluator.effective_scores, favored=run.original)
     observations.add({chosen: records})
     scores: Scores = observations.scores()
     if is_revised:

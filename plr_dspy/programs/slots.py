@@ -441,7 +441,7 @@ class PoolSlots(PromptSlots):
         return tokens
 
 
-def add_labelled_demos(
+def add_labeled_demos(
     program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random
 ) -> list[str]:
     """Add labeled examples as demos to a program without demos.

@@ -17,12 +17,10 @@ from plr_dspy.report.formats import (
     shares_by_label,
     table,
 )
+from plr_dspy.report.rules import DEFAULT_MAX_DEMOS, MAX_ATTEMPTS, MIN_ODDS, USER_PROGRAM_ODDS
 from plr_dspy.report.schema import (
     AS_GOOD,
     FAILED,
-    MAX_ATTEMPTS,
-    MIN_ODDS,
-    USER_PROGRAM_ODDS,
     WRONG,
     Alternative,
     Candidate,
@@ -44,7 +42,6 @@ MUCH_CHEAPER = 0.95
 # For each reason why a search ended, the argument to increase.
 LIMITS = {StopReason.COST: "max_cost", StopReason.TIME: "max_seconds"}
 MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
-DEFAULT_MAX_DEMOS = 8  # default of `PLFewShot(max_demos=...)`
 MAX_CLASSES = 10  # maximum number of classes to name
 MORE_EXAMPLES = "only more examples, in trainset or valset, would reduce the uncertainty"
 # Prefixes of the origins of proposed instructions and bootstrapped demos.
@@ -407,7 +404,7 @@ def _similar_demos(report: ReportData) -> Iterator[str]:
     if not _vote_is_better(report):
         return
     assert report.vote is not None
-    arguments = f"metric={report.settings.get('metric')}, demos='retrieved', max_metric_calls=0"
+    arguments = "metric, demos='retrieved', max_metric_calls=0"
     max_demos = report.settings.get("max_demos")
     if max_demos != DEFAULT_MAX_DEMOS:
         arguments += f", max_demos={max_demos}"

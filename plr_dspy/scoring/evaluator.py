@@ -88,7 +88,7 @@ class Evaluator:
     def unreserved_calls(self) -> int:
         """The number of new calls that `max_calls` allows in the current phase."""
         # Unlike `num_calls()`, the number in the log includes proposals of instructions.
-        return self.budget.max_calls - self.log.num_calls - self._num_reserved
+        return max(0, self.budget.max_calls - self.log.num_calls - self._num_reserved)
 
     def key(self, candidate: Candidate, example: int) -> CallKey:
         """Return the key of a call.

@@ -27,21 +27,21 @@ class Observations:
 
     Args:
         effective_scores: The conversion of single calls to scores.
-        favoured: A candidate whose failed calls are ignored, so that chance failures do not
+        favored: A candidate whose failed calls are ignored, so that chance failures do not
             make other candidates look better.
     """
 
-    def __init__(self, effective_scores: EffectiveScores, *, favoured: Candidate | None = None) -> None:
+    def __init__(self, effective_scores: EffectiveScores, *, favored: Candidate | None = None) -> None:
         self.effective_scores = effective_scores
         self.records: CallRecords = {}
-        self._favoured = favoured
+        self._favored = favored
 
     def add(self, records: CallRecords) -> None:
         for candidate, row in records.items():
             self.records.setdefault(candidate, {}).update(row)
 
     def with_records(self, records: CallRecords) -> "Observations":
-        joined = Observations(self.effective_scores, favoured=self._favoured)
+        joined = Observations(self.effective_scores, favored=self._favored)
         joined.add(self.records)
         joined.add(records)
         return joined
@@ -66,7 +66,7 @@ class Observations:
             # Examples on which all candidates failed count only for candidates that have no
             # other examples.
             counted = answered & row.keys() or row.keys()
-            if candidate == self._favoured:
+            if candidate == self._favored:
                 counted = _answered(row) or counted
             new = {
                 example: self._score(example, record) for example, record in row.items() if example in counted
@@ -164,9 +164,9 @@ class ExampleSchedule:
         """Return the examples to score each candidate on, including those it was called on.
 
         The examples of a candidate are distinct. Those it was called on come first, in the order
-        of its records, and are never left out. The next examples follow from the cycle: a known
-        candidate starts again at the first example it was called on, and skips those it has. There
-        are fewer examples than requested if the cycle has no others.
+        of its records, and are never left out. The next examples come from the cycle. There, a
+        known candidate starts at the first example it was called on, and skips those it has. If
+        the cycle has no other examples, there are fewer than requested.
 
         Args:
             candidates: The candidates to score.

@@ -26,6 +26,7 @@ ARGS = argparse.Namespace(train="train.csv", val=None, data="rows.csv")
         ("only more examples, in trainset or valset", "only more examples, in --train or --val"),
         ("programs['o.json'] must have the outputs", "o.json must have the outputs"),
         ("instructions=None and calibrate=True", "no --instructions and --calibrate"),
+        ("reduce or omit min_per_class=1", "reduce or omit --min-per-class 1"),
         ("omit calibrate, and calibrate the program", "omit --calibrate, and calibrate the program"),
         ("compile without the argument programs", "compile without --programs"),
         (

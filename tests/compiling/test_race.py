@@ -37,7 +37,7 @@ class Raced:
         model = SimpleNamespace(calibrating=False, fit=fit)
         self.search = SimpleNamespace(model=model)
         self.original = original
-        self.observations = Observations(self.evaluator.effective_scores, favoured=original)
+        self.observations = Observations(self.evaluator.effective_scores, favored=original)
         self.schedule = ExampleSchedule([range(num_train)], num_first, self.plan.num_more_examples)
         self.score([*searched, original])
         self.heats = []

@@ -28,7 +28,7 @@ def examples(count, labels=LABELS, *, first=0):
     return [with_input(text=text, label=gold(labels, text)) for text in texts]
 
 
-def labelled(count, label_of):
+def labeled(count, label_of):
     return [with_input(text=f"text {i}", label=label_of(i)) for i in range(count)]
 
 
@@ -148,7 +148,7 @@ def world(seed, rare, lean):
         z = signal + 1.2 * normal(f"{seed} {text}") + lean
         return {"negative": 1 / (1 + math.exp(z)), "positive": 1 / (1 + math.exp(-z))}
 
-    trainset = labelled(150, lambda i: right(f"text {i}"))
+    trainset = labeled(150, lambda i: right(f"text {i}"))
     return trainset, probabilities, right
 
 
@@ -208,7 +208,7 @@ class TestChoiceByLabels:
     def test_scores_are_cross_validated(self, answer):
         """Check that no input's own reply affects the calibration of that input."""
         program = Program(lambda self, text: answer(self.step(text=text)), step=student())
-        trainset = labelled(20, lambda i: LABELS[i > 2])
+        trainset = labeled(20, lambda i: LABELS[i > 2])
 
         def probabilities(text):
             negative = 0.3 if number(text) <= 2 else 0.05
@@ -243,7 +243,7 @@ class TestChoiceByLabels:
             return {"negative": 0.0 if silent(text) else 0.9, "positive": 0.0}
 
         engine = Classifier(probabilities, unreadable=silent)
-        trainset = labelled(40, lambda i: LABELS[i % 4 > 1])
+        trainset = labeled(40, lambda i: LABELS[i % 4 > 1])
         optimizer = BatchCalibration(display_progress=False)
         with dspy.context(lm=engine.lm(), adapter=dspy.ChatAdapter()):
             optimizer.compile(student(), trainset=trainset)
@@ -257,7 +257,7 @@ class TestChoiceByLabels:
             return 1 / (number(text) % 5) and {"negative": 0.1, "positive": 0.9}
 
         program = Program(lambda self, text: self.step(text=text), step=student())
-        trainset = labelled(40, lambda i: LABELS[i % 4 > 0])
+        trainset = labeled(40, lambda i: LABELS[i % 4 > 0])
         optimizer = BatchCalibration(max_errors=20, num_threads=1, display_progress=False)
         with dspy.context(lm=Classifier(flaky).lm()):
             optimizer.compile(program, trainset=trainset)
@@ -288,7 +288,7 @@ class TestChoiceByLabels:
     )
     def test_warns_about_unusable_labels(self, spoilt, warning, caplog):
         trainset, probabilities, right = world(0, 0.15, 0.0)
-        trainset = labelled(150, lambda i: spoilt(i, trainset[i].label))
+        trainset = labeled(150, lambda i: spoilt(i, trainset[i].label))
         program = calibrate(Classifier(probabilities), trainset=trainset)
         assert warning in caplog.text
         before, after = held_out(program, probabilities, right)
@@ -402,7 +402,7 @@ class TestBadInput:
 
     def test_examples_may_contain_values_of_enum_members(self):
         engine = Classifier(leaning(["fine", "awful"], 1.0))
-        trainset = labelled(12, lambda i: "awful" if i % 2 else Mood.GOOD)
+        trainset = labeled(12, lambda i: "awful" if i % 2 else Mood.GOOD)
         report = calibrate(engine, student(Mood), trainset=trainset).calibration_report
         assert report["num_inputs"] == 12
         assert report["chosen"]

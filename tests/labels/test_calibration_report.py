@@ -14,7 +14,7 @@ from plr_dspy import F1, BatchCalibration
 LEANING = leaning(LABELS, 2.0)
 
 
-def labelled(count, *, num_negative, first=0):
+def labeled(count, *, num_negative, first=0):
     """Return examples, of which the first `num_negative` are negative."""
     texts = [f"text {i}" for i in range(first, first + count)]
     labels = np.repeat(["negative", "positive"], [num_negative, count - num_negative]).tolist()
@@ -23,7 +23,7 @@ def labelled(count, *, num_negative, first=0):
 
 
 def unlabelled(count):
-    return [example.without("label").with_inputs("text") for example in labelled(count, num_negative=0)]
+    return [example.without("label").with_inputs("text") for example in labeled(count, num_negative=0)]
 
 
 def reported(
@@ -37,7 +37,7 @@ def reported(
     return optimizer, calibrated
 
 
-MIXED = labelled(60, num_negative=20)
+MIXED = labeled(60, num_negative=20)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_target_shares(trainset, options):
 
 @pytest.mark.parametrize("metric", [None, F1("negative")])
 def test_scores_of_all_strategies_and_the_choice(metric):
-    optimizer, _ = reported(labelled(60, num_negative=15), metric=metric)
+    optimizer, _ = reported(labeled(60, num_negative=15), metric=metric)
     report = optimizer.report
     *ways, always = report.scores
     assert always.startswith("always ")
@@ -96,7 +96,7 @@ def test_answers_that_stay_unchanged():
 
 def test_counts_the_examples(caplog):
     """Check that duplicates, unlabelled examples, and examples used as demos are ignored."""
-    distinct = labelled(60, num_negative=20)
+    distinct = labeled(60, num_negative=20)
     without = [example.without("label").with_inputs("text") for example in distinct[-5:]]
     program = student()
     program.demos = distinct[18:22]

@@ -8,7 +8,7 @@ from fakes import digest, using
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from label_engines import normal
-from label_world import Hesitant, go, labelled, student
+from label_world import Hesitant, go, labeled, student
 from scipy.special import log_softmax
 
 from plr_dspy import Calibration, OrderingSpace
@@ -96,8 +96,8 @@ def test_the_scores_of_a_search_are_those_of_the_calibrated_program(options):
         assert counted[ordering] == real
 
 
-EXAMPLES = [labelled(f"text {i}", LABELS[int(digest(f"gold {i}") * 6)]) for i in range(40)]
-VALSET = [labelled(f"validation {i}", LABELS[int(digest(f"validation {i}") * 6)]) for i in range(10)]
+EXAMPLES = [labeled(f"text {i}", LABELS[int(digest(f"gold {i}") * 6)]) for i in range(40)]
+VALSET = [labeled(f"validation {i}", LABELS[int(digest(f"validation {i}") * 6)]) for i in range(10)]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ VALSET = [labelled(f"validation {i}", LABELS[int(digest(f"validation {i}") * 6)]
 )
 def test_a_returned_program_scores_on_the_valset_as_reported(probabilities):
     engine = Hesitant(labels=LABELS, probabilities=probabilities)
-    program = student(Literal[LABELS], [labelled(f"demo {i}", LABELS[i]) for i in range(4)])
+    program = student(Literal[LABELS], [labeled(f"demo {i}", LABELS[i]) for i in range(4)])
     options = {"calibrate": True, "max_metric_calls": 200, "valset": VALSET, "trainset": EXAMPLES}
     program, report = go(engine, program=program, **options)
     assert report.is_calibrated

@@ -88,10 +88,10 @@ class TestTeachers:
         origins = optimizer.report.slots[0].origins
         assert any(origin.startswith("bootstrapped") for origin in origins)
         if whose == "teacher":
-            labelled = set()
+            labeled = set()
             for texts in own.requests:
-                labelled.update(texts[:-1:2])
-            assert len(labelled) == (0 if is_compiled else 4)
+                labeled.update(texts[:-1:2])
+            assert len(labeled) == (0 if is_compiled else 4)
             assert len(teacher.demos) == num_demos
 
     def test_failed_calls_do_not_count_as_correct_answers(self, engine):
@@ -132,7 +132,7 @@ class TestTeachers:
         assert errors[0].examples[0].startswith("trainset[")
 
     @pytest.mark.parametrize(("candidates", "num_demos"), [("both", 15), ("bootstrapped", 0)])
-    def test_labelled_demos_remain_if_the_teacher_makes_no_demo(self, caplog, candidates, num_demos):
+    def test_labeled_demos_remain_if_the_teacher_makes_no_demo(self, caplog, candidates, num_demos):
         optimizer = chooser(candidates=candidates)
         model = engine_for(EXAMPLES)
         model.mumbles = lambda texts: model.num_calls <= 15

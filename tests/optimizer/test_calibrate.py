@@ -16,7 +16,7 @@ from label_world import (
     Hesitant,
     exact,
     go,
-    labelled,
+    labeled,
     number,
     student,
     twice,
@@ -150,7 +150,7 @@ class TestOrdersUnderCalibration:
         def right_and_uneven(demos, text):
             return two((2.5 if number(text) % 10 else -2.5) + 0.7 * normal(text))
 
-        rare = [labelled(f"text {i}", LABELS[i % 10 > 0]) for i in range(120)]
+        rare = [labeled(f"text {i}", LABELS[i % 10 > 0]) for i in range(120)]
 
         def calibrated(**options):
             program, report = go(engine_of(right_and_uneven), trainset=rare, **options)
@@ -173,7 +173,7 @@ class TestOrdersUnderCalibration:
         assert list(report.calibration.shares) == shares
 
 
-def labelled_world(seed):
+def labeled_world(seed):
     """Return examples, a model's label probabilities, and a function that measures its accuracy."""
     lean, rare = ((0.0, 0.5), (2.0, 0.5), (0.0, 0.15), (2.0, 0.15))[seed % 4]
 
@@ -186,7 +186,7 @@ def labelled_world(seed):
         return two(z + 0.9 * normal(f"{seed} {text}") + 0.2 * normal(f"{seed} {demos} {text}"))
 
     texts = [f"text {i}" for i in range(100)]
-    examples = [labelled(text, LABELS[label(text)]) for text in texts]
+    examples = [labeled(text, LABELS[label(text)]) for text in texts]
     return examples, probabilities, right(probabilities, labels=label)
 
 
@@ -195,7 +195,7 @@ class TestUnchangedStudent:
         held = []
         gains = []
         for seed in range(6):
-            trainset, probabilities, accuracy = labelled_world(seed)
+            trainset, probabilities, accuracy = labeled_world(seed)
             options = {"max_metric_calls": 150, "trainset": trainset, "seed": seed}
             program, report = go(engine_of(probabilities), calibrate=True, **options)
             before = accuracy(student())

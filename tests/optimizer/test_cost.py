@@ -12,7 +12,7 @@ import litellm
 import pytest
 from fakes import OrderSensitiveEngine, digest, engine_for, exact_match, lm_of, questions, student, using
 
-from plr_dspy import PLFewShot, PLReorder, choose_program, estimate, headroom
+from plr_dspy import PlainTextAdapter, PLFewShot, PLReorder, choose_program, estimate, headroom
 from plr_dspy.baselines import TopKOrder
 from plr_dspy.report.formats import dollars
 from plr_dspy.scoring.budget import cost_of, price_of
@@ -71,6 +71,31 @@ def tokens_of(request):
     messages = [{"role": "system", "content": request.system}]
     messages += [{"role": message.role, "content": message.text} for message in request.messages]
     return litellm.token_counter("gpt-4o", messages=messages)
+
+
+def of_many_lengths(number):
+    examples = []
+    for i in range(number):
+        question = f"question {i}" + " and more" * (i * 7 % 40)
+        examples.append(dspy.Example(question=question, answer=f"answer {i % 3}").with_inputs("question"))
+    return examples
+
+
+OF_MANY_LENGTHS = of_many_lengths(60)
+
+
+class MoreIsBetter(PricedEngine):
+    """An engine that is more accurate with more demos, counts tokens as estimates do, and reasons at length."""
+
+    def __init__(self):
+        super().__init__(lambda request: {"input_tokens": tokens_of(request)})
+        self.answers = {example.question: example.answer for example in OF_MANY_LENGTHS}
+
+    def answer(self, system, texts):
+        asked = next((value.strip() for _, value in fakes.FIELD.findall(texts[-1])), "")
+        is_right = digest(asked) < 0.2 + 0.09 * len(texts[:-1:2])
+        answer = self.answers.get(asked, "Answer in two words.") if is_right else "wrong"
+        return self.formatted(system, texts, answer).replace("because", "because " * 60)
 
 
 def compiled(program=None, trainset=EXAMPLES, **options):
@@ -174,6 +199,49 @@ class TestEstimate:
             optimizer.compile(student(demos), trainset=EXAMPLES)
         assert 0 < engine.num_calls <= estimate.program_calls
 
+    @pytest.mark.parametrize(
+        ("kind", "options", "program"),
+        [
+            (PLReorder, {}, student(OF_MANY_LENGTHS[:6])),
+            (PLReorder, {"num_demos": 4}, student(0)),
+            (PLFewShot, {"candidates": "labeled"}, student(0)),
+            (PLFewShot, {"candidates": "both"}, dspy.ChainOfThought("question -> answer")),
+            (PLFewShot, {"demos": "auto"}, student(OF_MANY_LENGTHS[:12])),
+            (PLFewShot, {"demos": "retrieved"}, student(0)),
+            (PLFewShot, {"instructions": ["Answer.", "Answer the question. " * 40]}, student(0)),
+            (PLFewShot, {"instructions": "propose", "num_instructions": 2}, student(0)),
+            (PLFewShot, {"max_demo_tokens": 300}, student(0)),
+        ],
+    )
+    @pytest.mark.parametrize("with_programs", [False, True])
+    def test_is_an_upper_estimate_of_tokens_and_cost(self, kind, options, program, with_programs):
+        """More demos are better here, so a search that chooses demos mostly shows many."""
+        optimizer = kind(
+            exact_match, **{"max_metric_calls": 150, "display_progress": False, "num_threads": 1, **options}
+        )
+        longer = program.deepcopy()
+        for predictor in longer.predictors():
+            predictor.demos = OF_MANY_LENGTHS[:20]
+        more = {"programs": {"longer": longer}} if with_programs else {}
+        engine = MoreIsBetter()
+        with using(engine, MODEL):
+            estimate = optimizer.estimate(program, trainset=OF_MANY_LENGTHS, **more)
+            optimizer.compile(program, trainset=OF_MANY_LENGTHS, **more)
+        report = optimizer.report
+        assert report.cost == pytest.approx(engine.cost)
+        # If all prompts have the same demos, only the mean length of the inputs is uncertain.
+        assert report.tokens[MODEL]["prompt_tokens"] <= 1.02 * estimate.prompt_tokens
+        assert report.cost <= 1.02 * estimate.cost
+        if not with_programs:
+            assert estimate.prompt_tokens <= 2 * report.tokens[MODEL]["prompt_tokens"]
+
+    def test_plain_prompts_have_a_cost(self, engine):
+        with dspy.context(adapter=PlainTextAdapter()):
+            estimate = PLReorder(exact_match).estimate(student(), trainset=EXAMPLES)
+        answer = litellm.token_counter("gpt-4o", text="answer 0")
+        more = estimate.cost - PROMPT * estimate.prompt_tokens - COMPLETION * answer * estimate.program_calls
+        assert 0 <= more <= COMPLETION * 6 * estimate.program_calls
+
     @pytest.mark.parametrize(("kind", "demos"), [(PLReorder, 6), (PLFewShot, 0), (TopKOrder, 6)])
     def test_states_when_max_cost_would_end_the_run(self, engine, kind, demos):
         def asked(**limits):
@@ -187,7 +255,7 @@ class TestEstimate:
         assert estimate.affordable_calls == pytest.approx(0.25 * without.program_calls, rel=0.01)
         assert estimate.cost == without.cost
         assert estimate.program_calls == without.program_calls
-        says = f"; max_cost ends the run after about {estimate.affordable_calls:,} calls"
+        says = f"; max_cost may end the run after about {estimate.affordable_calls:,} calls"
         assert str(estimate).splitlines()[0].endswith(says)
         assert "max_cost" not in str(ample) + str(without)
 
@@ -220,6 +288,23 @@ class TestEstimateOfFunctions:
         assert estimated.prompt_tokens == pytest.approx(num_calls * sum(sizes) / 2, rel=0.02)
         assert estimated.cost > estimated.prompt_tokens * PROMPT
         assert engine.num_calls == 0
+
+    @pytest.mark.parametrize("limit", [100, 130, 170, None])
+    def test_the_cost_of_a_race_is_an_upper_estimate_if_cheap_programs_drop_out(self, limit):
+        """Programs without demos are always wrong, so they drop out, and further calls are expensive."""
+        engine = MoreIsBetter()
+        programs = [student(OF_MANY_LENGTHS[:14]), student(OF_MANY_LENGTHS[:12])]
+        for number in range(3):
+            programs.append(dspy.Predict(dspy.Signature("question -> answer", f"Answer {number}.")))
+        with using(engine, MODEL):
+            arguments = (programs, exact_match, OF_MANY_LENGTHS)
+            estimated = estimate(choose_program, *arguments, max_metric_calls=limit)
+            report = choose_program(
+                *arguments, max_metric_calls=limit, num_threads=1, display_progress=False
+            ).report
+        assert report.tokens[MODEL]["prompt_tokens"] <= 1.02 * estimated.prompt_tokens
+        assert report.program_calls["total"] <= estimated.program_calls
+        assert report.cost <= 1.02 * estimated.cost
 
     def test_max_cost_limits_the_calls_of_a_race(self, engine):
         programs = [student(2), student(6)]

@@ -4,7 +4,7 @@ import dspy
 import pytest
 from fakes import using
 from label_engines import LABELS, exact
-from label_world import Engine, go, labelled
+from label_world import Engine, go, labeled
 
 from plr_dspy import PLFewShot, headroom
 from plr_dspy.baselines import StaticOrder, TopKOrder
@@ -14,7 +14,7 @@ QUIET = {"num_threads": 1, "display_progress": False}
 
 def rows(count=137, *, num_repeated=3):
     """Return examples, every fourth of which is negative, followed by duplicates."""
-    distinct = [labelled(f"text {i}", LABELS[i % 4 > 0]) for i in range(count)]
+    distinct = [labeled(f"text {i}", LABELS[i % 4 > 0]) for i in range(count)]
     return [*distinct, *distinct[1 : num_repeated + 1]]
 
 
@@ -77,7 +77,7 @@ def test_duplicates_are_reported_once(name, num_repeated, caplog):
 
 def test_duplicates_in_the_valset_are_reported_separately(caplog):
     repeated = rows(30, num_repeated=2)
-    valset = [labelled(f"other {example.text}", example.label) for example in repeated]
+    valset = [labeled(f"other {example.text}", example.label) for example in repeated]
     _, report = go(Engine(), program=FOUR, trainset=rows(60), valset=valset)
     assert "3 of 63 examples in trainset are duplicates and are not used" in caplog.text
     assert "2 of 32 examples in valset are duplicates and are not used" in caplog.text

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from fakes import LabelEngine, digest, student, using
 from label_engines import exact
-from label_world import labelled
+from label_world import labeled
 
 from plr_dspy import PLFewShot, PLReorder
 
@@ -52,7 +52,7 @@ def label_of(text):
 
 def compiled(engine, seed, **options):
     texts = [f"text {seed}, {i}" for i in range(60)]
-    trainset = [labelled(text, label_of(text)) for text in texts]
+    trainset = [labeled(text, label_of(text)) for text in texts]
     options |= {"max_metric_calls": CALLS, "max_demos": 4, "candidates": "labeled", "seed": seed}
     chooser = PLFewShot(exact, display_progress=False, **options)
     with using(engine, "openai/fake"):
@@ -119,7 +119,7 @@ def compared(chance, kind=PLReorder, *, seed, num_demos, logprobs=True, **option
 
     demos = [dspy.Example(text=f"demo {i}", label=LABELS[i % 2]) for i in range(num_demos)]
     texts = [f"text {i}" for i in range(60)]
-    trainset = [labelled(text, label_of(text)) for text in texts]
+    trainset = [labeled(text, label_of(text)) for text in texts]
     optimizer = kind(exact, num_threads=1, display_progress=False, **options)
     with using(LabelEngine(LABELS, chances, logprobs=logprobs), "openai/fake"):
         optimizer.compile(student(demos, "text -> label: Literal['yes', 'no']"), trainset=trainset)

@@ -11,7 +11,7 @@ import pytest
 from fakes import LabelEngine, digest, exact_match, questions, student, using
 from label_engines import exact
 from label_world import EXAMPLES as LABELLED
-from label_world import Engine, labelled
+from label_world import Engine, labeled
 from label_world import student as with_demos
 
 from plr_dspy import CalibratedProgram, PlainTextAdapter, PLFewShot, Report
@@ -295,7 +295,7 @@ def losses(chance, within, *, demos=0):
             is_right = digest(f"{seed}{shown}{text}") < chance(len(shown))
             return (0.8, 0.2) if is_right == (label_of(text) == "yes") else (0.2, 0.8)
 
-        trainset = [labelled(f"text {seed} {i}", label_of(f"text {seed} {i}")) for i in range(120)]
+        trainset = [labeled(f"text {seed} {i}", label_of(f"text {seed} {i}")) for i in range(120)]
         own = [dspy.Example(text=f"demo {i}", label=LABELS[i % 2]) for i in range(demos)]
         options = {
             "trainset": trainset,

@@ -16,7 +16,7 @@ from fakes import (
     two_predictors,
     using,
 )
-from label_world import EXAMPLES, Engine, exact, labelled
+from label_world import EXAMPLES, Engine, exact, labeled
 from label_world import student as classifier
 
 from plr_dspy import F1, headroom
@@ -162,7 +162,7 @@ class TestCalibration:
         engine = Engine(
             probabilities=lambda demos, text: [0.7, 0.3] if int(text.split()[-1]) % 2 else [0.9, 0.1]
         )
-        examples = [labelled(f"text {i}", ["negative", "positive"][i % 2]) for i in range(100)]
+        examples = [labeled(f"text {i}", ["negative", "positive"][i % 2]) for i in range(100)]
         result = measured(engine, classifier(demos=[]), examples, exact)
         assert engine.requests == result.program_calls == 296
         assert lever(result, "calibrated answers").score > 0.85
@@ -184,7 +184,7 @@ class TestCalibration:
             probabilities=lambda demos, text: [0.1, 0.9] if int(text.split()[-1]) % 2 else [0.9, 0.1]
         )
         engine.at = dict.fromkeys(range(30, 290, 7), failure)
-        examples = [labelled(f"text {i}", ["negative", "positive"][i % 2]) for i in range(100)]
+        examples = [labeled(f"text {i}", ["negative", "positive"][i % 2]) for i in range(100)]
         result = measured(engine, classifier(demos=[]), examples, F1("positive"), max_errors=100)
         assert lever(result, "calibrated answers").gain == pytest.approx(0.0)
 

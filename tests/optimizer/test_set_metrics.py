@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from fakes import Program, digest, using
 from label_engines import LABELS, exact, normal
-from label_world import DEMOS, EXAMPLES, Engine, labelled, number, student, two
+from label_world import DEMOS, EXAMPLES, Engine, labeled, number, student, two
 
 import plr_dspy
 from plr_dspy import F1, BatchCalibration, ConfusionMetric, PLFewShot, PLReorder, evaluate_programs, headroom
 from plr_dspy.statistics.calibration import batch_offsets
 
-RARE = [labelled(f"text {2 * i + (i % 10 == 0)}", LABELS[i % 10 == 0]) for i in range(100)]
+RARE = [labeled(f"text {2 * i + (i % 10 == 0)}", LABELS[i % 10 == 0]) for i in range(100)]
 """One of ten examples is positive. The engine recognizes positive texts by their odd numbers."""
 
 
@@ -214,7 +214,7 @@ def test_calibrated_answers_with_retrieved_demos_match_the_returned_program(demo
     for i in range(160):
         rare = i % 4 == 0
         word = "lovely" if rare else "awful"
-        known.append(labelled(f"{word} {2 * i + rare}", LABELS[rare]))
+        known.append(labeled(f"{word} {2 * i + rare}", LABELS[rare]))
     engine = Engine(probabilities=timid)
     options = {"max_demos": 4, "demos": demos, "candidates": "labeled"}
     options |= {"engine": engine, "program": student(demos=()), "trainset": known[:100], "calibrate": True}
@@ -245,7 +245,7 @@ class TestBatchCalibration:
     def test_alternates_labels_and_weights_them_by_their_shares(self):
         """One of twenty examples is positive, but the model predicts "positive" for more than one of five."""
         texts = [f"text {2 * i + (i % 20 == 0)}" for i in range(400)]
-        known = [labelled(text, LABELS[number(text) % 2]) for text in texts]
+        known = [labeled(text, LABELS[number(text) % 2]) for text in texts]
 
         def probabilities(demos, text):
             is_positive = number(text) % 2 or number(text) // 2 % 5 == 1
@@ -286,7 +286,7 @@ def test_a_log_of_a_metric_by_example_is_rejected(tmp_path):
 
 
 def test_labels_that_the_program_cannot_answer_are_rejected_before_any_call():
-    trainset = [labelled(example.text, example.label.title()) for example in RARE]
+    trainset = [labeled(example.text, example.label.title()) for example in RARE]
     engine = Engine(probabilities=shy)
     message = r"(?s)first value is 'Positive'.*no answer can be correct"
     with pytest.raises(ValueError, match=message):

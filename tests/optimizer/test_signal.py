@@ -95,6 +95,13 @@ class TestWithoutLogProbabilities:
             go(engine, **option)
         assert len(engine.prompts) == 1 + (refusal is not None)
 
+    @pytest.mark.parametrize("option", [{"signal": "logprobs"}, {"calibrate": True}])
+    def test_certain_labels_do_not_show_that_an_endpoint_returns_them(self, option):
+        engine = Engine(probabilities=lambda demos, text: [1.0, *(0.0 for _ in label_world.LABELS[1:])])
+        with pytest.raises(NoProbabilities, match="fake/x returns no log-probabilities"):
+            go(engine, **option)
+        assert len(engine.prompts) == 1
+
 
 def test_both_signals_use_log_probabilities_and_can_share_a_log_dir(tmp_path):
     engine = Engine()

@@ -241,7 +241,7 @@ class TestVote:
         assert "a vote of the 4 nearest examples, without a model, does better than" in text
         assert "expected to do better than a vote" not in text
         (call,) = re.findall(r"try (PLFewShot\(.*\)), which", text)
-        advised = eval(call, {"PLFewShot": PLFewShot, "exact": exact, "F1": F1})
+        advised = eval(call, {"PLFewShot": PLFewShot, "metric": metric})
         engine = Guessing()
         with using(engine):
             program = advised.compile(dspy.Predict("text -> label"), trainset=examples)

@@ -304,6 +304,12 @@ def test_a_set_metric_that_always_raises_is_rejected_before_any_call():
         evaluated_alone(program, ConfusionMetric(broken), examples(3, [1]))
     assert not calls
     assert evaluated_alone(Answering([0]), ConfusionMetric(of_errors), examples(3, [1])).score == 0.5
+
+    def of_yes(counts, labels):
+        return float(counts[labels.index("yes")].sum() == 0)
+
+    # The output's type allows "yes", so the function can rely on it.
+    assert evaluated_alone(Answering([]), ConfusionMetric(of_yes), examples(3, [])).score == 1.0
     with pytest.raises(TypeError, match=r"got \[.*pass a metric, or a dict such as"):
         evaluated({"a": program}, [exact, F1()], examples(3, [1]))
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from plr_dspy import PlainTextAdapter
 from plr_dspy.programs.copying import ProgramFactory, language_models
-from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
+from plr_dspy.programs.slots import ProgramSlots, add_labeled_demos
 
 EXAMPLES = questions(60)
 
@@ -50,11 +50,11 @@ class TestBlocks:
             assert ProgramSlots(program).space.num_distinct == 6
 
     @settings(max_examples=30, deadline=None)
-    @given(st.lists(st.sampled_from(["full", "labelled", "dropped", "twin"]), min_size=1, max_size=5))
+    @given(st.lists(st.sampled_from(["full", "labeled", "dropped", "twin"]), min_size=1, max_size=5))
     def test_the_space_has_exactly_the_distinct_prompts(self, shapes):
         makers = {
             "full": lambda i: demo(i),
-            "labelled": lambda i: demo(i, reasoning=False),
+            "labeled": lambda i: demo(i, reasoning=False),
             "dropped": lambda i: dspy.Example(note=i),
             "twin": lambda i: demo("twin"),
         }
@@ -90,12 +90,12 @@ class TestLabelledDemos:
         second = dspy.ChainOfThought("question, hint -> answer")
         program = Program(first=first, second=second, again=first, frozen=frozen)
         for unchanged in (program, dspy.Predict("topic -> poem")):
-            assert add_labelled_demos(unchanged, questions(20), 8, random.Random(0)) == []
+            assert add_labeled_demos(unchanged, questions(20), 8, random.Random(0)) == []
         assert program.second.predict.demos == []
 
     def test_each_predictor_gets_its_own_list_and_two_examples_remain(self):
         program = Program(one=dspy.Predict("question -> answer"), other=dspy.Predict("question -> answer"))
-        assert add_labelled_demos(program, questions(9), 8, random.Random(0)) == ["one", "other"]
+        assert add_labeled_demos(program, questions(9), 8, random.Random(0)) == ["one", "other"]
         assert program.one.demos == program.other.demos
         program.one.demos.reverse()
         assert program.one.demos == program.other.demos[::-1]

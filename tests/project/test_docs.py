@@ -50,7 +50,7 @@ def few_shot(signature="question -> answer", examples=EXAMPLES):
     return dspy.LabeledFewShot(k=5).compile(dspy.Predict(signature), trainset=examples)
 
 
-def labelled():
+def labeled():
     reviews = load_reviews("train")[:40]
     program = few_shot(Sentiment, reviews)
     return {"trainset": reviews, "Sentiment": Sentiment, "acc": accuracy, "program": program}
@@ -76,7 +76,7 @@ def reviews_in_a_file():
 PRESUPPOSED = {
     "README.md": reviews_in_a_file,
     "SKILL.md": lambda: {"rows": load_reviews("train")[:120], "acc": accuracy},
-    **of_pages("method fewshot", labelled),
+    **of_pages("method fewshot", labeled),
     **of_pages("budget report", of_questions),
     "docs/order.md": lambda: {
         **of_questions(),
@@ -87,7 +87,7 @@ PRESUPPOSED = {
         "trainset": EXAMPLES,
         "acc": lambda example, answered: answered.answer == "positive",
     },
-    "docs/calibration.md": lambda: {**labelled(), "devset": load_reviews("test")[:20]},
+    "docs/calibration.md": lambda: {**labeled(), "devset": load_reviews("test")[:20]},
 }
 """Functions that create the variables and files that the code of a page presupposes."""
 
@@ -193,7 +193,7 @@ def test_errors_in_the_skill_are_messages_of_the_package():
 
 
 BRITISH = re.compile(
-    r"\w*(?:labelled|learnt|licence|modelled|cancelled|(?:behavi|col|fav|neighb)our|centred|normalis|optimis|summaris)\w*",
+    r"\w*(?:labeled|learned|licence|modelled|cancelled|(?:behavi|col|fav|neighb)our|centred|normalis|optimis|summaris)\w*",
     re.I,
 )
 

@@ -17,9 +17,9 @@ from plr_dspy.search.space import WholeProgram
 class Rounds:
     """Rounds of scoring, as in a search."""
 
-    def __init__(self, payer, *, favoured=None, num_first=4, num_more=6, shifted=False):
+    def __init__(self, payer, *, favored=None, num_first=4, num_more=6, shifted=False):
         self.evaluator = Evaluator(payer)
-        self.observations = Observations(self.evaluator.effective_scores, favoured=favoured)
+        self.observations = Observations(self.evaluator.effective_scores, favored=favored)
         strata = [range(payer.table.shape[1])]
         options = {"num_first": num_first, "num_more": num_more, "shifted": shifted}
         self.schedule = ExampleSchedule(strata, **options)
@@ -175,14 +175,14 @@ class TestFailures:
         assert [len(row) for row in scores_of_round(scores, ORDERINGS[:5])] == [5, 6, 5, 6, 5]
         assert len(scores_of_round(scores, ORDERINGS[5:8], 10)[0]) == 9
 
-    def test_a_failed_call_gets_the_worst_score_except_for_the_favoured_ordering(self):
+    def test_a_failed_call_gets_the_worst_score_except_for_the_favored_ordering(self):
         values = np.full((len(ORDERINGS), 8), 0.5)
         values[0, 2] = np.nan
         values[1, 5] = -1.0
         first, second = scores_of_round(Rounds(TablePayer(values), num_first=8), ORDERINGS[:2])
         assert first[2] == -1.0
         assert mean(first) == mean(second) == 2.5 / 8
-        favouring = Rounds(TablePayer(values), num_first=8, favoured=ORDERINGS[0])
+        favouring = Rounds(TablePayer(values), num_first=8, favored=ORDERINGS[0])
         first, _ = scores_of_round(favouring, ORDERINGS[:2])
         assert first == {e: 0.5 for e in range(8) if e != 2}
 

@@ -50,8 +50,8 @@ def by_conditioning(means, covariance, apart, noise, reference, outsider_scales)
         differences = np.eye(size) - np.eye(size)[reference]
         cross = differences @ prior @ contrasts.T
         expected = cross @ np.linalg.solve(seen, contrasts @ means)
-        learnt = cross @ np.linalg.solve(seen, cross.T)
-        variance = np.diag(differences @ prior @ differences.T - learnt)
+        learned = cross @ np.linalg.solve(seen, cross.T)
+        variance = np.diag(differences @ prior @ differences.T - learned)
         gains.append(expected)
         sure = np.diag(differences @ prior @ differences.T) < 1e-12
         errors = np.sqrt(np.maximum(variance, 1e-18))

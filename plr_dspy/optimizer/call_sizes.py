@@ -1,0 +1,317 @@
+"""The numbers of tokens in program calls, estimated before any call is made."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, pstdev
+from typing import Any
+
+import dspy
+
+from plr_dspy.dspy_compat import annotation_allows_none
+from plr_dspy.labels.outputs import label_output
+from plr_dspy.optimizer.setup import UNKNOWN_ANSWER, CompileSetup
+from plr_dspy.programs.copying import language_models
+from plr_dspy.programs.instructions import PLACEHOLDER
+from plr_dspy.programs.prefixes import NEW_SHARE
+from plr_dspy.programs.slots import PoolSlots, messages_of
+from plr_dspy.programs.splits import Examples
+from plr_dspy.programs.tokens import Messages, token_counter
+from plr_dspy.retrieval.predict import RetrievingPredict
+from plr_dspy.scoring.budget import cost_of
+
+SAMPLED_PROMPTS = 20  # number of examples over which tokens are averaged if an estimate need not be precise
+SAMPLED_EXAMPLES = 200  # number of examples over which the tokens of inputs are averaged
+UNKNOWN_FIELD = 100  # assumed number of tokens in a field that no example has, such as reasoning
+PROPOSED_INSTRUCTION = 200  # assumed number of tokens in a proposed instruction
+# The demos of all prompts together are assumed to be longer than those of random prompts by this
+# many standard deviations, because a search may prefer long demos.
+MORE_THAN_RANDOM = 2.0
+
+
+@dataclass(frozen=True)
+class CallSize:
+    """The numbers of tokens in one or more calls. Sizes can be added, and multiplied by numbers.
+
+    Attributes:
+        usage: For each model, the numbers of "prompt_tokens", "completion_tokens" and
+            "new_tokens". The latter are prompt tokens that are not in a server's prefix cache.
+    """
+
+    usage: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def __add__(self, other: CallSize) -> CallSize:
+        usage: dict[str, Any] = defaultdict(Counter)
+        for size in (self, other):
+            for model, counts in size.usage.items():
+                usage[model].update(counts)
+        return CallSize(usage)
+
+    def __mul__(self, number: float) -> CallSize:
+        usage = {}
+        for model, counts in self.usage.items():
+            usage[model] = {kind: number * tokens for kind, tokens in counts.items()}
+        return CallSize(usage)
+
+    @property
+    def prompt_tokens(self) -> float:
+        return sum(counts.get("prompt_tokens", 0.0) for counts in self.usage.values())
+
+    @property
+    def new_tokens(self) -> float:
+        return sum(counts.get("new_tokens", 0.0) for counts in self.usage.values())
+
+    @property
+    def cost(self) -> float | None:
+        """The cost in US dollars, or None if a price is unknown."""
+        return cost_of(self.usage)
+
+    @property
+    def cost_with_cache(self) -> float | None:
+        """The cost if all prompt tokens except the new ones are cached."""
+        usage = {}
+        for model, counts in self.usage.items():
+            num_cached = max(0.0, counts.get("prompt_tokens", 0.0) - counts.get("new_tokens", 0.0))
+            usage[model] = {**counts, "cached_tokens": num_cached}
+        return cost_of(usage)
+
+
+class CallSizes:
+    """Estimates of the sizes of a compile run's program calls.
+
+    Each predictor is assumed to be called once. Replies are assumed to be as long as the answers
+    in demos or examples. Fields that neither has are assumed to have `UNKNOWN_FIELD` tokens.
+    """
+
+    def __init__(self, setup: CompileSetup) -> None:
+        self._setup = setup
+        self._examples: Examples = setup.scored_examples[:SAMPLED_EXAMPLES]
+        self._count = token_counter()
+        self._without_demos: dict[tuple[Any, ...], tuple[float, float]] = {}
+        self._calls_per_look = max(1.0, setup.plan.program_calls / max(1, setup.plan.num_looks))
+        # `LookSizes` limits the uncached tokens of demos, unless the search learns from
+        # log-probabilities. A program without a label output has no such log-probabilities.
+        self._limits_looks = isinstance(setup.slots, PoolSlots) and isinstance(
+            label_output(setup.program), str
+        )
+
+    def price(self, size: CallSize | None) -> float | None:
+        """Return the cost of calls in US dollars, or None if it is unknown.
+
+        It is unknown if a price is missing, or if the metric also calls a language model.
+        """
+        if size is None or language_models(self._setup.options.metric):
+            return None
+        return size.cost
+
+    def of_program(self, program: dspy.Module) -> CallSize | None:
+        """Return the mean size of a call to a program, or None if its prompts cannot be built."""
+        try:
+            size = CallSize()
+            for _, predictor in program.named_sub_modules(dspy.Predict):
+                retrieved = self._retrieved_tokens(predictor)
+                size += self._of_predictor(predictor, self._tokens_of(predictor), retrieved=retrieved)
+        except Exception:  # The adapter or litellm may fail; the other figures are still useful.
+            return None
+        return size
+
+    def of_arrangements(self) -> CallSize | None:
+        """Return an upper estimate of the mean size of a search's calls to arrangements.
+
+        All prompts are assumed to show the longest instruction and the maximum number of demos,
+        which are longer than in nearly all random draws. Return None if prompts cannot be built.
+        """
+        slots = self._setup.slots
+        if not isinstance(slots, PoolSlots):
+            return self.of_program(slots.build(slots.space.identity))
+        try:
+            return self._of_pools(slots)
+        except Exception:  # The adapter or litellm may fail; the other figures are still useful.
+            return None
+
+    def _of_pools(self, slots: PoolSlots) -> CallSize:
+        demo_tokens = {}
+        pools = {}
+        for slot, (_, max_demos) in zip(slots.slots, slots.space.limits, strict=False):
+            tokens = [pooled.tokens + _unknown_tokens(pooled.demo) for pooled in slot.pool]
+            demo_tokens[slot.predictor] = high_total(tokens, max_demos)
+            pools[slot.predictor] = slot.demos
+        limit = self._setup.options.max_demo_tokens
+        total = sum(demo_tokens.values())
+        share = 1.0 if limit is None else min(1.0, limit / max(1.0, total))
+        program = self._setup.program
+        names = {id(predictor): name for name, predictor in program.named_predictors()}
+        size = CallSize()
+        for _, predictor in program.named_sub_modules(dspy.Predict):
+            name = names.get(id(predictor), "")
+            if name not in pools:
+                size += self._of_predictor(predictor, self._tokens_of(predictor))
+                continue
+            tokens_shown = share * demo_tokens[name] + self._longer_instruction(name)
+            size += self._of_predictor(predictor, tokens_shown, demos=pools[name])
+        return size
+
+    def _of_predictor(
+        self,
+        predictor: dspy.Predict,
+        demo_tokens: float,
+        *,
+        retrieved: float = 0.0,
+        demos: Sequence[Any] | None = None,
+    ) -> CallSize:
+        """Return the mean size of a predictor's calls.
+
+        Args:
+            predictor: The predictor.
+            demo_tokens: Number of tokens in fixed demos.
+            retrieved: Number of tokens in demos that are retrieved for each input.
+            demos: The demos with the answers that replies resemble. None means the predictor's
+                own demos.
+        """
+        instructed, question = self._tokens_without_demos(predictor)
+        prompt = instructed + demo_tokens + retrieved
+        new_demo_tokens = max(0.0, demo_tokens) / self._calls_per_look
+        if self._limits_looks:
+            new_demo_tokens = min(new_demo_tokens, NEW_SHARE * question)
+        usage = {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._answer_tokens(predictor, predictor.demos if demos is None else demos),
+            "new_tokens": min(prompt, question + new_demo_tokens + retrieved),
+        }
+        return CallSize({str((predictor.lm or dspy.settings.lm).model): usage})
+
+    def _tokens_without_demos(self, predictor: dspy.Predict) -> tuple[float, float]:
+        """Return the mean number of tokens in a predictor's prompts without demos, and in their last messages."""
+        # Copies of a program share signatures and demos.
+        key = (predictor.signature, *map(id, predictor.demos[:1]))
+        if key not in self._without_demos:
+            self._without_demos[key] = self._mean_tokens(predictor)
+        return self._without_demos[key]
+
+    def _mean_tokens(self, predictor: dspy.Predict) -> tuple[float, float]:
+        """Compute the result of `_tokens_without_demos`."""
+        all_tokens = []
+        last_tokens = []
+        for example in self._examples:
+            messages = messages_of(predictor, [], inputs_of(predictor, example))
+            unknown = UNKNOWN_FIELD * len(_unknown_inputs(predictor, example))
+            all_tokens.append(self._count(messages) + unknown)
+            last_tokens.append(self._count(messages[-1:]) + unknown)
+        return fmean(all_tokens), fmean(last_tokens)
+
+    def _tokens_of(self, predictor: dspy.Predict) -> float:
+        """Return the number of tokens in a predictor's own demos."""
+        inputs = inputs_of(predictor, self._examples[0])
+        with_demos = self._count(messages_of(predictor, predictor.demos, inputs))
+        return with_demos - self._count(messages_of(predictor, [], inputs))
+
+    def _retrieved_tokens(self, predictor: dspy.Predict) -> float:
+        """Return the mean number of tokens in the demos that a predictor retrieves."""
+        if not isinstance(predictor, RetrievingPredict):
+            return 0.0
+        pool = predictor.retrieval.pool
+        tokens = [count + _unknown_tokens(demo) for count, demo in zip(pool.tokens, pool.demos, strict=True)]
+        totals = []
+        for example in self._examples:
+            inputs = inputs_of(predictor, example)
+            if pool.knows(inputs):  # Otherwise, the embedder would be called.
+                shown = pool.shown(
+                    inputs, predictor.retrieval.nearest, without=dict(example.inputs().items())
+                )
+                totals.append(sum(tokens[number] for number in shown))
+        return fmean(totals) if totals else high_total(tokens, predictor.retrieval.num_demos)
+
+    def _answer_tokens(self, predictor: dspy.Predict, demos: Sequence[Any]) -> float:
+        """Return the mean number of tokens in the answers of complete demos or, if there are none, of examples."""
+        outputs = predictor.signature.output_fields
+        complete = []
+        for demo in demos:
+            if not any(demo.get(name) is None or _is_unknown(demo.get(name)) for name in outputs):
+                complete.append(demo)
+        rows = (complete or self._examples)[:SAMPLED_PROMPTS]
+        answers: Messages = []
+        num_unknown = 0
+        for row in rows:
+            messages = [
+                message for message in messages_of(predictor, [row]) if message["role"] == "assistant"
+            ]
+            if not messages:  # The adapter writes no chat, but a single text.
+                text = "\n".join(str(row.get(name, "")) for name in outputs)
+                messages = [{"role": "assistant", "content": text}]
+            answers += messages
+            num_unknown += sum(row.get(name) is None for name in outputs)
+        return (self._count(answers) + UNKNOWN_FIELD * num_unknown) / len(rows)
+
+    def _longer_instruction(self, name: str) -> float:
+        """Return how many more tokens a predictor's longest instruction has than its own instruction."""
+        instructions = self._setup.slots.alternatives.get(name, ())
+        longest = max(extra_instruction_tokens(self._setup).get(name, [0]))
+        if any(instruction.origin == PLACEHOLDER for instruction in instructions):
+            longest = max(longest, PROPOSED_INSTRUCTION)
+        return longest
+
+
+def high_total(tokens: Sequence[float], number: int) -> float:
+    """Return a total that `number` randomly drawn numbers of tokens hardly exceed.
+
+    The total is `MORE_THAN_RANDOM` standard deviations above the expected total, but at most the
+    total of the largest numbers.
+    """
+    number = min(number, len(tokens))
+    if not number:
+        return 0.0
+    share_left = (len(tokens) - number) / max(1, len(tokens) - 1)
+    deviation = pstdev(tokens) * math.sqrt(number * share_left)
+    largest = sum(sorted(tokens)[-number:])
+    return min(largest, number * fmean(tokens) + MORE_THAN_RANDOM * deviation)
+
+
+def _is_unknown(value: Any) -> bool:
+    """Return whether a value stands for a teacher's answer that is not known yet."""
+    return isinstance(value, str) and value == UNKNOWN_ANSWER
+
+
+def _unknown_tokens(demo: Any) -> int:
+    """Return the assumed number of tokens in a demo's fields that the teacher has not answered yet."""
+    return UNKNOWN_FIELD * sum(_is_unknown(value) for _, value in demo.items())
+
+
+def _unknown_inputs(predictor: dspy.Predict, example: dspy.Example) -> list[str]:
+    """Return the names of a predictor's required inputs that neither the example nor the first demo has."""
+    sources: list[Any] = [example.inputs(), *predictor.demos[:1]]
+    unknown = []
+    for name, info in predictor.signature.input_fields.items():
+        is_known = any(name in fields for fields in sources)
+        if not is_known and not annotation_allows_none(info.annotation):
+            unknown.append(name)
+    return unknown
+
+
+def inputs_of(predictor: dspy.Predict, example: dspy.Example) -> dict[str, Any]:
+    """Return a predictor's inputs for an example.
+
+    If the example has no value for an input, use the first demo's value or an empty string.
+    """
+    sources: list[Any] = [example.inputs(), *predictor.demos[:1]]
+    inputs = {}
+    for name in predictor.signature.input_fields:
+        inputs[name] = next((fields[name] for fields in sources if name in fields), "")
+    return inputs
+
+
+def extra_instruction_tokens(setup: CompileSetup) -> dict[str, list[int]]:
+    """Return how many more tokens each instruction has than the predictor's own instruction.
+
+    The result maps each predictor to a list of these numbers. Instructions that have not been
+    proposed yet are ignored.
+    """
+    num_tokens = token_counter()
+    extra_tokens = {}
+    for name, instructions in setup.slots.alternatives.items():
+        texts = [instruction.text for instruction in instructions if instruction.origin != PLACEHOLDER]
+        lengths = [num_tokens([{"role": "system", "content": text}]) for text in texts]
+        extra_tokens[name] = [length - lengths[0] for length in lengths]
+    return extra_tokens
