@@ -14,8 +14,8 @@ from plr_dspy.statistics.arrays import Array
 # Label counts are clearly uneven if the p-value of a chi-squared test is below this limit.
 MAX_P_VALUE = 0.01
 MIN_GAP = 1e-6  # minimum gap between the log-probabilities of seen and unseen labels
-# The decimal places of log-probabilities and of offsets that determine an answer. Run logs and saved
-# calibrations keep as many.
+# Answers depend only on these decimal places of log-probabilities and offsets. Run logs keep no more
+# of a log-probability, and a search keeps no more of an offset.
 LOG_DECIMALS = 4
 OFFSET_DECIMALS = 6
 # Labels are tied if their log-probabilities differ by at most this much. If a model tells labels
