@@ -252,8 +252,12 @@ class Search(ABC):
         """Refit the distributions to the elites.
 
         Start from uniform distributions if `from_uniform`, else from the current distributions.
+        Without elites, for example because a limit allowed only calls of whole programs, there
+        is nothing to fit.
         """
         orderings = [elite.ordering for elite in elites if not isinstance(elite.ordering, WholeProgram)]
+        if not orderings:
+            return
         scores = torch.tensor([elite.score for elite in elites], dtype=torch.float64)
         weights = None
         # Deviation from PLR: Weights must be positive. So if any score is 0 or less, give all elites

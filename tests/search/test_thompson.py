@@ -1,6 +1,7 @@
 """Thompson sampling: the orderings that the search requests, and its estimates."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -131,6 +132,15 @@ class TestTell:
             assert {estimate.ordering for estimate in estimates} == world.known.keys()
             truths = [world.truth(estimate.ordering) for estimate in estimates]
             assert np.corrcoef(truths, scores)[0, 1] > 0.5
+
+    def test_a_limit_may_end_the_first_round_before_any_ordering_is_scored(self):
+        program = WholeProgram(0, "theirs")
+        space = replace(OrderingSpace.of_sizes(6, max_length=3, identity=((),)), programs=(program,))
+        search = ThompsonSearch(space, num_examples=10)
+        scores = {program: {0: 1.0, 1: 0.0}}
+        assert search.tell([program], scores) == []
+        assert search.ranked(scores)[0].ordering == program
+        assert space.allows(search.mode())
 
     def test_the_original_and_whole_programs_are_always_modeled(self):
         program = WholeProgram(0, "nearest last")
