@@ -54,9 +54,8 @@ LABELS = ["negative", "positive"]
 TASK = "review -> sentiment: Literal['negative', 'positive']"
 NUM_CALLS = 300
 NUM_SCORED = 40  # reviews on which the random search scores each set of demos
-NUM_SETS = (
-    4  # sets of demos with which the random search makes about 300 calls, including its bootstrap calls
-)
+# Number of sets of demos with which the random search makes about 300 calls, including its bootstrap calls.
+NUM_SETS = 4
 
 P = ParamSpec("P")
 T = TypeVar("T")
