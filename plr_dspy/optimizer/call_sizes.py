@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import Any
@@ -84,10 +84,15 @@ class CallSizes:
 
     Each predictor is assumed to be called once. Replies are assumed to be as long as the answers
     in demos or examples. Fields that neither has are assumed to have `UNKNOWN_FIELD` tokens.
+
+    Args:
+        setup: The setup of the compile run.
+        with_longest_inputs: Whether to assume the longest inputs instead of those of mean length.
     """
 
-    def __init__(self, setup: CompileSetup) -> None:
+    def __init__(self, setup: CompileSetup, *, with_longest_inputs: bool = False) -> None:
         self._setup = setup
+        self._average: Callable[[Sequence[float]], float] = max if with_longest_inputs else fmean
         self._examples: Examples = setup.scored_examples[:SAMPLED_EXAMPLES]
         self._count = token_counter()
         self._without_demos: dict[tuple[Any, ...], tuple[float, float]] = {}
@@ -184,14 +189,14 @@ class CallSizes:
         return CallSize({str((predictor.lm or dspy.settings.lm).model): usage})
 
     def _tokens_without_demos(self, predictor: dspy.Predict) -> tuple[float, float]:
-        """Return the mean number of tokens in a predictor's prompts without demos, and in their last messages."""
+        """Return the number of tokens in a predictor's prompts without demos, and in their last messages."""
         # Copies of a program share signatures and demos.
         key = (predictor.signature, *map(id, predictor.demos[:1]))
         if key not in self._without_demos:
-            self._without_demos[key] = self._mean_tokens(predictor)
+            self._without_demos[key] = self._average_tokens(predictor)
         return self._without_demos[key]
 
-    def _mean_tokens(self, predictor: dspy.Predict) -> tuple[float, float]:
+    def _average_tokens(self, predictor: dspy.Predict) -> tuple[float, float]:
         """Compute the result of `_tokens_without_demos`."""
         all_tokens = []
         last_tokens = []
@@ -200,7 +205,7 @@ class CallSizes:
             unknown = UNKNOWN_FIELD * len(_unknown_inputs(predictor, example))
             all_tokens.append(self._count(messages) + unknown)
             last_tokens.append(self._count(messages[-1:]) + unknown)
-        return fmean(all_tokens), fmean(last_tokens)
+        return self._average(all_tokens), self._average(last_tokens)
 
     def _tokens_of(self, predictor: dspy.Predict) -> float:
         """Return the number of tokens in a predictor's own demos."""
@@ -209,7 +214,7 @@ class CallSizes:
         return with_demos - self._count(messages_of(predictor, [], inputs))
 
     def _retrieved_tokens(self, predictor: dspy.Predict) -> float:
-        """Return the mean number of tokens in the demos that a predictor retrieves."""
+        """Return the number of tokens in the demos that a predictor retrieves."""
         if not isinstance(predictor, RetrievingPredict):
             return 0.0
         pool = predictor.retrieval.pool
@@ -222,7 +227,7 @@ class CallSizes:
                     inputs, predictor.retrieval.nearest, without=dict(example.inputs().items())
                 )
                 totals.append(sum(tokens[number] for number in shown))
-        return fmean(totals) if totals else high_total(tokens, predictor.retrieval.num_demos)
+        return self._average(totals) if totals else high_total(tokens, predictor.retrieval.num_demos)
 
     def _answer_tokens(self, predictor: dspy.Predict, demos: Sequence[Any]) -> float:
         """Return the mean number of tokens in the answers of complete demos or, if there are none, of examples."""

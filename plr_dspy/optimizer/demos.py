@@ -251,6 +251,7 @@ def make_attempts(setup: CompileSetup, evaluator: ProgramEvaluator) -> list[Atte
     log = evaluator.log
     budget = evaluator.budget
     student_cost = budget.expected_cost
+    reserve = budget.largest_cost
     prompt = (
         f"bootstrapped by {digest([setup.teacher, options.metric_threshold, options.max_demos, setup.seed])}"
     )
@@ -282,7 +283,7 @@ def make_attempts(setup: CompileSetup, evaluator: ProgramEvaluator) -> list[Atte
         attempts.append(Attempt(number, (prompt, keys[index]), demos, record))
     budget.share = 1.0
     if setup.teacher is not None:
-        budget.expect(student_cost)
+        budget.expect(student_cost, reserve=reserve)
     if not num_right:
         logger.warning("no demo was bootstrapped%s", why_none(attempts))
     return attempts

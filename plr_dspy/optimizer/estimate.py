@@ -245,15 +245,7 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None) -> Budget:
                 f"max_cost cannot be applied, because the price of {', '.join(sorted(unknown))} is unknown: pass "
                 "max_metric_calls instead of max_cost"
             )
-        sizes = CallSizes(setup)
-        expected_cost = sizes.price(sizes.of_arrangements())
-        costs = [sizes.price(sizes.of_program(rival.program)) for rival in setup.rivals]
-        known_costs = [cost for cost in costs if cost is not None]
-        largest_cost = max(known_costs, default=0.0)
-        if isinstance(setup.slots, WholeProgramSlots):
-            # Expect little, so that a race begins even if an expensive program is the first. No
-            # call starts if `largest_cost` is not left.
-            expected_cost = min(known_costs, default=None)
+        expected_cost, largest_cost = _costs_of_a_call(setup)
     budget = Budget(
         log or RunLog(),
         max_calls=max_calls,
@@ -261,7 +253,22 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None) -> Budget:
         started=setup.started,
         max_cost=options.max_cost,
         expected_cost=expected_cost,
-        varied=bool(setup.rivals),
     )
     budget.largest_cost = max(budget.largest_cost, largest_cost)
     return budget
+
+
+def _costs_of_a_call(setup: CompileSetup) -> tuple[float | None, float]:
+    """Return the expected cost of a call, or None if it is unknown, and the cost to reserve per call."""
+    sizes = CallSizes(setup)
+    longest = CallSizes(setup, with_longest_inputs=True)
+    programs = [rival.program for rival in setup.rivals]
+    expected_cost = sizes.price(sizes.of_arrangements())
+    if isinstance(setup.slots, WholeProgramSlots):
+        # Expect little, so that a race begins even if an expensive program is the first. No call
+        # starts unless the cost to reserve is left.
+        costs = [sizes.price(sizes.of_program(program)) for program in programs]
+        expected_cost = min((cost for cost in costs if cost is not None), default=None)
+    largest_costs = [longest.price(longest.of_arrangements())]
+    largest_costs += [longest.price(longest.of_program(program)) for program in programs]
+    return expected_cost, max((cost for cost in largest_costs if cost is not None), default=0.0)

@@ -145,6 +145,7 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
     log.number_examples([f"{task.predictor} {task.number}" for task in setup.proposals])
     num_recalled = log.num_recalled
     cost_of_student = budget.expected_cost
+    reserve = budget.largest_cost
     cost = None
     if setup.options.max_cost is not None:
         cost = (size_of_prompt(setup, EXAMPLES_PER_PROPOSAL) * CALLS_PER_PROPOSAL).cost
@@ -169,7 +170,7 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
             break
     log.num_recalled = num_recalled  # Proposals do not count as program calls.
     budget.share = 1.0
-    budget.expect(cost_of_student)
+    budget.expect(cost_of_student, reserve=reserve)
     _check(setup, proposals, failure)
     return proposals
 

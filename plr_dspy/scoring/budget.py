@@ -30,14 +30,15 @@ UNCOUNTED = "replies_without_usage"
 class Budget:
     """A run's limits and spending. The budget is thread-safe.
 
-    No call starts if it could exceed a limit. A running call is assumed to cost as much as the
-    most expensive call so far. Recalled calls count like new calls. `max_cost` limits the total
-    cost of all runs in the log.
+    No call starts if it could exceed a limit. A running call is assumed to cost as much as
+    expected or, if that is more, as the most expensive call so far. Recalled calls count like new
+    calls. `max_cost` limits the total cost of all runs in the log.
 
     Attributes:
         started: Start time, as a value of `time.monotonic()`. By default, the current time.
-        expected_cost: Expected dollars per call, if known; used until a call has been paid for.
-        varied: Whether calls may use models with different prices.
+        expected_cost: Expected dollars per call, if known. It is the mean cost until a call has
+            been paid for, and always the least to reserve per call, because the first call may
+            show no demos and so be cheaper than all others.
         share: Share of the cost and time limits that the current phase may use.
         refused: The limit that prevented the last requested call, or None if that call started.
         unpriced: The first price or token count that was missing, or an empty string if none was.
@@ -51,7 +52,6 @@ class Budget:
     max_seconds: float | None = None
     started: float | None = None
     expected_cost: float | None = None
-    varied: bool = False
 
     def __post_init__(self) -> None:
         self.refused: StopReason | None = None
@@ -68,10 +68,15 @@ class Budget:
         for tokens in self.log.tokens_before:
             self._cost_of_log += self._price(tokens)
 
-    def expect(self, cost: float | None) -> None:
-        """Reset the estimates of cost and pace, for example between a teacher's calls and the student's calls."""
+    def expect(self, cost: float | None, *, reserve: float = 0.0) -> None:
+        """Reset the estimates of cost and pace, for example between a teacher's calls and the student's calls.
+
+        Args:
+            cost: Expected dollars per call, or None if unknown.
+            reserve: Dollars to reserve per call, if more.
+        """
         self.expected_cost = cost
-        self.largest_cost = cost or 0.0
+        self.largest_cost = max(cost or 0.0, reserve)
         self.needs_one = self.max_cost is not None
         self._cost_of_paid = 0.0
         # Free calls (cached or failed) do not count, because they do not predict later costs.
@@ -216,8 +221,7 @@ class Budget:
     def _count(self, cost: float) -> None:
         self.cost += cost
         if cost > 0:
-            is_first = not self._num_paid and not self.varied  # The first cost replaces the expected cost.
-            self.largest_cost = cost if is_first else max(cost, self.largest_cost)
+            self.largest_cost = max(cost, self.largest_cost)
             self._cost_of_paid += cost
             self._num_paid += 1
 

@@ -5,11 +5,13 @@ import sys
 import time
 from dataclasses import replace
 from statistics import NormalDist
+from typing import ClassVar
 
 import dspy
 import fakes
 import litellm
 import pytest
+from dspy import lm15
 from fakes import OrderSensitiveEngine, digest, engine_for, exact_match, lm_of, questions, student, using
 
 from plr_dspy import PlainTextAdapter, PLFewShot, PLReorder, choose_program, estimate, headroom
@@ -361,6 +363,64 @@ def test_a_race_of_models_with_different_prices_stays_within_max_cost(own, num_t
         options = {"display_progress": False, "num_threads": num_threads, "max_cost": 0.1}
         report = choose_program(programs, exact_match, EXAMPLES, **options).report
     assert 0.03 < report.cost <= 0.1
+
+
+class Unreliable(MoreIsBetter):
+    """An engine that refuses every tenth request, so that DSPy repeats requests and some calls fail."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_requests = 0
+
+    def complete(self, request):
+        with self._lock:
+            self.num_requests += 1
+            is_refused = self.num_requests % 10 == 0
+        if is_refused:
+            raise lm15.RateLimitError("slow down", retry_after=0.0)
+        return super().complete(request)
+
+
+class TestLimitsInThreads:
+    OPTIONS: ClassVar = {"num_threads": 8, "max_errors": 1000, "display_progress": False}
+
+    @pytest.mark.parametrize("max_cost", [0.01, 0.06, None])
+    @pytest.mark.parametrize("instructions", [None, "propose"])
+    @pytest.mark.parametrize("with_programs", [False, True])
+    def test_hold_for_plfewshot(self, max_cost, instructions, with_programs):
+        engine = Unreliable()
+        more = {"programs": {"longer": student(OF_MANY_LENGTHS[:20])}} if with_programs else {}
+        optimizer = PLFewShot(
+            exact_match, max_cost=max_cost, max_metric_calls=80, instructions=instructions, **self.OPTIONS
+        )
+        with using(engine, MODEL, num_retries=1):
+            optimizer.compile(student(0), trainset=OF_MANY_LENGTHS, **more)
+        self.check(engine, optimizer.report, max_cost, 80)
+
+    @pytest.mark.parametrize("max_cost", [0.01, 0.06, None])
+    def test_hold_for_choose_program(self, max_cost):
+        engine = Unreliable()
+        programs = [student(OF_MANY_LENGTHS[:number]) for number in (0, 4, 8)]
+        options = {"max_cost": max_cost, "max_metric_calls": 100, **self.OPTIONS}
+        with using(engine, MODEL, num_retries=1):
+            report = choose_program(programs, exact_match, OF_MANY_LENGTHS, **options).report
+        self.check(engine, report, max_cost, 100)
+
+    def test_hold_for_headroom(self):
+        engine = Unreliable()
+        with using(engine, MODEL, num_retries=1):
+            measured = headroom(
+                student(4), exact_match, OF_MANY_LENGTHS, max_metric_calls=200, **self.OPTIONS
+            )
+        assert engine.num_calls <= measured.program_calls <= 200
+
+    @staticmethod
+    def check(engine, report, max_cost, max_calls):
+        assert report.cost == pytest.approx(engine.cost)
+        assert engine.cost <= (max_cost or math.inf)
+        assert report.program_calls["total"] <= max_calls
+        if report.proposals is None:
+            assert engine.num_calls <= report.program_calls["total"]
 
 
 A_CALL = 400 * PROMPT + 5 * COMPLETION

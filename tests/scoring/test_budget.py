@@ -119,10 +119,12 @@ class TestCost:
         budget.end(tokens(1))
         assert (budget.begin(), budget.unpriced) == (False, "the price of model")
 
-    def test_the_first_cost_replaces_the_expected_cost(self):
-        budget = Budget(max_cost=10, expected_cost=5)
+    @pytest.mark.parametrize(("expected", "largest", "number"), [(None, 1, 9), (3, 3, 3)])
+    def test_later_calls_may_cost_more_than_a_cheap_first_call(self, expected, largest, number):
+        """If no cost is expected, they are assumed to cost as much as the first call."""
+        budget = Budget(max_cost=10, expected_cost=expected)
         make(budget, 1)
-        assert (budget.largest_cost, begun(budget)) == (1, 9)
+        assert (budget.largest_cost, begun(budget)) == (largest, number)
 
 
 class TestTimeAndCalls:
