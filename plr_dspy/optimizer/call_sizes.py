@@ -27,8 +27,8 @@ SAMPLED_PROMPTS = 20  # number of examples over which tokens are averaged if an 
 SAMPLED_EXAMPLES = 200  # number of examples over which the tokens of inputs are averaged
 UNKNOWN_FIELD = 100  # assumed number of tokens in a field that no example has, such as reasoning
 PROPOSED_INSTRUCTION = 200  # assumed number of tokens in a proposed instruction
-# The demos of all prompts together are assumed to be longer than those of random prompts by this
-# many standard deviations, because a search may prefer long demos.
+# The total length of a prompt's demos is assumed to exceed that of random demos by this many
+# standard deviations, because a search may prefer long demos.
 MORE_THAN_RANDOM = 2.0
 
 
