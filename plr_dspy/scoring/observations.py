@@ -133,8 +133,8 @@ class ExampleSchedule:
             `num_first` divides the cycle, the same candidates always share their examples.
         retired: Examples that are no longer assigned. Calls that were already made on them still
             count.
-        paired: Candidates that all start at the first example of the cycle, so that their scores
-            can be compared.
+        paired: Candidates that all start at the first example of the cycle when they are new, so
+            that their scores can be compared.
         num_paired: Minimum number of examples for a new candidate in `paired`.
     """
 
@@ -165,18 +165,19 @@ class ExampleSchedule:
 
         The examples of a candidate are distinct. Those it was called on come first, in the order
         of its records, and are never left out. The next examples come from the cycle. There, a
-        known candidate starts at the first example it was called on, and skips those it has. If
-        the cycle has no other examples, there are fewer than requested.
+        known candidate starts at the first example in its records, and skips those it has. New
+        candidates start one after another, as if those before them in `candidates` were already
+        known. If the cycle has no other examples, there are fewer than requested.
 
         Args:
             candidates: The candidates to score.
             observations: All calls so far.
             num_examples: Total number of examples for each candidate, known ones included. By
                 default, a new candidate gets `num_first`, or `num_paired` if that is more and the
-                candidate is paired. A known candidate gets `num_more` additional examples. In any
-                case, a new whole program gets at least `MIN_FIRST_OF_PROGRAM`.
-            min_new: Minimum number of examples to add for each candidate. It is ignored if
-                `num_examples` is passed.
+                candidate is paired. A known candidate gets `num_more` additional examples. A new
+                `WholeProgram` gets at least `MIN_FIRST_OF_PROGRAM`, even if fewer are requested.
+            min_new: Minimum number of examples to add for each candidate, if the default is less.
+                It is ignored if `num_examples` is passed.
         """
         num_seen = len(observations.records)
         wanted: dict[Candidate, list[int]] = {}
@@ -208,7 +209,7 @@ class ExampleSchedule:
         return self.num_first
 
     def _start(self, num_seen: int) -> int:
-        """Return a new candidate's start position in the cycle, given the number of known candidates."""
+        """Return a new candidate's start position in the cycle, after `num_seen` candidates before it."""
         start = num_seen * self.num_first
         if self.shifted and len(self._cycle) % self.num_first == 0:
             start += start // len(self._cycle)
