@@ -12,7 +12,8 @@ from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.instructions import Instruction
 from plr_dspy.programs.slots import PoolSlots, PromptSlots
 from plr_dspy.report.formats import count
-from plr_dspy.report.schema import Alternative, InstructionReport, InstructionScore, PromptKind, ScoreRange
+from plr_dspy.report.prompts import InstructionReport, InstructionScore
+from plr_dspy.report.schema import Alternative, PromptKind, ScoreRange
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.ordering_model import FittedModel

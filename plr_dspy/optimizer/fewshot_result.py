@@ -19,7 +19,7 @@ from plr_dspy.optimizer.report_builder import FinishedProgram
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.checks import warn_of_json_obstacle
 from plr_dspy.programs.slots import PoolSlots
-from plr_dspy.report.schema import RetrievalReport
+from plr_dspy.report.prompts import RetrievalReport
 from plr_dspy.report.stop import StopReason
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.search.space import Candidate, WholeProgram

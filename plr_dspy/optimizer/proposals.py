@@ -24,7 +24,7 @@ from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.instructions import Instruction, InstructionChoices, usable_instructions
 from plr_dspy.programs.slots import PoolSlots
-from plr_dspy.report.schema import ProposalReport
+from plr_dspy.report.prompts import ProposalReport
 from plr_dspy.scoring.budget import window_of
 from plr_dspy.scoring.causes import fix_for
 from plr_dspy.scoring.run_log import CallRecord

@@ -21,18 +21,16 @@ from plr_dspy.programs.media import replaced_in
 from plr_dspy.programs.prefixes import PromptPrefixes
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.report.formats import shorten
+from plr_dspy.report.prompts import InstructionReport, RetrievalReport, SlotReport
 from plr_dspy.report.report import Report
 from plr_dspy.report.schema import (
     Alternative,
     Candidate,
     ErrorCount,
     FrontEntry,
-    InstructionReport,
     ProgramComparison,
     ProgramState,
-    RetrievalReport,
     Signal,
-    SlotReport,
 )
 from plr_dspy.runtime import Redactor
 from plr_dspy.scoring.budget import cost_of

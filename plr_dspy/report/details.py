@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plr_dspy.report.formats import count, one_line, price, score_of, score_text, table
-from plr_dspy.report.schema import Comparison, InstructionReport, ReportData, SlotReport
+from plr_dspy.report.prompts import InstructionReport, SlotReport
+from plr_dspy.report.schema import Comparison, ReportData
 from plr_dspy.report.text import programs_by_name, summary
 
 FIELD_WIDTH = 40  # maximum number of characters shown per field

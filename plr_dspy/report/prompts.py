@@ -1,0 +1,98 @@
+"""The parts of a report on prompts: their demos and instructions, and how these were chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plr_dspy.report.part import Part
+
+
+class SlotReport(Part):
+    """A predictor's demos and the order chosen for them.
+
+    Attributes:
+        ordering, original: Indices of the demos in prompt order, for the returned program and
+            for the student.
+        blocks: Groups of demo indices. Only demos of the same group can swap places. There is
+            one block, unless the adapter regroups demos.
+        distributions: Each block's final distribution, as a state to pass to
+            `PlackettLuce.from_state`. If demos come from a pool, the first demo drawn is shown
+            last.
+        demos: All demos as text.
+        origins: The source of each demo, such as "trainset[3]". Empty unless demos come from a
+            pool.
+    """
+
+    predictor: str
+    ordering: list[int]
+    blocks: list[list[int]]
+    distributions: list[dict[str, Any]]
+    demos: list[dict[str, str]]
+    origins: list[str] = []
+    original: list[int] = []
+
+
+class InstructionScore(Part):
+    """An instruction, and the score of the best arrangement that uses it.
+
+    Attributes:
+        origin: "student", "instructions[2]" or ``instructions['name'][2]`` (passed by the
+            user), "proposed[0]" (by the prompt model before the search), "from failures[0]"
+            (by the prompt model during the search), or the name of the program that has the
+            instruction.
+        reason: Why the instruction was excluded from the search, or an empty string if the
+            instruction was not excluded.
+        score, interval, num_examples: As in `Alternative`, for the best arrangement. If no
+            arrangement was scored, the score and the interval are None.
+    """
+
+    text: str
+    origin: str
+    reason: str = ""
+    score: float | None = None
+    interval: tuple[float, float] | None = None
+    num_examples: int = 0
+
+
+class InstructionReport(Part):
+    """A predictor's instructions.
+
+    Attributes:
+        chosen: Index of the returned program's instruction; 0 is the student's own
+            instruction.
+        dropped: Instructions excluded from the search.
+        distribution: The final distribution, as a state to pass to `PlackettLuce.from_state`.
+            The prompt shows the first instruction in each draw.
+    """
+
+    predictor: str
+    chosen: int
+    alternatives: list[InstructionScore]
+    dropped: list[InstructionScore] = []
+    distribution: dict[str, Any] = {}
+
+
+class ProposalReport(Part):
+    """The calls that proposed instructions. The report's `tokens` and `cost` include them.
+
+    Attributes:
+        model: Name of the model that proposed the instructions.
+        num_texts: Number of proposed instructions, including unusable ones.
+    """
+
+    model: str
+    num_texts: int
+
+
+class RetrievalReport(Part):
+    """The choice between fixed demos and demos retrieved for each input.
+
+    Attributes:
+        variation: The chosen variation of retrieval, or None if demos are fixed.
+        text: The variation's description, or an empty string if demos are fixed.
+        num_pooled: Number of demos to retrieve from. All of them are saved with the program.
+    """
+
+    variation: str | None
+    text: str
+    num_pooled: int
