@@ -50,10 +50,10 @@ class Decision:
         ordering: The chosen candidate.
         comparison: The comparison of the chosen candidate with the original, or None if
             nothing was compared.
-        best_own: The best of the user's programs, or None if that program is the original or
-            the chosen candidate.
-        over_best_own: The comparison of the chosen candidate with `best_own`, or None if
-            `best_own` is None.
+        best_user_program: The best of the user's programs, or None if that program is the
+            original or the chosen candidate.
+        over_best_user_program: The comparison of the chosen candidate with `best_user_program`,
+            or None if `best_user_program` is None.
         rejected: If one of the user's programs replaces the original, the best result of the
             search with a larger expected gain over the original, or None if there is none. Its
             gain is the gain over the chosen program.
@@ -68,8 +68,8 @@ class Decision:
 
     ordering: Candidate
     comparison: Comparison | None = None
-    best_own: Candidate | None = None
-    over_best_own: Comparison | None = None
+    best_user_program: Candidate | None = None
+    over_best_user_program: Comparison | None = None
     rejected: Result | None = None
     candidates: Sequence[Result] = ()
     chosen: int | None = None
@@ -163,21 +163,12 @@ def compare_finalists(
         counted = observations.scores()
     promising = max(results[1:], key=lambda result: result.gain.probability).ordering
     evidence = count_evidence(counted, original, promising)
-    own = [number for number, result in enumerate(results) if not number or result.ordering in user_programs]
-    best_own = 0
-    chosen = 0
-    over_best_own = results
-    rejected = None
+    choice = _Choice(over_best_user_program=results)
     if evidence.num_differing or fitted.calibrates_answers:
-        best_own = own[choose([results[number] for number in own], min_probability, odds=USER_PROGRAM_ODDS)]
-        if best_own:
-            over_best_own = scored.results(results[best_own].ordering)
-        allowed = [best_own, *(number for number in range(len(results)) if number not in own)]
-        chosen = allowed[choose([over_best_own[number] for number in allowed], min_probability, by_score)]
-        if chosen == best_own > 0:
-            rejected = _rejected(results, over_best_own, chosen, allowed)
+        choice = _choose_in_two_steps(scored, results, user_programs, min_probability, by_score)
     else:  # No score differs, so no finalist is better than another.
         results = [replace(result, gain=Gain(0.0, 0.0)) for result in results]
+    chosen = choice.chosen
     ordering = results[chosen].ordering
     if chosen:
         evidence = count_evidence(counted, original, ordering)
@@ -191,17 +182,66 @@ def compare_finalists(
         evidence=evidence,
         effect=scored.effect(original, ordering, applied=chosen > 0),
         fitted=fitted,
-        rejected=rejected,
+        rejected=choice.rejected,
     )
     compared = compared.model_copy(update=decision.over_calibrated(results[chosen]))
     decision = replace(decision, comparison=compared)
-    if best_own in (0, chosen):
+    best = choice.best_user_program
+    if best in (0, chosen):
         return decision
     return replace(
         decision,
-        best_own=results[best_own].ordering,
-        over_best_own=scored.compared(over_best_own, best_own, chosen),
+        best_user_program=results[best].ordering,
+        over_best_user_program=scored.compared(choice.over_best_user_program, best, chosen),
     )
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The choice of a finalist.
+
+    Attributes:
+        best_user_program: Index of the best of the user's programs, which include the original.
+        over_best_user_program: Results of all finalists, with gains over that program.
+        chosen: Index of the chosen finalist.
+        rejected: As in `Decision`.
+    """
+
+    best_user_program: int = 0
+    over_best_user_program: Sequence[Result] = ()
+    chosen: int = 0
+    rejected: Result | None = None
+
+
+def _choose_in_two_steps(
+    scored: "_ScoredFinalists",
+    results: Sequence[Result],
+    user_programs: Collection[Candidate],
+    min_probability: float | None,
+    by_score: bool,
+) -> _Choice:
+    """Choose one of the user's programs, then decide whether another finalist replaces it.
+
+    Args:
+        scored: The finalists and their scores.
+        results: Results of all finalists, with gains over the original.
+        user_programs, min_probability, by_score: As in `compare_finalists`.
+    """
+    of_user = [0]
+    others: list[int] = []
+    for number, result in enumerate(results[1:], start=1):
+        numbers = of_user if result.ordering in user_programs else others
+        numbers.append(number)
+    best = of_user[choose([results[number] for number in of_user], min_probability, odds=USER_PROGRAM_ODDS)]
+    over_best = results
+    if best:
+        over_best = scored.results(results[best].ordering)
+    allowed = [best, *others]
+    chosen = allowed[choose([over_best[number] for number in allowed], min_probability, by_score)]
+    rejected = None
+    if chosen == best > 0:
+        rejected = _rejected(results, over_best, chosen, allowed)
+    return _Choice(best, over_best, chosen, rejected)
 
 
 @dataclass(frozen=True)

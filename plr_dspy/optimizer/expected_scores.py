@@ -75,8 +75,8 @@ def expected_scores(
         if candidate == reference and (uncalibrated_score >= score or decision.chosen == 0):
             score = uncalibrated_score
             revision = None
-        if candidate == decision.best_own:
-            score = _score_of_best_own(decision)
+        if candidate == decision.best_user_program:
+            score = _score_of_best_user_program(decision)
         interval = fitted.interval(candidate, score, reference=reference)
         if metric is not None:
             score = metric.clip(score)
@@ -110,11 +110,11 @@ def _compared(outcome: Outcome, original: Candidate) -> dict[Candidate, ScoreRan
     return {outcome.decision.ordering: comparison.expected_chosen, original: comparison.expected_original}
 
 
-def _score_of_best_own(decision: Decision) -> float:
+def _score_of_best_user_program(decision: Decision) -> float:
     """Return the score of the best of the user's programs that agrees with the reported gain over it."""
     assert decision.comparison is not None
-    assert decision.over_best_own is not None
-    return decision.comparison.expected_chosen[0] - decision.over_best_own.expected_gain
+    assert decision.over_best_user_program is not None
+    return decision.comparison.expected_chosen[0] - decision.over_best_user_program.expected_gain
 
 
 def _kind_of(slots: PromptSlots, original: Candidate, candidate: Candidate) -> PromptKind:

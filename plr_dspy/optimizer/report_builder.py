@@ -96,7 +96,7 @@ def build_report(
         returned=_program_state(setup, decision.ordering, scorer, calibrated=decision.revision is not None),
         slots=_slot_reports(setup, outcome, original),
         comparison=decision.comparison,
-        over_best_own=_over_best_own(setup, decision),
+        over_best_own=_over_best_user_program(setup, decision),
         candidates=[_candidate(setup, decision, result) for result in decision.candidates],
         rejected=None if decision.rejected is None else _candidate(setup, decision, decision.rejected),
         evidence=decision.evidence,
@@ -146,15 +146,15 @@ def _new_prompt_tokens(setup: CompileSetup, scorer: Evaluator) -> int | None:
         return None
 
 
-def _over_best_own(setup: CompileSetup, decision: Decision) -> ProgramComparison | None:
+def _over_best_user_program(setup: CompileSetup, decision: Decision) -> ProgramComparison | None:
     """Return the comparison of the result with the best of the user's programs.
 
     Return None if they were not compared.
     """
-    comparison = decision.over_best_own
-    if comparison is None or decision.best_own is None:
+    comparison = decision.over_best_user_program
+    if comparison is None or decision.best_user_program is None:
         return None
-    return ProgramComparison(name=_name(setup, decision.best_own), **dict(comparison))
+    return ProgramComparison(name=_name(setup, decision.best_user_program), **dict(comparison))
 
 
 def _candidate(setup: CompileSetup, decision: Decision, result: Result) -> Candidate:

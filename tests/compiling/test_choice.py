@@ -238,7 +238,7 @@ class TestOwnPrograms:
         close = self.decided((12, 2), (13, 3))
         assert close.candidates[2].gain.expected > close.candidates[1].gain.expected > 0.1
         assert close.ordering == self.OWN
-        assert close.over_best_own is None
+        assert close.over_best_user_program is None
         gain = close.rejected.gain
         assert close.rejected.ordering == self.SEARCHED
         difference = close.candidates[2].gain.expected - close.candidates[1].gain.expected
@@ -246,12 +246,12 @@ class TestOwnPrograms:
         assert gain.probability < 3 * gain.worse
         better = self.decided((12, 2), (20, 0))
         assert better.ordering == self.SEARCHED
-        assert better.best_own == self.OWN
+        assert better.best_user_program == self.OWN
         assert better.rejected is None
-        assert better.over_best_own.original == 0.75
-        assert better.over_best_own.chosen == 1.0
-        assert 0 < better.over_best_own.expected_gain < better.comparison.expected_gain
-        assert better.over_best_own.probability > 0.9
+        assert better.over_best_user_program.original == 0.75
+        assert better.over_best_user_program.chosen == 1.0
+        assert 0 < better.over_best_user_program.expected_gain < better.comparison.expected_gain
+        assert better.over_best_user_program.probability > 0.9
 
     def test_a_minimum_probability_applies_to_all_candidates(self):
         assert self.decided((8, 4), (4, 4), min_probability=0.9).ordering == self.ORIGINAL
