@@ -133,8 +133,9 @@ class Front:
         self.reference = next(iter(best.values()))
         prompts = []
         for score in best.values():
-            tokens = prompt_tokens(slots, score.candidate)
-            prompts.append(Prompt(score, tokens, prices.of(slots.build(score.candidate))))
+            program = slots.build(score.candidate)
+            tokens = prompt_tokens(slots, score.candidate, program)
+            prompts.append(Prompt(score, tokens, prices.of(program)))
         is_priced = all(prompt.cost is not None for prompt in prompts)
         self.prompts = sorted(
             prompts,

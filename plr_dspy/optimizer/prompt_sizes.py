@@ -33,13 +33,13 @@ def retrieved_tokens(predictor: dspy.Predict) -> int:
     return predictor.retrieval.num_tokens if isinstance(predictor, RetrievingPredict) else 0
 
 
-def prompt_tokens(slots: PoolSlots, candidate: Candidate) -> int:
+def prompt_tokens(slots: PoolSlots, candidate: Candidate, program: dspy.Module) -> int:
     """Return the number of tokens in the instructions and demos of a candidate's prompts.
 
-    If the prompts cannot be built, count only the demos.
+    If the prompts of its `program` cannot be rendered, count only the demos.
     """
     try:
-        predictors = [part for _, part in slots.build(candidate).named_sub_modules(dspy.Predict)]
+        predictors = [part for _, part in program.named_sub_modules(dspy.Predict)]
         return sum(
             tokens_before_inputs(predictor, predictor.demos) + retrieved_tokens(predictor)
             for predictor in predictors

@@ -182,11 +182,16 @@ def _program_state(
         # A calibrated program answers with the likeliest label even if it cannot parse the reply.
         # The student's calls were made without calibration, so such replies have no score.
         unread = [record for record in unread if record.label_logprobs is None]
+    demo_tokens = None
+    tokens_without_inputs = None
+    if isinstance(slots, PoolSlots):
+        demo_tokens = slots.tokens(ordering)
+        tokens_without_inputs = prompt_tokens(slots, ordering, slots.build(ordering))
     return ProgramState(
         name=_name(setup, ordering),
         num_demos=slots.num_demos(ordering),
-        demo_tokens=slots.tokens(ordering) if isinstance(slots, PoolSlots) else None,
-        prompt_tokens=prompt_tokens(slots, ordering) if isinstance(slots, PoolSlots) else None,
+        demo_tokens=demo_tokens,
+        prompt_tokens=tokens_without_inputs,
         num_calls=len(records),
         num_failed=sum(bool(record.error) for record in records),
         num_unread=len(unread),
