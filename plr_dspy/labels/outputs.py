@@ -14,7 +14,7 @@ from plr_dspy.dspy_compat import decision_adapter
 from plr_dspy.errors import UserError
 from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, without_none
 from plr_dspy.metrics.by_example import SHOWN
-from plr_dspy.report.formats import count
+from plr_dspy.report.formats import count, shorten
 from plr_dspy.statistics.arrays import Array
 
 MOST_SHOWN = 5  # maximum number of values that a message lists
@@ -82,7 +82,7 @@ class LabelOutput:
             note = count(len(indices), "example")
             if nearest:
                 note += f"; nearest label: {nearest}"
-            texts.append(f"{text[:SHOWN]} ({note})")
+            texts.append(f"{shorten(text, SHOWN)} ({note})")
         num_more = len(values) - len(texts)
         if num_more:
             texts.append(f"and {num_more} more")

@@ -10,6 +10,7 @@ import dspy
 import numpy as np
 
 from plr_dspy.errors import MetricError, UserError, UserTypeError
+from plr_dspy.report.formats import shorten
 
 Metric: TypeAlias = Callable[..., Any]
 
@@ -31,9 +32,10 @@ def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
             extra = [None for _ in range(num_extra)]
             if takes(function_of(metric), 2 + num_extra) is not False:
                 return lambda example, prediction: metric(example, prediction, *extra)
+    fix = fix_for_metric(metric, otherwise="pass a function of an example and a prediction")
     raise UserTypeError(
         "metric must be callable as metric(example, prediction), and must be neither async nor a class; got "
-        f"{repr(metric)[:SHOWN]}: {fix_for_metric(metric, otherwise='pass a function of an example and a prediction')}"
+        f"{shorten(repr(metric), SHOWN)}: {fix}"
     )
 
 

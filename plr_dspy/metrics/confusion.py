@@ -13,7 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 from plr_dspy.errors import MetricError, UserError, UserTypeError
 from plr_dspy.lm.plain_text_adapter import labels_of, name_of_label, without_none
 from plr_dspy.metrics.by_example import SHOWN, as_score, fix_for_metric, takes
+from plr_dspy.report.formats import shorten
 from plr_dspy.scoring.confusion_scores import Array, confusion_matrix, possible_labels, ratio
+
+MOST_LISTED = 5  # maximum number of labels that a message lists
 
 
 class SetMetric(ABC):
@@ -111,9 +114,12 @@ class SetMetric(ABC):
         for split in splits:
             counts.update(self.right_labels(split))
         if self.label is not None and not counts[self.label]:
+            labels = ", ".join(map(repr, list(counts)[:MOST_LISTED])) or "none"
+            if len(counts) > MOST_LISTED:
+                labels += f" and {len(counts) - MOST_LISTED} more"
             raise UserError(
                 f"metric: at least one example must have the label {self.label!r}, the positive label of {self!r}; "
-                f"got the labels {list(counts)[:5]}: pass one of these labels to the metric, or add examples with "
+                f"got the labels {labels}: pass one of these labels to the metric, or add examples with "
                 f"the label {self.label!r}"
             )
 
@@ -137,7 +143,7 @@ class SetMetric(ABC):
             if self.field is not None:
                 requirement = f"a label in the field {self.field!r}"
                 fix = "add this field, or pass the name of another field to the metric"
-            fields = repr(dict(example.items()))[:SHOWN]
+            fields = shorten(repr(dict(example.items())), SHOWN)
             raise UserError(f"metric: each example must have {requirement}; got the example {fields}: {fix}")
         return str(names[0])
 
@@ -155,7 +161,7 @@ def check_over_set(metric: Any) -> SetMetric:
         return metric
     fix = "pass a metric such as F1() or ConfusionMetric(function), or omit metric to maximize accuracy"
     raise UserError(
-        f"metric must be a metric over a set of examples; got {repr(metric)[:SHOWN]}: "
+        f"metric must be a metric over a set of examples; got {shorten(repr(metric), SHOWN)}: "
         f"{fix_for_metric(metric, otherwise=fix)}"
     )
 

@@ -151,7 +151,7 @@ class Front:
         entry = prompt.expected.entry
         name = entry.name
         if prompt.expected.candidate == self._returned:
-            name += ", which compile returned"
+            name += ", the same as best_program"
         logger.info(
             "program_with builds this prompt: %s; expected score %.3f, from %s",
             name,

@@ -25,6 +25,7 @@ from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_copy
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.slots import ProgramSlots, PromptSlots
+from plr_dspy.report.formats import shorten
 from plr_dspy.report.schema import Signal
 from plr_dspy.runtime import Redactor, interrupts
 from plr_dspy.scoring.budget import UNCOUNTED, Budget
@@ -44,6 +45,7 @@ WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
 PROVIDER_PACKAGES = ("dspy", "lm15", "litellm", "openai")
 CACHED_TOKENS = ("cached_tokens", "cache_creation_tokens")  # kinds of prompt tokens that have their own price
 SECONDS_AFTER_INTERRUPT = 2.0  # maximum wait for running calls after an interrupt
+MAX_LINE = 200  # maximum number of characters of an error's message in the log
 FAILED_SHARE = 0.05  # share of calls that may fail, unless DSPy's max_errors allows more
 
 
@@ -54,7 +56,7 @@ class WrongAnswer(Exception):
         text = str(error)
         if isinstance(error, AdapterParseError):
             reply = " ".join(str(error.lm_response).split())
-            text = f"{error.adapter_name} could not read the reply {reply[:SHOWN]!r}"
+            text = f"{error.adapter_name} could not read the reply {shorten(reply, SHOWN)!r}"
         super().__init__(text)
         self.error = error
         self.record_fields: dict[str, Any] = {}
@@ -121,7 +123,7 @@ class MetricWork:
 
     def _scored(self, example: int, prediction: Any) -> CallRecord:
         score = as_score(self._judged(example, prediction))
-        self.sample = self.sample or f"{repr(prediction)[:SHOWN]}, scored {score:g}"
+        self.sample = self.sample or f"{shorten(repr(prediction), SHOWN)}, scored {score:g}"
         if self._over_set is None:
             return CallRecord(score)
         return CallRecord(score, value=self._over_set.answer(self.examples[example], prediction))
@@ -154,7 +156,7 @@ def first_line(error: BaseException, redact: Redactor) -> str:
     """Return the first line of an error's message, with secrets removed."""
     line = str(error).strip().split("\n", 1)[0]
     encodable = line.encode(errors="backslashreplace").decode()
-    return redact(encodable)[:200]
+    return shorten(redact(encodable), MAX_LINE)
 
 
 def _raised_by_metric(error: BaseException) -> bool:

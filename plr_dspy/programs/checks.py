@@ -33,6 +33,7 @@ from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.metrics.by_example import SHOWN, Metric, function_of, metric_caller
 from plr_dspy.metrics.copies import check_copies
 from plr_dspy.programs.copying import is_language_model, language_models
+from plr_dspy.report.formats import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -158,8 +159,7 @@ def _unknown_argument(checked_class: Any, name: str, value: object) -> str:
 
 def short_repr(value: object) -> str:
     """Return a value's repr as one line of limited length."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return one_line(repr(value), SHOWN)
 
 
 def check_module(program: object, name: str) -> None:

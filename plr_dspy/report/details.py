@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plr_dspy.report.formats import count, one_line, price, score_of, score_text, table
+from plr_dspy.report.formats import Advice, count, one_line, price, score_of, score_text, table
 from plr_dspy.report.prompts import InstructionReport, SlotReport
 from plr_dspy.report.schema import Comparison, ReportData
 from plr_dspy.report.text import programs_by_name, summary
@@ -29,11 +29,18 @@ def details(report: ReportData) -> Iterator[str]:
         )
         rows = {}
         for entry in report.front:
-            name = f"{entry.name} (returned)" if entry.is_returned else entry.name
+            name = entry.name
+            if entry.is_returned:
+                name += " (best so far)" if report.is_unfinished else " (returned)"
             rows[name] = f"{score_of(entry)}, {price(entry)}"
         yield from table(rows)
     for instruction in report.instructions:
-        yield from _instructions(instruction, is_chosen=not report.returned.name)
+        choice = f"instruction {instruction.chosen} was chosen"
+        if report.returned.name:
+            choice = "no instruction was chosen"
+        elif report.is_unfinished:
+            choice = f"instruction {instruction.chosen} is the best so far"
+        yield from _instructions(instruction, choice)
     proposals = report.proposals
     if proposals is not None:
         yield f"{count(proposals.num_texts, 'instruction')} proposed by {proposals.model}"
@@ -52,7 +59,7 @@ def _maybe_truncated_replies(report: ReportData) -> Iterator[str]:
     """State for how many replies it is unknown whether they were cut off."""
     for name, state in programs_by_name(report).items():
         if state.num_maybe_truncated:
-            yield (
+            yield Advice(
                 f"{state.num_maybe_truncated} of {state.num_calls} replies of {name} may have been cut off at "
                 "max_tokens, which is not known without DSPy's history: set disable_history=False in dspy.settings, "
                 "or pass max_tokens to the language model"
@@ -114,11 +121,10 @@ def _demos(slot: SlotReport, *, retrieves: bool) -> Iterator[str]:
         yield f"  demo {number}{origin}: {' | '.join(fields)}"
 
 
-def _instructions(report: InstructionReport, *, is_chosen: bool) -> Iterator[str]:
+def _instructions(report: InstructionReport, choice: str) -> Iterator[str]:
     """List a predictor's instructions, each with the score of the best prompt that uses it."""
     if report.alternatives:
-        chosen = f"instruction {report.chosen} was chosen" if is_chosen else "no instruction was chosen"
-        yield f"{report.predictor}: {chosen}; expected score of the best prompt with each instruction:"
+        yield f"{report.predictor}: {choice}; expected score of the best prompt with each instruction:"
     for number, instruction in enumerate(report.alternatives):
         score = "not scored"
         if instruction.score is not None:

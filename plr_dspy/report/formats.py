@@ -10,6 +10,15 @@ from plr_dspy.report.schema import Alternative, FrontEntry
 TEXT_WIDTH = 100  # maximum number of characters shown per instruction
 
 
+class Advice(str):
+    """A line of a report that names arguments or functions of Python.
+
+    The command line prints its own options instead (`plr_dspy.cli.fixes`).
+    """
+
+    __slots__ = ()
+
+
 def count(number: int, noun: str) -> str:
     """Format a number with its noun, such as "3 demos"."""
     if number == 1:

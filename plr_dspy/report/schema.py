@@ -383,6 +383,11 @@ class ReportData(Part):
         return all(slot.ordering == slot.original for slot in self.slots)
 
     @property
+    def is_unfinished(self) -> bool:
+        """Whether an interrupt or an error ended the run, so that no program was returned."""
+        return self.stop_reason in (StopReason.INTERRUPTED, StopReason.ERROR)
+
+    @property
     def returns_own(self) -> bool:
         """Whether one of `programs` is returned in place of the student."""
         return bool(self.returned.name) and not self.original.name

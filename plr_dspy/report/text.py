@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from plr_dspy.report.formats import (
+    Advice,
     count,
     dollars,
     one_line,
@@ -17,7 +18,8 @@ from plr_dspy.report.formats import (
     shares_by_label,
     table,
 )
-from plr_dspy.report.rules import DEFAULT_MAX_DEMOS, MAX_ATTEMPTS, MIN_ODDS, USER_PROGRAM_ODDS
+from plr_dspy.report.rules import DEFAULT_MAX_DEMOS, MIN_ODDS, USER_PROGRAM_ODDS
+from plr_dspy.report.scarce_classes import scarce_classes
 from plr_dspy.report.schema import (
     AS_GOOD,
     FAILED,
@@ -42,11 +44,9 @@ MUCH_CHEAPER = 0.95
 # For each reason why a search ended, the argument to increase.
 LIMITS = {StopReason.COST: "max_cost", StopReason.TIME: "max_seconds"}
 MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
-MAX_CLASSES = 10  # maximum number of classes to name
 MORE_EXAMPLES = "only more examples, in trainset or valset, would reduce the uncertainty"
-# Prefixes of the origins of proposed instructions and bootstrapped demos.
+# Prefix of the origins of proposed instructions.
 PROPOSED = "proposed["
-BOOTSTRAPPED = "bootstrapped from"
 
 
 def method(report: ReportData) -> str:
@@ -77,17 +77,19 @@ def summary(report: ReportData) -> Iterator[str]:
     for instruction in report.other_instructions:
         chosen = instruction.alternatives[instruction.chosen]
         yield f"instruction for {instruction.predictor} ({chosen.origin}): {one_line(chosen.text)}"
-    yield from _scarce_classes(report)
+    yield from scarce_classes(report)
     yield from _calibration(report)
     yield from _cheaper_prompt(report)
     retrieval = report.retrieval
     if retrieval is not None and report.retrieves:
         yield f"retrieved demos: {retrieval.text}; all {retrieval.num_pooled:,} demos are saved with the program"
-    if not report.original_stays and (report.comparison is not None or report.retrieves):
+    if not (report.original_stays or report.is_unfinished) and (
+        report.comparison is not None or report.retrieves
+    ):
         text = "save it with program.save, and load it with plr_dspy.load_program"
         if report.returned.name:
             text += f" and a program built like {report.returned.name!r}"
-        yield text
+        yield Advice(text)
 
 
 def programs_by_name(report: ReportData) -> dict[str, ProgramState]:
@@ -97,7 +99,8 @@ def programs_by_name(report: ReportData) -> dict[str, ProgramState]:
     """
     programs = {_name_of_student(report): report.original}
     if not report.original_stays:
-        programs["the returned program"] = report.returned
+        name = "the best program so far" if report.is_unfinished else "the returned program"
+        programs[name] = report.returned
     return programs
 
 
@@ -122,7 +125,7 @@ def _truncated_replies(report: ReportData) -> Iterator[str]:
     for name, state in programs_by_name(report).items():
         if _are_many(state.num_truncated, state):
             percent = 100 * state.num_truncated / state.num_calls
-            yield (
+            yield Advice(
                 f"{state.num_truncated} of {state.num_calls} replies of {name} were cut off at max_tokens "
                 f"({percent:.0f}%): increase the language model's max_tokens"
             )
@@ -132,7 +135,7 @@ def _long_prompts(report: ReportData) -> Iterator[str]:
     """Warn if many prompts exceed the context length."""
     number = sum(error.count for error in report.errors if error.type == TOO_LONG)
     if number and number >= MANY_UNREAD * report.program_calls["total"]:
-        yield (
+        yield Advice(
             f"{number} of {report.program_calls['total']} prompts exceeded the model's context length and count as "
             "wrong: use fewer demos, or increase the server's context length and compile again with the same log_dir "
             "and accept_changes=True"
@@ -146,7 +149,7 @@ def _unusable_proposals(report: ReportData) -> Iterator[str]:
     texts = [text for part in report.instructions for text in (*part.alternatives, *part.dropped)]
     reasons = dict.fromkeys(text.reason for text in texts if text.origin.startswith(PROPOSED))
     if "" not in reasons:
-        yield (
+        yield Advice(
             f"no proposed instruction could be used ({'; '.join(reasons) or 'none was proposed'}): try another "
             "prompt_model, or pass instructions as a list"
         )
@@ -154,7 +157,12 @@ def _unusable_proposals(report: ReportData) -> Iterator[str]:
 
 def _header(report: ReportData) -> str:
     """Describe the calls, the cost, the time and the reason to stop."""
-    numbers = Counter({"of them from log_dir": report.program_calls.get("resumed", 0)})
+    numbers = Counter(
+        {
+            "to make demos": report.program_calls.get("bootstrap", 0),
+            "of them from log_dir": report.program_calls.get("resumed", 0),
+        }
+    )
     notes = {FAILED: "failed", WRONG: "unreadable"}
     for error in report.errors:
         note = "too long" if error.type == TOO_LONG else notes.get(error.outcome)
@@ -175,7 +183,7 @@ def _scores(report: ReportData) -> Iterator[str]:
     """Yield a table with the scores of the student, the returned program and simpler methods."""
     comparison = report.comparison
     rows = {}
-    title = "for comparison:"
+    title = "simple methods, scored without extra calls:"
     if comparison is not None:
         title = "scores expected on new examples, with 95% intervals:"
         title_of_student = "first program" if report.original.name else "your program"
@@ -264,6 +272,8 @@ def _verdict(report: ReportData) -> Iterator[str]:
     comparison = report.comparison
     if report.settings.get("scored_on", "train examples") != "train examples":
         yield "the order was chosen according to label probabilities, so its score is not known"
+    elif report.is_unfinished:
+        yield from _why_nothing_is_returned(report)
     elif report.original_stays:
         yield f"{_name_of_student(report)} is kept: {_why_original_is_kept(report)}"
         yield from _advice(report)
@@ -271,14 +281,22 @@ def _verdict(report: ReportData) -> Iterator[str]:
         text = f"nothing was compared with {_name_of_student(report)}, so the gain is not known"
         if report.stop_reason is StopReason.NO_CALLS:
             text += ": to measure it, score both programs on other examples with evaluate_programs"
-        yield text
+        yield Advice(text)
         yield from _advice(report)
     else:
         yield from _why_own_is_returned(report)
         if _may_be_chance(comparison):
             yield from _advice(report)
-    if report.stop_reason in (StopReason.INTERRUPTED, StopReason.ERROR):
-        yield "if log_dir is set, compile again with the same arguments to resume"
+
+
+def _why_nothing_is_returned(report: ReportData) -> Iterator[str]:
+    """Say that the run did not finish, which program is the best so far, and how to resume the run."""
+    if not report.settings.get("num_selection"):  # A race of programs has no optimizer to ask.
+        yield "the run did not finish, so no program was chosen"
+    else:
+        best = "your program" if report.original_stays else "the best program so far"
+        yield Advice(f"the run did not finish, so nothing was returned; optimizer.best_program is {best}")
+    yield Advice("if log_dir is set, run it again with the same arguments to resume")
 
 
 def _may_be_chance(comparison: Comparison) -> bool:
@@ -291,7 +309,11 @@ def _may_be_chance(comparison: Comparison) -> bool:
 
 def _why_original_is_kept(report: ReportData) -> str:
     if report.comparison is None:
-        return "nothing was compared with it"
+        if not report.program_calls["total"]:
+            return "nothing was compared with it"
+        if report.stop_reason is StopReason.NO_DIFFERENCE:
+            return "no prompt scored higher than another"
+        return "no other program was scored on enough examples of the final comparison"
     best = _best_other(report)
     if best is None or not report.settings.get("racing", True):
         return "no other program is expected to do better"
@@ -356,7 +378,7 @@ def _advice(report: ReportData) -> Iterator[str]:
         # The race ended before its budget was used up, so only more examples can reduce the
         # uncertainty.
         if _best_other(report) is not None:
-            yield MORE_EXAMPLES
+            yield Advice(MORE_EXAMPLES)
         return
     num_selection = settings.get("num_selection", 0)
     racing = settings.get("racing")
@@ -369,16 +391,16 @@ def _advice(report: ReportData) -> Iterator[str]:
                 ": check that replies can be parsed, and with dspy.inspect_history() that the demos reach the model; "
                 "if so, the demos may not matter"
             )
-        yield text
+        yield Advice(text)
         return
     num_usable = settings.get("num_train", 0) + num_selection
     budget = settings.get("max_metric_calls") or 0
     is_enough = evidence.num_compared >= ENOUGH_COMPARED * num_usable
     if is_enough or not racing or budget >= settings.get("most_useful_calls", math.inf):
-        yield MORE_EXAMPLES
+        yield Advice(MORE_EXAMPLES)
     else:
         limit = LIMITS.get(report.stop_reason, "max_metric_calls")
-        yield f"a larger budget ({limit}) would reduce the uncertainty"
+        yield Advice(f"a larger budget ({limit}) would reduce the uncertainty")
 
 
 def _rivals(report: ReportData) -> Iterator[str]:
@@ -408,7 +430,7 @@ def _similar_demos(report: ReportData) -> Iterator[str]:
     max_demos = report.settings.get("max_demos")
     if max_demos != DEFAULT_MAX_DEMOS:
         arguments += f", max_demos={max_demos}"
-    yield (
+    yield Advice(
         f"{report.vote.name}, does better than {_name_of_result(report)}, beyond chance: try PLFewShot({arguments}), "
         "which shows each input its most similar examples, and compiles without a call"
     )
@@ -421,36 +443,6 @@ def _vote_is_better(report: ReportData) -> bool:
         return False
     is_better = report.vote_gain.interval[0] > 0 and report.vote.score > comparison.expected_chosen[0]
     return is_better and report.settings.get("demos") == "fixed"
-
-
-def _scarce_classes(report: ReportData) -> Iterator[str]:
-    """Name the classes with fewer demos than `min_per_class`."""
-    for predictor, numbers in report.scarce_classes.items():
-        names = [f"{label!r} ({number})" for label, number in numbers.items()]
-        if len(names) > MAX_CLASSES:
-            names[MAX_CLASSES:] = [f"{len(names) - MAX_CLASSES} more"]
-        yield (
-            f"predictor {predictor!r} has fewer than min_per_class={report.settings['min_per_class']} demos to choose "
-            f"from for {', '.join(names)}: {_how_to_add_demos(report, predictor)}"
-        )
-
-
-def _how_to_add_demos(report: ReportData, predictor: str) -> str:
-    """Say how a predictor can get more demos of scarce classes."""
-    candidates = report.settings.get("candidates")
-    if candidates in ("labeled", "both"):
-        return "pass more examples of these classes"
-    if candidates != "bootstrapped":
-        return "add demos of these classes to candidates"
-    max_bootstrapped = report.settings["max_bootstrapped"]
-    origins = next((slot.origins for slot in report.slots if slot.predictor == predictor), [])
-    num_bootstrapped = sum(origin.startswith(BOOTSTRAPPED) for origin in origins)
-    num_attempts = report.program_calls.get("bootstrap", 0)
-    if num_bootstrapped < max_bootstrapped and num_attempts < MAX_ATTEMPTS * max_bootstrapped:
-        return "pass more examples of these classes, or a teacher that answers them correctly"
-    minimum = report.settings["min_per_class"]
-    num_missing = sum(minimum - number for number in report.scarce_classes[predictor].values())
-    return f"increase max_bootstrapped, for example to {max_bootstrapped + num_missing}"
 
 
 def _calibration(report: ReportData) -> Iterator[str]:
@@ -477,7 +469,7 @@ def _calibration(report: ReportData) -> Iterator[str]:
         if "(" in metric:  # This is a metric over a set, which `BatchCalibration` accepts.
             optimizer += f"(metric={metric})"
         score = f"if calibrated, your program is expected to score {calibrated_score:.3f}"
-        yield f"{score}: use {optimizer}, or calibrate=True"
+        yield Advice(f"{score}: use {optimizer}, or calibrate=True")
 
 
 def _cheaper_prompt(report: ReportData) -> Iterator[str]:
@@ -489,7 +481,7 @@ def _cheaper_prompt(report: ReportData) -> Iterator[str]:
     is_much_cheaper = cheapest.prompt_tokens <= MUCH_CHEAPER * returned.prompt_tokens
     if not is_much_cheaper or cheapest.num_examples < MIN_SCORED:
         return
-    yield (
+    yield Advice(
         f"a cheaper prompt is probably as good, within {AS_GOOD}: {cheapest.name} ({price(cheapest)} instead of "
         f"{price(returned)}); build it: optimizer.program_with(within={AS_GOOD})"
     )

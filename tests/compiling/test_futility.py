@@ -56,7 +56,9 @@ class TestEnoughCalls:
         evaluator = Evaluator(payer, bootstrapped=cells)
         return FutilityCheck(evaluator, num_train, **options).check()
 
-    @pytest.mark.parametrize(("number", "said"), [(59, ""), (60, "every score was 1 in 60 calls")])
+    @pytest.mark.parametrize(
+        ("number", "said"), [(59, ""), (60, "every score was 1 in 60 calls of the search")]
+    )
     def test_enough_equal_scores_stop_the_search(self, number, said):
         # A failed call has no score, so it does not count.
         failed = {("order", number): CallRecord(None, FAILED)}
@@ -67,7 +69,7 @@ class TestEnoughCalls:
         failed = {
             ("order", 60 + number): CallRecord(None, FAILED, "MetricError", "got None") for number in range(5)
         }
-        expected = "every score was 1 in 60 calls, and 5 calls failed (MetricError: got None)"
+        expected = "every score was 1 in 60 calls of the search, and 5 calls failed (MetricError: got None)"
         assert self.said(cells | failed) == expected
 
     @pytest.mark.parametrize(("number", "said"), [(124, ""), (125, "no score differed between two prompts")])

@@ -301,6 +301,8 @@ BAD_INPUT = [
     (lambda: ConfusionMetric(F1("a")), "function must be callable"),
     (lambda: ConfusionMetric(share_of_right, **REVERSED), "bounds must be a lower value and a higher value"),
     (lambda: F1("d").check([example("a")] * 20), "must have the label 'd'"),
+    (lambda: F1("d").check([example(name) for name in "abcefg"]), "got the labels 'a', .* and 1 more: pass"),
+    (lambda: F1("a").right_label(example("a").copy(other="b" * 200)), "got the example {.*b…: pass"),
     (lambda: F1("a").right_label(TWO_FIELDS), "pass the name of the label field"),
     (lambda: F1().right_label(example(["a", "b"])), "field 'label' holds a list: use a metric that scores"),
     (lambda: F1("a").answer(example("a"), OTHER_NAME), "rename the program's output to 'label'"),

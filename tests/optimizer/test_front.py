@@ -230,7 +230,7 @@ class TestCheapest:
             caplog.clear()
             built = optimizer.program_with(within=0)
             is_returned = built.demos == program.demos
-            assert ("which compile returned" in caplog.text) == is_returned
+            assert ("the same as best_program" in caplog.text) == is_returned
         (row,) = (line for line in optimizer.report.details().splitlines() if "(returned)" in line)
         (returned,) = (entry.name for entry in optimizer.report.front if entry.is_returned)
         assert row.startswith(f"  {returned} (returned) ")

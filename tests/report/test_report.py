@@ -570,9 +570,39 @@ class TestSpecialCases:
             report.plot()
 
 
-@pytest.mark.parametrize("reason", [StopReason.INTERRUPTED, StopReason.ERROR, StopReason.BUDGET])
-def test_a_report_says_if_nothing_was_compared(reason):
-    interrupted = reason is not StopReason.BUDGET
-    text = str(by_hand(comparison=None, candidates=[], stop_reason=reason))
+def test_a_report_says_if_nothing_was_compared():
+    text = str(by_hand(comparison=None, candidates=[], stop_reason=StopReason.BUDGET))
     assert "nothing was compared with your program" in text
-    assert ("if log_dir is set, compile again with the same arguments to resume" in text) == interrupted
+    assert "to resume" not in text
+
+
+@pytest.mark.parametrize("reason", [StopReason.INTERRUPTED, StopReason.ERROR])
+class TestUnfinishedRuns:
+    """Reports on runs that an interrupt or an error ended."""
+
+    def test_nothing_is_said_to_be_returned(self, chosen, reason):
+        unfinished = {"comparison": None, "candidates": [], "stop_reason": reason}
+        text = chosen.model_copy(update=unfinished).details()
+        assert "so nothing was returned; optimizer.best_program is the best program so far" in text
+        assert "if log_dir is set, run it again with the same arguments to resume" in text
+        assert "(best so far)" in text
+        for word in ("(returned)", "returned program", "nothing was compared", "save it", "was chosen"):
+            assert word not in text
+
+    def test_a_race_has_no_best_program(self, reason):
+        race = {"num_train": 30, "num_selection": 0, "racing": True}
+        text = str(by_hand(comparison=None, candidates=[], stop_reason=reason, settings=race))
+        assert "the run did not finish, so no program was chosen" in text
+        assert "best_program" not in text
+
+
+def test_calls_that_make_demos_are_counted_apart():
+    calls = {"bootstrap": 16, "search": 67, "race": 0, "final": 0, "total": 83, "resumed": 0}
+    assert "83 program calls (16 to make demos)" in str(by_hand(program_calls=calls))
+
+
+def test_a_kept_program_has_a_reason_if_calls_were_made():
+    calls = {"search": 67, "race": 0, "final": 0, "total": 67, "resumed": 0}
+    same = by_hand(comparison=None, candidates=[], program_calls=calls, stop_reason=StopReason.NO_DIFFERENCE)
+    kept = same.model_copy(update={"slots": [], "returned": same.original})
+    assert "your program is kept: no prompt scored higher than another" in str(kept)

@@ -149,7 +149,10 @@ def test_lines_of_configured_logging_are_shown_once_above_the_bar(terminal):
     ("options", "ending"),
     [
         ({}, r"gain \+\d\.\d{3} .*better with .*; \d+ calls; budget used up"),
-        ({"metric": lambda e, p: 1}, r"your program is kept: .*; 60 calls; every score was 1 in 60 calls"),
+        (
+            {"metric": lambda e, p: 1},
+            r"your program is kept: .*; 60 calls; every score was 1 in 60 calls of the search",
+        ),
         ({"num_demos": 1}, r"your program is kept: .*; 0 calls; all choices give the same prompt"),
         ({"kind": StaticOrder}, r"your program is kept: .*; 0 calls; .*"),
         ({"kind": TopKOrder}, r"your program is kept: .*; 154 calls; all iterations done"),
@@ -173,5 +176,5 @@ def test_the_last_line_of_a_compile_that_ends_in_an_error(terminal):
     with pytest.raises(ValueError, match="boom"):
         compiled(metric=metric, max_errors=3)
     last = rendered(terminal())[-1]
-    assert "nothing was compared with your program" in last
+    assert "the run did not finish, so nothing was returned" in last
     assert "; ended by ValueError" in last
