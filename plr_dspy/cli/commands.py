@@ -79,9 +79,10 @@ def _exit_code(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> None:
     if args.command == "report":
+        from plr_dspy.cli.reports import details_in_options
         from plr_dspy.report.report import Report
 
-        show(Report.load(args.path).details())
+        show(details_in_options(Report.load(args.path), args))
         return
     from plr_dspy.cli import compiling
 

@@ -15,7 +15,9 @@ from typing import Any
 import dspy
 
 from plr_dspy.cli.examples import read_examples
+from plr_dspy.cli.fixes import in_options
 from plr_dspy.cli.output import show
+from plr_dspy.cli.reports import details_in_options
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.evaluation import evaluate_programs
 from plr_dspy.labels.outputs import label_output
@@ -60,7 +62,7 @@ def run_compile(args: argparse.Namespace) -> None:
     data = {**examples, "programs": programs or None}
     with _language_model(args):
         if args.estimate:
-            show(optimizer.estimate(program, **data))
+            show(in_options(str(optimizer.estimate(program, **data)), args))
             return
         try:
             optimizer.compile(program, **data).save(args.out)
@@ -68,8 +70,10 @@ def run_compile(args: argparse.Namespace) -> None:
             if optimizer.report is not None:
                 if args.report is not None:
                     optimizer.report.save(args.report)
-                show(optimizer.report.details())
-    show(f"saved in {args.out}; to load the program: plr_dspy.load_program(student, {str(args.out)!r})")
+                show(details_in_options(optimizer.report, args))
+    show(
+        f"saved in {args.out}; to load the program in Python: plr_dspy.load_program(student, {str(args.out)!r})"
+    )
     report = optimizer.report
     assert report is not None
     is_version = not report.returned.name or report.returned.name.endswith(".json")
@@ -129,14 +133,14 @@ def run_choose(args: argparse.Namespace) -> None:
     options = _passed(args, names)
     with _language_model(args):
         if args.estimate:
-            show(estimate(choose_program, programs, metric, **examples, **options))
+            show(in_options(str(estimate(choose_program, programs, metric, **examples, **options)), args))
             return
         choice = choose_program(programs, metric, **examples, **options)
     if args.report is not None:
         choice.report.save(args.report)
     if args.out is not None:
         choice.program.save(args.out)
-    show(choice.report.details())
+    show(details_in_options(choice.report, args))
     show(f"chosen: {choice.name}")
     if args.out is not None:
         show(f"saved in {args.out}")

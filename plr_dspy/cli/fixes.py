@@ -75,15 +75,34 @@ PHRASES = {
     r"reduce num_threads, or increase the LM's \w+": "or reduce num_threads",
     r"pass other names as inputs": "pass other names as --inputs",
     r"another value for auto": "another value for --auto",
+    # Lines of reports.
+    r"; optimizer\.best_program is (?:your program|the best program so far)": "",
+    r"nothing was returned": "nothing was saved",
+    r"save it with program\.save, and load it with": "load the saved program in Python with",
+    r"programs on other examples with evaluate_programs": "programs on other examples with plr-dspy evaluate",
+    r"try PLFewShot\(metric, demos='retrieved', max_metric_calls=0\)": "try --select retrieved --max-calls 0",
+    r"try PLFewShot\(metric, demos='retrieved', max_metric_calls=0, max_demos=(\d+)\)": (
+        r"try --select retrieved --max-calls 0 --max-demos \1"
+    ),
+    r"use (BatchCalibration\S*), or calibrate=True": r"pass --calibrate, or use \1 in Python",
+    r"build it: optimizer": "build it in Python: optimizer",
+    r"with dspy\.inspect_history\(\) that": "with dspy.inspect_history() in Python that",
+    r"set disable_history=False in dspy\.settings, or pass": "pass",
 }
 """A dict that maps phrases to what they are on the command line. Both are as in `re.sub`."""
 
-VALUE = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\[[^\]]*\]|[\w.+-]+"""
+STRING = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+LIST = rf"""\[(?:{STRING}|[^\]'"])*\]"""
+VALUE = rf"{STRING}|{LIST}|[\w.+-]+"
 NAMES = "|".join(OPTIONS)
 # Arguments whose names are no words, so that they need no context.
 CERTAIN_NAMES = "|".join(name for name in OPTIONS if "_" in name or name.endswith("set"))
 ROW = re.compile(r"\b(trainset|valset|devset)\[(\d+)\]")
-PROGRAM = re.compile(r"\bprograms\[('[^']*'|\"[^\"]*\")\]")
+PROGRAM = re.compile(rf"\bprograms\[({STRING})\]")
+# Quoted text is the user's, unless it is an argument's value or a program's name. An apostrophe
+# within a word opens no quote.
+QUOTED = re.compile(rf"={LIST}|\bprograms\[(?:{STRING})\]|(?<![\w=])({STRING}|`[^`]*`)(?!\w)")
+KEPT = re.compile("\0(\\d+)\0")  # stands for a text that must stay unchanged
 # An argument with a value. Arguments in calls, such as PLReorder(auto='light'), stay unchanged.
 WITH_VALUE = re.compile(rf"(?<![\w(.])({NAMES})=({VALUE})")
 WITHOUT_VALUE = re.compile(
@@ -95,45 +114,65 @@ WITHOUT_VALUE = re.compile(
 def in_options(message: str, args: argparse.Namespace) -> str:
     """Return a message with options in place of the arguments of Python functions.
 
-    Rows of files replace indices of examples. If the message names an argument that has no
-    option, add that it can be passed only in Python.
+    Rows of files replace indices of examples. Quoted text stays unchanged, because it may be the
+    user's. If the message names an argument without an option, add that it needs Python.
     """
+    kept: list[str] = []  # text that must stay unchanged
+
+    def keep(text: str) -> str:
+        kept.append(text)
+        return f"\0{len(kept) - 1}\0"
+
+    def quoted(match: re.Match[str]) -> str:
+        return match[0] if match[1] is None else keep(match[1])
+
+    def option_with_value(match: re.Match[str]) -> str:
+        option, value = _with_value(OPTIONS[match[1]], match[2])
+        return f"{option} {keep(value)}" if value else option
+
+    message = QUOTED.sub(quoted, message.replace("\0", ""))
+    for phrase, replacement in PHRASES.items():
+        message = re.sub(phrase, replacement, message)
+    message = ROW.sub(lambda match: _row(match, args), message)
+    message = PROGRAM.sub(lambda match: keep(str(ast.literal_eval(match[1]))), message)
+    message = WITH_VALUE.sub(option_with_value, message)
+    message = WITHOUT_VALUE.sub(_option, message).replace("the argument --", "--")
+    without_option = [name for name in PYTHON_ONLY if re.search(rf"(?<![\w(]){name}", message)]
+    if without_option:
+        message += f" (only in Python: {', '.join(without_option).replace('=', '')})"
+    return KEPT.sub(lambda match: kept[int(match[1])], message)
+
+
+def _row(match: re.Match[str], args: argparse.Namespace) -> str:
+    """Return the row of a file that a matched index of an example refers to."""
     sources = {
         "trainset": getattr(args, "train", None),
         "valset": getattr(args, "val", None),
         "devset": getattr(args, "data", None),
     }
-
-    def row(match: re.Match[str]) -> str:
-        return f"row {int(match[2]) + 1} of {sources[match[1]]}"
-
-    def option(match: re.Match[str]) -> str:
-        return next(OPTIONS[name] for name in match.groups() if name is not None)
-
-    for phrase, replacement in PHRASES.items():
-        message = re.sub(phrase, replacement, message)
-    message = ROW.sub(row, message)
-    message = PROGRAM.sub(lambda match: str(ast.literal_eval(match[1])), message)
-    message = WITH_VALUE.sub(lambda match: _with_value(OPTIONS[match[1]], match[2]), message)
-    message = WITHOUT_VALUE.sub(option, message).replace("the argument --", "--")
-    without_option = [name for name in PYTHON_ONLY if re.search(rf"(?<![\w(]){name}", message)]
-    if without_option:
-        message += f" (only in Python: {', '.join(without_option).replace('=', '')})"
-    return message
+    return f"row {int(match[2]) + 1} of {sources[match[1]]}"
 
 
-def _with_value(option: str, text: str) -> str:
-    """Return an option with the value of its argument, given the value's repr, as in a shell command."""
+def _option(match: re.Match[str]) -> str:
+    """Return the option of the matched argument."""
+    return next(OPTIONS[name] for name in match.groups() if name is not None)
+
+
+def _with_value(option: str, text: str) -> tuple[str, str]:
+    """Return an option and the value of its argument, given the value's repr, as in a shell command.
+
+    The value is empty if the option takes none.
+    """
     try:
         value = ast.literal_eval(text)
     except (SyntaxError, ValueError):
-        return f"{option} {text}"
+        return option, text
     if value is None or value is False:
-        return f"no {option}"
+        return f"no {option}", ""
     if value is True or value is ... or value == [...]:
-        return option
+        return option, ""
     values = value if isinstance(value, list) else [value]
-    return shlex.join([option, *map(str, values)])
+    return option, shlex.join(map(str, values))
 
 
 class OptionFormatter(logging.Formatter):

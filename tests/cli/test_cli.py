@@ -112,7 +112,10 @@ def test_compile_and_report(folder, server, monkeypatch, capsys):
     for path in ("found.json", "log"):
         capsys.readouterr()
         assert cli.main(["report", path]) == 0
-        assert f"{first.program_calls['total']:,} program calls" in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert f"{first.program_calls['total']:,} program calls" in printed
+        for name in ("max_metric_calls", "calibrate=True"):
+            assert name not in printed, "advice names options"
 
 
 def test_choose(folder, capsys):
