@@ -18,6 +18,7 @@ from plr_dspy.search.elimination import EliminationSearch
 from plr_dspy.search.space import Candidate
 
 FIRST_EXAMPLES = 20  # number of examples in the first round
+FIRST_PER_PROGRAM = 5  # minimum number of replies of each program before unparsable replies end the race
 MIN_NEW_EXAMPLES = 4  # minimum number of new examples in a later round
 GROWTH = 0.25  # number of new examples in a later round, relative to the number of examples so far
 
@@ -96,9 +97,9 @@ class EliminationRun(CompileRun):
     def _check_first_replies(self, wanted: Wanted) -> None:
         """Make the first calls, and check that their replies can be parsed.
 
-        Raise RuntimeError if almost no reply can be parsed for any of the programs.
+        Raise `UnreadableReplies` if almost no reply can be parsed for any of the programs.
         """
-        num_examples = math.ceil(FIRST_ANSWERS / len(wanted))
+        num_examples = max(FIRST_PER_PROGRAM, math.ceil(FIRST_ANSWERS / len(wanted)))
         self.evaluator.evaluate({program: examples[:num_examples] for program, examples in wanted.items()})
         self._futility.check()
 

@@ -3,12 +3,13 @@
 import itertools
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from plr_dspy.scoring.causes import cause_of, main_cause
 from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
+from plr_dspy.search.space import Candidate, WholeProgram
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +21,18 @@ MANY_FAILURES = 5  # number of failed calls from which the reason to stop mentio
 ENOUGH_SCORES = 60  # number of scores after which the search stops if all are equal
 # The search stops after this many comparisons of two scores on the same example if all were ties.
 ENOUGH_PAIRS = 250
+SHOW_DEMOS = (
+    "show demos, which teach the output format (PLFewShot chooses them; on the command line --select), or "
+)
+
+
+class UnreadableReplies(RuntimeError):
+    """An error raised if almost no reply can be parsed. The same compile would end in the same way again."""
+
+
+def always(candidate: Candidate) -> bool:
+    """Return True, because the candidate may show demos."""
+    return True
 
 
 @dataclass
@@ -32,12 +45,16 @@ class FutilityCheck:
     compares: bool = True  # whether to stop if all scores and answers are equal
     advice: str = "try another adapter"  # what to do if replies cannot be parsed
     by_program: bool = False  # whether whole programs are compared, not prompts
+    shows_demos: Callable[[Candidate], bool] = always  # whether a candidate's prompts show demos
+    # Whether any candidate shows demos. Demos may teach the model the output format. So if any
+    # candidate shows demos, only replies to prompts with demos can stop the search.
+    can_show_demos: bool = True
     has_warned: bool = False  # whether a warning about unparsable answers was logged
 
     def check(self) -> str:
         """Return the reason to stop the search, or an empty string if the search can continue.
 
-        Raise RuntimeError if almost no answer can be parsed.
+        Raise `UnreadableReplies` if almost no answer can be parsed.
         """
         by_prompt: dict[str, list[CallRecord]] = defaultdict(list)
         by_example: dict[int, list[CallRecord]] = defaultdict(list)
@@ -48,7 +65,7 @@ class FutilityCheck:
             elif example < self.num_train:
                 by_prompt[prompt].append(record)
                 by_example[example].append(record)
-        self._check_parsed(list(by_prompt.values()))
+        self._check_parsed(by_prompt)
         if not self.compares:
             return ""
         reason = self._find_no_difference(list(by_example.values()))
@@ -63,25 +80,54 @@ class FutilityCheck:
             )
         return reason
 
-    def _check_parsed(self, prompts: Sequence[Sequence[CallRecord]]) -> None:
-        """Warn if many answers cannot be parsed. Raise RuntimeError if almost none can be parsed."""
-        unparsable = list(itertools.chain.from_iterable(map(_unparsable, prompts)))
-        num_calls = sum(map(len, prompts))
-        if num_calls < FIRST_ANSWERS or len(unparsable) < MOSTLY_UNPARSED * num_calls:
+    def _check_parsed(self, prompts: Mapping[str, Sequence[CallRecord]]) -> None:
+        """Warn if many answers cannot be parsed. Raise `UnreadableReplies` if almost none can be parsed."""
+        judged = {prompt: records for prompt, records in prompts.items() if self._is_judged(prompt, records)}
+        records = list(itertools.chain.from_iterable(judged.values()))
+        unparsable = _unparsable(records)
+        if len(records) < FIRST_ANSWERS or len(unparsable) < MOSTLY_UNPARSED * len(records):
             return
         cause = main_cause(record.error for record in unparsable)
         first = next(record for record in unparsable if cause_of(record.error) is cause)
-        share = f"{len(unparsable)} of {num_calls}"
-        message = (
-            f"{share} answers could not be parsed. One error: {first.message}. To fix this, {self.advice}"
-        )
-        if cause is not None:
+        share = f"{len(unparsable)} of {len(records)}"
+        if cause is None:
+            fix = self.advice
+            if not any(map(self._has_demos, judged)):
+                fix = SHOW_DEMOS + fix
+            message = (
+                f"{share} answers{self._of_programs(judged)} could not be parsed. One error: {first.message}. To fix "
+                f"this, {fix}"
+            )
+        else:
             message = f"{share} calls failed ({first.error}: {first.message}): {cause.fix}"
-        if len(unparsable) >= UNPARSED * num_calls and not any(map(self._is_readable, prompts)):
-            raise RuntimeError(message)
-        if num_calls >= ENOUGH_ANSWERS and not self.has_warned:
+        is_unreadable = _are_unreadable(judged.values()) and _are_unreadable(prompts.values())
+        if is_unreadable and not any(map(self._is_readable, prompts.values())):
+            raise UnreadableReplies(message)
+        if len(records) >= ENOUGH_ANSWERS and not self.has_warned:
             logger.warning("%s", message)
             self.has_warned = True
+
+    def _is_judged(self, prompt: str, records: Sequence[CallRecord]) -> bool:
+        """Return whether a message about unparsable replies concerns this prompt.
+
+        It concerns the programs with many such replies or, in a search, the prompts with demos if
+        any candidate can show demos.
+        """
+        if self.by_program:
+            return len(_unparsable(records)) >= MOSTLY_UNPARSED * len(records)
+        return not self.can_show_demos or self._has_demos(prompt)
+
+    def _of_programs(self, prompts: Iterable[str]) -> str:
+        """Return the end of a phrase, which names the programs with these prompts if programs are compared."""
+        if not self.by_program:
+            return ""
+        candidates = map(self.evaluator.candidate_with, prompts)
+        return f" of {', '.join(repr(program.name) for program in candidates if isinstance(program, WholeProgram))}"
+
+    def _has_demos(self, prompt: str) -> bool:
+        """Return whether the prompt with this fingerprint shows demos."""
+        candidate = self.evaluator.candidate_with(prompt)
+        return candidate is None or self.shows_demos(candidate)
 
     def _is_readable(self, records: Sequence[CallRecord]) -> bool:
         """Return whether the replies to a prompt show that the model can follow the output format.
@@ -108,6 +154,12 @@ class FutilityCheck:
         if num_pairs >= ENOUGH_PAIRS and not num_differing:
             return f"no score differed between two prompts in {num_pairs} comparisons"
         return ""
+
+
+def _are_unreadable(prompts: Iterable[Sequence[CallRecord]]) -> bool:
+    """Return whether there are enough replies to these prompts, almost none of which can be parsed."""
+    records = list(itertools.chain.from_iterable(prompts))
+    return len(records) >= FIRST_ANSWERS and len(_unparsable(records)) >= UNPARSED * len(records)
 
 
 def _unparsable(records: Sequence[CallRecord]) -> list[CallRecord]:

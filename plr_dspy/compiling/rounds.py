@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from plr_dspy.compiling.futility import FIRST_ANSWERS, FutilityCheck
+from plr_dspy.compiling.futility import FIRST_ANSWERS, FutilityCheck, always
 from plr_dspy.compiling.plan import MIN_ORDERS, Plan
 from plr_dspy.report.schema import Iteration
 from plr_dspy.report.stop import Stop, StopReason
@@ -50,7 +50,7 @@ class SearchRounds:
         original: The user's program, as an ordering, `WITHOUT_DEMOS` or a whole program.
         user_programs: The user's other programs, which can replace the original at lower odds.
         min_probability, stop_at_score, patience: As in `PLReorder`.
-        sample, advice: As in `FutilityCheck`.
+        sample, advice, shows_demos: As in `FutilityCheck`.
         shifted: As in `ExampleSchedule`.
         min_examples: Returns minimum numbers of new examples for some candidates, given all
             candidates of a round in the order of their calls. With more examples per candidate,
@@ -70,6 +70,7 @@ class SearchRounds:
     min_probability: float | None = None
     sample: Callable[[], str] = str
     advice: str = FutilityCheck.advice
+    shows_demos: Callable[[Candidate], bool] = always
     stop_at_score: float | None = None
     patience: int | None = None
     shifted: bool = False
@@ -101,6 +102,8 @@ class SearchRounds:
             # Calibrated answers may differ even if all scores are equal.
             compares=not self.search.model.calibrates_answers,
             advice=self.advice,
+            shows_demos=self.shows_demos,
+            can_show_demos=self._can_show_demos(),
         )
         self._history: list[Iteration] = []
         self._learned: set[Candidate] = set()  # candidates whose scores the search has received
@@ -269,20 +272,28 @@ class SearchRounds:
         return first
 
     def _check_first_replies(self, wanted: Wanted) -> None:
-        """Make the first calls, and raise RuntimeError if almost no reply can be parsed.
+        """Make the first calls, and raise `UnreadableReplies` if almost no reply can be parsed.
 
         Calls without demos do not count, because demos may teach the model the output format.
+        If no candidate shows demos, all calls count.
         """
+        can_show_demos = self._futility.can_show_demos
         first: Wanted = {}
         num_replies = 0
         for candidate, examples in wanted.items():
             first[candidate] = examples[: FIRST_ANSWERS - num_replies]
-            if isinstance(candidate, WholeProgram) or self.search.space.shows_items(candidate):
+            if self.shows_demos(candidate) or not can_show_demos:
                 num_replies += len(first[candidate])
             if num_replies == FIRST_ANSWERS:
                 self.evaluator.evaluate(first)
                 self._futility.check()
                 return
+
+    def _can_show_demos(self) -> bool:
+        """Return whether any candidate of the search can show demos."""
+        space = self.search.space
+        most_items = [most for _, most in space.limits[: len(space.limits) - len(space.choices)]]
+        return any(most_items) or any(map(self.shows_demos, [self.original, *space.programs]))
 
     def _update_search(self, candidates: Sequence[Candidate]) -> None:
         """Pass the scores of a round to the search, and add the round to the history."""

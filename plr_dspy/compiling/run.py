@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from plr_dspy.compiling.choice import Decision, Outcome, compare_finalists, count_evidence
 from plr_dspy.compiling.effect import estimate_effect
+from plr_dspy.compiling.futility import UnreadableReplies
 from plr_dspy.compiling.plan import MIN_EXAMPLES
 from plr_dspy.compiling.race import first_of_each_kind, run_race
 from plr_dspy.compiling.rounds import SearchRounds
@@ -327,6 +328,8 @@ class CompileRun(SearchRounds):
     def unfinished(self, error: BaseException) -> Outcome:
         """Return the outcome after an error or an interrupt, with the best candidate so far."""
         stop = Stop(StopReason.ERROR, f"ended by {type(error).__name__}")
+        if isinstance(error, UnreadableReplies):
+            stop = Stop(StopReason.UNREADABLE)
         if isinstance(error, KeyboardInterrupt):
             stop = Stop(StopReason.INTERRUPTED)
         best = self.best()

@@ -402,6 +402,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             user_programs=setup.slots.competing,
             sample=lambda: opened.work.sample,
             advice=adapter_advice(),
+            shows_demos=setup.slots.shows_demos,
             min_probability=self.min_probability,
             stop_at_score=getattr(self, "stop_at_score", None),
             patience=getattr(self, "patience", None),

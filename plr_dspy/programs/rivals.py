@@ -94,6 +94,11 @@ class Rival:
         """The demos of all predictors."""
         return [demo for predictor in self.predictors for demo in predictor.demos]
 
+    @property
+    def shows_demos(self) -> bool:
+        """Whether any predictor has demos, or retrieves demos for each input."""
+        return any(predictor.demos or getattr(predictor, "retrieval", None) for predictor in self.predictors)
+
     def leaked(self, examples: Examples) -> list[dspy.Example]:
         """Return the examples that the program's demos show.
 

@@ -127,6 +127,12 @@ class PromptSlots(ABC):
             return len(self.rivals[candidate].demos)
         return sum(map(len, self.shown(candidate).values()))
 
+    def shows_demos(self, candidate: Candidate) -> bool:
+        """Return whether a candidate's prompts show any demos."""
+        if candidate in self.rivals:
+            return self.rivals[candidate].shows_demos
+        return self.num_demos(candidate) > 0
+
     def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
         """Build a candidate's program. `Rival.build` explains `guarded`."""
         if candidate in self.rivals:

@@ -20,6 +20,7 @@ class StopReason(str, Enum):
     NO_DIFFERENCE = "no score differed"
     ONE_PROMPT = "all choices give the same prompt"
     NO_CALLS = "no calls planned"
+    UNREADABLE = "almost no reply could be parsed"
     INTERRUPTED = "interrupted"
     ERROR = "ended by an error"
 

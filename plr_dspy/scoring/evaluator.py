@@ -102,6 +102,10 @@ class Evaluator:
             self._candidates.setdefault(self._fingerprints[prompt], candidate)
         return self._fingerprints[prompt], example
 
+    def candidate_with(self, prompt: str) -> Candidate | None:
+        """Return the first candidate whose prompt has this fingerprint, or None if there is none."""
+        return self._candidates.get(prompt)
+
     def num_calls(self, phase: str = "") -> int:
         """Count the calls that a phase requested first. If `phase` is empty, count all calls."""
         if not phase:

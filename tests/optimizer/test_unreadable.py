@@ -1,0 +1,100 @@
+"""Models whose replies cannot be parsed: when a run ends, and what its error and report say."""
+
+import dspy
+import pytest
+from fakes import engine_for, exact_match, questions, student, using
+
+from plr_dspy import PLFewShot, choose_program
+
+EXAMPLES = questions(120)
+
+
+def model(mumbles):
+    return engine_for(EXAMPLES, mumbles=mumbles)
+
+
+def without_demos(texts):
+    return len(texts) == 1
+
+
+def instructed():
+    """Return a program without demos that has an instruction of its own."""
+    return dspy.Predict(dspy.Signature("question -> answer", "Answer the question."))
+
+
+def optimizer(**options):
+    return PLFewShot(
+        exact_match,
+        candidates="labeled",
+        max_demos=4,
+        max_metric_calls=150,
+        display_progress=False,
+        **options,
+    )
+
+
+def choose(engine, programs):
+    with using(engine):
+        return choose_program(
+            programs, exact_match, EXAMPLES, max_metric_calls=100, num_threads=1, display_progress=False
+        )
+
+
+class TestSearch:
+    @pytest.mark.parametrize("programs", [None, {"instructed": instructed()}])
+    def test_demos_are_tried_if_no_program_without_demos_can_be_parsed(self, programs, caplog):
+        """A warning would be misleading, because the search already shows demos."""
+        chooser = optimizer()
+        engine = model(without_demos)
+        with using(engine):
+            compiled = chooser.compile(
+                dspy.Predict("question -> answer"), trainset=EXAMPLES, programs=programs
+            )
+        assert compiled.demos
+        assert chooser.report.comparison.original == 0.0 < chooser.report.comparison.chosen
+        assert chooser.report.program_calls["total"] > 100
+        assert "answers could not be parsed" not in caplog.text
+
+    def test_a_search_ends_early_if_demos_do_not_help(self):
+        chooser = optimizer(num_threads=1)
+        engine = model(lambda texts: True)
+        with using(engine), pytest.raises(RuntimeError, match=r"could not be parsed.*max_tokens") as caught:
+            chooser.compile(
+                dspy.Predict("question -> answer"), trainset=EXAMPLES, programs={"instructed": instructed()}
+            )
+        assert "show demos" not in str(caught.value)
+        assert chooser.report.program_calls["total"] <= 40
+        assert "almost no reply could be parsed" in str(chooser.report)
+        assert "compile again" not in str(chooser.report)
+
+
+class TestRaceOfPrograms:
+    def test_an_unreadable_program_does_not_end_the_race(self, caplog):
+        programs = {
+            "plain": dspy.Predict("question -> answer"),
+            "instructed": instructed(),
+            "demos": student(),
+        }
+        choice = choose(model(without_demos), programs)
+        assert choice.name == "demos"
+        assert "40 of 40 answers of 'plain', 'instructed' could not be parsed" in caplog.text
+
+    def test_the_error_advises_demos_if_no_program_has_any(self):
+        engine = model(without_demos)
+        programs = {"plain": dspy.Predict("question -> answer"), "instructed": instructed()}
+        with pytest.raises(RuntimeError, match=r"of 'plain', 'instructed' could not be parsed") as caught:
+            choose(engine, programs)
+        assert all(
+            fix in str(caught.value) for fix in ("show demos", "PLFewShot", "ChatAdapter", "max_tokens")
+        )
+
+    def test_many_programs_get_several_calls_each_before_the_race_ends(self):
+        """On the first example in the race, no reply can be parsed."""
+        first = []
+
+        def mumbles(texts):
+            first.append(texts[-1])
+            return texts[-1] == first[0]
+
+        programs = {f"program {number}": student(demos=EXAMPLES[:number]) for number in range(10)}
+        assert choose(model(mumbles), programs).report.program_calls["total"] == 100
