@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from traceback import walk_tb
 from typing import Any, TypeAlias
 
 import dspy
@@ -78,6 +79,19 @@ def rendered_signature(predictor: dspy.Predict) -> type[dspy.Signature]:
     no_tools: dict[str, list[Any]] = {name: [] for name in signature.input_fields}
     rendered: type[dspy.Signature] = adapter._call_preprocess(lm, dict(predictor.config), signature, no_tools)
     return rendered
+
+
+def field_not_found(error: BaseException) -> tuple[object, str] | None:
+    """Return the example and the name if an error was raised because this example has no field of this name.
+
+    Return None for any other error. The example may also be a prediction.
+    """
+    if not isinstance(error, (AttributeError, KeyError)):
+        return None
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    example = frame.f_locals.get("self")
+    name = frame.f_locals.get("key")  # the parameter of `dspy.Example.__getattr__` and `__getitem__`
+    return (example, name) if isinstance(example, dspy.Example) and isinstance(name, str) else None
 
 
 class _Sent(BaseException):

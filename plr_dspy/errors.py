@@ -17,6 +17,10 @@ class MetricError(UserTypeError):
     """An error for a metric that cannot score a prediction, or that returns something other than a score."""
 
 
+class MissingFieldError(UserError):
+    """An error for a metric that reads a field which no example has, so that it would fail on every example."""
+
+
 class FatalLMError(Exception):
     """An error in a language model call that would also occur in all later calls."""
 

@@ -19,7 +19,8 @@ from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import PURPOSE, CalibratedProgram, calibrated_output
 from plr_dspy.labels.calibration import Calibration
 from plr_dspy.labels.calibration_report import AS_IT_IS, CalibrationReport
-from plr_dspy.labels.checks import NAMES_OF_CLASSES, are_whole_numbers, columns_of
+from plr_dspy.labels.checks import NAMES_OF_CLASSES, are_whole_numbers
+from plr_dspy.metrics.fields import columns_of
 from plr_dspy.labels.outputs import LabelOutput, prior_shares
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelReadingWork

@@ -16,6 +16,7 @@ from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, without
 from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_copy
+from plr_dspy.metrics.fields import check_field, columns_of
 from plr_dspy.programs.checks import is_single_step
 from plr_dspy.programs.copying import language_models
 
@@ -75,6 +76,7 @@ def check_labels(program: dspy.Module, metric: Metric, **datasets: Sequence[dspy
 
     A warning also names values in label fields that are not labels, unless the metric accepts
     them. If no answer to any example in a list can be correct for this reason, raise a ValueError.
+    Raise a ValueError, too, if the metric reads a field that no example in a list has.
     Raise a TypeError if a metric by example returns something other than a score.
 
     Args:
@@ -87,8 +89,10 @@ def check_labels(program: dspy.Module, metric: Metric, **datasets: Sequence[dspy
             continue
         if isinstance(metric, SetMetric):
             _check_labels_of_set(program, metric, examples, name)
-        elif is_single_step(program):
-            _check_outputs(program, metric, examples, name)
+        else:
+            _check_fields(program, metric, examples, name)
+            if is_single_step(program):
+                _check_outputs(program, metric, examples, name)
         _check_values(program, metric, examples, name, all_examples=all_examples)
     _check_scores(program, metric, all_examples)
 
@@ -136,6 +140,24 @@ def _check_needed_outputs(
 def _as_answer(example: dspy.Example, outputs: Iterable[str]) -> dict[str, Value]:
     """Return the fields of a correct answer. Outputs that the example does not have are empty."""
     return {name: example.get(name, "") for name in outputs}
+
+
+def _check_fields(
+    program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], dataset: str
+) -> None:
+    """Raise a ValueError if the metric reads a field that no example has.
+
+    Score one answer to find out. The fields of the answer are unknown unless the program is a single
+    predictor. Then score an answer only if no example has any of the outputs, because the metric
+    may be slow.
+    """
+    outputs = _output_types(program)
+    has_output = any(name in example for example in examples for name in outputs)
+    if has_output and not _returns_outputs(program):
+        return
+    error = _error_of(metric, examples[0], _as_answer(examples[0], outputs))
+    if error is not None:
+        check_field(error, examples, dataset=dataset)
 
 
 def _check_scores(program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example]) -> None:
@@ -404,8 +426,3 @@ def are_whole_numbers(values: Sequence[Value]) -> bool:
     """Return whether all values except None are integers, like the class indices in a ClassLabel column."""
     kinds = {type(value) for value in values if value is not None}
     return kinds == {int}
-
-
-def columns_of(examples: Sequence[dspy.Example]) -> list[str]:
-    """Return the names of all fields in the examples."""
-    return list(dict.fromkeys(chain.from_iterable(example.keys() for example in examples)))

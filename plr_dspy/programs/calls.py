@@ -19,10 +19,11 @@ from plr_dspy.dspy_compat import (
     UsageTracker,
     note_reply_tokens,
 )
-from plr_dspy.errors import FatalLMError, UserError
+from plr_dspy.errors import FatalLMError, MissingFieldError, UserError
 from plr_dspy.metrics.by_example import SHOWN, Metric, as_score, metric_caller
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_copy
+from plr_dspy.metrics.fields import check_field
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.slots import ProgramSlots, PromptSlots
 from plr_dspy.report.formats import shorten
@@ -119,7 +120,11 @@ class MetricWork:
             # Metrics may read the token usage. DSPy does not set it while another tracker is
             # active, so set it here.
             prediction.set_lm_usage(dspy.settings.usage_tracker.get_total_tokens())
-        return self._metric(own_copy(self.examples[example]), prediction)
+        try:
+            return self._metric(own_copy(self.examples[example]), prediction)
+        except (AttributeError, KeyError) as error:
+            check_field(error, self.examples)
+            raise
 
     def _scored(self, example: int, prediction: Any) -> CallRecord:
         score = as_score(self._judged(example, prediction))
@@ -346,7 +351,7 @@ class ProgramEvaluator:
             place += ", in the metric"
         if cause is not None:
             reason += f": {cause.fix}"
-        if self.log.path is not None:
+        if self.log.path is not None and not isinstance(failure, MissingFieldError):
             reason += ". Run the same compile again to resume"
             if cause is None:
                 reason += (
@@ -357,7 +362,7 @@ class ProgramEvaluator:
 
     def _reason_to_end(self, failure: BaseException, cause: Cause | None) -> str:
         """Return the reason to end the run after a failure, or an empty string if the run can continue."""
-        if isinstance(failure, FatalLMError) or (cause is not None and cause.is_fatal):
+        if isinstance(failure, (FatalLMError, MissingFieldError)) or (cause is not None and cause.is_fatal):
             return "every further call would fail in the same way"
         limit = self._max_errors or max(self._default_max_errors, int(FAILED_SHARE * self.log.num_calls))
         num_failures = len(self._failed_examples)

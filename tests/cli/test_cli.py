@@ -443,10 +443,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
         ),
         (compile_arguments("--train", "hub:SetFit/subj:train"), "cannot be read from the Hugging Face hub"),
         (compile_arguments("--train", "latin.csv"), "latin.csv cannot be read"),
-        (
-            compile_arguments("--train", "renamed.csv"),
-            "rename the column that holds the labels to 'sentiment'",
-        ),
+        (compile_arguments("--train", "renamed.csv"), "rename the column that holds it to 'sentiment'"),
         (
             compile_arguments("--train", "partly.csv", metric="f1:positive"),
             "1 of 2 examples have no label in 'sentiment'",

@@ -120,7 +120,6 @@ def warnings_of(caplog, metric, kind, rows):
     ("metric", "kind", "rows", "words"),
     [
         (judge, LABEL, NAMED_OTHERWISE, "rename the column that holds the labels"),
-        (exact_match, str, NAMED_OTHERWISE, "rename the column that holds the labels"),
         (exact_match, LABEL, PARTLY_EMPTY, "trainset: 20 of 60 examples have no value in 'answer'"),
         (
             exact_match,

@@ -1,0 +1,82 @@
+"""Metrics that read a field which no example has: an error before any call or after the first call."""
+
+import dspy
+import pytest
+from fakes import Program, engine_for, questions, student, using
+
+from plr_dspy import PLFewShot, PLReorder, choose_program, estimate, evaluate_programs, headroom
+
+EXAMPLES = questions(60)
+MESSAGE = r"the metric reads the field 'gold', which no example has; the columns are \['question', 'answer'\]"
+
+
+def reads_gold_first(example, prediction, trace=None):
+    return example.gold == prediction.answer
+
+
+def reads_gold_last(example, prediction, trace=None):
+    return prediction.said == example["gold"]
+
+
+def in_two_steps():
+    """Return a program whose answers have a field that no signature declares."""
+    return Program(
+        lambda self, question: dspy.Prediction(said=self.inner(question=question).answer), inner=student()
+    )
+
+
+RUNS = {
+    "PLReorder": lambda program, metric: PLReorder(metric, num_threads=1).compile(program, trainset=EXAMPLES),
+    "PLFewShot": lambda program, metric: PLFewShot(metric, num_threads=1).compile(program, trainset=EXAMPLES),
+    "estimate": lambda program, metric: PLFewShot(metric).estimate(program, trainset=EXAMPLES),
+    "evaluate_programs": lambda program, metric: evaluate_programs(
+        {"a": program}, metric, EXAMPLES, num_threads=1
+    ),
+    "headroom": lambda program, metric: headroom(program, metric, EXAMPLES, num_threads=1),
+    "estimate of headroom": lambda program, metric: estimate(headroom, program, metric, EXAMPLES),
+    "choose_program": lambda program, metric: choose_program([program, student(4)], metric, EXAMPLES),
+}
+CALLING = [name for name in RUNS if not name.startswith("estimate") and name != "choose_program"]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_of_a_single_predictor_is_an_error_before_any_call(run):
+    engine = engine_for(EXAMPLES)
+    with using(engine), pytest.raises(ValueError, match=MESSAGE):
+        RUNS[run](student(), reads_gold_first)
+    assert engine.num_calls == 0
+
+
+@pytest.mark.parametrize("run", CALLING)
+def test_of_another_program_is_an_error_after_the_first_call(run):
+    engine = engine_for(EXAMPLES)
+    with using(engine), pytest.raises(ValueError, match=MESSAGE) as caught:
+        RUNS[run](in_two_steps(), reads_gold_last)
+    assert engine.num_calls == 1
+    assert "teacher" not in " ".join(caught.value.__notes__)
+
+
+def test_the_error_names_a_similar_column():
+    rows = [{"question": f"question {i}", "answers": "yes"} for i in range(60)]
+
+    def metric(example, prediction, trace=None):
+        return example.answer == prediction.answer
+
+    with using(engine_for(EXAMPLES)), pytest.raises(ValueError, match="rename 'answers' to 'answer'$"):
+        PLFewShot(metric).compile(dspy.Predict("question -> answer"), trainset=rows)
+
+
+def test_a_failed_lookup_elsewhere_is_not_taken_for_a_missing_column():
+    """The metric fails because of a dict of its own, and because answers have no such field."""
+    values = {}
+
+    def reads_dict(example, prediction, trace=None):
+        return values[prediction.answer]
+
+    def reads_prediction(example, prediction, trace=None):
+        return prediction.gold
+
+    for metric, error in [(reads_dict, KeyError), (reads_prediction, AttributeError)]:
+        with using(engine_for(EXAMPLES)), pytest.raises(error) as caught:
+            PLReorder(metric, max_errors=3).compile(student(), trainset=EXAMPLES)
+        assert "max_errors=3" in " ".join(caught.value.__notes__)
