@@ -20,12 +20,12 @@ from plr_dspy.labels.calibrated_program import PURPOSE, CalibratedProgram, calib
 from plr_dspy.labels.calibration import Calibration
 from plr_dspy.labels.calibration_report import AS_IT_IS, CalibrationReport
 from plr_dspy.labels.checks import NAMES_OF_CLASSES, are_whole_numbers
-from plr_dspy.metrics.fields import columns_of
 from plr_dspy.labels.outputs import LabelOutput, prior_shares
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelReadingWork
 from plr_dspy.lm.plain_text_adapter import Value
 from plr_dspy.metrics.confusion import SetMetric, check_over_set
+from plr_dspy.metrics.fields import columns_of
 from plr_dspy.programs.calls import calls_on
 from plr_dspy.programs.checks import Checked, Number, WholeNumber, arguments, check_given, check_module
 from plr_dspy.programs.made_with import record_settings

@@ -54,6 +54,7 @@ from plr_dspy.programs.checks import (
     check_module,
 )
 from plr_dspy.programs.fingerprint import describe, digest
+from plr_dspy.programs.hidden_demos import warn_of_hidden_demos
 from plr_dspy.programs.made_with import record_settings
 from plr_dspy.programs.rivals import Programs, Rival
 from plr_dspy.programs.slots import ProgramSlots, add_labeled_demos
@@ -299,6 +300,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         filled_predictors = (
             add_labeled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
         )
+        if filled_predictors:
+            warn_of_hidden_demos(program, self.student_name)
         slots = ProgramSlots(program, self._rivals)
         if not slots.slots:
             raise UserError(

@@ -48,6 +48,7 @@ from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.calls import ProgramEvaluator
 from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments
 from plr_dspy.programs.copying import language_models
+from plr_dspy.programs.hidden_demos import warn_if_none_is_shown
 from plr_dspy.programs.instructions import (
     Instruction,
     InstructionChoices,
@@ -280,6 +281,8 @@ class PLFewShot(LearningOptimizer):
         check_any_demo(
             program, self._rivals, [*user_demos, *examples.values()], trainset=trainset, valset=valset
         )
+        if self.candidates != "bootstrapped":
+            warn_if_none_is_shown(program, [*user_demos, *examples.values()])
         attempts: list[Attempt] = []
         if self.max_metric_calls != 0 and self.candidates in ("both", "bootstrapped"):
             with_labeled = self.candidates == "both"

@@ -33,6 +33,7 @@ from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.metrics.by_example import SHOWN, Metric, function_of, metric_caller
 from plr_dspy.metrics.copies import check_copies
 from plr_dspy.programs.copying import is_language_model, language_models
+from plr_dspy.programs.hidden_demos import warn_of_hidden_demos
 from plr_dspy.report.formats import one_line
 
 logger = logging.getLogger(__name__)
@@ -173,8 +174,8 @@ def check_module(program: object, name: str) -> None:
 def check_given(student: Any, *, name: str = "student", to_order: bool = True, **datasets: Any) -> None:
     """Raise an error if a program cannot run on the given examples.
 
-    The check depends on DSPy's current settings, such as the LM. If `to_order`, also warn about
-    demos that JSON cannot store.
+    The check depends on DSPy's current settings, such as the LM. Also warn about demos that no
+    prompt shows and, if `to_order`, about demos that JSON cannot store.
 
     Args:
         student: The program to check.
@@ -209,6 +210,7 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
             fix = f"dspy.LM({lm!r})"
         raise UserTypeError(f"lm must be a dspy.LM; got {lm!r}: call dspy.configure(lm={fix})")
     check_adapter()
+    warn_of_hidden_demos(student, name)
 
 
 def check_adapter() -> None:

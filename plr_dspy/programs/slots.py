@@ -221,12 +221,7 @@ class ProgramSlots(PromptSlots):
         no_text = as_text(messages_of(predictor, []))
         texts = [as_text(messages_of(predictor, [demo])) for demo in demos]
         kinds = {i: texts.index(text) for i, text in enumerate(texts) if text != no_text}
-        self._hidden[name] = hidden = [i for i in range(len(demos)) if i not in kinds]
-        if hidden:
-            logger.warning(
-                "the adapter does not show demos %s of predictor %r in any prompt, perhaps because a field is missing",
-                *(hidden, name),
-            )
+        self._hidden[name] = [i for i in range(len(demos)) if i not in kinds]
         blocks = _blocks(predictor, demos, kinds)
         classes = answer_classes(demos, list(predictor.signature.output_fields))
         return Slot(

@@ -62,7 +62,7 @@ def test_the_error_names_a_similar_column():
     def metric(example, prediction, trace=None):
         return example.answer == prediction.answer
 
-    with using(engine_for(EXAMPLES)), pytest.raises(ValueError, match="rename 'answers' to 'answer'$"):
+    with using(engine_for(EXAMPLES)), pytest.raises(ValueError, match=r"rename 'answers' to 'answer'$"):
         PLFewShot(metric).compile(dspy.Predict("question -> answer"), trainset=rows)
 
 

@@ -1,0 +1,64 @@
+"""Demos that the adapter does not show in any prompt: a warning before the first call."""
+
+import contextlib
+
+import dspy
+import fakes
+import pytest
+from fakes import engine_for, exact_match, questions, student, using
+
+from plr_dspy import PLFewShot, PLReorder, choose_program, evaluate_programs, headroom
+
+EXAMPLES = questions(60)
+UNANSWERED = [dspy.Example(question=f"demo {i}", note="a") for i in range(3)]
+
+RUNS = {
+    "PLReorder": ("student", lambda program: PLReorder(exact_match).compile(program, trainset=EXAMPLES)),
+    "PLFewShot": ("student", lambda program: PLFewShot(exact_match).compile(program, trainset=EXAMPLES)),
+    "PLFewShot with programs": (
+        "programs['b']",
+        lambda program: PLFewShot(exact_match).compile(
+            student(4), trainset=EXAMPLES, programs={"b": program}
+        ),
+    ),
+    "headroom": ("program", lambda program: headroom(program, exact_match, EXAMPLES)),
+    "choose_program": (
+        "programs['b']",
+        lambda program: choose_program({"a": student(), "b": program}, exact_match, EXAMPLES),
+    ),
+    "evaluate_programs": (
+        "programs['b']",
+        lambda program: evaluate_programs({"a": student(), "b": program}, exact_match, EXAMPLES),
+    ),
+}
+
+
+def warnings_before_calls(caplog, run):
+    """Return the warnings before the first call, which is interrupted."""
+    engine = engine_for(EXAMPLES, at=dict.fromkeys(range(40), fakes.interrupt))
+    with using(engine), contextlib.suppress(KeyboardInterrupt):
+        run()
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_of_a_program_are_named_once(caplog, name):
+    argument, run = RUNS[name]
+    program = student([*EXAMPLES[:3], *UNANSWERED])
+    warnings = warnings_before_calls(caplog, lambda: run(program))
+    expected = (
+        f"{argument}: the adapter does not show demos [3, 4, 5] of predictor 'self' in any prompt: demo 3 has no "
+        "'answer'"
+    )
+    assert warnings.count(expected) == 1
+
+
+def test_examples_that_cannot_become_demos_are_reported(caplog):
+    def metric(example, prediction, trace=None):
+        return example.gold == prediction.answer
+
+    rows = [dspy.Example(question=row.question, gold=row.answer).with_inputs("question") for row in EXAMPLES]
+    program = dspy.Predict("question -> answer")
+    warnings = warnings_before_calls(caplog, lambda: PLFewShot(metric).compile(program, trainset=rows))
+    message = "shows none of the 15 examples that may become demos, because 'answer' is missing"
+    assert sum(message in warning for warning in warnings) == 1
