@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any, overload
 
 import dspy
@@ -21,12 +23,16 @@ from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_value
 from plr_dspy.programs.calls import MetricWork, calls_on
-from plr_dspy.programs.checks import Checked, check_given, check_module, short_repr
+from plr_dspy.programs.checks import Checked, Flag, Folder, arguments, check_given, check_module, short_repr
+from plr_dspy.programs.fingerprint import digest
+from plr_dspy.programs.rivals import Rival
+from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.programs.splits import Examples
 from plr_dspy.runtime import progress_bar
 from plr_dspy.scoring.causes import cause_of, fix_for
 from plr_dspy.scoring.confusion_scores import ConfusionScores
-from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord, RunLog
+from plr_dspy.scoring.run_log import FAILED, FUNCTION_FACT, PROGRAM_FACT, WRONG, CallRecord, open_log
+from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 logger = logging.getLogger(__name__)
@@ -117,6 +123,8 @@ def evaluate_programs(
     max_errors: int | None = None,
     display_progress: bool = True,
     inputs: Sequence[str] | None = None,
+    log_dir: str | Path | None = None,
+    accept_changes: bool = False,
 ) -> Evaluations: ...
 
 
@@ -130,6 +138,8 @@ def evaluate_programs(
     max_errors: int | None = None,
     display_progress: bool = True,
     inputs: Sequence[str] | None = None,
+    log_dir: str | Path | None = None,
+    accept_changes: bool = False,
 ) -> Evaluation: ...
 
 
@@ -142,6 +152,8 @@ def evaluate_programs(
     max_errors: int | None = None,
     display_progress: bool = True,
     inputs: Sequence[str] | None = None,
+    log_dir: str | Path | None = None,
+    accept_changes: bool = False,
 ) -> Evaluation | Evaluations:
     """Score programs on the same examples, with 95% confidence intervals.
 
@@ -159,6 +171,9 @@ def evaluate_programs(
             example, even with several metrics.
         num_threads, max_errors, display_progress: As in `PLReorder`.
         inputs: As in `PLReorder.compile`. By default, they are inferred from the first program.
+        log_dir: A folder for finished calls. A later evaluation with the same metrics, examples
+            and model reuses them, even if it adds or omits programs. It repeats failed calls.
+        accept_changes: As in `PLReorder`.
 
     Raises:
         TypeError, ValueError: If an argument is invalid, before any program call.
@@ -190,11 +205,14 @@ def evaluate_programs(
         raise UserError(f"devset must contain at least 2 examples; got {len(devset)}: pass more examples")
     for single_metric in metrics.values():
         check_evaluation(programs, single_metric, devset)
-    Checked(num_threads=num_threads, max_errors=max_errors)
-    runs = [_ProgramRun(name, program, metrics, devset) for name, program in programs.items()]
-    with progress_bar(len(programs) * len(devset), display=display_progress, title="evaluate") as bar:
-        for run in runs:
-            run.call_program(num_threads=num_threads, max_errors=max_errors, on_cell=bar.update)
+    options = _Options(
+        num_threads=num_threads,
+        max_errors=max_errors,
+        display_progress=display_progress,
+        log_dir=log_dir,
+        accept_changes=accept_changes,
+    )
+    runs = _run_programs(programs, metrics, devset, options)
     indices = _examples_without_failure(runs, len(devset))
     examples = [devset[index] for index in indices]
     evaluations = {}
@@ -203,6 +221,64 @@ def evaluate_programs(
         scores = _compare(name, single_metric, runs, examples, indices)
         evaluations[name] = Evaluation(scores, len(indices), len(devset) - len(indices), constant)
     return Evaluations(evaluations) if isinstance(metric, Mapping) else evaluations[""]
+
+
+@arguments
+class _Options(Checked):
+    """Arguments of `evaluate_programs` that are checked as in optimizers."""
+
+    log_dir: Folder | None = None
+    accept_changes: Flag = False
+
+
+def _run_programs(
+    programs: Mapping[str, dspy.Module], metrics: Mapping[str, Metric], devset: Examples, options: _Options
+) -> list[_ProgramRun]:
+    """Call each program on each example, unless the folder of an earlier evaluation has the call."""
+    runs = [_ProgramRun(name, program, metrics, devset) for name, program in programs.items()]
+    identity = partial(_identity, programs, metrics, devset)
+    folder = None if options.log_dir is None else Path(options.log_dir)
+    num_calls = len(programs) * len(devset)
+    with (
+        open_log(folder, identity, accept_changes=options.accept_changes) as log,
+        progress_bar(num_calls, display=options.display_progress, title="evaluate") as bar,
+    ):
+        log.repeat_failures()
+        log.number_examples([digest(example) for example in devset])
+        for run in runs:
+            run.call_program(
+                log=log,
+                num_threads=options.num_threads,
+                max_errors=options.max_errors,
+                on_cell=lambda: bar.update(log.num_calls - bar.n),
+            )
+    return runs
+
+
+def _identity(
+    programs: Mapping[str, dspy.Module], metrics: Mapping[str, Metric], devset: Examples
+) -> dict[str, object]:
+    """Return a description of everything that determines the scores, for the run log."""
+    facts: dict[str, object] = {FUNCTION_FACT: evaluate_programs.__name__}
+    facts |= {f"{PROGRAM_FACT}{name!r}]": Rival(name, program).digest for name, program in programs.items()}
+    facts |= {f"the metric {name}".strip(): digest(metric) for name, metric in metrics.items()}
+    return {
+        **facts,
+        "the model": digest(dspy.settings.lm),
+        "the adapter": digest(dspy.settings.adapter or dspy.ChatAdapter()),
+        "the examples": digest(sorted(map(digest, devset))),
+    }
+
+
+class _NamedProgram(ProgramSlots):
+    """A program whose calls are logged under its name, so that equal programs do not share calls."""
+
+    def __init__(self, name: str, program: dspy.Module) -> None:
+        super().__init__(program)
+        self._name = name
+
+    def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
+        return self._name
 
 
 class _ProgramRun(MetricWork):
@@ -215,16 +291,14 @@ class _ProgramRun(MetricWork):
         self.name = name
         self.program = program
         self.records: list[CallRecord] = []
-        self.scored: dict[int, dict[str, CallRecord]] = {}
         self._metrics = {name: MetricWork(metric, examples) for name, metric in metrics.items()}
         for work in self._metrics.values():
             self.models += work.models
 
     def call_program(self, **options: Any) -> None:
         """Call the program on each example. Warn if errors from the model count as incorrect answers."""
-        self.records, _ = calls_on(
-            self.program, self, len(self.examples), called="example", log=RunLog(), **options
-        )
+        slots = _NamedProgram(self.name, self.program)
+        self.records, _ = calls_on(slots, self, len(self.examples), called="example", **options)
         unread = [record for record in self.records if record.outcome == WRONG]
         errors = [record.error for record in unread if cause_of(record.error) is not None]
         if errors:
@@ -234,12 +308,21 @@ class _ProgramRun(MetricWork):
             )
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Call the program, and score a copy of the answer with each metric."""
+        """Call the program, and score a copy of the answer with each metric.
+
+        The record's value is a dict that maps each metric's name to the score and the label.
+        """
         prediction = self._answered(program, example)
-        self.scored[example] = {
-            name: work._scored(example, own_value(prediction)) for name, work in self._metrics.items()
-        }
-        return CallRecord(0.0)
+        results = {}
+        for name, work in self._metrics.items():
+            record = work._scored(example, own_value(prediction))
+            results[name] = [record.score, record.value]
+        return CallRecord(0.0, value=results)
+
+    def record_by(self, metric_name: str, index: int) -> CallRecord:
+        """Return the record of the call on an example, scored by one metric, without a score if it was not read."""
+        result = (self.records[index].value or {}).get(metric_name)
+        return CallRecord(None) if result is None else CallRecord(result[0], value=result[1])
 
 
 def _examples_without_failure(runs: Sequence[_ProgramRun], num_examples: int) -> list[int]:
@@ -270,10 +353,7 @@ def _compare(
 
     `indices` are the examples' indices in the devset.
     """
-    unread = CallRecord(None)
-    records = {}
-    for run in runs:
-        records[run.name] = [run.scored.get(index, {}).get(name, unread) for index in indices]
+    records = {run.name: [run.record_by(name, index) for index in indices] for run in runs}
     scorer: _MeanScores | _SetScores
     if isinstance(metric, SetMetric):
         labels: list[str] = []

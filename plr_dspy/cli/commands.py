@@ -248,6 +248,8 @@ OF_EVALUATE: Options = {
         "default": [],
         "help": "saved programs (JSON) to compare with the program",
     },
+    "--log-dir": OF_COMPILE["--log-dir"],
+    "--accept-changes": OF_COMPILE["--accept-changes"],
 }
 SHARED = ("--train", "--val", "--report", "--max-calls", "--max-seconds", "--max-cost", "--seed", "--log-dir")
 OF_CHOOSE: Options = {

@@ -116,7 +116,8 @@ def run_evaluate(args: argparse.Namespace) -> None:
         metrics = {reference: _named_metric(reference, program) for reference in args.metric}
         devset = read_examples(args.data, args.inputs, program)
         metric = metrics if len(metrics) > 1 else metrics[args.metric[0]]
-        show(evaluate_programs(programs, metric, devset, num_threads=args.num_threads))
+        options = _passed(args, {"num_threads", "log_dir", "accept_changes"})
+        show(evaluate_programs(programs, metric, devset, **options))
 
 
 def run_choose(args: argparse.Namespace) -> None:

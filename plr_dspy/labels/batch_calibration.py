@@ -29,6 +29,7 @@ from plr_dspy.metrics.fields import columns_of
 from plr_dspy.programs.calls import calls_on
 from plr_dspy.programs.checks import Checked, Number, WholeNumber, arguments, check_given, check_module
 from plr_dspy.programs.made_with import record_settings
+from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.programs.splits import Examples, mixed, shown_by, value_key
 from plr_dspy.report.formats import shares_by_label
 from plr_dspy.runtime import progress_bar
@@ -341,7 +342,7 @@ def read_replies(
     work = LabelReadingWork(examples, output, purpose=PURPOSE, as_it_is=as_it_is)
     with progress_bar(len(examples), display=display_progress, title="BatchCalibration") as bar:
         records, scorer = calls_on(
-            program,
+            ProgramSlots(program),
             work,
             len(examples),
             called="calibration input",

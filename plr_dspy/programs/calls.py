@@ -352,7 +352,7 @@ class ProgramEvaluator:
         if cause is not None:
             reason += f": {cause.fix}"
         if self.log.path is not None and not isinstance(failure, MissingFieldError):
-            reason += ". Run the same compile again to resume"
+            reason += ". Run the same code again to resume"
             if cause is None:
                 reason += (
                     "; if you change the program or the metric, pass accept_changes=True or another log_dir"
@@ -427,7 +427,7 @@ def adapter_advice() -> str:
 
 
 def calls_on(
-    program: dspy.Module,
+    slots: ProgramSlots,
     work: MetricWork,
     number: int,
     *,
@@ -436,13 +436,12 @@ def calls_on(
     check: Callable[[list[CallRecord]], object] = list,
     **options: Any,
 ) -> tuple[list[CallRecord], Evaluator]:
-    """Call an unmodified program on `number` examples. Return the records and the evaluator.
+    """Call the unmodified program of `slots` on `number` examples. Return the records and the evaluator.
 
     Call the program on the first `n` examples for each `n` in `first`, then on all examples.
     After each of these steps, pass all records so far to `check`. If `called` is "input",
     messages name the examples "input 0", "input 1" and so on.
     """
-    slots = ProgramSlots(program)
     names = [f"{called} {i}" for i in range(number)]
     with interrupts() as interrupted:
         scorer = Evaluator(ProgramEvaluator(slots, work, names=names, interrupted=interrupted, **options))

@@ -29,6 +29,9 @@ from plr_dspy.scoring.values import Unreadable, Unwritable, ValueCodec
 logger = logging.getLogger(__name__)
 
 FILE = "calls.jsonl"
+# Facts with this prefix describe one of several programs. A later run may add or omit programs.
+PROGRAM_FACT = "programs["
+FUNCTION_FACT = "the function"  # the name of a function that is not an optimizer
 SCHEMA_VERSION = 13
 
 CallKey: TypeAlias = tuple[str, int]  # prompt fingerprint and example index
@@ -171,10 +174,20 @@ class RunLog:
                 del self._recallable[name]
                 self.failed_before.append(call.record.error)
 
+    def repeat_failures(self) -> None:
+        """Forget all failed calls, so that this run repeats these calls. No later call may depend on them."""
+        for name, call in list(self._recallable.items()):
+            if _has_failed(call.record):
+                self._last_failures[name] = self._recallable.pop(name)
+
     def write_header(self, identity: Facts) -> None:
-        """Write the run's identity, which holds the facts that determine scores."""
-        self.identity = identity
-        self._write({"schema_version": SCHEMA_VERSION, "identity": identity})
+        """Write the run's identity, which holds the facts that determine scores.
+
+        Facts on programs that this run does not call are kept.
+        """
+        programs = {name: fact for name, fact in self.identity.items() if name.startswith(PROGRAM_FACT)}
+        self.identity = {**programs, **identity}
+        self._write({"schema_version": SCHEMA_VERSION, "identity": self.identity})
 
     def close(self) -> None:
         """Close the file and accept no more calls."""
@@ -315,7 +328,7 @@ def open_log(
                 log = RunLog(path, codec)
             elif changes and not accept_changes:
                 raise UserError(
-                    f"log_dir {folder} belongs to another compile run: {changes}. Pass another log_dir. If the logged "
+                    f"log_dir {folder} belongs to another run: {changes}. Pass another log_dir. If the logged "
                     "scores are still valid, you can pass accept_changes=True instead."
                 )
             elif changes:
@@ -351,7 +364,7 @@ def _locked(folder: Path) -> Iterator[None]:
         lock = FileLock(folder / "lock", timeout=0, thread_local=False).acquire()
     except Timeout:
         raise RuntimeError(
-            f"log_dir {folder} is in use by another compile run. Wait until that run ends, or pass another log_dir."
+            f"log_dir {folder} is in use by another run. Wait until that run ends, or pass another log_dir."
         ) from None
     except (OSError, ValueError) as error:  # A null byte in the path raises a ValueError.
         raise UserError(
@@ -364,10 +377,13 @@ def _locked(folder: Path) -> Iterator[None]:
 def _changes(previous: Facts, current: Facts) -> str:
     """Describe the differences between two identities, without the values of digests."""
     phrases = []
-    for name in {**previous, **current}:
+    names = {**previous, **current}
+    if previous.get(FUNCTION_FACT) != current.get(FUNCTION_FACT):
+        names = {FUNCTION_FACT: None}  # Other functions have other facts, so do not list these.
+    for name in names:
         before = previous.get(name)
         after = current.get(name)
-        if before == after:
+        if before == after or (name.startswith(PROGRAM_FACT) and None in (before, after)):
             continue
         if str(before).startswith("#") or str(after).startswith("#"):
             phrases.append(f"{name} changed")

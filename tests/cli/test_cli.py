@@ -12,7 +12,7 @@ from contextlib import nullcontext
 import dspy
 import pytest
 from brief import Sentiment, brief_reviews
-from fakes import PlainLabels, lm_of
+from fakes import PlainLabels, interrupt, lm_of
 
 from plr_dspy import BatchCalibration, PlainTextAdapter, Report, load_program
 from plr_dspy.cli import commands as cli
@@ -392,6 +392,23 @@ def test_evaluate_by_several_metrics(folder, capsys):
     for name, line in zip(names, lines[1::3], strict=True):
         assert cli.main(evaluate("--data", "train.jsonl", "--metric", name)) == 0
         assert capsys.readouterr().out.splitlines()[1] == line
+
+
+def test_an_interrupted_evaluation_is_continued(folder, monkeypatch, capsys):
+    engine = PlainLabels(lean=0.5)
+    monkeypatch.setattr(compiling, "local_lm", lambda route, **_: nullcontext(lm_of(engine)))
+    arguments = evaluate("--data", "train.jsonl", *ACCURACY, "--log-dir", "log", "--threads", "1")
+    engine.at = {20: interrupt}
+    assert cli.main(arguments) == cli.INTERRUPTED
+    assert "with --log-dir, the same command reuses the finished calls" in capsys.readouterr().err
+    assert cli.main(arguments) == 0
+    assert engine.requests == 21 + 4
+    assert (
+        cli.main(evaluate("--data", "train.jsonl", "--metric", "mcc", "--log-dir", "log")) == cli.USER_ERROR
+    )
+    assert "the metric changed. Pass another --log-dir" in capsys.readouterr().err
+    assert cli.main([*arguments, "--accept-changes"]) == 0
+    assert engine.requests == 25
 
 
 CHAT = ("--adapter", "chat", "--lm", "openai/x")

@@ -149,7 +149,7 @@ class TestKilled:
         while not lines(tmp_path / "calls"):
             time.sleep(0.01)
         before = engine.num_calls
-        with pytest.raises(RuntimeError, match="in use by another compile"):
+        with pytest.raises(RuntimeError, match="in use by another run"):
             compiled(tmp_path / "log")
         assert engine.num_calls == before
         child.kill()
@@ -196,7 +196,7 @@ class TestIdentity:
 
         go()
         before = engine.num_calls
-        message = f"belongs to another compile run: .*{difference}.*another log_dir"
+        message = f"belongs to another run: .*{difference}.*another log_dir"
         with pytest.raises(ValueError, match=message):
             go(**change)
         go()
@@ -227,10 +227,7 @@ class TestFolders:
         [
             (b"\0\0", "line 1 of .*calls.jsonl"),
             (b'{"call": ["x", "y"], "score": "high"}', "line 1 of .*calls.jsonl"),
-            (
-                b'{"call": ["x", "y"], "score": 1}',
-                "belongs to another compile run: models was None and is now ",
-            ),
+            (b'{"call": ["x", "y"], "score": 1}', "belongs to another run: models was None and is now "),
             (b'{"schema_version": 99, "identity": {}}', r"schema_version must be \d+; got 99"),
             (b'{"something": 1}', r"schema_version must be \d+; got None"),
             *((TOLD % values, "line 1 of") for values in (b"1", b"[null]", b"{}")),

@@ -4,7 +4,7 @@ import dspy
 import numpy as np
 import pytest
 from dspy.utils.exceptions import AdapterParseError
-from fakes import LabelEngine, Program, lm_of
+from fakes import LabelEngine, Program, failure, interrupt, lm_of
 from label_engines import exact
 
 import plr_dspy
@@ -347,3 +347,96 @@ def test_the_interval_for_a_difference_includes_it_if_no_reply_could_be_parsed(m
     score = evaluate_programs(programs, metric, examples, num_threads=1).programs["better"]
     least, most = score.difference_interval
     assert least <= score.difference <= most
+
+
+def accuracy(example, prediction, trace=None):
+    return example.label == prediction.label
+
+
+def recall_of_yes(example, prediction, trace=None):
+    return example.label == "no" or prediction.label == "yes"
+
+
+class TestLogFolder:
+    """Evaluations with `log_dir` reuse the calls of an earlier evaluation."""
+
+    NUM_EXAMPLES = 12
+    DEVSET = examples(NUM_EXAMPLES, yes=range(6))
+
+    @pytest.fixture
+    def engine(self):
+        engine = LabelEngine(LABELS, lambda demos, text: [0.4, 0.6] if int(text) % 4 else [0.6, 0.4])
+        engine.mumbles = lambda demos, text: int(text) == 7
+        with dspy.context(lm=lm_of(engine), adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
+            yield engine
+
+    @staticmethod
+    def program(instruction):
+        return dspy.Predict(dspy.Signature("number -> label: Literal['no', 'yes']", instruction))
+
+    @pytest.fixture
+    def programs(self):
+        return {"a": self.program("Label it."), "b": self.program("Say yes or no.")}
+
+    @pytest.fixture
+    def evaluate(self, tmp_path):
+        def evaluate(programs, metric=None, devset=self.DEVSET, **options):
+            metric = metric or {"accuracy": accuracy, "f1": F1("yes")}
+            options = {"log_dir": tmp_path / "log", "display_progress": False, **options}
+            return evaluate_programs(programs, metric, devset, **options)
+
+        return evaluate
+
+    def test_only_missing_and_failed_calls_are_made(self, engine, programs, evaluate):
+        whole = evaluate(programs, log_dir=None)
+        num_calls = engine.requests
+        assert num_calls == 2 * self.NUM_EXAMPLES
+        engine.at = {num_calls + 3: failure, num_calls + 20: interrupt}
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(programs)
+        assert engine.requests == num_calls + 21
+        assert evaluate(programs) == whole
+        assert engine.requests == num_calls + 24 + 2
+        assert evaluate(programs) == whole
+        assert engine.requests == num_calls + 24 + 2
+
+    def test_programs_may_be_added_and_omitted(self, engine, programs, evaluate):
+        evaluate(programs)
+        copies = {**programs, "c": programs["a"].deepcopy()}
+        evaluate(copies)
+        assert engine.requests == 3 * self.NUM_EXAMPLES
+        del copies["a"]
+        evaluate(copies)
+        assert engine.requests == 3 * self.NUM_EXAMPLES
+        changed = {"a": self.program("Answer.")}
+        with pytest.raises(ValueError, match=r"belongs to another run: programs\['a'\] changed"):
+            evaluate(changed)
+        evaluate(changed, accept_changes=True)
+        assert engine.requests == 3 * self.NUM_EXAMPLES
+
+    @pytest.mark.parametrize(
+        ("changes", "difference"),
+        [
+            ({"metric": recall_of_yes}, "the metric"),
+            ({"metric": {"accuracy": accuracy}}, "the metric accuracy"),
+            ({"devset": DEVSET[1:]}, "the examples"),
+        ],
+    )
+    def test_other_metrics_and_examples_are_rejected(self, engine, programs, evaluate, changes, difference):
+        evaluate(programs, accuracy)
+        num_calls = engine.requests
+        with pytest.raises(
+            ValueError, match=f"belongs to another run: .*{difference} changed.*another log_dir"
+        ):
+            evaluate(programs, **{"metric": accuracy, **changes})
+        assert engine.requests == num_calls
+
+    def test_the_folder_of_a_compile_is_rejected(self, engine, programs, evaluate, tmp_path):
+        optimizer = plr_dspy.PLFewShot(
+            accuracy, max_metric_calls=40, log_dir=tmp_path / "log", display_progress=False
+        )
+        optimizer.compile(programs["a"], trainset=examples(40, yes=range(20)))
+        num_calls = engine.requests
+        with pytest.raises(ValueError, match="belongs to another run: the function was None and is now"):
+            evaluate(programs)
+        assert engine.requests == num_calls
