@@ -61,6 +61,7 @@ from plr_dspy.programs.slots import ProgramSlots, add_labeled_demos
 from plr_dspy.programs.splits import Examples
 from plr_dspy.report.report import Report
 from plr_dspy.report.schema import Alternative
+from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.report.text import result
 from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.search.model.answers import Revision
@@ -383,7 +384,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         except BaseException as error:  # This includes interrupts while the report is built.
             opened.scorer.log.close()  # Discard the results of calls in progress.
             run = run or self._make_run(replace(opened, responses=None))
-            self._conclude(opened, run, outcome or run.unfinished(error))
+            outcome = outcome or run.unfinished(error)
+            if isinstance(error, KeyboardInterrupt):
+                outcome = replace(outcome, stop=Stop(StopReason.INTERRUPTED))
+            self._conclude(opened, run, outcome)
             raise
 
     def _probe(self, opened: OpenCompile) -> LabelResponses | None:
@@ -439,12 +443,12 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         work = opened.work
         finished = self._finish(setup, run, outcome, partial(_build_as_scored, setup, work))
         program = finished.program
+        self.best_program = program  # Set it before the report, which takes longer.
         names, _ = self._examples(setup, work)
         self.report = report = build_report(setup, run, outcome, finished, names=names, signal=work.signal)
         program.reorder_report = report.to_dict()
         if not hasattr(program, "detailed_results"):  # An existing attribute belongs to the user.
             program.detailed_results = detailed_results(report, outcome.decision)
-        self.best_program = program
         if self.log_dir is not None:
             try:
                 report.save(Path(self.log_dir) / "report.json")

@@ -32,6 +32,7 @@ from plr_dspy.report.schema import (
     ProgramState,
     Signal,
 )
+from plr_dspy.report.stop import StopReason
 from plr_dspy.runtime import Redactor
 from plr_dspy.scoring.budget import cost_of
 from plr_dspy.scoring.causes import cause_of
@@ -63,7 +64,7 @@ def build_report(
     names: Sequence[str],
     signal: Signal | None,
 ) -> Report:
-    """Build the report on a compile run.
+    """Build the report on a compile run. After an interrupt, omit the scores of simple methods.
 
     Args:
         setup: The setup of the run.
@@ -91,6 +92,9 @@ def build_report(
         # If max_metric_calls is 0, `setup.original` retrieves demos, so report the student's own
         # prompt instead.
         original = setup.slots.original
+    simple_methods: dict[str, Any] = {}
+    if outcome.stop.reason is not StopReason.INTERRUPTED:  # After an interrupt, the user waits for the end.
+        simple_methods = yardsticks(setup, run, decision)
     return Report(
         original=_program_state(setup, original, scorer),
         returned=_program_state(setup, decision.ordering, scorer, calibrated=decision.revision is not None),
@@ -120,7 +124,7 @@ def build_report(
         proposals=proposal_report(setup),
         retrieval=finished.retrieval,
         scarce_classes=finished.scarce_classes,
-        **yardsticks(setup, run, decision),
+        **simple_methods,
     )
 
 

@@ -208,6 +208,8 @@ def _scores(report: ReportData) -> Iterator[str]:
     if rows:
         yield title
         yield from table(rows)
+    if report.stop_reason is StopReason.INTERRUPTED:
+        yield "the scores of simple methods are omitted, because the run was interrupted"
 
 
 def _described(text: str, state: ProgramState) -> str:

@@ -1,6 +1,7 @@
 """Runs that are killed or interrupted, or that fail, and then resume from their log_dir."""
 
 import asyncio
+import contextlib
 import itertools
 import os
 import random
@@ -17,6 +18,7 @@ import orjson
 import pytest
 from dspy import lm15
 from fakes import OrderSensitiveEngine, engine_for, exact_match, failure, interrupt, lm_of, questions, student
+from label_engines import exact
 from label_world import found
 
 from plr_dspy import F1, PLFewShot, PLReorder, Report
@@ -496,7 +498,24 @@ class TestSignals:
         assert rung
         assert len(engine.prompts) == chooser.report.program_calls["total"] > 50
         assert chooser.report.comparison is not None
+        assert chooser.report.stopped == "interrupted"
         assert chooser.best_program is not None
+
+    @pytest.mark.parametrize("interrupted", [False, True])
+    def test_after_ctrl_c_simple_methods_are_not_scored(self, interrupted):
+        """Their scores may take seconds, in which the user waits for the end of the process."""
+        chooser = PLFewShot(exact, max_metric_calls=60, num_threads=1, display_progress=False)
+        ending = contextlib.nullcontext()
+        with fakes.using(label_world.Engine()) as engine:
+            if interrupted:
+                engine.at = {40: ring}
+                ending = pytest.raises(KeyboardInterrupt)
+            with ending:
+                chooser.compile(label_world.student(), trainset=label_world.EXAMPLES)
+        omitted = "the scores of simple methods are omitted, because the run was interrupted"
+        assert (omitted in str(chooser.report)) == interrupted
+        assert (chooser.report.vote is None) == interrupted
+        assert isinstance(chooser.best_program, dspy.Module)
 
 
 def limited():
