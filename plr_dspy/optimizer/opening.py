@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from plr_dspy.optimizer.estimate import make_budget
+from plr_dspy.optimizer.estimate import make_budget, num_revisions
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.value_classes import value_classes
@@ -63,14 +63,14 @@ def open_calls(
         log_dir, accept_changes, display_progress, max_errors, num_threads: As in `PLReorder`.
     """
     folder = None if log_dir is None else Path(log_dir)
+    # The log also counts attempts to bootstrap demos, and results of the prompt model.
+    num_results = setup.plan.program_calls + len(setup.attempts) + len(setup.proposals) + num_revisions(setup)
     with (
         _new_tensors_on_cpu(),
         open_log(
             folder, identity, accept_changes=accept_changes, codec=ValueCodec(value_classes(setup.program))
         ) as log,
-        progress_bar(
-            setup.plan.program_calls, display=display_progress, title=setup.options.name, at_end=at_end
-        ) as bar,
+        progress_bar(num_results, display=display_progress, title=setup.options.name, at_end=at_end) as bar,
         interrupts() as interrupted,
     ):
         evaluator = partial(

@@ -215,7 +215,10 @@ class Budget:
         if self.max_seconds is None or not self._num_timed:
             return math.inf
         now = time.monotonic()
-        mean = max(now - self._timed_from, 1e-9) / self._num_timed
+        # On average, half of each running call is done. Without this term, the first of n parallel
+        # calls to end would make the pace look n times as slow, and could end a search at once.
+        num_done = self._num_timed + 0.5 * self._num_under_way
+        mean = max(now - self._timed_from, 1e-9) / num_done
         return (self._started + self.max_seconds - now) / (MARGIN * mean)
 
     def _count(self, cost: float) -> None:

@@ -12,7 +12,7 @@ import dspy
 import pytest
 from fakes import exact_match, fake_lm, questions
 
-from plr_dspy import PLReorder
+from plr_dspy import PLFewShot, PLReorder
 from plr_dspy.baselines import StaticOrder, TopKOrder
 
 EXAMPLES = questions(60)
@@ -62,6 +62,16 @@ def test_a_compile_continues_if_the_bar_cannot_be_written(terminal, monkeypatch,
 
     monkeypatch.setattr(sys, "stderr", broken and Gone())
     assert compiled().report.program_calls["total"] > 150
+
+
+def test_the_bar_counts_the_calls_that_make_demos(terminal):
+    """The bar begins with the number of calls that the budget allows."""
+    optimizer = PLFewShot(exact_match, max_metric_calls=100, num_threads=1)
+    optimizer.compile(dspy.ChainOfThought("question -> answer"), trainset=EXAMPLES)
+    totals = re.findall(r"\d+/(\d+) ", terminal())
+    assert optimizer.report.program_calls["bootstrap"] > 0
+    assert set(totals[:-2]) == {"100"}
+    assert int(totals[-1]) == optimizer.report.program_calls["total"] <= 100
 
 
 def test_log_lines_are_above_the_bar_and_the_result_is_below(terminal, monkeypatch):

@@ -142,6 +142,19 @@ class TestTimeAndCalls:
         clock[0] = 40.0
         assert budget.estimated_calls_left == int(960 / 10 / MARGIN)
 
+    def test_the_first_of_parallel_calls_to_end_does_not_end_the_search(self, clock, resumed):
+        """A call takes 15 seconds, and two run at a time, so this run has time for 40 calls."""
+        budget = Budget(resumed(*[0] * 50), max_seconds=300)
+        for number in range(50):
+            budget.recall((f"order {number}", 0))
+        budget.reserve(54, planned=200)
+        assert budget.begin()
+        assert budget.begin()
+        clock[0] = 15.0
+        budget.end({})
+        assert budget.begin()
+        assert budget.estimated_calls_left == int(285 / (15 / (1 + 2 * 0.5)) / MARGIN)
+
     @pytest.mark.parametrize(
         ("reserved", "planned", "num_made"),
         [
