@@ -16,6 +16,9 @@ from plr_dspy.statistics.comparisons import PSEUDO_EXAMPLES, SIGNIFICANT, TAIL
 
 # Scale of the prior of the standard deviation between programs, relative to the range of scores.
 USUAL_SPREAD = 0.2
+NO_VARIANCE = 1e-15  # variances below this are rounding errors
+LEAST_SIZE = 1.0  # minimum sum of the two parameters of a beta distribution
+QUANTILES = np.linspace(-4.0, 4.0, 81)  # standard normal values at which beta distributions are calculated
 MOST_SPREAD = 5  # upper limit of integrals over this standard deviation, relative to `USUAL_SPREAD`
 
 
@@ -31,7 +34,7 @@ class Gain:
         least: Cautious draws of the gain, ``[D]``. They ignore differences between programs that
             may be due to chance.
         noise_share: Share of the observed variance between programs that is noise. None unless
-            the program is the best of several.
+            the program is the best of several whose mean scores differ.
     """
 
     value: float
@@ -54,8 +57,9 @@ class Gain:
 class PairedExperiment:
     """An experiment that scored several programs on the same random examples.
 
-    Draws of the programs' true mean scores have a joint Student's t distribution. Its covariance
-    is estimated from the examples.
+    Each program's true mean score has a beta distribution between the bounds, so no draw is
+    outside of them. The draws of two programs are correlated like their scores (a Gaussian
+    copula), so the interval of a difference gets narrower if both are right on the same examples.
 
     Args:
         scores: Scores ``[C, E]``. The first row is the baseline.
@@ -67,21 +71,34 @@ class PairedExperiment:
         self._rng = rng = np.random.default_rng(seed)
         scores, (lowest, highest), self._disagreement = _prepared(scores, bounds)
         self._scores = scores
+        self._lowest = lowest
         self._highest = highest
         self._range = highest - lowest
         self.means = scores.mean(axis=1)
         num_examples = scores.shape[1]
         freedom = num_examples - 1
-        num_draws = comparisons.NUM_DRAWS
         centered = scores - self.means[:, None]
-        errors = rng.normal(size=(num_draws, num_examples)) @ centered.T / math.sqrt(freedom)
+        errors = rng.normal(size=(comparisons.NUM_DRAWS, num_examples)) @ centered.T / math.sqrt(freedom)
         # Pseudo-examples add variance to the difference between two programs. So add half of this
         # variance to each program.
-        pseudo_error = math.sqrt(PSEUDO_EXAMPLES / 4 / num_examples) * self._disagreement
-        errors += pseudo_error * rng.normal(size=errors.shape)
-        scales = np.sqrt(freedom / rng.chisquare(freedom, size=(num_draws, 1)) / num_examples)
-        self._draws = self.means + errors * scales
+        pseudo_variance = PSEUDO_EXAMPLES / 4 / num_examples * self._disagreement**2
+        errors += math.sqrt(pseudo_variance) * rng.normal(size=errors.shape)
+        variances = (centered**2).sum(axis=1) / freedom + pseudo_variance
+        # Variances are estimated, so widen the draws to the variance of Student's t distribution.
+        widened = variances / num_examples * freedom / max(1, freedom - 2)
+        # Half an example with the lowest score and half an example with the highest move the mean
+        # off a bound, where a beta distribution cannot have it (H. Jeffreys' prior).
+        centers = (num_examples * self.means + (lowest + highest) / 2) / (num_examples + 1)
+        self._draws = lowest + self._range * _beta_draws(
+            errors / np.sqrt(variances), (centers - lowest) / self._range, widened / self._range**2
+        )
         self._deviations_of: dict[tuple[int, ...], tuple[Array, float]] = {}
+
+    @property
+    def own_interval(self) -> tuple[float, float]:
+        """The 95% interval for the baseline's mean score on new examples."""
+        low, high = np.quantile(self._draws[:, 0], (TAIL, 1 - TAIL))
+        return float(low), float(high)
 
     def gain(self, rows: Sequence[int]) -> Gain:
         """Return the expected gain over the baseline of one program, or of a random program.
@@ -89,19 +106,24 @@ class PairedExperiment:
         `rows` holds the row of the one program. For a random program, `rows` holds the rows of a
         random sample of programs.
         """
-        draws = self._draws[:, rows].mean(axis=1) - self._draws[:, 0]
+        scores = self._draws[:, rows].mean(axis=1)
         if len(rows) > 1:
-            deviations, _ = self._deviations(rows)
-            draws += deviations / math.sqrt(len(rows)) * self._rng.normal(size=len(draws))
+            spreads, _ = self._deviations(rows)
+            spreads = np.minimum(spreads, self._largest_deviations(scores))
+            scores = scores + spreads / math.sqrt(len(rows)) * self._rng.normal(size=len(scores))
+        draws = self._possible(scores) - self._draws[:, 0]
         observed = float(self.means[rows].mean() - self.means[0])
         return Gain(self._shrunk(observed, draws), observed, draws, draws)
 
     def gain_on_top(self, base: Gain, row: int, base_row: int) -> Gain:
         """Return the gain `base` plus the gain of the program in `row` over the one in `base_row`."""
         difference = self._draws[:, row] - self._draws[:, base_row]
+        own = self._draws[:, 0]
         observed = base.observed + float(self.means[row] - self.means[base_row])
-        draws = base.draws + difference
-        return Gain(self._shrunk(observed, draws), observed, draws, base.least + difference)
+        observed = float(self._possible(self.means[0] + observed) - self.means[0])
+        draws = self._possible(own + base.draws + difference) - own
+        least = self._possible(own + base.least + difference) - own
+        return Gain(self._shrunk(observed, draws), observed, draws, least)
 
     def gain_of_best(self, rows: Sequence[int], average: Gain, num_searched: int) -> Gain:
         """Return the expected gain of the best of `num_searched` programs, given a random sample of them.
@@ -112,21 +134,34 @@ class PairedExperiment:
         """
         height = float(special.ndtri((num_searched - 0.375) / (num_searched + 0.25)))
         deviations, variance = self._deviations(rows)
-        most = self._highest - self._draws[:, 0]
-        draws = np.minimum(average.draws + height * deviations, most)
+        own = self._draws[:, 0]
+        deviations = np.minimum(deviations, self._largest_deviations(own + average.draws))
+        draws = self._possible(own + average.draws + height * deviations) - own
         sample = self._scores[rows]
         p_value = comparisons.p_value_of(sample, self._rng)
         observed_variance = float(sample.mean(axis=1).var(ddof=1))
         variance = max(0.0, variance)
         observed = average.observed + height * math.sqrt(variance)
         value = min(self._shrunk(observed, draws), self._highest - float(self.means[0]))
+        noise_share = None
+        if observed_variance > NO_VARIANCE:
+            noise_share = 1.0 - variance / observed_variance
         return Gain(
             value,
             observed,
             draws,
             least=average.least if p_value > SIGNIFICANT else draws,
-            noise_share=1.0 - variance / observed_variance if observed_variance else 1.0,
+            noise_share=noise_share,
         )
+
+    def _possible(self, scores: Array) -> Array:
+        """Return mean scores, limited to the bounds."""
+        return np.clip(scores, self._lowest, self._highest)
+
+    def _largest_deviations(self, means: Array) -> Array:
+        """Return the largest standard deviations of scores with these means (R. Bhatia and C. Davis, 2000)."""
+        means = self._possible(means)
+        return np.sqrt((means - self._lowest) * (self._highest - means))
 
     def _shrunk(self, gain: float, draws: Array) -> float:
         """Return the posterior mean of a gain, given its observed value and draws of the true gain.
@@ -155,6 +190,21 @@ class PairedExperiment:
                 self._scores[rows], self._range / 2, self._disagreement, self._rng, usual=usual
             )
         return self._deviations_of[key]
+
+
+def _beta_draws(normals: Array, means: Array, variances: Array) -> Array:
+    """Return draws between 0 and 1 that have beta distributions and are correlated like standard normal draws.
+
+    Args:
+        normals: Correlated draws from the standard normal distribution, ``[D, C]``.
+        means, variances: The means and variances of the results, ``[C]``.
+    """
+    draws = np.empty_like(normals)
+    for column, (mean, variance) in enumerate(zip(means, variances, strict=True)):
+        size = max(LEAST_SIZE, mean * (1 - mean) / variance - 1)
+        quantiles = special.betaincinv(size * mean, size * (1 - mean), special.ndtr(QUANTILES))
+        draws[:, column] = np.interp(normals[:, column], QUANTILES, quantiles)
+    return draws
 
 
 def _prepared(scores: Array, bounds: tuple[float, float] | None) -> tuple[Array, tuple[float, float], float]:

@@ -91,12 +91,48 @@ def test_intervals_of_equal_scores_have_width_and_gains_stay_below_the_maximum_s
     best = experiment.gain_of_best([2, 3, 4, 5], average, 20)
     assert single.value == average.value == best.value == 0.0
     assert single.interval[0] < 0 < single.interval[1] < 0.1
-    assert best.noise_share == 1.0
+    assert best.noise_share is None
     differing = np.vstack([np.full((1, 30), 0.9), np.eye(4, 30) * 0.0 + np.linspace(0.5, 1.0, 4)[:, None]])
     experiment = PairedExperiment(differing)
     best = experiment.gain_of_best([1, 2, 3, 4], experiment.gain([1, 2, 3, 4]), 20)
     assert best.value == pytest.approx(0.1)
     assert best.noise_share == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("num_examples", [10, 20, 40])
+@pytest.mark.parametrize(("own", "other"), [(0.0, 0.9), (0.5, 1.0), (0.5, 0.0), (1.0, 0.1), (0.0, 0.0)])
+def test_gains_lead_from_a_possible_score_to_a_possible_score(num_examples, own, other):
+    """All gains are between the bounds minus the program's score on new examples."""
+    scores = np.zeros((8, num_examples))
+    scores[0, : round(own * num_examples)] = 1.0
+    scores[1:6, num_examples - round(other * num_examples) :] = 1.0
+    scores[6] = 1.0 - scores[0]
+    experiment = PairedExperiment(scores)
+    average = experiment.gain([1, 2, 3, 6])
+    gains = [experiment.gain([4]), average, experiment.gain_of_best([1, 2, 3, 6], average, 20)]
+    gains.append(experiment.gain_on_top(average, 6, 1))
+    low, high = experiment.own_interval
+    assert 0 <= low < high <= 1
+    for gain in gains:
+        assert -high <= gain.interval[0] < gain.interval[1] <= 1 - low
+        assert -own <= gain.value <= 1 - own
+        assert gain.draws.min() >= -1
+        assert gain.draws.max() <= 1
+
+
+def test_bounds_of_the_metric_are_those_of_gains():
+    scores = 20.0 * np.eye(2)[[1, 1, 0]].repeat(10, axis=1)
+    gain = PairedExperiment(scores, bounds=(0.0, 20.0)).gain([2])
+    assert -20 <= gain.draws.min() < gain.draws.max() <= 20
+
+
+@pytest.mark.parametrize("num_examples", [10, 20, 40])
+@pytest.mark.parametrize(("accuracy", "nearest"), [(0.03, 0.0), (0.05, 0.8), (0.5, 0.4), (0.95, 0.0)])
+def test_intervals_contain_true_gains_near_the_bounds(num_examples, accuracy, nearest):
+    world = benchmark.World(True, accuracy, 0.1, nearest=nearest, num_examples=num_examples)
+    rates = benchmark.results(world, 60)
+    assert rates["nearest demos"][0] >= 0.9
+    assert rates["random demos"][0] >= 0.9
 
 
 def test_gains_share_the_draws_of_the_spread():
