@@ -5,15 +5,13 @@ may still be worse than a simpler method. The scores need no extra program calls
 """
 
 import contextlib
-import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import dspy
 import numpy as np
-from scipy import special
 
 from plr_dspy.compiling.choice import Decision
 from plr_dspy.compiling.comparison import paired_gain, paired_gain_by_metric
@@ -23,22 +21,20 @@ from plr_dspy.lm.plain_text_adapter import decided
 from plr_dspy.metrics.by_example import as_score, metric_caller
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_copy, own_value
+from plr_dspy.optimizer.random_demos import UnknownScore, random_demos
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.programs.splits import Examples, answer_classes, source_of, value_key
-from plr_dspy.report.formats import count
 from plr_dspy.report.schema import Alternative, PairedGain
 from plr_dspy.retrieval.nearest import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.scoring.observations import Observations
-from plr_dspy.search.search import mean_score
 from plr_dspy.search.space import Scores
 
 MAX_EXAMPLES = 500  # maximum number of examples on which the metric is called for one score
 MAX_SECONDS = 2.0  # maximum number of seconds that the metric calls for one score may take
 MAX_ANSWERS = 5  # number of answers tried as the constant answer, starting with the most frequent
-NUM_RANDOM = 200  # number of random orderings whose mean score is estimated
 
 
 def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> dict[str, Any]:
@@ -50,70 +46,13 @@ def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> dict
     results = _vote_results(setup)
     scores["vote"] = _vote(setup, results)
     if decision.comparison is not None:
-        scores["random"] = _random_demos(setup, run, decision)
+        try:
+            scores["random"] = random_demos(setup, run, decision)
+        except UnknownScore as error:
+            scores["unknown"] = [str(error)]
         scores["constant"] = _constant_answer(setup)
         scores["vote_gain"] = _vote_gain(run, decision, results)
     return scores
-
-
-def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Alternative | None:
-    """Return the estimated score of random demos in a random order, or None if there is no estimate.
-
-    The prompts contain the maximum number of demos that the limits allow.
-    """
-    slots = setup.slots
-    fitted = decision.fitted
-    random_orderings = run.random_orderings()
-    if fitted is None or not random_orderings:
-        return None
-    orderings = slots.space.draw_longest(NUM_RANDOM, np.random.default_rng([setup.seed, 1]))
-    orderings = [slots.space.with_first_choices(ordering) for ordering in orderings]
-    num_demos = round(np.mean([slots.num_demos(ordering) for ordering in orderings]))
-    name = f"a random order of {count(num_demos, 'demo')}"
-    tokens = 0
-    if isinstance(slots, PoolSlots):
-        name = count(num_demos, "random demo")
-        tokens = round(np.mean([slots.tokens(ordering) for ordering in orderings]))
-    if fitted.calibrates_answers:
-        name += ", calibrated"
-    scores = fitted.counted(run.scores_for_search())
-    rows = [scores[ordering] for ordering in random_orderings]
-    to_metric_scale: Callable[[float], float] = float
-    score = float(np.mean([mean_score(row) for row in rows]))
-    if setup.plan.racing:
-        to_metric_scale = decision.scale_of_metric(setup.original)
-        score = fitted.expected_at_random(random_orderings, orderings)
-    half_width = _interval_half_width(rows)
-    values = [
-        to_metric_scale(value)
-        for value in (score, fitted.clip(score - half_width), fitted.clip(score + half_width))
-    ]
-    metric = run.evaluator.influence
-    if metric is not None:
-        values = [metric.clip(value) for value in values]
-    score, lowest, highest = (round(value, 6) for value in values)
-    return Alternative(
-        name=name,
-        score=score,
-        interval=(lowest, highest),
-        num_examples=setup.plan.num_train_examples,
-        tokens=tokens,
-    )
-
-
-def _interval_half_width(rows: Sequence[Mapping[int, float]]) -> float:
-    """Return half the width of the 95% interval for the mean score of random orderings.
-
-    The variance between orderings and the variance between examples are added, because several
-    orderings may be scored on the same examples.
-    """
-    if len(rows) < 2:
-        return math.inf
-    means = [mean_score(row) for row in rows]
-    scores = [score for row in rows for score in row.values()]
-    num_examples = len({example for row in rows for example in row})
-    variance = float(np.var(means, ddof=1)) / len(rows) + float(np.var(scores)) / num_examples
-    return float(special.stdtrit(len(rows) - 1, 0.975)) * math.sqrt(variance)
 
 
 def _constant_answer(setup: CompileSetup) -> Alternative | None:

@@ -321,6 +321,8 @@ class ReportData(Part):
             For a metric over a set, the answer is the frequent label that scores best.
         vote: Score of answering with the most frequent label among the `max_demos` nearest
             examples, or None if unknown.
+        unknown: For each simpler method that was tried on too few calls for a score, its name and
+            the reason.
         vote_gain: The gain of this vote over the returned program, or None if unknown.
     """
 
@@ -356,6 +358,7 @@ class ReportData(Part):
     random: Alternative | None = None
     constant: Alternative | None = None
     vote: Alternative | None = None
+    unknown: list[str] = []
     vote_gain: PairedGain | None = None
 
     @property

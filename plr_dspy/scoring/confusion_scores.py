@@ -13,6 +13,7 @@ from plr_dspy.errors import UserError
 from plr_dspy.scoring.effective_scores import EffectiveScores, Labels, Records
 from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.space import Scores
+from plr_dspy.statistics.crossed import RandomOrderings, mean_of_orderings
 
 Array: TypeAlias = NDArray[np.float64]
 # An example's index and the predicted label, which is None for an unparsable reply.
@@ -88,6 +89,7 @@ class ConfusionScores(EffectiveScores):
         num_examples: Number of examples, n.
         table: Score of each label on each example, ``[n, k]``, updated in place.
         bounds: Lowest and highest known values of the metric.
+        positive_label: The metric's positive label, or None.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class ConfusionScores(EffectiveScores):
     ) -> None:
         self.labels = possible_labels(right_labels, labels)
         self.bounds = metric.bounds
+        self.positive_label = metric.label
         self._metric = metric
         self.num_examples = len(right_labels)
         self._right_labels = list(right_labels)
@@ -255,6 +258,45 @@ class ConfusionScores(EffectiveScores):
         counts *= ratio(totals, sums)[..., None]
         values = [self._value_of(draw) for draw in counts.reshape(2 * NUM_DRAWS, size, size + 1)]
         return np.array(values).reshape(2, NUM_DRAWS).T
+
+    def draw_values(self, rows: Sequence[Answers], rng: np.random.Generator) -> tuple[float, Array]:
+        """Return the metric of random orderings' answers, and draws of its value on new examples, ``[draws]``.
+
+        There is a row of answers for each ordering. Labels without an answered example are
+        ignored in the value, and unknown in the draws.
+        """
+        size = len(self.labels)
+        orderings = RandomOrderings.draw(len(rows), rng)
+        present = np.flatnonzero(self._num_of_label)
+        totals = np.maximum(1, rng.multinomial(self.num_examples, self._shares, size=len(orderings.weights)))
+        counts = np.zeros((size, size + 1))
+        drawn_counts = np.zeros((len(totals), size, size + 1))
+        is_column = np.eye(size + 1)
+        for label in present:
+            examples = np.flatnonzero(self._rows == label).tolist()
+            columns = [[self._columns.get(row.get(example), -1) for example in examples] for row in rows]
+            known = np.array([[example in row for example in examples] for row in rows])
+            answers = np.moveaxis(is_column[np.array(columns)], -1, 0)
+            counts[label] = mean_of_orderings(answers, known)
+            shares = orderings.with_pseudo_examples(
+                orderings.means(answers, known),
+                is_column[label],
+                is_column[-1],
+                known,
+                weight=1 / len(present),
+            )
+            drawn_counts[:, label] = totals[:, [label]] * shares
+        draws = np.array([self._value_of(draw) for draw in drawn_counts])
+        return self._value_of(self._weighted(counts)), draws
+
+    def scarce_labels(self, examples: Iterable[int], minimum: int) -> list[str]:
+        """Return the labels that fewer than `minimum` of these distinct examples have.
+
+        Labels that no example has are left out.
+        """
+        counts = self._is_of_label[[*set(examples)]].sum(axis=0)
+        is_scarce = (counts < minimum) & (self._num_of_label > 0)
+        return [self.labels[number] for number in np.flatnonzero(is_scarce)]
 
     def largest_influence(self) -> float:
         """Return the largest deviation of a correct answer's score from the metric.

@@ -436,6 +436,29 @@ class FittedModel:
                 mean += float(self.predict(longest).mean() - predicted.mean())
         return self.clip(mean)
 
+    def draw_effect_of_length(
+        self,
+        drawn: Sequence[Candidate],
+        longest: Sequence[Candidate],
+        num_draws: int,
+        rng: np.random.Generator,
+    ) -> Array:
+        """Draw how much more the `longest` orderings score than those in `drawn`, ``[draws]``.
+
+        The arguments are as in `expected_at_random`. If all orderings have the same length, the
+        result is 0.
+        """
+        if not self.model.varies_in_length:
+            return np.zeros(num_draws)
+        numbers = {ordering: number for number, ordering in enumerate(self.orderings)}
+        others = [ordering for ordering in drawn if ordering not in numbers]
+        for number, ordering in enumerate(others, start=len(numbers)):
+            numbers[ordering] = number
+        with one_thread():
+            draws = self.sample([*others, *longest], num_draws, rng)
+        own = [numbers[ordering] for ordering in drawn]
+        return np.asarray(draws[:, -len(longest) :].mean(axis=1) - draws[:, own].mean(axis=1))
+
     def sample(self, others: Sequence[Candidate], num_draws: int, rng: np.random.Generator) -> Array:
         """Draw from the joint posterior of fitted and new orderings, ``[draws, m + c]``."""
         features = [family[: len(others)] for family in self.model.features(others or self.orderings[:1])]

@@ -1,0 +1,106 @@
+"""Posterior draws of the mean score of random orderings, each of which was scored on a few examples.
+
+Both the orderings and the examples are random samples. Each of them gets a random weight, and the
+weight of a call is the product of the two (A. Owen and D. Eckles, Annals of Applied Statistics 6,
+2012). So many calls on the same few examples do not look like many examples.
+Shapes: R orderings, E examples, D draws, k kinds of values.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from plr_dspy.statistics.arrays import Array, Mask
+
+NUM_DRAWS = 2_000
+MIN_ORDERINGS = 3  # minimum number of orderings from which their variance can be estimated
+# Weight of an artificial example with the best score, and of one with the worst score (Jeffreys' prior).
+# Without these examples, equal scores on a few examples would imply certainty.
+PSEUDO_EXAMPLES = 0.5
+
+
+@dataclass(frozen=True)
+class RandomOrderings:
+    """Random weights of `number` orderings, and the source of all further random numbers.
+
+    Attributes:
+        weights: The weights, ``[D, R]``. With them, the variance of a mean over orderings equals
+            that of an unbiased estimate.
+    """
+
+    weights: Array
+    rng: np.random.Generator
+
+    @classmethod
+    def draw(cls, number: int, rng: np.random.Generator) -> "RandomOrderings":
+        """Draw weights of `number` orderings. There must be at least `MIN_ORDERINGS`."""
+        return cls(rng.gamma((number - 2) / number, size=(NUM_DRAWS, number)), rng)
+
+    def means(self, values: Array, known: Mask) -> Array:
+        """Draw the orderings' mean values on new examples, ``[D, k]``.
+
+        All orderings count equally, even if a search called the better ones on more examples.
+
+        Args:
+            values: The values of calls, ``[k, R, E]``. They are ignored where they are unknown.
+            known: Whether each ordering was called on each example, ``[R, E]``.
+        """
+        weights = self.weights / np.maximum(1, known.sum(axis=1))
+        of_examples = self.rng.exponential(size=(len(weights), known.shape[1]))
+        totals = ((weights @ known) * of_examples).sum(axis=1)
+        sums = [((weights @ np.where(known, value, 0.0)) * of_examples).sum(axis=1) for value in values]
+        return np.asarray(np.stack(sums, axis=1) / np.maximum(totals, 1e-300)[:, None])
+
+    def with_pseudo_examples(
+        self, means: Array, best: Array, worst: Array, known: Mask, *, weight: float = 1.0
+    ) -> Array:
+        """Mix drawn means ``[D, k]`` with the values of a best and a worst artificial example, ``[k]``.
+
+        If no ordering was called on an example, the result depends on the artificial examples alone.
+
+        Args:
+            weight: Factor of the weight of the artificial examples. The weights of several groups
+                of examples should add up to 1.
+        """
+        pseudo = weight * PSEUDO_EXAMPLES
+        # A shape of 0 is invalid.
+        shapes = np.maximum(1e-9, [effective_number(known), pseudo, pseudo])
+        shares = self.rng.gamma(shapes, size=(NUM_DRAWS, 3))
+        shares /= shares.sum(axis=1, keepdims=True)
+        return np.asarray(shares[:, [0]] * means + shares[:, [1]] * best + shares[:, [2]] * worst)
+
+
+def effective_number(known: Mask) -> float:
+    """Return the effective number of examples. Calls of several orderings on one example count once.
+
+    `known` says whether each ordering was called on each example, ``[R, E]``. The result is
+    smaller than E if some examples count more than others.
+    """
+    shares = (known / np.maximum(1, known.sum(axis=1, keepdims=True))).sum(axis=0)
+    squares = float((shares**2).sum())
+    return float(shares.sum()) ** 2 / squares if squares else 0.0
+
+
+def mean_of_orderings(values: Array, known: Mask) -> Array:
+    """Return the mean over orderings of their mean values, ``[k]``, given values ``[k, R, E]``.
+
+    Orderings without calls are ignored. If no ordering has calls, return zeros.
+    """
+    counts = known.sum(axis=1)
+    sums = np.where(known, values, 0.0).sum(axis=2)
+    means = sums / np.maximum(1, counts)
+    return np.asarray(means.sum(axis=1) / max(1, int((counts > 0).sum())))
+
+
+def draw_means(scores: Array, low: float, high: float, rng: np.random.Generator) -> Array:
+    """Draw the mean score of random orderings on new examples, ``[D]``.
+
+    Args:
+        scores: The scores ``[R, E]`` of at least `MIN_ORDERINGS` orderings. NaN marks unknown scores.
+        low, high: The lowest and the highest possible score.
+        rng: Source of random numbers.
+    """
+    known = ~np.isnan(scores)
+    orderings = RandomOrderings.draw(len(scores), rng)
+    means = orderings.means(scores[None], known)
+    return orderings.with_pseudo_examples(means, np.array([high]), np.array([low]), known)[:, 0]
