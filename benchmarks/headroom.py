@@ -160,9 +160,10 @@ def results(world: World, tables: int) -> dict[str, list[float]]:
     num_instructed = 0
     changes = levers.changes_of(world.rows, NUM_ORDERS)
     for table in range(tables):
-        experiment = PairedExperiment(world.draw(rng), seed=table)
+        scores = world.draw(rng)
+        experiment = PairedExperiment(scores, seed=table)
         gains = levers.lever_gains(experiment, changes)
-        advice = levers.best_advice(changes, gains)
+        advice = levers.best_advice(changes, gains, num_examples=scores.shape[1])
         num_kept += advice.startswith(levers.NOTHING_TO_GAIN)
         num_instructed += HOW[INSTRUCTION] in advice
         for name, gain in gains.items():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -12,7 +14,13 @@ import dspy
 import numpy as np
 from pydantic import Field
 
-from plr_dspy.compiling.futility import ENOUGH_ANSWERS, FutilityCheck
+from plr_dspy.compiling.futility import (
+    ENOUGH_ANSWERS,
+    ENOUGH_PAIRS,
+    ENOUGH_SCORES,
+    FutilityCheck,
+    is_unparsable,
+)
 from plr_dspy.compiling.paper import random_plan
 from plr_dspy.data.examples import Rows
 from plr_dspy.errors import UserError
@@ -33,6 +41,7 @@ from plr_dspy.optimizer.levers import (
     RANDOM,
     Headroom,
     Lever,
+    advice_without_difference,
     best_advice,
     changes_of,
     lever_gains,
@@ -42,6 +51,7 @@ from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.calls import MetricWork, adapter_advice
 from plr_dspy.programs.checks import Count, arguments
 from plr_dspy.programs.slots import OWN, PoolSlots
+from plr_dspy.scoring.causes import cause_of
 from plr_dspy.scoring.confusion_scores import Answers, ConfusionScores
 from plr_dspy.scoring.run_log import FAILED
 from plr_dspy.search.space import Candidate, Ordering, WholeProgram
@@ -49,10 +59,13 @@ from plr_dspy.statistics.arrays import Array
 from plr_dspy.statistics.calibration import cross_validated, likely_shares, right_counts
 from plr_dspy.statistics.levers import PairedExperiment
 
+logger = logging.getLogger(__name__)
+
 NUM_SETS = 4  # number of random sets of demos, unless the budget covers more
 NUM_ORDERS = 3  # number of random orders of one set, unless the budget covers more
 MIN_EXAMPLES = 10  # minimum number of examples; if there are fewer, most differences are due to chance
 MIN_SAMPLE = 3  # minimum number of sets or orders to estimate the spread of their scores
+TIMES_AS_MANY = 4  # factor of the number of examples that advice suggests, which halves intervals
 MAX_DRAWS = 50  # maximum number of draws per requested set or order, because prompts must be distinct
 
 Groups: TypeAlias = dict[str, list[Candidate]]  # the programs to score for each lever
@@ -171,22 +184,42 @@ class LeverSample(PLFewShot):
         candidates = _candidates(groups)
         rows = {name: [candidates.index(candidate) for candidate in group] for name, group in groups.items()}
         with self._open(setup) as opened:
-            examples, scores = _score_table(opened, candidates)
-            scores, calibrated_rows = _with_calibrated(opened, candidates, rows, examples, scores)
+            scored = _score_levers(opened, candidates, rows)
             metric = opened.scorer.influence
+            num_unread = [_num_unread(opened, candidate) for candidate in candidates]
             program_calls = opened.scorer.num_calls()
-        experiment = PairedExperiment(scores, bounds=metric.bounds if metric else None, seed=self.seed)
-        changes = changes_of({**rows, **calibrated_rows}, _num_orders(groups))
+            if scored.no_difference:
+                logger.warning(
+                    "%s, so more calls would be wasted. One answer: %s",
+                    scored.no_difference,
+                    opened.work.sample or "unknown",
+                )
+        experiment = PairedExperiment(scored.table, bounds=metric.bounds if metric else None, seed=self.seed)
+        changes = changes_of(scored.rows, _num_orders(groups))
         gains = lever_gains(experiment, changes)
         own_score = float(experiment.means[0])
+        num_examples = len(scored.examples)
         levers = []
         for change in changes:
             gain = gains[change.name]
-            num_calls = len(change.rows) * len(examples)
             levers.append(
                 Lever(
-                    change.name, own_score + gain.value, gain.value, gain.interval, num_calls, note=change.how
+                    change.name,
+                    own_score + gain.value,
+                    gain.value,
+                    gain.interval,
+                    num_calls=len(change.rows) * num_examples,
+                    note=change.how,
+                    mean_score=float(experiment.means[change.rows].mean()),
+                    # Calibrated answers need no parsing. Their rows come after those of the candidates.
+                    num_unread=sum(num_unread[row] for row in change.rows if row < len(candidates)),
                 )
+            )
+        if scored.no_difference:
+            advice = advice_without_difference(scored.no_difference, score=scored.only_score)
+        else:
+            advice = best_advice(
+                changes, gains, num_examples=num_examples, remedy=_remedy(setup, candidates, num_examples)
             )
         return Headroom(
             score=own_score,
@@ -194,9 +227,12 @@ class LeverSample(PLFewShot):
             noise_shares={
                 name: gain.noise_share for name, gain in gains.items() if gain.noise_share is not None
             },
-            num_examples=len(examples),
+            num_examples=num_examples,
             program_calls=program_calls,
-            advice=best_advice(changes, gains),
+            advice=advice,
+            interval=experiment.own_interval,
+            num_unread=num_unread[0],
+            no_difference=scored.no_difference,
         )
 
 
@@ -239,7 +275,89 @@ def _num_orders(groups: Groups) -> int:
     return math.prod(math.factorial(len(items)) for items in ordering)
 
 
-def _score_table(opened: OpenCompile, candidates: Sequence[Candidate]) -> tuple[list[int], Array]:
+@dataclass(frozen=True)
+class LeverScores:
+    """The scores of all programs on the same examples.
+
+    Attributes:
+        examples: Indices of the examples.
+        table: Scores with a row for each program and a column for each example. Rows of
+            calibrated answers come last.
+        rows: A dict that maps each lever to the indices of its rows.
+        no_difference: What shows that more calls would be wasted. Empty if scores differ.
+    """
+
+    examples: list[int]
+    table: Array
+    rows: dict[str, list[int]]
+    no_difference: str = ""
+
+    @property
+    def only_score(self) -> float | None:
+        """The score of all calls, or None if there are several scores."""
+        return float(self.table[0, 0]) if np.ptp(self.table) == 0 else None
+
+
+def _sample(setup: CompileSetup, metric: ConfusionScores | None) -> list[int]:
+    """Return the indices of the examples to score, in the order in which rounds add them."""
+    num_usable = len(setup.scored_examples)
+    indices = list(range(num_usable)) if metric is None else metric.alternate_labels(num_usable)
+    return indices[: setup.plan.num_train_examples]
+
+
+def _remedy(setup: CompileSetup, candidates: Sequence[Candidate], num_examples: int) -> str:
+    """Return how to make intervals about half as wide, or narrower if there are few unused examples."""
+    num_usable = len(setup.scored_examples)
+    if num_examples == num_usable:
+        return "pass more examples"
+    num_calls = len(candidates) * min(num_usable, TIMES_AS_MANY * num_examples)
+    return f"measure with max_metric_calls={num_calls}"
+
+
+def _num_unread(opened: OpenCompile, candidate: Candidate) -> int:
+    """Count the replies to a candidate that could not be parsed."""
+    records = opened.scorer.records_of(candidate).values()
+    return sum(is_unparsable(record) and cause_of(record.error) is None for record in records)
+
+
+def _score_levers(
+    opened: OpenCompile, candidates: Sequence[Candidate], rows: Mapping[str, list[int]]
+) -> LeverScores:
+    """Score candidates on more and more examples. Stop if no scores differ, as a compile run does."""
+    scorer = opened.scorer
+    sample = _sample(opened.setup, scorer.influence)
+    # Score a few examples first, and stop if hardly any of these answers can be parsed.
+    scorer.table(candidates, sample[: math.ceil(ENOUGH_ANSWERS / len(candidates))])
+    FutilityCheck(
+        scorer,
+        len(opened.setup.scored_examples),
+        lambda: opened.work.sample,
+        compares=False,
+        advice=adapter_advice(),
+    ).check()
+    num_first = max(MIN_EXAMPLES, math.ceil(ENOUGH_SCORES / len(candidates)))
+    num_paired = max(num_first, math.ceil(ENOUGH_PAIRS / max(1, len(candidates) - 1)))
+    for number in (num_first, num_paired, len(sample)):
+        examples, scores = _score_table(opened, candidates, sample[:number])
+        scores, calibrated_rows = _with_calibrated(opened, candidates, rows, examples, scores)
+        scored = LeverScores(examples, scores, {**rows, **calibrated_rows})
+        num_pairs = (len(candidates) - 1) * len(examples)
+        is_last = number >= len(sample)
+        # Answers with equal values of a metric over a set may still differ.
+        if scored.only_score is not None and (is_last or scorer.influence is None):
+            num_calls = len(candidates) * len(examples)
+            return replace(
+                scored, no_difference=f"every score was {scored.only_score:g} in {num_calls} calls"
+            )
+        if not np.ptp(scores, axis=0).any() and (is_last or num_pairs >= ENOUGH_PAIRS):
+            reason = f"no score differed between two programs in {num_pairs} comparisons"
+            return replace(scored, no_difference=reason)
+    return scored
+
+
+def _score_table(
+    opened: OpenCompile, candidates: Sequence[Candidate], sample: Sequence[int]
+) -> tuple[list[int], Array]:
     """Score candidates. Return the examples and a table of scores.
 
     The table has a row for each candidate and a column for each example. A failed call gets the
@@ -248,16 +366,6 @@ def _score_table(opened: OpenCompile, candidates: Sequence[Candidate]) -> tuple[
     """
     scorer = opened.scorer
     metric = scorer.influence
-    num_usable = len(opened.setup.scored_examples)
-    indices = list(range(num_usable))
-    if metric is not None:
-        indices = metric.alternate_labels(num_usable)
-    sample = indices[: opened.setup.plan.num_train_examples]
-    # Score a few examples first, and stop if hardly any of these answers can be parsed.
-    scorer.table(candidates, sample[: math.ceil(ENOUGH_ANSWERS / len(candidates))])
-    FutilityCheck(
-        scorer, num_usable, lambda: opened.work.sample, compares=False, advice=adapter_advice()
-    ).check()
     examples, rows = scorer.table(candidates, sorted(sample))
     table = np.array(rows)
     for number, candidate in enumerate(candidates):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from plr_dspy.statistics.comparisons import TAIL
 from plr_dspy.statistics.levers import Gain, PairedExperiment
 
 NUM_SEARCHED = 20  # number of random sets or orders among which a search is assumed to find the best
 WORTHWHILE = 0.02  # smallest gain that justifies a change
+PERFECT = 1.0  # highest score of most metrics
 MOST_LEVERS = 7  # maximum number of levers, not counting instructions
-NOTHING_TO_GAIN = "No gain beyond noise"  # start of the advice to keep the program
+NOTHING_TO_GAIN = "No gain is proven"  # start of the advice to keep the program
+GAINS = "expected gain [95% interval]"  # heading of the column of gains
 
 PROGRAM = "your program"
 NO_DEMOS = "no demos"
@@ -104,12 +104,22 @@ def lever_gains(experiment: PairedExperiment, changes: Sequence[Change]) -> dict
     return gains
 
 
-def best_advice(changes: Sequence[Change], gains: Mapping[str, Gain]) -> str:
-    """Return a sentence that advises a change, or advises keeping the program.
+def best_advice(
+    changes: Sequence[Change],
+    gains: Mapping[str, Gain],
+    *,
+    num_examples: int,
+    remedy: str = "pass more examples",
+) -> str:
+    """Return one or two sentences that advise a change, or advise keeping the program.
+
+    All figures are also in the table of `Headroom`.
 
     Args:
         changes: The changes that were scored, simplest first.
         gains: A dict that maps each change's name to the change's gain.
+        num_examples: Number of examples that the changes were scored on.
+        remedy: How to narrow the intervals.
     """
     if not changes:
         return "No lever could be tried, because there are too few distinct demos: pass more examples."
@@ -124,22 +134,63 @@ def best_advice(changes: Sequence[Change], gains: Mapping[str, Gain]) -> str:
         if adds_to_base and gain.exceeds(0.0, doubt):
             certain.append(change)
     if not certain:
-        most = max(0.0, *(gain.interval[1] for gain in gains.values()))
-        if most > WORTHWHILE:
-            return f"{NOTHING_TO_GAIN}, but {most:+.2f} is possible. Keep the program, or try more calls or examples."
-        return f"{NOTHING_TO_GAIN}: at most {most:+.2f}. Keep the program."
+        return _keeping(changes, gains, num_examples, remedy)
     largest = max(certain, key=lambda change: gains[change.name].value)
-    largest_gain = gains[largest.name]
-    simplest = next(change for change in certain if not largest_gain.exceeds(gains[change.name], doubt))
-    gain = gains[simplest.name]
-    low, high = gain.interval
-    text = f"({gain.value:+.2f} [{low:+.2f}, {high:+.2f}]): {simplest.how}"
+    simplest = next(
+        change for change in certain if not gains[largest.name].exceeds(gains[change.name], doubt)
+    )
+    described = f"{simplest.name!r} ({_figures(gains[simplest.name])}): {simplest.how}"
     if simplest is largest:
-        return f"The largest lever is {largest.name!r} {text}."
-    more = float(np.quantile(largest_gain.draws - gain.least, 1 - TAIL))
+        return f"The largest proven gain is that of {described}."
     return (
-        f"The simplest lever that helps as much as any is {simplest.name!r} {text}; {largest.name!r} may add "
-        f"{more:+.2f}."
+        f"The simplest lever whose gain is proven is {described}. {largest.name!r} has a larger expected gain "
+        f"({_figures(gains[largest.name])}), but the difference may be chance."
+    )
+
+
+def _keeping(changes: Sequence[Change], gains: Mapping[str, Gain], num_examples: int, remedy: str) -> str:
+    """Advise keeping the program. Name the most promising lever if a worthwhile gain is possible."""
+    start = f"{NOTHING_TO_GAIN} on {num_examples} examples"
+    most = max(gain.interval[1] for gain in gains.values())
+    if most <= WORTHWHILE:
+        return f"{start}, and no interval reaches above {WORTHWHILE:+.2f}: keep the program."
+    # Of levers with the same gain in the table, name the simplest.
+    best = max(changes, key=lambda change: round(gains[change.name].value, 2))
+    text = f"The most promising lever is {best.name!r}"
+    if gains[best.name].value < WORTHWHILE:
+        best = max(changes, key=lambda change: gains[change.name].interval[1])
+        text = f"All expected gains are below {WORTHWHILE:+.2f}, but the interval of {best.name!r} is wide"
+    return (
+        f"{start}. {text} ({_figures(gains[best.name])}): keep the program for now, or {remedy} to find out."
+    )
+
+
+def _figures(gain: Gain) -> str:
+    """Return a gain and its interval as text."""
+    return "{:+.2f} [{:+.2f}, {:+.2f}]".format(gain.value, *gain.interval)
+
+
+def advice_without_difference(reason: str, *, score: float | None) -> str:
+    """Return the advice if no score differed between programs.
+
+    Args:
+        reason: What was observed, as a clause.
+        score: The score of all calls, or None if the scores differed between examples.
+    """
+    start = f"{reason[0].upper()}{reason[1:]}"
+    if score == PERFECT:
+        return (
+            f"{start}, so nothing is left to gain on these examples: keep the program. If you did not expect this, "
+            "check that the metric gives wrong answers a lower score."
+        )
+    if score is None:
+        return (
+            f"{start}, so demos probably do not matter for this model: keep the program. If you did not expect "
+            "this, check with dspy.inspect_history() that the demos reach the model."
+        )
+    return (
+        f"{start}, so more calls would show nothing: this model, or this metric, probably cannot show differences. "
+        "Check that the metric compares the right fields, or use a larger model. Until then, keep the program."
     )
 
 
@@ -149,12 +200,17 @@ class Lever:
 
     Attributes:
         name: Name of the lever.
-        score: Expected score with this change.
+        score: Expected score with this change: the program's mean score plus `gain`.
         gain, interval: Expected gain over the user's program on new examples, and its 95%
             interval. The gain is shrunk towards 0, because the largest of several observed
-            gains overestimates the true gain.
+            gains overestimates the true gain. Both gains and intervals are differences of
+            scores that the metric can have.
         num_calls: Number of program calls from which the gain was estimated.
         note: How to apply the lever, in words.
+        mean_score: Mean score of these calls. If answers are calibrated, it is the mean score
+            of the calibrated answers.
+        num_unread: Number of these calls whose replies could not be parsed. They count as
+            incorrect answers.
     """
 
     name: str
@@ -163,21 +219,29 @@ class Lever:
     interval: tuple[float, float]
     num_calls: int
     note: str
+    mean_score: float
+    num_unread: int = 0
 
 
 @dataclass(frozen=True)
 class Headroom:
-    """How much each change to a program can gain. As a string, it is a table with a sentence of advice.
+    """How much each change to a program can gain. As a string, it is a table with advice as its last line.
 
     Attributes:
-        score: The program's mean score.
+        score, interval: The program's mean score, and the 95% interval of its score on new
+            examples.
         levers: The possible changes, simplest first.
         noise_shares: A dict that maps "other orders" and "other sets" to shares of noise: how
             much of the variance between the scores of different orders or sets is noise.
+            Orders or sets that all scored the same are omitted.
         num_examples, program_calls: Number of examples that each change was scored on, and
             total number of program calls.
-        advice: A sentence that names the simplest change that gains as much as any other, or
-            advises keeping the program.
+        advice: One or two sentences that name the simplest change that gains as much as any
+            other, or advise keeping the program.
+        num_unread: Number of the program's own replies that could not be parsed.
+        no_difference: What shows that more calls would be wasted, such as "every score was 0 in
+            80 calls". Then the measurement has ended early, and the printed text has no gains.
+            Empty if scores differed.
     """
 
     score: float
@@ -186,22 +250,54 @@ class Headroom:
     num_examples: int
     program_calls: int
     advice: str
+    interval: tuple[float, float]
+    num_unread: int = 0
+    no_difference: str = ""
 
     def __str__(self) -> str:
-        width = max(map(len, (PROGRAM, *(lever.name for lever in self.levers))))
-        lines = [
-            f"{'':{width}}  score  gain  [95% interval]",
-            f"{PROGRAM:{width}}  {self.score:5.2f}  on {self.num_examples} examples",
-        ]
-        for lever in self.levers:
-            low, high = lever.interval
-            noise = self.noise_shares.get(lever.name)
-            note = lever.note
-            if noise is not None:
-                kind = lever.name.removeprefix("other ")
-                note += f"; {noise:.0%} of the variance between {kind} is noise"
-            gain = f"{lever.gain:+.2f} [{low:+.2f}, {high:+.2f}]"
-            lines.append(
-                f"{lever.name:{width}}  {lever.score:5.2f}  {gain:20}  {lever.num_calls:4} calls  {note}"
+        if self.no_difference:
+            own = f"{PROGRAM}: mean score {self.score:.2f} on {self.num_examples} examples"
+            lines = [own, *self._unread(), self.advice]
+        else:
+            low, high = self.interval
+            own = (
+                f"On new examples, your program probably scores {low:.2f} to {high:.2f} (95% interval); gains start "
+                "from there."
             )
-        return "\n".join([*lines, self.advice])
+            lines = [*self._table(), own, *self._unread(), self.advice]
+        return "\n".join(lines)
+
+    def _table(self) -> Iterator[str]:
+        """Yield the lines of the table."""
+        width = max(map(len, (PROGRAM, *(lever.name for lever in self.levers))))
+        yield f"{'':{width}}  mean score  {GAINS}  program calls  how to apply it"
+        yield f"{PROGRAM:{width}}  {self.score:10.2f}  {'':{len(GAINS)}}  {self.num_examples:13}"
+        indent = GAINS.index("[")
+        for lever in self.levers:
+            gain = f"{lever.gain:+.2f}"
+            interval = "[{:+.2f}, {:+.2f}]".format(*lever.interval)
+            gains = f"{gain:{indent}}{interval}"
+            yield (
+                f"{lever.name:{width}}  {lever.mean_score:10.2f}  {gains:{len(GAINS)}}  {lever.num_calls:13}  "
+                f"{lever.note}{self._noise(lever.name)}"
+            )
+
+    def _noise(self, name: str) -> str:
+        """Return a note on the differences between orders or sets, or an empty string for other levers."""
+        kind = name.removeprefix("other ")
+        if name in self.noise_shares:
+            return f"; {self.noise_shares[name]:.0%} of the variance between {kind} is noise"
+        return f"; all {kind} scored the same" if name in (ORDERS, SETS) else ""
+
+    def _unread(self) -> Iterator[str]:
+        """Yield a line that says for which programs replies could not be parsed, if there are any."""
+        counts = [f"{self.num_unread} of {self.num_examples} of your program"] if self.num_unread else []
+        for lever in self.levers:
+            if lever.num_unread:
+                counts.append(f"{lever.num_unread} of {lever.num_calls} of {lever.name!r}")
+        if not counts:
+            return
+        line = f"Replies that could not be parsed, and count as wrong: {', '.join(counts)}."
+        if self.num_unread:
+            line += " Try another adapter, show demos, or increase max_tokens if replies are cut off."
+        yield line

@@ -1,6 +1,7 @@
 """The function `headroom`, with fake LMs for which the helpful levers are known."""
 
 import itertools
+import re
 
 import dspy
 import pytest
@@ -98,8 +99,9 @@ class TestLevers:
         result = measured(engine, metric=lambda example, prediction: digest(example.question) < 0.6)
         assert {lever.gain for lever in result.levers} == {0.0}
         assert result.noise_shares == {}
-        assert result.advice.startswith("No gain beyond noise, but +0.")
-        assert "Keep the program" in result.advice
+        assert result.program_calls == 8 * 36
+        assert result.advice.startswith("No score differed between two programs in 252 comparisons")
+        assert "keep the program" in result.advice
 
     def test_the_programs_own_demos_are_reordered(self):
         examples = questions(100)
@@ -109,6 +111,7 @@ class TestLevers:
         own = {texts for texts in prompts if all("demo " in text for text in texts[::2])}
         assert len(own) == 4
         assert result.noise_shares.keys() == {"other orders", "other sets"}
+        assert f"{result.noise_shares['other sets']:.0%} of the variance between sets is noise" in str(result)
 
     def test_nearest_demos_are_advised_if_they_help(self):
         """For each question, there are three similar questions with the same answer."""
@@ -130,7 +133,7 @@ class TestLevers:
         assert lever(result, "instruction 2").gain == pytest.approx(
             lever(result, "random demos").gain, abs=0.1
         )
-        assert result.advice.startswith("The largest lever is 'instruction 1'")
+        assert result.advice.startswith("The largest proven gain is that of 'instruction 1'")
         assert result.advice.endswith("random demos and this instruction: run PLFewShot(instructions=[...]).")
         assert engine.num_calls == 300
         assert QUESTION.signature.instructions == dspy.Signature("question -> answer").instructions
@@ -148,13 +151,114 @@ class TestLevers:
         assert result.program_calls <= 300
         assert "other sets" in names(result)
 
-    def test_the_table_is_aligned_and_one_sentence_follows(self):
-        result = measured(DemoEngine(questions(100)))
-        *table, advice = str(result).splitlines()
+    @pytest.mark.parametrize("num_examples", [10, 20, 40])
+    def test_gains_and_intervals_stay_within_the_scores(self, num_examples):
+        """Without demos, no answer is right, and with demos, nearly all are."""
+        engine = DemoEngine(questions(100), share=0.9, without=0.0)
+        result = measured(engine, max_metric_calls=8 * num_examples)
+        assert result.num_examples == num_examples
+        assert result.score == 0.0
+        assert result.interval[0] == pytest.approx(0.0, abs=0.01)
+        for changed in result.levers:
+            low, high = changed.interval
+            assert -result.interval[1] <= low < high <= 1.0 - result.interval[0]
+            assert 0 <= changed.score <= 1
+
+    def test_each_column_has_one_meaning(self):
+        result = measured(DemoEngine(questions(100), share=0.9, without=0.5), student(demos()))
+        heading, *rows, score, advice = str(result).splitlines()
+        assert heading.split("  ")[-1] == "how to apply it"
         assert advice == result.advice
-        assert {line.index("[") for line in table[2:]} == {table[0].index("[")}
-        assert len({line.index(" calls") for line in table[2:]}) == 1
-        assert table[-1].endswith("of the variance between sets is noise")
+        assert score == (
+            "On new examples, your program probably scores {:.2f} to {:.2f} (95% interval); gains start from "
+            "there.".format(*result.interval)
+        )
+        assert rows[0].split() == ["your", "program", f"{result.score:.2f}", "30"]
+        assert {line.index("[") for line in rows[1:]} == {heading.index("[")}
+        end_of_calls = heading.index("  how to apply it")
+        end_of_scores = heading.index("  expected gain")
+        for line, changed in zip(rows[1:], result.levers, strict=True):
+            assert line[:end_of_calls].endswith(f" {changed.num_calls}")
+            assert line[:end_of_scores].endswith(f" {changed.mean_score:.2f}")
+            assert f"  {changed.gain:+.2f} " in line
+            assert changed.note in line
+        # This is the share of correct answers, not the expected score, which is closer to the program's score.
+        assert lever(result, "no demos").mean_score != pytest.approx(lever(result, "no demos").score)
+        assert rows[-1].endswith("run PLFewShot; all sets scored the same")
+
+    @pytest.mark.parametrize("num_examples", [10, 20, 40])
+    @pytest.mark.parametrize("shares", [(0.5, 0.5), (0.8, 0.2), (0.6, 0.4)])
+    def test_all_figures_in_the_advice_are_in_the_table(self, num_examples, shares):
+        engine = DemoEngine(questions(100), share=shares[0], without=shares[1])
+        result = measured(engine, student(demos()), max_metric_calls=10 * num_examples)
+        *table, advice = str(result).splitlines()
+        figures = re.findall(r"[+-]\d\.\d\d \[.*?\]", advice)
+        assert figures
+        for figure in figures:
+            assert any(" ".join(line.split()).find(figure) > 0 for line in table)
+
+
+class TestNothingToLearn:
+    @pytest.mark.parametrize(("max_calls", "num_programs"), [(100, 8), (300, 8), (1_000, 13)])
+    @pytest.mark.parametrize(
+        ("score", "advice"),
+        [
+            (
+                0.0,
+                "this metric, probably cannot show differences. Check that the metric compares the right fields",
+            ),
+            (1.0, "so nothing is left to gain on these examples: keep the program."),
+        ],
+    )
+    def test_equal_scores_end_the_measurement_early(self, caplog, max_calls, num_programs, score, advice):
+        engine = engine_for(questions(100))
+        result = measured(engine, metric=lambda example, prediction: score, max_metric_calls=max_calls)
+        assert engine.num_calls == result.program_calls == num_programs * 10
+        assert result.advice.startswith(f"Every score was {score:g} in {num_programs * 10} calls, so ")
+        assert advice in result.advice
+        assert result.no_difference in result.advice.lower()
+        assert str(result).splitlines() == [
+            f"your program: mean score {score:.2f} on 10 examples",
+            result.advice,
+        ]
+        assert "more calls would be wasted. One answer: Prediction(" in caplog.text
+
+    def test_one_other_score_continues_the_measurement(self):
+        engine = engine_for(questions(100))
+        numbers = itertools.count()
+        result = measured(engine, metric=lambda example, prediction: next(numbers) != 40)
+        assert result.program_calls == 296
+        assert not result.no_difference
+
+    def test_calibrated_answers_that_differ_continue_the_measurement(self):
+        """All answers are wrong, and all calibrated answers are right."""
+        engine = Engine(
+            probabilities=lambda demos, text: [0.55, 0.45] if int(text.split()[-1]) % 2 else [0.95, 0.05]
+        )
+        examples = [labeled(f"text {i}", ["negative", "positive"][i % 2]) for i in range(100)]
+        metric = lambda example, prediction: prediction.label == example.label == "positive"  # noqa: E731
+        result = measured(engine, classifier(demos=[]), examples, metric)
+        assert result.score == 0.0
+        assert result.program_calls == 296
+        assert lever(result, "calibrated answers").mean_score == pytest.approx(0.5, abs=0.1)
+
+
+class TestUnreadReplies:
+    def test_replies_that_cannot_be_parsed_are_reported(self):
+        engine = DemoEngine(questions(100), share=0.8)
+        engine.mumbles = lambda texts: len(texts) == 1
+        result = measured(engine)
+        assert result.num_unread == result.num_examples == 37
+        assert {changed.num_unread for changed in result.levers} == {0}
+        line = "Replies that could not be parsed, and count as wrong: 37 of 37 of your program. Try another"
+        assert str(result).splitlines()[-2].startswith(line)
+
+    def test_they_are_reported_for_each_lever(self):
+        engine = DemoEngine(questions(100), share=0.8, mumbles=lambda texts: len(texts) == 1)
+        result = measured(engine, student(demos()))
+        assert lever(result, "no demos").num_unread == 30
+        assert str(result).splitlines()[-2].endswith("wrong: 30 of 30 of 'no demos'.")
+        assert "parsed" not in str(measured(DemoEngine(questions(100))))
 
 
 class TestCalibration:
@@ -187,6 +291,18 @@ class TestCalibration:
         examples = [labeled(f"text {i}", ["negative", "positive"][i % 2]) for i in range(100)]
         result = measured(engine, classifier(demos=[]), examples, F1("positive"), max_errors=100)
         assert lever(result, "calibrated answers").gain == pytest.approx(0.0)
+
+    @pytest.mark.parametrize("max_calls", [100, 200, 400])
+    def test_advice_that_keeps_the_program_says_what_it_rests_on(self, max_calls):
+        """A small gain by calibration is not proven, so the advice says on how many examples, and what would help."""
+        engine = Engine(
+            probabilities=lambda demos, text: [0.6, 0.4] if int(text.split()[-1]) % 10 else [0.4, 0.6]
+        )
+        examples = [labeled(f"text {i}", ["negative", "positive"][i % 10 < 2]) for i in range(100)]
+        result = measured(engine, classifier(), examples, exact, max_metric_calls=max_calls)
+        assert result.advice.startswith(f"No gain is proven on {max_calls // 10} examples. ")
+        num_calls = min(75, 4 * result.num_examples) * 10
+        assert f", or measure with max_metric_calls={num_calls} to find out." in result.advice
 
 
 class TestCallsAndErrors:

@@ -165,29 +165,43 @@ RANDOM = gain(0.2)
 @pytest.mark.parametrize(
     ("gains", "advice"),
     [
-        ({"no demos": gain(-0.1), "other sets": gain(-0.02)}, "No gain beyond noise: at most +0.00."),
         (
-            {"random demos": gain(0.1, 0.1)},
-            "No gain beyond noise, but +0.28 is possible. Keep the program, or",
+            {"no demos": gain(-0.1), "other sets": gain(-0.02)},
+            "No gain is proven on 30 examples, and no interval reaches above +0.02: keep the program.",
+        ),
+        (
+            {"random demos": gain(0.1, 0.1), "other sets": gain(0.02, 0.2)},
+            "No gain is proven on 30 examples. The most promising lever is 'random demos' (+0.10 [-0.09, +0.28]): "
+            "keep the program for now, or pass more examples to find out.",
+        ),
+        (
+            {"random demos": gain(0.01, 0.1), "other sets": gain(-0.1, 0.3)},
+            "No gain is proven on 30 examples. All expected gains are below +0.02, but the interval of 'other sets' is "
+            "wide (-0.10 [-0.67, +0.45]): keep the program for now, or pass more examples to find out.",
         ),
         (
             {"random demos": RANDOM, "nearest demos": gain(0.3)},
-            "The largest lever is 'nearest demos' (+0.30 [+0.28, +0.32]): run PLFewShot(demos='retrieved').",
+            "The largest proven gain is that of 'nearest demos' (+0.30 [+0.28, +0.32]): run "
+            "PLFewShot(demos='retrieved').",
         ),
-        ({"random demos": RANDOM, "nearest demos": gain(0.3, 0.2)}, "The largest lever is 'random demos'"),
+        (
+            {"random demos": RANDOM, "nearest demos": gain(0.3, 0.2)},
+            "The largest proven gain is that of 'random demos'",
+        ),
         (
             {"random demos": RANDOM, "other sets": gain(0.3, least=RANDOM)},
-            "The simplest lever that helps as much as any is 'random demos' (+0.20 [+0.18, +0.22]): "
-            "use dspy.LabeledFewShot; 'other sets' may add +0.10.",
+            "The simplest lever whose gain is proven is 'random demos' (+0.20 [+0.18, +0.22]): use "
+            "dspy.LabeledFewShot. 'other sets' has a larger expected gain (+0.30 [+0.18, +0.32]), but the difference "
+            "may be chance.",
         ),
     ],
 )
 def test_advice_names_the_simplest_of_the_best_levers(gains, advice):
     changes = [Change(name, [1], HOW[name]) for name in gains]
-    text = best_advice(changes, gains)
+    text = best_advice(changes, gains, num_examples=30)
     assert text.startswith(advice)
-    assert text.startswith(NOTHING_TO_GAIN) == ("noise" in advice)
+    assert text.startswith(NOTHING_TO_GAIN) == ("No gain" in advice)
 
 
 def test_advice_says_so_if_no_lever_could_be_tried():
-    assert best_advice([], {}).startswith("No lever could be tried")
+    assert best_advice([], {}, num_examples=30).startswith("No lever could be tried")
