@@ -87,13 +87,18 @@ class CallSizes:
 
     Args:
         setup: The setup of the compile run.
+        examples: The examples of the calls. None means that any examples may be scored, so the
+            mean over the first `SAMPLED_EXAMPLES` is assumed.
         with_longest_inputs: Whether to assume the longest inputs instead of those of mean length.
     """
 
-    def __init__(self, setup: CompileSetup, *, with_longest_inputs: bool = False) -> None:
+    def __init__(
+        self, setup: CompileSetup, *, examples: Examples | None = None, with_longest_inputs: bool = False
+    ) -> None:
         self._setup = setup
         self._average: Callable[[Sequence[float]], float] = max if with_longest_inputs else fmean
-        self._examples: Examples = setup.scored_examples[:SAMPLED_EXAMPLES]
+        self._knows_examples = examples is not None
+        self._examples: Examples = examples or setup.scored_examples[:SAMPLED_EXAMPLES]
         self._count = token_counter()
         self._without_demos: dict[tuple[Any, ...], tuple[float, float]] = {}
         self._calls_per_look = max(1.0, setup.plan.program_calls / max(1, setup.plan.num_looks))
@@ -226,7 +231,13 @@ class CallSizes:
                 shown = pool.shown(
                     inputs, predictor.retrieval.nearest, without=dict(example.inputs().items())
                 )
-                totals.append(sum(tokens[number] for number in shown))
+                total = sum(tokens[number] for number in shown)
+                if self._knows_examples:
+                    # The numbers in the pool omit what the adapter writes between demos.
+                    demos = [*predictor.demos, *(pool.demos[number] for number in shown)]
+                    with_demos = self._count(messages_of(predictor, demos, inputs))
+                    total = with_demos - self._count(messages_of(predictor, predictor.demos, inputs))
+                totals.append(total)
         return self._average(totals) if totals else high_total(tokens, predictor.retrieval.num_demos)
 
     def _answer_tokens(self, predictor: dspy.Predict, demos: Sequence[Any]) -> float:

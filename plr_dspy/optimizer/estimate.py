@@ -14,6 +14,7 @@ from plr_dspy.optimizer.demos import teacher_of
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.slots import PoolSlots, WholeProgramSlots
+from plr_dspy.programs.splits import Examples
 from plr_dspy.programs.tokens import token_counter
 from plr_dspy.report.formats import count, dollars
 from plr_dspy.scoring.budget import Budget, price_of
@@ -105,7 +106,9 @@ class CallRange:
 
 
 def estimate_cost(
-    setup: CompileSetup, calls_of: Mapping[Candidate, tuple[int, int]] | None = None
+    setup: CompileSetup,
+    calls_of: Mapping[Candidate, tuple[int, int]] | None = None,
+    examples: Examples | None = None,
 ) -> Estimate:
     """Estimate the cost of a compile run, including bootstrapped demos and proposed instructions.
 
@@ -113,13 +116,14 @@ def estimate_cost(
         setup: The setup of the run.
         calls_of: For each candidate, its minimum and maximum number of calls. None means that
             the run searches for candidates.
+        examples: The examples of these calls, or None if they are not known in advance.
     """
     plan = setup.plan
     num_attempts = len(setup.attempts)
     num_calls = plan.program_calls + num_attempts
     if not num_calls:
         return Estimate(0, 0, plan, 0, 0.0, 0)
-    sizes = CallSizes(setup)
+    sizes = CallSizes(setup, examples=examples)
     if calls_of is None:
         ranges = _ranges_of_search(setup, sizes)
     else:

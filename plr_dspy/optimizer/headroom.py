@@ -174,9 +174,9 @@ class LeverSample(PLFewShot):
     ) -> Estimate:
         """Return the estimated cost of calling `measure` with these arguments."""
         setup, groups = self._designed(self._prepare(program, trainset, [], inputs=inputs))
-        candidates = _candidates(groups)
-        num_examples = math.ceil(setup.plan.program_calls / len(candidates))
-        return estimate_cost(setup, dict.fromkeys(candidates, (0, num_examples)))
+        sample = _sample(setup, DemoOptimizer.work(self, setup).influence)
+        calls_of = dict.fromkeys(_candidates(groups), (0, len(sample)))
+        return estimate_cost(setup, calls_of, [setup.scored_examples[number] for number in sample])
 
     def measure(self, program: dspy.Module, trainset: Rows, inputs: Sequence[str] | None) -> Headroom:
         """Score the program and its changed versions, and return each lever's estimated gain."""

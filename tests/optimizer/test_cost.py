@@ -14,7 +14,7 @@ import pytest
 from dspy import lm15
 from fakes import OrderSensitiveEngine, digest, engine_for, exact_match, lm_of, questions, student, using
 
-from plr_dspy import PlainTextAdapter, PLFewShot, PLReorder, choose_program, estimate, headroom
+from plr_dspy import F1, PlainTextAdapter, PLFewShot, PLReorder, choose_program, estimate, headroom
 from plr_dspy.baselines import TopKOrder
 from plr_dspy.report.formats import dollars
 from plr_dspy.scoring.budget import cost_of, price_of
@@ -276,6 +276,24 @@ class TestEstimateOfFunctions:
         prompts = estimated.prompt_tokens * PROMPT
         assert prompts == pytest.approx(engine.cost - answers, rel=0.05)
         assert estimated.cost > prompts
+
+    @pytest.mark.parametrize("max_calls", [100, 200, 400])
+    @pytest.mark.parametrize("metric", [exact_match, F1("answer 1")])
+    def test_headroom_uses_at_most_the_estimated_tokens(self, metric, max_calls):
+        """The scored examples may be longer than the others."""
+        used = []
+
+        def count(request):
+            used.append(tokens_of(request))
+            return {"input_tokens": used[-1]}
+
+        engine = MoreIsBetter()
+        engine.tokens = count
+        with using(engine, MODEL):
+            arguments = (student(OF_MANY_LENGTHS[:4]), metric, OF_MANY_LENGTHS)
+            estimated = estimate(headroom, *arguments, max_metric_calls=max_calls)
+            headroom(*arguments, max_metric_calls=max_calls, display_progress=False)
+        assert 0.98 * estimated.prompt_tokens < sum(used) <= estimated.prompt_tokens
 
     def test_the_cost_of_a_race_is_averaged_over_programs(self, engine):
         estimated = estimate(choose_program, [student(0), student(6)], exact_match, trainset=EXAMPLES)
