@@ -138,6 +138,7 @@ class _Measurement:
         as_it_is: The metric's value on all answers of the original.
         before, after: The metric's values on the examples in `answered`, for the original and
             for the finalist.
+        unseen_labels: Labels of which no example is in `answered`.
         spread: For each bootstrap sample, the deviations of these two values from their means,
             ``[draws, 2]``.
         largest: The largest possible gain, which is the width of the metric's range.
@@ -147,6 +148,7 @@ class _Measurement:
     as_it_is: float
     before: float
     after: float
+    unseen_labels: list[str]
     spread: Array
     largest: float
 
@@ -177,7 +179,13 @@ def _measure(metric: ConfusionScores, before: Answers, after: Answers) -> _Measu
     if all(label == other for _, label, other in answered):
         draws[:, 1] = draws[:, 0]
     return _Measurement(
-        answered, as_it_is, value_before, value_after, spread=draws - draws.mean(axis=0), largest=high - low
+        answered,
+        as_it_is,
+        value_before,
+        value_after,
+        unseen_labels=metric.scarce_labels(both, 1),
+        spread=draws - draws.mean(axis=0),
+        largest=high - low,
     )
 
 
@@ -240,6 +248,7 @@ def _measured_comparison(
             metric.clip(expected_chosen + lower[1]),
             metric.clip(highest + upper[1]),
         ),
+        unseen_labels=measurement.unseen_labels,
     )
 
 

@@ -154,12 +154,12 @@ def compare_instructions(
 ) -> list[InstructionReport]:
     """Return the report's comparison of each predictor's instructions.
 
-    The chosen instruction gets the score of the chosen arrangement. Every other instruction
-    gets the score of the best arrangement with this instruction.
+    Every instruction gets the score of the best arrangement with this instruction. The chosen
+    arrangement may score less, because it must be likely enough to be better than the original.
     """
     chosen = slots.instructions(outcome.decision.ordering)
     best: dict[tuple[str, int], Alternative] = {}
-    for score in sorted(expected, key=lambda score: score.candidate != outcome.decision.ordering):
+    for score in expected:
         if not isinstance(score.candidate, WholeProgram):
             for key in score.entry.instructions.items():
                 best.setdefault(key, score.entry)

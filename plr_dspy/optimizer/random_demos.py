@@ -57,6 +57,7 @@ def random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Al
         interval=(round(low, 6), round(high, 6)),
         num_examples=len(calls.examples),
         tokens=_mean_tokens(setup, longest),
+        num_demos=_mean_number(setup, longest),
     )
 
 
@@ -68,11 +69,16 @@ def _longest(setup: CompileSetup) -> list[Ordering]:
 
 
 def _name(setup: CompileSetup, longest: Sequence[Ordering], *, is_calibrated: bool) -> str:
-    num_demos = round(np.mean([setup.slots.num_demos(ordering) for ordering in longest]))
+    num_demos = _mean_number(setup, longest)
     name = f"a random order of {count(num_demos, 'demo')}"
     if isinstance(setup.slots, PoolSlots):
         name = count(num_demos, "random demo")
     return f"{name}, calibrated" if is_calibrated else name
+
+
+def _mean_number(setup: CompileSetup, longest: Sequence[Ordering]) -> int:
+    """Return the mean number of demos."""
+    return round(np.mean([setup.slots.num_demos(ordering) for ordering in longest]))
 
 
 def _mean_tokens(setup: CompileSetup, longest: Sequence[Ordering]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from plr_dspy.report.claims import scores_of_finalists
 from plr_dspy.report.formats import Advice, count, one_line, price, score_of, score_text, table
 from plr_dspy.report.prompts import InstructionReport, SlotReport
 from plr_dspy.report.schema import Comparison, ReportData
@@ -16,8 +17,10 @@ def details(report: ReportData) -> Iterator[str]:
     """Yield the lines of `report.details()`: the summary, then the details."""
     yield from summary(report)
     yield from _settings(report)
-    if report.comparison is not None and not report.original_stays:
+    if report.comparison is not None:
         yield _compared(report, report.comparison)
+    for reason in report.unknown:
+        yield f"no score of {reason}"
     # The report does not contain the demos and instructions of the user's programs.
     if not report.returned.name:
         for slot in report.slots:
@@ -93,15 +96,18 @@ def _settings(report: ReportData) -> Iterator[str]:
 
 
 def _compared(report: ReportData, comparison: Comparison) -> str:
-    """Describe the comparison of the returned program with the student, without the model of scores."""
+    """Describe the comparison of the finalists with the student, without the model of scores."""
     title = "mean scores"
     if report.settings.get("num_selection"):  # A race of programs has no final comparison.
         title = "mean scores in the final comparison"
     if "(" in str(report.settings.get("metric")):  # This is a metric over a set, which uses all answers.
         title = "values of the metric, from all answers"
+    title += f", on {count(comparison.num_examples, 'example')}"
+    if report.original_stays:
+        return f"{title}: {scores_of_finalists(report, comparison)}"
     gain = score_text(comparison.gain, *comparison.interval, sign="+")
     return (
-        f"{title}, on {count(comparison.num_examples, 'example')}: {comparison.original:.3f} -> "
+        f"{title}: {comparison.original:.3f} -> "
         f"{comparison.chosen:.3f}, gain {gain} (interval corrected for the choice among "
         f"{comparison.num_candidates} programs)"
     )

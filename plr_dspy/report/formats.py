@@ -49,9 +49,16 @@ def one_line(text: str, width: int = TEXT_WIDTH) -> str:
     return shorten(" ".join(text.split()), width)
 
 
+def share_text(share: float) -> str:
+    """Format a share or a probability. A small number is not shown as 0."""
+    if 0.0 < share < 0.005:
+        return "<0.01"
+    return f"{share:.2f}"
+
+
 def shares_by_label(labels: Sequence[str], shares: Iterable[float]) -> str:
     """Format labels with their shares."""
-    return ", ".join(f"{label!r} {share:.2f}" for label, share in zip(labels, shares, strict=False))
+    return ", ".join(f"{label!r} {share_text(share)}" for label, share in zip(labels, shares, strict=False))
 
 
 def score_text(score: float, *interval: float, sign: str = "") -> str:

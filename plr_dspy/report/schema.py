@@ -49,7 +49,8 @@ class Iteration(Part):
     def __str__(self) -> str:
         return (
             f"round {self.index + 1}: {self.num_samples} scored, {self.num_new} of them new; mean score "
-            f"{self.mean_score:.3f}, estimated best so far {self.best_score_so_far:.3f}; "
+            f"{self.mean_score:.3f} on the examples so far, best estimate for all examples "
+            f"{self.best_score_so_far:.3f}; "
             f"{self.program_calls} program calls"
         )
 
@@ -145,6 +146,8 @@ class Comparison(Part):
         over_calibrated, worse_than_calibrated: As in `Candidate`, for the chosen order.
         expected_original, expected_chosen: Expected scores on new examples, with 95%
             intervals.
+        unseen_labels: For a metric over a set, the labels of which no example was compared. The
+            scores ignore them, and the intervals treat the answers to them as unknown.
     """
 
     original: float
@@ -161,6 +164,7 @@ class Comparison(Part):
     expected_chosen: ScoreRange
     over_calibrated: float | None = None
     worse_than_calibrated: float | None = None
+    unseen_labels: list[str] = []
 
 
 class ProgramComparison(Comparison):

@@ -6,6 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
+from plr_dspy.report.claims import (
+    failed_comparison,
+    how_to_calibrate,
+    is_no_better,
+    optimizer_that_calibrates,
+    unseen_labels,
+)
 from plr_dspy.report.formats import (
     Advice,
     count,
@@ -15,6 +22,7 @@ from plr_dspy.report.formats import (
     prompt_size,
     score_of,
     score_text,
+    share_text,
     shares_by_label,
     table,
 )
@@ -208,6 +216,8 @@ def _scores(report: ReportData) -> Iterator[str]:
     if rows:
         yield title
         yield from table(rows)
+    if comparison is not None:
+        yield from unseen_labels(comparison)
     if report.stop_reason is StopReason.INTERRUPTED:
         yield "the scores of simple methods are omitted, because the run was interrupted"
 
@@ -250,9 +260,9 @@ def _gain(comparison: Comparison) -> str:
 
 def _likelihood(better: float, worse: float) -> str:
     """Say how likely a program is to be better, and whether a gain may be chance."""
-    text = f"better with probability {better:.2f}"
+    text = f"better with probability {share_text(better)}"
     if better < MIN_WIN_PROBABILITY:
-        text += f", worse with {worse:.2f}: may be chance"
+        text += f", worse with {share_text(worse)}: may be chance"
     return text
 
 
@@ -318,7 +328,10 @@ def _why_original_is_kept(report: ReportData) -> str:
         return "no other program was scored on enough examples of the final comparison"
     best = _best_other(report)
     if best is None or not report.settings.get("racing", True):
-        return "no other program is expected to do better"
+        if report.original.name:  # There is no final comparison in a race of programs.
+            return "no other program is expected to do better"
+        # Random demos, for example, may be expected to do better, but they are not compared.
+        return "no other program in the final comparison is expected to do better"
     return f"the best other program is expected to gain {best.expected_gain:+.3f}, but {_uncertainty(report, best)}"
 
 
@@ -350,6 +363,7 @@ def _uncertainty(report: ReportData, candidate: Candidate) -> str:
     min_probability = report.settings.get("min_probability")
     if min_probability is not None:
         rule = f"min_probability is {min_probability:g}"
+    rule += failed_comparison(candidate, odds, min_probability)
     return f"this is too uncertain ({probabilities}; {rule})"
 
 
@@ -357,7 +371,9 @@ def _probabilities(better: float, worse: float) -> str:
     """Format two probabilities, rounded against the candidate, so that they do not seem to meet the rule."""
     rounded_down = math.floor(round(100 * better, 6)) / 100
     rounded_up = math.ceil(round(100 * worse, 6)) / 100
-    return f"better with probability {rounded_down:.2f}, worse with {rounded_up:.2f}"
+    # A probability above 0 is not shown as 0.
+    rounded_down = rounded_down or min(better, 0.001)
+    return f"better with probability {share_text(rounded_down)}, worse with {share_text(rounded_up)}"
 
 
 def _best_other(report: ReportData) -> Candidate | None:
@@ -414,10 +430,12 @@ def _rivals(report: ReportData) -> Iterator[str]:
     for rival in _simpler_methods(report):
         if rival is report.vote and _vote_is_better(report):
             continue  # `_similar_demos` says so.
-        if own_score <= rival.score + 0.01 * max(abs(own_score), abs(rival.score)):
+        if is_no_better(report, own_score, rival):
             names.append(rival.name)
     if names:
         yield f"{_name_of_result(report)} is not expected to do better than {' or '.join(names)}"
+        if report.random is not None and report.random.name in names:
+            yield from how_to_calibrate(report)
 
 
 def _similar_demos(report: ReportData) -> Iterator[str]:
@@ -466,12 +484,8 @@ def _calibration(report: ReportData) -> Iterator[str]:
     if report.comparison is not None:
         own_score = max(own_score, report.comparison.expected_chosen[0])
     if calibrated_score > own_score and not report.settings.get("calibrate"):
-        optimizer = "BatchCalibration"
-        metric = str(report.settings.get("metric"))
-        if "(" in metric:  # This is a metric over a set, which `BatchCalibration` accepts.
-            optimizer += f"(metric={metric})"
         score = f"if calibrated, your program is expected to score {calibrated_score:.3f}"
-        yield Advice(f"{score}: use {optimizer}, or calibrate=True")
+        yield Advice(f"{score}: use {optimizer_that_calibrates(report)}, or calibrate=True")
 
 
 def _cheaper_prompt(report: ReportData) -> Iterator[str]:

@@ -236,7 +236,8 @@ class ConfusionScores(EffectiveScores):
         """Return the metric of each of two programs on bootstrap samples, ``[draws, 2]``.
 
         A sample is drawn from the examples that both programs answered: first the number of
-        examples with each label, then pairs of answers for each label.
+        examples with each label, then pairs of answers for each label. If they answered no
+        example with a label, their answers to such examples may be correct or not.
         """
         rng = np.random.default_rng(0)
         size = len(self.labels)
@@ -245,12 +246,15 @@ class ConfusionScores(EffectiveScores):
         for example, before, after in answered:
             pair = (self._columns.get(before, size), self._columns.get(after, size))
             pairs_of[int(self._rows[example])][pair] += 1
+        for label in np.flatnonzero(self._num_of_label).tolist():
+            pairs_of.setdefault(label, Counter())
         for label, pairs in pairs_of.items():
             # Each answer in a pseudo-pair is correct (the label) or unparsable (the last column).
             extra = list(itertools.product((label, size), repeat=2))
             columns = np.array([*pairs, *extra])
+            num_pairs = max(1, pairs.total())
             weights = np.concatenate([[*pairs.values()], np.full(len(extra), PSEUDO_PAIRS / len(extra))])
-            pair_counts = rng.multinomial(pairs.total(), weights / weights.sum(), size=NUM_DRAWS)
+            pair_counts = rng.multinomial(num_pairs, weights / weights.sum(), size=NUM_DRAWS)
             for program in range(2):
                 counts[program, :, label] = pair_counts @ np.eye(size + 1)[columns[:, program]]
         totals = np.maximum(1, rng.multinomial(self.num_examples, self._shares, size=NUM_DRAWS))

@@ -219,6 +219,36 @@ def test_information_weights_match_the_variance_of_the_mean(counts):
     assert weight == pytest.approx(at_random / len(examples) / of_mean, rel=0.1)
 
 
+def test_answers_to_examples_with_an_unseen_label_are_unknown():
+    """Both programs always answer "a". Of four labels, only two were seen."""
+    confusion = ConfusionScores(plr_dspy.BalancedAccuracy(), [*"abcd"] * 10)
+    assert confusion.scarce_labels([0, 1, 4, 0], 2) == ["b", "c", "d"]
+    seen = [(example, "a", "a") for example in range(40) if example % 4 < 2]
+    assert confusion.value((example, answer) for example, answer, _ in seen) == 0.5
+    lows, highs = np.quantile(confusion.resampled(seen), [0.025, 0.975], axis=0)
+    assert (lows <= 0.25).all()
+    assert (highs >= 0.7).all()
+    everything = [(example, "a", "a") for example in range(40)]
+    lows, highs = np.quantile(confusion.resampled(everything), [0.025, 0.975], axis=0)
+    assert (highs - lows < 0.2).all()
+
+
+@pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
+def test_drawn_values_of_random_orderings_are_as_uncertain_as_their_examples(right):
+    """Five orderings give the same answers to six examples with two labels, and then to one label."""
+    confusion = ConfusionScores(plr_dspy.BalancedAccuracy(), [*"ab"] * 10)
+    row = {example: "ab"[example % 2] if example < 6 * right else None for example in range(6)}
+    value, draws = confusion.draw_values([row] * 5, np.random.default_rng(0))
+    assert value == pytest.approx(right, abs=0.2)
+    low, high = np.quantile(draws, [0.025, 0.975])
+    assert low <= value <= high or right in (0.0, 1.0)
+    assert 0.2 < high - low < 0.75
+    without_b = dict.fromkeys(range(0, 10, 2), "a")
+    value, draws = confusion.draw_values([without_b] * 5, np.random.default_rng(0))
+    assert value == 1.0
+    assert np.quantile(draws, 0.025) < 0.55
+
+
 class Mood(enum.Enum):
     GOOD = "good"
     BAD = "bad"

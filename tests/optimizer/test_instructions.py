@@ -95,6 +95,17 @@ class TestChoice:
         assert report.candidates[0].instructions == {"self": 0}
         assert 2 in [candidate.instructions["self"] for candidate in report.candidates]
 
+    def test_each_instruction_has_the_score_of_its_best_prompt_on_the_front(self, instructed):
+        kept = 0
+        for seed in range(4):
+            _, optimizer = compiled(BAD, program=student(2), max_metric_calls=60, seed=seed)
+            report = optimizer.report
+            kept += report.original_stays
+            for number, choice in enumerate(report.instructions[0].alternatives):
+                scores = [entry.score for entry in report.front if entry.instructions["self"] == number]
+                assert choice.score == max(scores, default=None)
+        assert kept
+
     def test_a_saved_program_keeps_its_instruction(self, instructed, tmp_path):
         program, _ = compiled(GOOD)
         program.save(tmp_path / "program.json")
@@ -108,7 +119,7 @@ class TestChoice:
         assert optimizer.report.original_stays
         assert not optimizer.report.instructions[0].chosen
         assert optimizer.best_program.signature.equals(program.signature)
-        assert "no other program is expected to do better" in str(optimizer.report)
+        assert "no other program in the final comparison is expected to do better" in str(optimizer.report)
 
     def test_instructions_can_be_chosen_without_demos(self, instructed):
         program, optimizer = compiled(BAD, GOOD, candidates=[{"note": "not shown"}])

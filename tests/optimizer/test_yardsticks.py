@@ -142,6 +142,85 @@ class TestRandomDemos:
         assert len(engine.prompts) == optimizer.report.program_calls["total"] <= 120
 
 
+class Chancy(OrderSensitiveEngine):
+    """An engine that gives the correct answer with a chance that depends only on the label."""
+
+    def __init__(self, chances, seed=0):
+        super().__init__({})
+        self.chances = chances
+        self.seed = seed
+
+    def answer(self, system, texts):
+        right = label_in(texts[-1])
+        wrong = next(label for label in self.chances if label != right)
+        is_right = digest(f"{self.seed} {texts}") < self.chances[right]
+        return self.formatted(system, texts, right if is_right else wrong)
+
+
+def label_in(text):
+    return "usual" if int(re.findall(r"item (\d+)", text)[-1]) % 3 else "rare"
+
+
+def items(number):
+    """Return examples, of which one in three has the label "rare"."""
+    texts = [f"item {i}" for i in range(number)]
+    return [dspy.Example(text=text, label=label_in(text)).with_inputs("text") for text in texts]
+
+
+def random_of(engine, metric=exact, trainset=None, **changed):
+    """Return the report's row on random demos, and the report."""
+    optimizer = PLFewShot(
+        metric, **options(candidates="labeled", max_demos=3, signal="score", max_metric_calls=30, **changed)
+    )
+    with using(engine):
+        optimizer.compile(
+            dspy.Predict("text -> label: Literal['rare', 'usual']"), trainset=trainset or items(40)
+        )
+    return optimizer.report.random, optimizer.report
+
+
+class TestFewCalls:
+    """Random demos whose true scores are known, after a few calls for each of a few prompts."""
+
+    @pytest.mark.parametrize("number", [10, 20, 40])
+    @pytest.mark.parametrize("metric", [exact, BalancedAccuracy()], ids=named)
+    def test_the_interval_covers_the_true_score(self, metric, number):
+        covered = []
+        for seed in range(15):
+            rare, usual = [(0.02, 0.02), (0.98, 0.98), (0.9, 0.4)][seed % 3]
+            row, _ = random_of(Chancy({"rare": rare, "usual": usual}, seed), metric, items(number), seed=seed)
+            if row is None:
+                continue
+            share = 0.5 if isinstance(metric, BalancedAccuracy) else 1 / 3
+            low, high = row.interval
+            covered.append(low <= share * rare + (1 - share) * usual <= high)
+        assert len(covered) >= 8
+        assert np.mean(covered) >= 0.93
+
+    @pytest.mark.parametrize("metric", [exact, BalancedAccuracy()], ids=named)
+    def test_equal_scores_on_a_few_examples_are_not_certain(self, metric):
+        for chance in (0.0, 1.0):
+            engine = Chancy({"rare": chance, "usual": chance})
+            row, report = random_of(engine, metric)
+            assert row.score == pytest.approx(chance, abs=0.05)
+            assert row.interval[1] - row.interval[0] > 0.1
+            scored = {texts[-1] for texts in engine.requests}
+            assert row.num_examples <= len(scored) < report.settings["num_train"]
+
+    def test_there_is_no_row_but_a_reason_if_a_label_was_hardly_scored(self):
+        """One of 40 examples is rare. If it is scored, it is the only one."""
+        trainset = [*items(1), *(item for item in items(60) if item.label == "usual")]
+        row, report = random_of(Chancy({"rare": 1.0, "usual": 0.9}), BalancedAccuracy(), trainset)
+        assert row is None
+        assert "random demos" not in str(report)
+        assert (
+            "no score of 3 random demos: they were scored on fewer than 2 examples of 'rare'"
+            in report.details()
+        )
+        plain, _ = random_of(Chancy({"rare": 1.0, "usual": 0.9}), exact, trainset)
+        assert plain.name == "3 random demos"
+
+
 class TestConstantAnswer:
     @pytest.mark.parametrize(
         ("metric", "name", "score", "kind"),

@@ -214,6 +214,7 @@ def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, 
 
 
 NOT_SURE = "+0.012, but this is too uncertain (better with probability 0.60, worse with 0.30; {})\n"
+KEPT = "your program is kept: no other program in the final comparison is expected to do better\n"
 NOTHING_DIFFERED = "scores did not differ between prompts on 19 examples: check that replies can be parsed"
 
 
@@ -299,6 +300,64 @@ class TestText:
         over_student = "better with probability 0.90, worse with 0.02"
         over_calibrated = "better with probability 0.59, worse with 0.40"
         assert f"uncertain ({over_student}; than your program, calibrated: {over_calibrated}; it must" in text
+        assert "as likely to be better as worse, which fails for your program, calibrated)" in text
+        kept |= {"probability": 0.5}
+        text = str(
+            by_hand([0, 1], candidates=[candidate(0.0, 0.0, worse=0.0), {**kept, "probability_worse": 0.4}])
+        )
+        assert "which fails for your program and for your program, calibrated)" in text
+        kept |= {"over_calibrated": 0.9, "worse_than_calibrated": 0.0}
+        text = str(
+            by_hand(
+                [0, 1], candidates=[candidate(0.0, 0.0, worse=0.0), kept], settings={"min_probability": 0.7}
+            )
+        )
+        assert "min_probability is 0.7, which fails for your program)" in text
+
+    def test_probabilities_close_to_0_are_not_shown_as_0(self):
+        text = " ".join(str(by_hand(others=((0.1, 0.001),))).split())
+        assert "better with probability <0.01, worse with 0.05: may be chance" in text
+        others = [candidate(0.0, 0.0, worse=0.0), candidate(0.1, 0.001, worse=0.0002)]
+        text = str(by_hand([0, 1], candidates=others, settings={"min_probability": 0.5}))
+        assert "better with probability <0.01, worse with 0.01;" in text
+
+    def test_if_the_original_is_kept_the_details_have_the_scores_of_all_finalists(self):
+        report = by_hand([0, 1], others=[(-0.1, 0.2), (-0.2, 0.1)])
+        line = (
+            "mean scores in the final comparison, on 8 examples: 0.500; of the other finalists, 0.500, 0.500"
+        )
+        assert line in report.details().splitlines()
+
+    def test_labels_without_a_compared_example_are_named(self):
+        comparison = {**dict(by_hand().comparison), "unseen_labels": ["b", "c"]}
+        text = str(by_hand(comparison=comparison))
+        assert "\nno example of 'b' or 'c' was compared: the scores of programs ignore such examples" in text
+        assert "was compared" not in str(by_hand())
+
+    @pytest.mark.parametrize(("random_score", "is_named"), [(0.52, False), (0.55, True)])
+    def test_as_many_random_demos_are_named_only_if_they_score_more_than_the_students(
+        self, random_score, is_named
+    ):
+        """The student is kept, and is expected to score .52."""
+        random = Alternative(name="2 random demos", score=random_score, num_examples=32, num_demos=2)
+        state = {"num_demos": 2, "demo_tokens": 30, "num_calls": 20, "num_failed": 0}
+        text = str(by_hand([0, 1], original=state, returned=state, random=random))
+        assert ("do better than 2 random demos" in text) == is_named
+        more = random.model_copy(update={"num_demos": 8, "name": "8 random demos"})
+        assert "do better than 8 random demos" in str(
+            by_hand([0, 1], original=state, returned=state, random=more)
+        )
+
+    def test_calibrated_random_demos_that_score_more_lead_to_batch_calibration(self):
+        random = Alternative(name="8 random demos, calibrated", score=0.7, num_examples=32, num_demos=8)
+        settings = {"calibrate": True, "metric": "F1(label='b')"}
+        text = str(by_hand([0, 1], random=random, settings=settings))
+        assert (
+            "do better than 8 random demos, calibrated\nBatchCalibration(metric=F1(label='b')) calibrates"
+            in text
+        )
+        assert "calibrates your program, or random demos, without a search: compare the results with" in text
+        assert "BatchCalibration" not in str(by_hand([0, 1], random=random))
 
     @pytest.mark.parametrize(("calibrated", "advised"), [(0.9, True), (0.82, False)])
     def test_calibration_is_advised_if_it_is_expected_to_score_more(self, calibrated, advised):
@@ -431,7 +490,7 @@ class TestText:
         [
             (0.012, 0.9, NOT_SURE.format("min_probability is 0.9")),
             (0.012, None, NOT_SURE.format("it must be at least 3 times as likely to be better as worse")),
-            (0.0, 0.9, "your program is kept: no other program is expected to do better\n"),
+            (0.0, 0.9, KEPT),
         ],
     )
     def test_the_report_explains_why_the_original_is_kept(self, gain, least, reason):

@@ -1,0 +1,81 @@
+"""Parts of the sentences in which a report compares programs with each other and with simpler methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from plr_dspy.report.formats import Advice
+from plr_dspy.report.schema import Alternative, Candidate, Comparison, ReportData
+
+MAX_NAMED = 10  # maximum number of labels to name
+CLOSE = 0.01  # relative difference below which two scores count as equal
+
+
+def is_no_better(report: ReportData, own_score: float, rival: Alternative) -> bool:
+    """Return whether a program with this score is not expected to do better than a simpler method."""
+    margin = CLOSE * max(abs(own_score), abs(rival.score))
+    original = report.original
+    # An order of the student's own demos is no other choice of demos, so it has no `demo_tokens`.
+    shows_as_many = original.demo_tokens is not None and original.num_demos == rival.num_demos
+    if rival is report.random and report.original_stays and shows_as_many:
+        # The student's demos may be random ones, too, so an equal score is no news.
+        return rival.score > own_score + margin
+    return own_score <= rival.score + margin
+
+
+def how_to_calibrate(report: ReportData) -> Iterator[str]:
+    """Say how to try calibrated random demos, which only `BatchCalibration` returns.
+
+    Say nothing unless the search calibrates answers, and the returned program is not calibrated.
+    """
+    if report.settings.get("calibrate") and not report.is_calibrated:
+        yield Advice(
+            f"{optimizer_that_calibrates(report)} calibrates your program, or random demos, without a search: compare "
+            "the results with evaluate_programs"
+        )
+
+
+def optimizer_that_calibrates(report: ReportData) -> str:
+    """Return the optimizer that calibrates by the report's metric, as code."""
+    metric = str(report.settings.get("metric"))
+    if "(" in metric:  # This is a metric over a set, which `BatchCalibration` accepts.
+        return f"BatchCalibration(metric={metric})"
+    return "BatchCalibration"
+
+
+def failed_comparison(candidate: Candidate, odds: float, min_probability: float | None) -> str:
+    """Say which of a candidate's two comparisons does not meet the rule. If there is only one, say nothing."""
+    if candidate.over_calibrated is None or candidate.worse_than_calibrated is None:
+        return ""
+    comparisons = {
+        "your program": (candidate.probability, candidate.probability_worse),
+        "your program, calibrated": (candidate.over_calibrated, candidate.worse_than_calibrated),
+    }
+    failed = []
+    for name, (better, worse) in comparisons.items():
+        is_likely = better >= odds * worse if min_probability is None else better >= min_probability
+        if not is_likely or not better:
+            failed.append(name)
+    return f", which fails for {' and for '.join(failed)}" if failed else ""
+
+
+def unseen_labels(comparison: Comparison) -> Iterator[str]:
+    """Say which labels the scores of programs leave out."""
+    names = [repr(label) for label in comparison.unseen_labels]
+    if not names:
+        return
+    if len(names) > MAX_NAMED:
+        names[MAX_NAMED:] = [f"{len(names) - MAX_NAMED} more labels"]
+    yield (
+        f"no example of {' or '.join(names)} was compared: the scores of programs ignore such examples, and the "
+        "intervals treat the answers to them as unknown"
+    )
+
+
+def scores_of_finalists(report: ReportData, comparison: Comparison) -> str:
+    """Return the scores of the student, which was kept, and of the other finalists."""
+    scores = f"{comparison.original:.3f}"
+    others = [f"{candidate.score:.3f}" for candidate in report.candidates[1:]]
+    if others:
+        scores += f"; of the other finalists, {', '.join(others)}"
+    return scores
