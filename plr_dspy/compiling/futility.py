@@ -95,7 +95,7 @@ class FutilityCheck:
             if not any(map(self._has_demos, judged)):
                 fix = SHOW_DEMOS + fix
             message = (
-                f"{share} answers{self._of_programs(judged)} could not be parsed. One error: {first.message}. To fix "
+                f"{share} answers could not be parsed{self._of_programs(judged)}. One error: {first.message}. To fix "
                 f"this, {fix}"
             )
         else:
@@ -118,11 +118,12 @@ class FutilityCheck:
         return not self.can_show_demos or self._has_demos(prompt)
 
     def _of_programs(self, prompts: Iterable[str]) -> str:
-        """Return the end of a phrase, which names the programs with these prompts if programs are compared."""
+        """Return the names of the programs with these prompts in brackets, or nothing in a search."""
         if not self.by_program:
             return ""
         candidates = map(self.evaluator.candidate_with, prompts)
-        return f" of {', '.join(repr(program.name) for program in candidates if isinstance(program, WholeProgram))}"
+        names = [repr(program.name) for program in candidates if isinstance(program, WholeProgram)]
+        return f" ({', '.join(names)})"
 
     def _has_demos(self, prompt: str) -> bool:
         """Return whether the prompt with this fingerprint shows demos."""

@@ -15,6 +15,9 @@ from plr_dspy.report.formats import count
 from plr_dspy.report.prompts import InstructionReport, InstructionScore
 from plr_dspy.report.schema import Alternative, PromptKind, ScoreRange
 from plr_dspy.retrieval.slots import RetrievalSlots
+from plr_dspy.scoring.causes import cause_of
+from plr_dspy.scoring.evaluator import Evaluator
+from plr_dspy.scoring.run_log import WRONG
 from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.ordering_model import FittedModel
 from plr_dspy.search.space import Candidate, WholeProgram
@@ -94,9 +97,22 @@ def expected_scores(
             tokens=slots.tokens(candidate) if isinstance(slots, PoolSlots) else 0,
             ordering=slots.shown(candidate),
             instructions=slots.instructions(candidate),
+            num_unread=num_unread(run.evaluator, candidate, calibrated=revision is not None),
         )
         expected.append(ExpectedScore(candidate, kind, revision, entry))
     return sorted(expected, key=lambda score: -score.entry.score)
+
+
+def num_unread(evaluator: Evaluator, candidate: Candidate, *, calibrated: bool) -> int:
+    """Return the number of a candidate's replies that could not be parsed, as in `ProgramState`.
+
+    A calibrated program answers with the likeliest label even if it cannot parse the reply.
+    """
+    number = 0
+    for record in evaluator.records_of(candidate).values():
+        is_unread = record.outcome == WRONG and cause_of(record.error) is None
+        number += is_unread and not (calibrated and record.label_logprobs is not None)
+    return number
 
 
 def _compared(outcome: Outcome, original: Candidate) -> dict[Candidate, ScoreRange]:

@@ -12,6 +12,7 @@ from plr_dspy._version import __version__
 from plr_dspy.compiling.choice import Decision, Outcome, Result
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.dspy_compat import format_field_value
+from plr_dspy.optimizer.expected_scores import num_unread
 from plr_dspy.optimizer.prompt_sizes import prompt_tokens
 from plr_dspy.optimizer.proposals import proposal_report
 from plr_dspy.optimizer.setup import CompileSetup
@@ -35,9 +36,8 @@ from plr_dspy.report.schema import (
 from plr_dspy.report.stop import StopReason
 from plr_dspy.runtime import Redactor
 from plr_dspy.scoring.budget import cost_of
-from plr_dspy.scoring.causes import cause_of
 from plr_dspy.scoring.evaluator import Evaluator
-from plr_dspy.scoring.run_log import WRONG, error_counts
+from plr_dspy.scoring.run_log import error_counts
 from plr_dspy.search.space import Ordering, WholeProgram
 
 MAX_CHARACTERS = 500  # maximum number of characters shown from each of a demo's fields
@@ -181,11 +181,6 @@ def _program_state(
     """Return the report's entry on a program: its name, its demos, and the outcomes of its calls."""
     slots = setup.slots
     records = scorer.records_of(ordering).values()
-    unread = [record for record in records if record.outcome == WRONG and cause_of(record.error) is None]
-    if calibrated:
-        # A calibrated program answers with the likeliest label even if it cannot parse the reply.
-        # The student's calls were made without calibration, so such replies have no score.
-        unread = [record for record in unread if record.label_logprobs is None]
     demo_tokens = None
     tokens_without_inputs = None
     if isinstance(slots, PoolSlots):
@@ -198,7 +193,7 @@ def _program_state(
         prompt_tokens=tokens_without_inputs,
         num_calls=len(records),
         num_failed=sum(bool(record.error) for record in records),
-        num_unread=len(unread),
+        num_unread=num_unread(scorer, ordering, calibrated=calibrated),
         num_truncated=sum(record.is_truncated is True for record in records),
         num_maybe_truncated=sum(record.is_truncated is None for record in records),
     )

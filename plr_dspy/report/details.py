@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plr_dspy.report.claims import scores_of_finalists
-from plr_dspy.report.formats import Advice, count, one_line, price, score_of, score_text, table
+from plr_dspy.report.formats import (
+    Advice,
+    count,
+    one_line,
+    price,
+    score_of,
+    score_text,
+    table,
+    unread_note,
+)
 from plr_dspy.report.prompts import InstructionReport, SlotReport
 from plr_dspy.report.schema import Comparison, ReportData
 from plr_dspy.report.text import programs_by_name, summary
@@ -35,7 +44,7 @@ def details(report: ReportData) -> Iterator[str]:
             name = entry.name
             if entry.is_returned:
                 name += " (best so far)" if report.is_unfinished else " (returned)"
-            rows[name] = f"{score_of(entry)}, {price(entry)}"
+            rows[name] = f"{score_of(entry)}, {price(entry)}{unread_note(entry)}"
         yield from table(rows)
     for instruction in report.instructions:
         choice = f"instruction {instruction.chosen} was chosen"

@@ -73,6 +73,11 @@ def score_of(scored: Alternative) -> str:
     return score_text(scored.score, *(scored.interval or ()))
 
 
+def unread_note(scored: Alternative) -> str:
+    """Format the number of an alternative's unparsable replies, to add to its score, or return an empty string."""
+    return f"; replies that could not be parsed: {scored.num_unread}" if scored.num_unread else ""
+
+
 def price(entry: FrontEntry) -> str:
     """Format the tokens of a prompt and, if known, its cost."""
     cost = f", {dollars(entry.cost)} per 1,000 predictions" if entry.cost else ""

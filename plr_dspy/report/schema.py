@@ -97,6 +97,7 @@ class Alternative(Part):
             `programs`.
         num_demos: Total number of demos.
         ordering, instructions: As in `Candidate`, but empty outside `front`.
+        num_unread: As in `ProgramState`, but 0 for simpler methods.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Alternative(Part):
     num_demos: int = 0
     ordering: dict[str, list[int]] = {}
     instructions: dict[str, int] = {}
+    num_unread: int = 0
 
 
 class FrontEntry(Alternative):

@@ -25,6 +25,7 @@ from plr_dspy.report.formats import (
     share_text,
     shares_by_label,
     table,
+    unread_note,
 )
 from plr_dspy.report.rules import DEFAULT_MAX_DEMOS, MIN_ODDS, USER_PROGRAM_ODDS
 from plr_dspy.report.scarce_classes import scarce_classes
@@ -230,7 +231,7 @@ def _described(text: str, state: ProgramState) -> str:
 
 
 def _score_on(scored: Alternative) -> str:
-    return f"{score_of(scored)} on {count(scored.num_examples, 'example')}"
+    return f"{score_of(scored)} on {count(scored.num_examples, 'example')}{unread_note(scored)}"
 
 
 def _programs(report: ReportData) -> Iterator[str]:
@@ -239,7 +240,7 @@ def _programs(report: ReportData) -> Iterator[str]:
     for program in report.programs:
         rows[f"{program.name}, {count(program.num_demos, 'demo')}"] = _score_on(program)
     if rows:
-        yield "programs, best first:"
+        yield "programs, best expected score first:"
         yield from table(rows)
 
 

@@ -4,7 +4,7 @@ import dspy
 import pytest
 from fakes import engine_for, exact_match, questions, student, using
 
-from plr_dspy import PLFewShot, choose_program
+from plr_dspy import PLFewShot, choose_program, evaluate_programs
 
 EXAMPLES = questions(120)
 
@@ -54,6 +54,9 @@ class TestSearch:
         assert chooser.report.comparison.original == 0.0 < chooser.report.comparison.chosen
         assert chooser.report.program_calls["total"] > 100
         assert "answers could not be parsed" not in caplog.text
+        (entry,) = (entry for entry in chooser.report.front if entry.kind == "original")
+        assert entry.num_unread == chooser.report.original.num_unread > 0
+        assert f"replies that could not be parsed: {entry.num_unread}" in chooser.report.details()
 
     def test_a_search_ends_early_if_demos_do_not_help(self):
         chooser = optimizer(num_threads=1)
@@ -77,12 +80,29 @@ class TestRaceOfPrograms:
         }
         choice = choose(model(without_demos), programs)
         assert choice.name == "demos"
-        assert "40 of 40 answers of 'plain', 'instructed' could not be parsed" in caplog.text
+        assert "40 of 40 answers could not be parsed ('plain', 'instructed')" in caplog.text
+
+    def test_the_report_counts_the_replies_that_could_not_be_parsed(self):
+        """The score in the list is expected on new examples, so it need not be 0."""
+        engine = model(without_demos)
+        programs = {"plain": dspy.Predict("question -> answer"), "demos": student()}
+        report = choose(engine, programs).report
+        entry = next(program for program in report.programs if program.name == "plain")
+        assert entry.num_unread == entry.num_examples == report.original.num_unread
+        text = str(report)
+        assert "programs, best expected score first:" in text
+        assert (
+            f"on {entry.num_examples} examples; replies that could not be parsed: {entry.num_unread}" in text
+        )
+        with using(engine):
+            evaluation = evaluate_programs(programs, exact_match, EXAMPLES[-20:], display_progress=False)
+        assert evaluation.programs["plain"].score == 0.0
+        assert evaluation.programs["plain"].num_unread == 20
 
     def test_the_error_advises_demos_if_no_program_has_any(self):
         engine = model(without_demos)
         programs = {"plain": dspy.Predict("question -> answer"), "instructed": instructed()}
-        with pytest.raises(RuntimeError, match=r"of 'plain', 'instructed' could not be parsed") as caught:
+        with pytest.raises(RuntimeError, match=r"could not be parsed \('plain', 'instructed'\)") as caught:
             choose(engine, programs)
         assert all(
             fix in str(caught.value) for fix in ("show demos", "PLFewShot", "ChatAdapter", "max_tokens")
