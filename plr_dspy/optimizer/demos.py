@@ -301,9 +301,15 @@ def why_none(attempts: Sequence[Attempt]) -> str:
             "max_cost"
         )
     if errors.total() <= len(attempts) / 2:
+        num_right = sum(not attempt.record.error and not attempt.record.message for attempt in attempts)
+        if not num_right:
+            return (
+                f": none of the teacher's {len(attempts)} answers scored high enough; check that the metric compares "
+                "the right fields, or pass a better teacher"
+            )
         return (
-            f": none of the teacher's {len(attempts)} answers both scored high enough and appeared in DSPy's trace; "
-            "check that the metric compares the right fields, and that the program starts threads with dspy.Parallel"
+            f": {num_right} of the teacher's {len(attempts)} answers scored high enough, but none appeared in DSPy's "
+            "trace; check that the program starts threads with dspy.Parallel"
         )
     ((error, number),) = errors.most_common(1)
     fix = "fix the program or the metric, or pass another teacher"
