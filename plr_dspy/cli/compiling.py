@@ -1,6 +1,7 @@
 """Functions that run the commands `compile`, `evaluate` and `choose` with parsed arguments."""
 
 import argparse
+import difflib
 import importlib
 import inspect
 import os
@@ -224,6 +225,11 @@ def _named_metric(reference: str, program: dspy.Module) -> Metric:
     name, _, label = reference.partition(":")
     metric_class = SET_METRICS.get(name.lower())
     if metric_class is None:
+        similar = difflib.get_close_matches(name.lower(), SET_METRICS, n=1, cutoff=0.8)
+        if similar and not label:
+            raise UserError(
+                f"--metric: {reference} is unknown: pass {similar[0]}, or FILE.py:NAME of your own metric"
+            )
         metric: Metric = _named_object(reference, others=f", or {', '.join(SET_METRICS)} or f1:LABEL")
         return metric
     field = getattr(label_output(program), "name", None)
@@ -270,6 +276,8 @@ def _named_object(reference: str, *, others: str = "") -> Any:
     other valid values, for the error message.
     """
     place, _, name = reference.rpartition(":")
+    if not place:
+        raise UserError(f"{reference} names no file or module: pass FILE.py:NAME or MODULE:NAME{others}")
     folder = Path.cwd()
     module_name = place
     if place.endswith(".py"):

@@ -425,7 +425,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
     [
         (compile_arguments(program="nowhere.py:program"), "nowhere.py:program cannot be loaded"),
         (compile_arguments(program="reviews_app.py:missing"), "has no attribute 'missing'"),
-        (compile_arguments(program="reviews_app"), "FILE.py:NAME"),
+        (compile_arguments(program="reviews_app"), "reviews_app names no file or module: pass FILE.py:NAME"),
         (compile_arguments(program="reviews_app.py:number"), "program must be a DSPy module"),
         (
             compile_arguments(program="reviews_app.py:unsaveable"),
@@ -447,6 +447,10 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments(metric="reviews_app.py:forgetful"), "metric must return a number"),
         (compile_arguments(metric="reviews_app.py:Sentiment"), "write metric = Sentiment(...) in the file"),
         (compile_arguments(metric="accuracy"), "MODULE:NAME, or f1, mcc, balanced-accuracy or f1:LABEL"),
+        (
+            compile_arguments(metric="balanced_accuracy"),
+            "--metric: balanced_accuracy is unknown: pass balanced-accuracy",
+        ),
         (compile_arguments(metric="mcc:positive"), "--metric: mcc takes no label; got 'mcc:positive'"),
         (compile_arguments("--inputs", "question"), "row 1 of train.jsonl"),
         (compile_arguments("--inputs", "text"), "add ['text'], or pass other names as --inputs"),
