@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from contextvars import ContextVar
@@ -24,9 +25,11 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 PACKAGE = "plr_dspy"
 # Use DSPy's handler name and formats, so that all log lines look alike.
 HANDLER = "dspy_handler"
+LM_LOGGER = "dspy.clients.lm"  # DSPy's logger of warnings about replies
 LINE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 TIME_FORMAT = "%Y/%m/%d %H:%M:%S"
 
+logger = logging.getLogger(__name__)
 _shows_progress = ContextVar("shows_progress", default=True)
 
 SECRET_NAME = re.compile(
@@ -99,11 +102,42 @@ class Unfailing:
             self._stream.flush()
 
 
+class _FirstOnly(logging.Filter):
+    """A filter that lets each warning pass once, and counts its repetitions in `numbers`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: Counter[str] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        self.numbers[text] += 1
+        return self.numbers[text] == 1
+
+
+@contextmanager
+def warnings_once(name: str) -> Iterator[None]:
+    """Show each line of the logger `name` only once. At the end, log how often it was repeated."""
+    source = logging.getLogger(name)
+    first_only = _FirstOnly()
+    source.addFilter(first_only)
+    try:
+        yield
+    finally:
+        source.removeFilter(first_only)
+        for text, number in first_only.numbers.items():
+            if number > 1:
+                logger.warning("%d times in this run: %s", number, text)
+
+
 @contextmanager
 def progress_bar(
     total: int, *, display: bool, title: str = "PLReorder", at_end: Callable[[], None] = lambda: None
 ) -> Iterator[tqdm]:
-    """Show a progress bar for up to `total` program calls, then call `at_end`."""
+    """Show a progress bar for up to `total` program calls, then call `at_end`.
+
+    Meanwhile, DSPy's warnings about replies, such as truncated ones, are shown only once.
+    """
     token = _shows_progress.set(display)
     is_disabled = os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
     hidden = not display or is_disabled or getattr(sys.stderr, "closed", True)
@@ -113,6 +147,7 @@ def progress_bar(
             total=total, desc=title, unit="call", dynamic_ncols=True, disable=hidden, file=stream
         ) as bar:
             with ExitStack() as stack:
+                stack.enter_context(warnings_once(LM_LOGGER))
                 if not bar.disable:  # Show log lines and programs' stderr output above the bar.
                     if logging.root.handlers:
                         stack.enter_context(logging_redirect_tqdm())

@@ -22,6 +22,9 @@ from plr_dspy.programs.copying import language_models
 
 logger = logging.getLogger(__name__)
 
+# If more than this share of at least this many values in a label field differ, they are probably free text.
+MAX_DISTINCT = 0.5
+MIN_REPEATING = 10
 NUM_SCORED = 3  # number of examples on which a metric must return no score to be rejected
 NAMES_OF_CLASSES = (
     "to get class names from a ClassLabel column, pass the data set itself or as_examples(dataset, program)"
@@ -202,6 +205,9 @@ def _check_labels_of_set(
             f"{list(annotations)}, and the columns of {dataset} are {columns_of(examples)}: {fix}"
         )
     annotation = annotations.get(field, str)
+    _warn_of_free_text(
+        metric, examples, field, dataset, is_label=labels_of(without_none(annotation)) is not None
+    )
     missing = []
     for index, example in enumerate(examples):
         if field not in example or _is_empty(example[field], annotation):
@@ -219,6 +225,27 @@ def _check_labels_of_set(
             f"{dataset}: {len(missing)} of {len(examples)} examples have no label in {field!r}, which {metric!r} "
             f"needs; the first is {dataset}[{missing[0]}]: {fix}"
         )
+
+
+def _warn_of_free_text(
+    metric: SetMetric, examples: Sequence[dspy.Example], field: str, dataset: str, *, is_label: bool
+) -> None:
+    """Log a warning if the values in the label field of a metric over a set hardly repeat.
+
+    `is_label` says whether the program's output has a type with few possible values.
+    """
+    num_values = len({repr(example[field]) for example in examples if field in example})
+    if is_label or len(examples) < MIN_REPEATING or num_values <= MAX_DISTINCT * len(examples):
+        return
+    logger.warning(
+        "%s: the field %r has %d different values in %d examples, so each is a label of its own for %r, which needs "
+        "labels that repeat: pass a metric that scores single examples, unless these values are labels",
+        dataset,
+        field,
+        num_values,
+        len(examples),
+        metric,
+    )
 
 
 def _check_outputs(

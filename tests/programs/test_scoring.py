@@ -11,6 +11,7 @@ import pytest
 from dspy.utils.exceptions import AdapterParseError
 from fakes import OrderSensitiveEngine, Program, chat_response, exact_match, questions, scored, student, using
 
+from plr_dspy import evaluate_programs
 from plr_dspy.metrics.by_example import as_score
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
@@ -268,6 +269,22 @@ class Terse(OrderSensitiveEngine):
         response = chat_response("[[ ## answer ## ]]\na", finish_reason="length" if is_cut_off else "stop")
         object.__setattr__(response.usage, "output_tokens", 7 if is_cut_off else 5)
         return response
+
+
+CUT = "LM response was truncated; increase max_tokens or inspect history."
+
+
+def test_repeated_warnings_of_dspy_about_cut_off_replies_are_counted(caplog):
+    with using(Terse(lambda text: True), max_tokens=7):
+        for _ in range(2):
+            evaluate_programs({"a": student()}, exact_match, questions(10), display_progress=False)
+        assert [line for line in caplog.messages if "truncated" in line] == [
+            CUT,
+            f"10 times in this run: {CUT}",
+        ] * 2
+        student()(question="after the runs")
+        student()(question="again")
+    assert caplog.messages[-2:] == [CUT, CUT]
 
 
 CUT_OFF = [False, True, False, False]

@@ -134,9 +134,17 @@ def test_a_single_warning_names_missing_labels_that_a_metric_may_need(caplog, me
     assert words in warning
 
 
+def test_a_metric_over_a_set_warns_of_free_text(caplog):
+    rows = columns(answer=[f"text {i}" for i in range(40)])
+    (warning,) = warnings_of(caplog, F1(), str, rows)
+    assert "40 different values in 60 examples, so each is a label of its own for F1(" in warning
+
+
 @pytest.mark.parametrize(
     ("metric", "kind", "rows"),
     [
+        (F1(), str, columns(answer=[f"text {i}" for i in range(30)])),
+        (F1(), int, columns(answer=[1, 2])),
         (judge, LABEL, columns()),
         (judge, str, columns()),
         (F1(), Literal["yes", "no"] | None, columns(answer=["yes", "no", None])),
