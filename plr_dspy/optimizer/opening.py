@@ -14,6 +14,7 @@ import torch
 from plr_dspy.optimizer.estimate import make_budget, num_revisions
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
+from plr_dspy.programs.tokens import token_counter
 from plr_dspy.programs.value_classes import value_classes
 from plr_dspy.runtime import interrupts, progress_bar
 from plr_dspy.scoring.evaluator import Evaluator
@@ -63,6 +64,10 @@ def open_calls(
         log_dir, accept_changes, display_progress, max_errors, num_threads: As in `PLReorder`.
     """
     folder = None if log_dir is None else Path(log_dir)
+    if setup.options.max_seconds is not None:
+        # The report counts tokens. Load the counter now, because this takes seconds, and the
+        # report is built when the time may be up.
+        token_counter()([{"role": "user", "content": "a"}])
     # The log also counts attempts to bootstrap demos, and results of the prompt model.
     num_results = setup.plan.program_calls + len(setup.attempts) + len(setup.proposals) + num_revisions(setup)
     with (

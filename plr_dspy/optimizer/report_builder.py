@@ -64,7 +64,7 @@ def build_report(
     names: Sequence[str],
     signal: Signal | None,
 ) -> Report:
-    """Build the report on a compile run. After an interrupt, omit the scores of simple methods.
+    """Build the report on a compile run. After an interrupt, omit all that takes seconds.
 
     Args:
         setup: The setup of the run.
@@ -92,9 +92,11 @@ def build_report(
         # If max_metric_calls is 0, `setup.original` retrieves demos, so report the student's own
         # prompt instead.
         original = setup.slots.original
-    simple_methods: dict[str, Any] = {}
+    slow_entries: dict[str, Any] = {}
     if outcome.stop.reason is not StopReason.INTERRUPTED:  # After an interrupt, the user waits for the end.
-        simple_methods = yardsticks(setup, run, decision)
+        slow_entries = yardsticks(setup, run, decision)
+        # This may import litellm, which takes seconds.
+        slow_entries["new_prompt_tokens"] = _new_prompt_tokens(setup, scorer)
     return Report(
         original=_program_state(setup, original, scorer),
         returned=_program_state(setup, decision.ordering, scorer, calibrated=decision.revision is not None),
@@ -110,7 +112,6 @@ def build_report(
         program_calls=outcome.program_calls,
         tokens=tokens,
         cost=cost_of(tokens),
-        new_prompt_tokens=_new_prompt_tokens(setup, scorer),
         seconds=time.monotonic() - setup.started,
         errors=[*_errors_before_search(setup), *error_counts(scored, names)],
         stopped=str(outcome.stop),
@@ -124,7 +125,7 @@ def build_report(
         proposals=proposal_report(setup),
         retrieval=finished.retrieval,
         scarce_classes=finished.scarce_classes,
-        **simple_methods,
+        **slow_entries,
     )
 
 
