@@ -175,9 +175,9 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             programs: Other programs that may be returned without changes, such as results of
                 other optimizers: a list, or a dict whose keys name the programs in the report.
                 Examples that are demos in these programs are not used for scoring. The best of
-                these programs replaces the student if it is better at odds of at least 3 to 2.
-                A result of the search must then be better than the student, or the program
-                that replaced it, at odds of at least 3 to 1. `PLFewShot` also chooses among
+                these programs replaces the student if it is at least 1.5 times as likely to be
+                better as to be worse. A result of the search must then be three times as likely
+                to be better as worse, compared with the student or this program. `PLFewShot` also chooses among
                 these programs' demos and instructions. They are taken from predictors with the
                 name and fields of one of the student's predictors. If no name matches, the
                 only predictor with these fields is used.
