@@ -77,13 +77,13 @@ class LabelOptimizer(DemoOptimizer):
         """Raise a ValueError unless the method can use this program and these examples."""
         if isinstance(self.metric, SetMetric):
             raise UserError(
-                f"metric must score single examples if {self.name} is used; got {self.metric!r}: use PLReorder instead"
+                f"{self.name} needs a metric that scores single examples; got {self.metric!r}: use PLReorder instead"
             )
         num_predictors = len(program.predictors())
         if num_predictors != 1:
             raise UserError(
-                f"the program must have exactly one predictor if {self.name} is used; got {num_predictors}: use "
-                "PLReorder or TopKOrder instead"
+                f"{self.name} needs a program with exactly one predictor; got {num_predictors}: use PLReorder or "
+                "TopKOrder instead"
             )
         needed_output(program, self.name, fix=OTHERS)
         if not (self.fillers or self.temperature):
@@ -92,8 +92,8 @@ class LabelOptimizer(DemoOptimizer):
             for name, value in example.inputs().items():
                 if not isinstance(value, str):
                     raise UserError(
-                        f"all inputs must be strings if {self.name} is used, because its probing inputs are strings; "
-                        f"got type {type(value).__name__} for input {name!r}: use PDO(setting='unlabelled'){OTHERS}"
+                        f"{self.name} needs inputs that are strings, as its probing inputs are; got type "
+                        f"{type(value).__name__} for input {name!r}: use PDO(setting='unlabelled'){OTHERS}"
                     )
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
@@ -231,7 +231,7 @@ class ProbingWork(LabelReadingWork):
     Attributes:
         first: Index of the first probing input: 0, or 1 if the LM writes the inputs.
         num_probing: Maximum number of probing inputs, plus `first`.
-        inputs: The probing inputs. If the LM writes them, the list is empty until it has done so.
+        inputs: The probing inputs. If the LM writes them, the list is empty until then.
     """
 
     def __init__(self, optimizer: LabelOptimizer, setup: CompileSetup) -> None:

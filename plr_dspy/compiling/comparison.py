@@ -58,8 +58,8 @@ def comparison(
 def _interval_of_expected(gain: Gain, observed: float, largest: float) -> tuple[float, float]:
     """Return the 95% interval of the expected gain.
 
-    If the observed gain is larger than the expected gain, the observed gain determines the
-    upper end, because the model may shrink gains too strongly.
+    If the observed gain is larger than the expected gain, it determines the upper end, because the
+    model may shrink gains too strongly.
     """
     margin = DEVIATIONS * gain.deviation
     least = max(gain.expected - margin, -largest)
@@ -90,7 +90,7 @@ def paired_gain(before: Mapping[int, float], after: Mapping[int, float]) -> Pair
 
 
 def paired_gain_by_metric(metric: ConfusionScores, before: Answers, after: Answers) -> PairedGain | None:
-    """Return the gain in a metric over a set on the examples with two answers, or None if there are none."""
+    """Return the gain in a metric over a set on examples with two answers, or None if there are none."""
     if not before.keys() & after.keys():
         return None
     measurement = _measure(metric, before, after)
@@ -262,10 +262,9 @@ def _expected_by_metric(expected: float, observed: float, linear_gain: float) ->
 def _bootstrapped_probability(gains: Array, linear_gains: Array, num_orderings: int) -> float:
     """Return the probability that a finalist is better, estimated from bootstrapped gains.
 
-    If a few examples dominate the gain, such as those with a rare label, the best of many
-    orderings may win by chance. In this case, correct the probability for the number of
-    orderings (Bonferroni). The correction never reduces a probability below the threshold for
-    replacing the original.
+    If a few examples dominate the gain, such as those with a rare label, the best ordering may win
+    by chance. In this case, correct the probability for the number of orderings (Bonferroni). The
+    correction never reduces a probability below the threshold for replacing the original.
     """
     probability = float((gains > 0).sum() / (len(gains) + 1))
     squares = linear_gains**2

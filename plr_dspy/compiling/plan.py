@@ -22,8 +22,8 @@ SIGNALS = ("auto", *MIN_FIRST)  # values of the `signal` argument
 # first examples per order, not for more orders.
 NUM_LOOKS = 360
 ROUNDS = 30  # target number of rounds in a search
-# Maximum size of the random first round, relative to later rounds, in searches over orders and
-# in searches that also choose demos.
+# Maximum size of the random first round, relative to later rounds. Some searches choose only
+# orders, and others also demos.
 FIRST_ROUND = {"orders": 2.5, "demos": 8.0}
 MORE_THAN_FIRST = 2  # number of examples added when an order is scored again, relative to its first examples
 COMPARISON_SHARE = 0.15  # maximum share of the budget for the final comparison
@@ -73,7 +73,7 @@ class Plan:
     num_first_examples: int = 1  # number of examples that an ordering is first scored on
     num_more_examples: int = 0  # number of examples added each time an ordering is scored again
     num_entrants: int = 0  # number of the search's best candidates that enter the race
-    race_calls: int = 0  # number of program calls in the race; it also gets calls that the search leaves
+    race_calls: int = 0  # number of program calls in the race, besides those that the search does not use
     original_share: float = 0.0  # share of the race's calls that score the original before the heats
 
     @property
@@ -112,8 +112,8 @@ class Plan:
 def most_calls(num_usable: int) -> int:
     """Return the maximum number of useful program calls with `num_usable` examples.
 
-    On n examples, a mean score has a standard error of up to 1 / sqrt(4 n). So if a search
-    scores too many orders, the highest score is due to chance rather than to a better order.
+    On n examples, a mean score has a standard error of up to 1 / sqrt(4 n). So if a search scores
+    too many orders, the highest score is high by chance.
     """
     return max(LEAST_CALLS, round(CALLS_PER_SQUARE * num_usable**2))
 

@@ -52,9 +52,9 @@ class SearchRounds:
         min_probability, stop_at_score, patience: As in `PLReorder`.
         sample, advice, shows_demos: As in `FutilityCheck`.
         shifted: As in `ExampleSchedule`.
-        min_examples: Returns minimum numbers of new examples for some candidates, given all
-            candidates of a round in the order of their calls. With more examples per candidate,
-            a server with a prefix cache reads demos less often.
+        min_examples: Returns minimum numbers of new examples for some candidates. It gets all
+            candidates of a round in the order of their calls. With more examples per candidate, a
+            server with a prefix cache reads demos less often.
         widen: Returns a search in a wider space, given the result of `low_scores`, or None if
             the space cannot be widened. Existing items keep their indices, and new items come
             last.
@@ -163,8 +163,7 @@ class SearchRounds:
         wider_search = widen(low_scores) if low_scores else None
         if wider_search is None:
             return []
-        # The new items were made from these examples, so scores of the new items on these
-        # examples would be too high.
+        # The new items were made from these examples, so their scores on these examples would be too high.
         self.schedule.retired.update(low_scores)
         scores = self.scores_for_search()
         wider_search.model.information_weights = self.evaluator.effective_scores.information_weights
@@ -216,8 +215,8 @@ class SearchRounds:
     def observe(self, wanted: Wanted) -> list[Candidate]:
         """Call the candidates on their examples. Return the candidates whose calls all fit the budget.
 
-        Candidates whose prompts share a prefix are called one after another, so that a server
-        with a prefix cache reads fewer tokens.
+        Candidates whose prompts share a prefix are called one after another. So a server with a
+        prefix cache reads fewer tokens.
 
         Raises:
             RuntimeError: If all new calls failed, probably because of an outage.

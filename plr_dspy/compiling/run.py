@@ -1,9 +1,8 @@
 """A compile run: search, race, comparison and decision.
 
 A candidate is an `Ordering` or a `WholeProgram` (`search/space.py`). For each predictor, an
-`Ordering` says which demos are shown, in which order, and with which instruction. A
-`WholeProgram` is a program that is used unchanged, such as one that the user passed, or one
-that retrieves its demos.
+`Ordering` says which demos are shown, in which order, and with which instruction. A `WholeProgram`
+is used unchanged. The user passed it, or it retrieves its demos.
 
 Read next: `optimizer/base.py`, which sets up a run and turns its outcome into a program and a
 report. Then `rounds.py`, whose `SearchRounds` is the base class of `CompileRun`, then `race.py`
@@ -83,8 +82,8 @@ class CompileRun(SearchRounds):
         if stop is not None:
             return self.outcome(stop=stop)
 
-        # 1. Search: ask for candidates, score them on some train examples, and update the
-        # search. At most once per run, `next_candidates` widens the search space, such as by
+        # 1. Search: ask for candidates, score them on some train examples, and update the search.
+        # At most once per run, `next_candidates` widens the search space. For example, it adds
         # instructions that a prompt model writes after it has seen failures.
         plan = self.plan
         num_later = plan.race_calls + plan.comparison_calls
@@ -184,8 +183,8 @@ class CompileRun(SearchRounds):
     def choose_entrants(self) -> list[Candidate]:
         """Return the candidates for the race.
 
-        They are the best of the search, the mode of the Plackett-Luce distributions and, if the
-        plan has any, draws from these distributions.
+        They are the best of the search, the mode of the Plackett-Luce distributions and, if
+        planned, draws from these distributions.
         """
         others = [candidate for candidate in self.best() if candidate != self.original]
         # The best candidate of each kind takes part, even if it is far behind. The kinds are
@@ -231,8 +230,8 @@ class CompileRun(SearchRounds):
             return None
         # The indices of train examples come before those of the selection split.
         examples = list(range(self.num_train, self.num_train + num_examples))
-        # These are the first finalists, starting with the original, because finalists are scored
-        # in this order until a limit is reached.
+        # These are the first finalists, starting with the original, because finalists are scored in
+        # this order.
         fully_scored = list(self.evaluator.evaluate(dict.fromkeys(finalists, examples)))
         if len(fully_scored) < len(finalists):
             logger.warning(
@@ -253,8 +252,8 @@ class CompileRun(SearchRounds):
     def _num_affordable(self, num_examples: int, num_finalists: int, min_examples: int) -> int:
         """Return the number of examples, at most `num_examples`, that all finalists can be scored on."""
         evaluator = self.evaluator
-        # If the estimate is below the minimum, try the minimum anyway, because the estimate may
-        # be too low, and the limits stop any excess calls. No calls are reserved any more.
+        # If the estimate is below the minimum, try the minimum anyway. The estimate may be too low,
+        # and the limits stop any excess calls. No calls are reserved any more.
         num_estimated = max(evaluator.budget.estimated_calls_left // num_finalists, min_examples)
         return min(num_examples, num_estimated, evaluator.unreserved_calls // num_finalists)
 

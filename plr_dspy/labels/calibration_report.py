@@ -24,8 +24,8 @@ class CalibrationReport:
             to" certain label shares, and the best constant answer, such as "always 'yes'".
             The dict is empty if the examples' labels were not used.
         chosen: The best strategy apart from the constant answer, or None if `scores` is empty.
-        gain_interval: 95% confidence interval for the accuracy gain of the chosen strategy
-            over "as it is", or None if accuracy was not compared.
+        gain_interval: 95% confidence interval for the accuracy gain of the chosen strategy over "as
+            it is". None if accuracy was not compared.
     """
 
     calibration: Calibration | None

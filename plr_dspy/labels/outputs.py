@@ -60,7 +60,7 @@ class LabelOutput:
         return np.bincount(known, minlength=len(self.labels)).astype(np.float64)
 
     def other_values(self, examples: Sequence[Value]) -> dict[str, list[int]]:
-        """Return a dict that maps each value that is not a label to the indices of the examples with this value.
+        """Return a dict that maps values that are not labels to the indices of the examples with this value.
 
         The keys are the values' reprs. Missing values are ignored.
         """

@@ -213,8 +213,8 @@ class LabelReader:
         reading = readings[0]
         logprobs = completions[0].get("logprobs") if completions else None
         given = any(len(place.top_logprobs or ()) > 1 for place in _places(logprobs))
-        # A certain label needs no alternatives. But unless another reply has had some, the server
-        # may never return any, so a search must not rely on this label.
+        # A certain label needs no alternatives. But if no other reply had any, the server may never
+        # return them, so a search must not rely on this label.
         if self._decision is None and not (given or self._requests.given):
             reading = None
         self.readings.append(reading)
@@ -226,7 +226,7 @@ class LabelReader:
         return completions
 
     def _read_and_decide(self, fields: Fields) -> Reading | None:
-        """Return a completion's reading. If there is a decision, replace the answer with the decided label."""
+        """Return what was read from a completion. If there is a decision, replace the answer with the decided label."""
         output = self.label_output
         label = output.label_of(fields)
         # A decision must not replace the answer None, which may be valid.
@@ -386,10 +386,10 @@ def _matching_labels(spelling: str, rests: Mapping[int, str]) -> list[int]:
 def label_position(tokens: Sequence[str], labels: Sequence[str], answered: str | None, *, name: str) -> int:
     """Return the index of the token at which the label begins.
 
-    Labels directly after the field's name are preferred. If the `answered` label is
-    known, take the last occurrence of that label, because reasoning may name the label before
-    the answer. Otherwise, take the first occurrence of any label. If no label occurs, take the
-    token after the field's header. If there is no header either, take the first token.
+    Labels directly after the field's name are preferred. If the `answered` label is known, take its
+    last occurrence, because reasoning may name the label before the answer. Otherwise, take the
+    first occurrence of any label. If no label occurs, take the token after the field's header. If
+    there is no header either, take the first token.
     """
     reply = "".join(tokens)
     ends = list(accumulate(map(len, tokens)))

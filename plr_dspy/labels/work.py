@@ -204,9 +204,9 @@ def label_scores(
 ) -> Array | str:
     """Score each possible label on each example with the metric.
 
-    Return the scores, ``[num_examples, num_labels]``, or the reason why the metric cannot score
-    all labels. Scoring stops after `LONGEST_PROBE` seconds, or after the share `PROBE_SHARE` of
-    the compile run's time limit, `max_seconds`, if that is shorter.
+    Return the scores, ``[num_examples, num_labels]``, or the reason why the metric cannot score all
+    labels. Scoring stops after `LONGEST_PROBE` seconds, or after the share `PROBE_SHARE` of
+    `max_seconds` if that is shorter.
     """
     values = list(output.labels.values())
     calls = NoCalls()

@@ -121,8 +121,8 @@ class LocalServer:
             route: "completion" for plain prompts (`PlainTextAdapter`); "chat" for the model's
                 chat template.
             **kwargs: Arguments of `completion_lm` or `dspy.LM`. By default, the temperature is 0,
-                answers have at most 16 tokens, and DSPy's cache is off, because the cache does
-                not distinguish servers.
+                answers have at most 16 tokens, and DSPy's cache is off. The cache does not
+                distinguish servers.
         """
         settings = {"api_base": self.api_base, "temperature": 0.0, "max_tokens": 16, "cache": False, **kwargs}
         if route == "completion":

@@ -1,8 +1,8 @@
 """The child process of the local server, run as a script.
 
-The script reads the server's settings as a line of JSON from stdin, and writes the server's
-address or an error as JSON to stdout. The process exits when stdin closes, so that it never
-outlives its parent.
+The script reads the server's settings as a line of JSON from stdin. It writes the server's address
+or an error as JSON to stdout. The process exits when stdin closes, so that it never outlives its
+parent.
 """
 
 import json

@@ -170,10 +170,9 @@ class ConfusionMetric(SetMetric):
     """A metric of a confusion matrix, calculated by the user's function.
 
     Args:
-        function: A function that is called as ``function(counts, labels)`` and returns a
-            number. The arguments are as in `SetMetric.value`. ``labels`` are the labels of
-            the output's type (a Literal, an enum or a bool), followed by other labels in the
-            examples.
+        function: A function that is called as ``function(counts, labels)`` and returns a number.
+            The arguments are as in `SetMetric.value`. ``labels`` are the labels of the output's
+            type (a Literal, an enum or a bool), then other labels in the examples.
         field: As in `SetMetric`.
         bounds: Lowest and highest possible value, if known. Confidence intervals do not extend
             beyond these bounds.

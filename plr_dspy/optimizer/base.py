@@ -172,15 +172,15 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             valset: Examples for the final comparison; if None or empty, 20% of the trainset
                 is used.
             seed: Random seed that overrides the constructor's.
-            programs: Other programs that may be returned without changes, such as results of
-                other optimizers: a list, or a dict whose keys name the programs in the report.
-                Examples that are demos in these programs are not used for scoring. The best of
-                these programs replaces the student if it is at least 1.5 times as likely to be
-                better as to be worse. A result of the search must then be three times as likely
-                to be better as worse, compared with the student or this program. `PLFewShot` also chooses among
-                these programs' demos and instructions. They are taken from predictors with the
-                name and fields of one of the student's predictors. If no name matches, the
-                only predictor with these fields is used.
+            programs: Other programs that may be returned without changes, such as results of other
+                optimizers: a list, or a dict whose keys name the programs in the report. Examples
+                that are demos in these programs are not used for scoring. The best of these
+                programs replaces the student if it is 1.5 times as likely to be better as worse. A
+                result of the search then replaces this program, or the student, if it is three
+                times as likely to be better as worse. `PLFewShot` also chooses among these
+                programs' demos and instructions. They are taken from predictors with the name and
+                fields of one of the student's predictors. If no name matches, the only predictor
+                with these fields is used.
             inputs: Names of the input columns in a data set, or of the input keys in dicts.
                 None infers the names from the program.
 

@@ -271,7 +271,7 @@ class CallSizes:
 
 
 def high_total(tokens: Sequence[float], number: int) -> float:
-    """Return a total that `number` randomly drawn numbers of tokens hardly exceed.
+    """Return a total that `number` randomly drawn numbers of tokens rarely exceed.
 
     The total is `MORE_THAN_RANDOM` standard deviations above the expected total, but at most the
     total of the largest numbers.

@@ -140,8 +140,8 @@ class ProgramRace(DemoOptimizer):
         A race has no final comparison, so it holds out no examples.
         """
         splits = setup.splits
-        # Order the examples by hash, so that a later race that omits some of them scores the
-        # rest in the same order.
+        # Order the examples by hash. So a later race that omits some of them scores the rest in the
+        # same order.
         order = sorted(
             zip(setup.scored_examples, splits.names, strict=True), key=partial(_hash_of, setup.seed)
         )
@@ -199,10 +199,10 @@ def choose_program(
 ) -> ProgramChoice:
     """Choose the best of several programs in a race, with about half the calls of a full comparison.
 
-    The first program is the baseline. Another program replaces the baseline only if it is at
-    least three times as likely to be better as to be worse. A program drops out once further
-    examples are unlikely to make it the winner. Identical programs are scored only once.
-    Programs may differ in modules, signatures and models.
+    The first program is the baseline. Another program replaces the baseline only if it is three
+    times as likely to be better as worse. A program drops out once further examples are unlikely to
+    make it the winner. Identical programs are scored only once. Programs may differ in modules,
+    signatures and models.
 
     Args:
         programs: At least two programs: a dict from names to programs, or a list, whose

@@ -96,9 +96,9 @@ def pools_of(
 ) -> dict[str, list[PooledDemo]]:
     """Return a dict that maps each predictor to its pool.
 
-    A pool contains the distinct demos that the predictor's prompt can show. The student's own
-    demos come first, followed by the demos of rivals, bootstrapped demos, labeled examples
-    and the demos that the user passed.
+    A pool contains the distinct demos that the predictor's prompt can show. The student's own demos
+    come first. Next are the demos of rivals, bootstrapped demos, labeled examples and the demos
+    that the user passed.
     """
     others: list[tuple[Any, str]] = [(example, f"trainset[{number}]") for number, example in labeled.items()]
     others += [(demo, f"candidates[{number}]") for number, demo in enumerate(user_demos)]
@@ -133,8 +133,8 @@ def plan_attempts(
     """Return the attempts needed to bootstrap up to `num_demos` demos.
 
     Their demos contain placeholders for the teacher's answers. If labeled examples are also
-    candidates and all outputs are labels, return an empty list, because correct answers would
-    only repeat these labels.
+    candidates and all outputs are labels, return an empty list. Correct answers would only repeat
+    these labels.
     """
     predictors = program.named_predictors()
     outputs: set[str] = set()
@@ -160,8 +160,7 @@ def plan_attempts(
 def teacher_of(setup: CompileSetup) -> dspy.Module:
     """Return a copy of the teacher, or of the student if there is no teacher.
 
-    If it has no demos, and if it is the student or is not compiled, its prompts show labeled
-    examples as demos.
+    If it has no demos, and is the student or not compiled, its prompts show labeled examples as demos.
     """
     teacher = setup.program if setup.teacher is None else setup.teacher
     labeled: dict[str, list[Any]] = {}

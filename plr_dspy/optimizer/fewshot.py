@@ -75,19 +75,18 @@ NUM_INSTRUCTIONS = 6  # default number of instructions to propose for each predi
 class PLFewShot(LearningOptimizer):
     """Choose which demos a program shows, how many, and in what order, within a budget of program calls.
 
-    A quarter of the trainset (at most 50 examples) becomes demos; the rest is for scoring.
-    The unchanged student is also a candidate. It is replaced only by a candidate that is at
-    least three times as likely to be better as to be worse. For the user's own `programs`, 1.5
-    times as likely is enough.
+    A quarter of the trainset (at most 50 examples) becomes demos; the rest is for scoring. The
+    unchanged student is also a candidate. Another candidate replaces it only if it is three times
+    as likely to be better as worse. For the user's own `programs`, 1.5 times as likely is enough.
 
     Args:
         metric: As in `PLReorder`. While demos are bootstrapped, a metric with a third
             parameter gets DSPy's ``trace``.
-        demos: "fixed" shows the same demos for every input. "retrieved" shows the examples of
-            the whole trainset that are most similar to each input, in the best of five
-            variations. If they are chosen, the returned program and its file contain the
-            trainset. "auto" compares fixed and retrieved demos. "retrieved" makes no program
-            calls if ``max_metric_calls=0``.
+        demos: "fixed" shows the same demos for every input. "retrieved" shows the examples of the
+            whole trainset that are most similar to each input. The search chooses the best of five
+            variations. If retrieved demos are chosen, the returned program and its file contain the
+            trainset. "auto" compares fixed and retrieved demos. "retrieved" makes no program calls
+            if ``max_metric_calls=0``.
         embedder: A ``dspy.Embedder`` to find similar inputs. None compares the words of the
             inputs (TF-IDF).
         max_demos, min_demos: Maximum and minimum number of demos per predictor. If fewer than
@@ -108,13 +107,12 @@ class PLFewShot(LearningOptimizer):
             runs on at most twice this number of examples.
         metric_threshold: Minimum score for an answer to become a demo; None accepts any score
             above 0.
-        instructions: Instructions to choose from, besides the student's own: a list of
-            strings or, for several predictors, a dict from predictor names to lists. With
-            "propose", a prompt model writes instructions with DSPy's `GroundedProposer`, from
-            examples that become demos. Halfway through the search, it writes one more
-            instruction for each predictor, from failures and the metric's feedback, with GEPA's
-            `InstructionProposer`. Instructions of `programs` are always included. Retrieved
-            demos are only combined with the student's own instruction.
+        instructions: Instructions to choose from, besides the student's own: a list of strings or,
+            for several predictors, a dict from predictor names to lists. With "propose", a prompt
+            model writes instructions with DSPy's `GroundedProposer`, from examples that become
+            demos. Halfway through the search, GEPA's `InstructionProposer` writes one more for each
+            predictor, from failures and the metric's feedback. Instructions of `programs` are
+            always included. Retrieved demos are only combined with the student's own instruction.
         prompt_model: ``dspy.LM`` that proposes instructions. None uses ``dspy.settings.lm``
             or, if no model is configured there, the student's model.
         num_instructions: Number of instructions to propose for each predictor before the
@@ -238,12 +236,12 @@ class PLFewShot(LearningOptimizer):
                 number is built, as listed in ``report.best_by_number``: the returned program
                 if it has this number, else the student or another prompt, whichever is
                 expected to score higher.
-            within: Maximum loss of score relative to the returned program, in the metric's
-                units. An entry of ``report.front`` qualifies if its expected loss on new
-                examples is within this maximum and a larger loss is improbable. "Improbable"
-                means a probability of at most .25, or of at most ``1 - min_probability`` if
-                `min_probability` is set. The cheapest entry that qualifies is built. If no
-                cheaper entry qualifies, this is the returned program.
+            within: Maximum loss of score relative to the returned program, in the metric's units.
+                An entry of ``report.front`` qualifies if its expected loss is within this maximum
+                and a larger loss is improbable. "Improbable" means a probability of at most .25, or
+                of at most ``1 - min_probability`` if `min_probability` is set. The cheapest entry
+                that qualifies is built. If no cheaper entry qualifies, this is the returned
+                program.
 
         Raises:
             ValueError: If not exactly one argument is passed, if `within` is negative, or if no

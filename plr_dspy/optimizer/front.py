@@ -43,8 +43,8 @@ class Prompt:
 class PromptPrices:
     """The costs of predictions at litellm's list prices.
 
-    A server's prefix cache is assumed to hold the instructions and fixed demos, but not the
-    retrieved demos and the inputs.
+    A server's prefix cache is assumed to hold instructions and fixed demos, but no retrieved demos
+    and inputs.
 
     Args:
         examples: Scored examples. New inputs are assumed to be as long as the inputs of these

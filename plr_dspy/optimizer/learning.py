@@ -27,9 +27,9 @@ from plr_dspy.search.thompson import ThompsonSearch
 from plr_dspy.statistics.calibration import shares_to_try
 
 # Usual and maximum number of calls that test whether replies have log-probabilities. One call is
-# not enough, because a reply may have no label, or the program may answer without an LM call. More
-# than the usual number of calls are made only if log-probabilities are required, replies cannot
-# be parsed, or no LM was called.
+# not enough: a reply may have no label, or the program may answer without an LM call. More calls
+# than usual are made only if log-probabilities are required, replies cannot be parsed, or no LM was
+# called.
 FIRST_CALLS = 2
 MOST_CALLS = 8
 

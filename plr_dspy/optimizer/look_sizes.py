@@ -1,4 +1,4 @@
-"""How many examples a candidate is scored on at a time, given the number of its uncached demo tokens."""
+"""The number of examples to score a candidate on at a time, given the number of its uncached demo tokens."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +21,8 @@ MOST_EXAMPLES = 8
 class LookSizes:
     """A function that returns the minimum number of examples to score each candidate on at a time.
 
-    The more uncached tokens a candidate's demos have, the larger is this minimum. The last
-    candidate is remembered between calls, because its prompt is still in the server's cache.
+    This minimum grows with the number of uncached tokens in a candidate's demos. The last candidate
+    is remembered between calls, because its prompt is still in the server's cache.
 
     Args:
         setup: The setup of the compile run, which provides the examples.

@@ -1,4 +1,4 @@
-"""What a compile run needs to make calls: the log, the budget, the progress bar and the signals."""
+"""The resources that a compile run needs to make calls: the log, the budget, the progress bar and the signals."""
 
 from __future__ import annotations
 

@@ -23,11 +23,11 @@ class PLReorder(LearningOptimizer):
         metric: ``metric(example, prediction)`` returns a bool, a number or a
             ``Prediction(score=...)``; larger is better. Its other parameters, such as
             ``trace``, get their defaults, or None.
-        signal: What the search learns from. "score" is the metric's score. "logprobs" adds
-            the log-probabilities of labels, so that far fewer calls are needed. The endpoint
-            must return them. Exactly one output must be a Literal, an enum or a bool, and the
-            metric must depend only on this output. "auto" uses log-probabilities if these
-            conditions are met. Otherwise, the report gives the reason.
+        signal: What the search learns from. "score" is the metric's score. "logprobs" adds the
+            log-probabilities of labels, so that far fewer calls are needed. The endpoint must
+            return them. Exactly one output must be a Literal, an enum or a bool. The metric must
+            depend only on this output. "auto" uses log-probabilities if these conditions are met.
+            Otherwise, the report gives the reason.
         calibrate: Whether to compare orders by their calibrated answers and return a
             `CalibratedProgram` (docs/calibration.md). Calibration needs log-probabilities, but
             no extra calls. True uses the label shares that score best; a dict specifies the
@@ -46,9 +46,9 @@ class PLReorder(LearningOptimizer):
         stop_at_score: The search ends once an order's estimated score on the train split
             reaches this value.
         patience: The search ends after this many consecutive rounds without a better order.
-        min_probability: Minimum probability of a gain on new examples for another order to
-            replace the original order. None requires a gain to be at least three times as
-            likely as a loss, or 1.5 times for one of `programs`. With auto="paper", None means 0.
+        min_probability: Minimum probability of a gain on new examples for another order to replace
+            the original order. None requires a gain to be three times as likely as a loss, or 1.5
+            times for one of `programs`. With auto="paper", None means 0.
         num_iterations, num_samples, elite_fraction, num_final_draws: The number of iterations,
             the number of samples, the share of elite samples, and the number of final draws.
             In PLR Algorithm 1, they are called T, B, rho and K. If an argument is None, `auto`

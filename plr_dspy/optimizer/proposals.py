@@ -1,8 +1,8 @@
 """Instructions that a prompt model proposes before the search, with DSPy's `GroundedProposer` as in MIPROv2.
 
 The prompt model's first task describes the data. Each further task writes one instruction for one
-predictor. A task usually takes three calls. The run log keeps the results of tasks as call
-records, so a resumed run gets the same results at no cost.
+predictor. A task usually takes three calls. The run log keeps the results of tasks as call records,
+so a resumed run does not pay again.
 """
 
 import contextlib

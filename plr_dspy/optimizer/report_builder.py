@@ -80,8 +80,8 @@ def build_report(
     for tokens_of_call in scorer.log.tokens:
         for model, counts in tokens_of_call.items():
             tokens[model].update(counts)
-    # The report's error counts separate calls that scored candidates from bootstrapping attempts
-    # and proposals, so leave out the records of the latter.
+    # The report counts errors of bootstrapping attempts and proposals apart from other errors, so
+    # leave out their records.
     others = {attempt.key[0] for attempt in setup.attempts} | {
         proposal.prompt for proposal in setup.proposals
     }

@@ -66,7 +66,7 @@ def _copied(fields: Any) -> dict[str, Any]:
 
 
 class RevisionWork(PromptModelWork):
-    """A prompt-model call that revises a predictor's instruction, given this predictor's failures."""
+    """A call to the prompt model that revises a predictor's instruction, given this predictor's failures."""
 
     def __init__(self, setup: CompileSetup, instruction: str, failures: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(setup)

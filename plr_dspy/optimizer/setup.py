@@ -31,7 +31,7 @@ Teacher: TypeAlias = dspy.Module | Sequence[dspy.Module] | None  # as in DSPy's 
 
 FEW_EXAMPLES = 30  # number of examples below which chance decides which order looks best
 SCORES_OF_RESULTS = (
-    "val_aggregate_scores"  # key or attribute of any `detailed_results`, here and in `dspy.GEPA`
+    "val_aggregate_scores"  # key or attribute of `detailed_results`, which `dspy.GEPA` also has
 )
 
 UNKNOWN_ANSWER = "..."  # stands for a teacher's answer in a demo until the teacher has run

@@ -179,8 +179,9 @@ def _likelihood_gradient(theta: Tensor, positions: Tensor, weights: Tensor) -> T
     orderings = positions.argsort(dim=-1, stable=True)
     is_shown = positions <= last
     # The derivative for an item is the sum of one term for each elite. The term is 1 if the item is
-    # shown, else 0, minus the probabilities of drawing the item at each position up to its own.
-    # Small strengths may be rounded to 0, so clamp them to keep all denominators above 0.
+    # shown, else 0. The probabilities of drawing the item at each position up to its own are
+    # subtracted. Small strengths may be rounded to 0, so clamp them to keep all denominators above
+    # 0.
     tiny = torch.finfo(theta.dtype).tiny
     strengths = (theta - theta.amax(dim=-1, keepdim=True)).exp().clamp_min(tiny)
     remaining = strengths[..., orderings].flip(-1).cumsum(dim=-1).flip(-1)  # [*c, m, n]

@@ -21,9 +21,9 @@ LARGEST_COPIED = 1_000
 class ProgramFactory:
     """A factory that copies a program for each order to score, and never changes the original.
 
-    `Module.deepcopy` would also copy corpora, indexes, and each LM with its history. A
-    factory copies only modules, their small lists, dicts and sets, and objects that refer to
-    a module, such as containers and bound methods. Everything else is shared.
+    `Module.deepcopy` would also copy corpora, indexes, and each LM with its history. A factory
+    copies only modules, their small lists, dicts and sets, and objects that refer to a module.
+    Examples are containers and bound methods. Everything else is shared.
     """
 
     def __init__(self, program: dspy.Module) -> None:

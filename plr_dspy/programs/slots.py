@@ -275,7 +275,7 @@ def _fewest_tokens(
 def _too_many_tokens(
     least_tokens: int, max_tokens: int | None, min_demos: int, *, has_quotas: bool
 ) -> UserError:
-    """Return the error that the shortest arrangement exceeds the token limit."""
+    """Return an error, because even the shortest arrangement exceeds the token limit."""
     minimums = {}
     if min_demos:
         minimums["min_demos"] = f"{min_demos=}"

@@ -36,10 +36,9 @@ class InstructionScore(Part):
     """An instruction, and the score of the best arrangement that uses it.
 
     Attributes:
-        origin: "student", "instructions[2]" or ``instructions['name'][2]`` (passed by the
-            user), "proposed[0]" (by the prompt model before the search), "from failures[0]"
-            (by the prompt model during the search), or the name of the program that has the
-            instruction.
+        origin: "student", or the name of the program that has the instruction. The user passed
+            "instructions[2]" and ``instructions['name'][2]``. The prompt model wrote "proposed[0]"
+            before the search, and "from failures[0]" during the search.
         reason: Why the instruction was excluded from the search, or an empty string if the
             instruction was not excluded.
         score, interval, num_examples: As in `Alternative`, for the best arrangement. If no

@@ -12,8 +12,7 @@ from plr_dspy.report.stop import StopReason
 
 SCHEMA_VERSION: Literal[23] = 23  # version of the JSON format
 
-# A prompt counts as equally good if its expected score is at most this much below the score of the
-# returned prompt.
+# A prompt counts as equally good if its expected score is at most this much lower than the returned prompt's.
 AS_GOOD = 0.01
 # Outcomes of calls without a score.
 WRONG = "counted as wrong"
@@ -64,8 +63,8 @@ class Candidate(Part):
             `ReportData.instructions`.
         score: Mean score on the selection split, or on the examples of the race.
         expected_gain, probability, probability_worse: Expected gain over the original on new
-            examples, and the probabilities that the candidate is better or worse than the
-            original, whose answers are not calibrated.
+            examples, and the probabilities that the candidate is better or worse. The original's
+            answers are not calibrated.
         over_calibrated, worse_than_calibrated: If answers are calibrated, the probabilities that
             the candidate is better or worse than the calibrated original. None for other
             candidates, and for the original itself.
@@ -257,9 +256,8 @@ class ProgramState(Part):
         num_unread: Number of calls with an unparsable reply. If the program is calibrated, replies
             with label probabilities do not count, because their likeliest label is the answer.
         num_truncated: Number of calls with a reply that was cut off at `max_tokens`.
-        num_maybe_truncated: Number of calls for which this is unknown, because DSPy's history
-            was disabled, and the LM has no `max_tokens` or the tokens of a reply were not
-            reported.
+        num_maybe_truncated: Number of calls for which this is unknown. DSPy's history was disabled,
+            and the LM has no `max_tokens`, or the tokens of a reply were not reported.
         name: The program's name in `programs`, or an empty string for all other programs.
     """
 
@@ -283,10 +281,10 @@ class ReportData(Part):
         comparison: The comparison of the returned program with the student, or None if nothing
             was compared.
         over_best_own: The comparison of the returned program with the best of the user's
-            `programs`, or None if the best program is the student or the returned program.
-        rejected: If one of `programs` is returned, the best result of the search that is
-            expected to score higher, or None if there is none. Its gain and probabilities refer
-            to the returned program, and are too low to replace this program.
+            `programs`. None if the best program is the student or the returned program.
+        rejected: If one of `programs` is returned, the best result of the search, if it is expected
+            to score higher. Otherwise, None. Its gain and probabilities refer to the returned
+            program, and are too low to replace this program.
         candidates: The orderings that reached the final comparison, or the programs that
             finished a race. The original is first. If answers are calibrated, the calibrated
             original is second, and all later candidates are also calibrated.

@@ -46,8 +46,8 @@ MIN_WIN_PROBABILITY = 0.9
 # If two programs were scored on at least this share of the examples, more calls would not help.
 ENOUGH_COMPARED = 0.8
 TOO_LONG = "ContextWindowExceededError"  # exception type if a prompt exceeds the context length
-# A cheaper prompt is reported only if it was scored on at least `MIN_SCORED` examples, and has
-# at most the share `MUCH_CHEAPER` of the returned prompt's tokens.
+# A cheaper prompt is reported only if it was scored on at least `MIN_SCORED` examples. It must also
+# have at most the share `MUCH_CHEAPER` of the returned prompt's tokens.
 MIN_SCORED = 20
 MUCH_CHEAPER = 0.95
 # For each reason why a search ended, the argument to increase.
@@ -353,7 +353,7 @@ def _uncertainty(report: ReportData, candidate: Candidate) -> str:
         over_calibrated = _probabilities(candidate.over_calibrated, candidate.worse_than_calibrated)
         probabilities += f"; than your program, calibrated: {over_calibrated}"
     if candidate.probability < candidate.probability_worse:
-        # The expected gain is based on all scores, and the probabilities also on the scores that
+        # The expected gain is based on all scores. The probabilities also depend on which scores
         # differ on the same examples. These may contradict each other.
         return f"is more likely to be worse ({probabilities})"
     odds = MIN_ODDS

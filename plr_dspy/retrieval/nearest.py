@@ -188,8 +188,8 @@ class Pool:
     def shown(self, inputs: Fields, nearest: NearestDemos, *, without: Fields | None = None) -> list[int]:
         """Return the indices of the demos to show for a call's inputs, in prompt order.
 
-        If an example is being scored, `without` holds its program inputs, and demos made from
-        this example or its duplicates are skipped.
+        If an example is being scored, `without` holds its program inputs. Demos made from this
+        example or its duplicates are skipped.
         """
         candidates, similarities = self._nearest(inputs, nearest.num_candidates, without)
         ranked = list(range(len(candidates)))

@@ -87,8 +87,8 @@ class Budget:
     def reserve(self, calls: int, *, planned: int = 0) -> None:
         """Reserve money and time for `calls` later calls, and forget `refused`.
 
-        If the limits on money and time allow only a share of all `planned` calls, reserve only
-        this share of `calls`. If `planned` is 0, reserve all of them.
+        If money and time allow only a share of all `planned` calls, reserve only this share of
+        `calls`. If `planned` is 0, reserve all of them.
         """
         self._num_reserved = calls
         self._planned = planned
@@ -169,7 +169,7 @@ class Budget:
 
     def _calls_by_limit(self) -> dict[StopReason, float]:
         """Return the number of further calls within each limit."""
-        # A run with only recalled calls must plan like the run that made these calls, so it must
+        # A run with only recalled calls must plan like the run that made these calls. So it must
         # not yet count the calls that were made later.
         spent = self._cost_of_log if self._num_made else self.cost
         return {

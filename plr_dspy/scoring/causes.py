@@ -77,7 +77,7 @@ for _cause in CAUSES:
 
 
 def cause_of(error: str) -> Cause | None:
-    """Return the cause of an exception with this class name, or None if the program or metric may be the cause."""
+    """Return the cause of exceptions with this class name, or None if the program or metric may be the cause."""
     return _BY_ERROR.get(error)
 
 

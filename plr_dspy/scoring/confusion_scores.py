@@ -136,9 +136,9 @@ class ConfusionScores(EffectiveScores):
     def set_reference(self, best_first: Iterable[tuple[Records, Labels]], *, min_candidates: int = 1) -> None:
         """Linearize the metric at the answers of the best candidates.
 
-        Use at least `min_candidates` candidates. Keep adding candidates until there are at least as many
-        answers as examples, and at least `ENOUGH_ANSWERS` for each correct label. A candidate's
-        labels replace its answers.
+        Use at least `min_candidates` candidates. Add candidates until there are at least as many
+        answers as examples, and `ENOUGH_ANSWERS` for each correct label. A candidate's labels
+        replace its answers.
         """
         reference: list[Answer] = []
         for number, (records, labels) in enumerate(best_first, start=1):
@@ -317,10 +317,10 @@ class ConfusionScores(EffectiveScores):
 
         `scores` are the scores of all examples, and `value` is the metric's value.
 
-        Each of the K labels that affect the metric gets 2 / K extra answers with the highest
-        score and 2 / K with the lowest, so that the error is above 0 even if all answers are
-        correct (R. Price and D. Bonett, Computational Statistics & Data Analysis 45, 2004). If
-        a label has a single example, the error is infinite.
+        Each of the K labels that affect the metric gets 2 / K extra answers with the highest score,
+        and 2 / K with the lowest. So the error is above 0 even if all answers are correct (R. Price
+        and D. Bonett, Computational Statistics & Data Analysis 45, 2004). If a label has a single
+        example, the error is infinite.
         """
         deviations = np.array(scores) - value
         lowest = (self._scores - self._value).min(axis=1)

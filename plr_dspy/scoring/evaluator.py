@@ -156,8 +156,7 @@ class Evaluator:
     def _pay(self, requested: Mapping[CallKey, Candidate], payer: Payer) -> None:
         """Make the requested calls that are not in the log.
 
-        Assign every requested call that is then in the log to the current phase, unless the
-        call already has a phase.
+        Assign every requested call that is then in the log to the current phase, unless it already has one.
         """
         new = {key: candidate for key, candidate in requested.items() if key not in self.log.records}
         unpaid = {key: candidate for key, candidate in new.items() if not self.budget.recall(key)}

@@ -26,7 +26,7 @@ from plr_dspy.search.space import (
 MAX_BATCHES = 20  # maximum number of batches drawn to obtain enough allowed orderings
 MAX_REDRAWS = 50  # maximum number of batches drawn to obtain enough new orderings
 # Number of items by which successive beginnings of an ordering differ. With a step of 1, the
-# candidates would be beginnings of fewer orderings, so they would show too few different items.
+# candidates would begin fewer orderings, so they would show too few different items.
 BEGINNING_STEP = 2
 # Only one in `RANDOM_CHOICES_EVERY` random orderings gets random choices, such as a random
 # instruction. All others get the first item of each choice, because a bad instruction would
@@ -160,8 +160,8 @@ class Search(ABC):
         """Return up to `number` candidates that are not in `known`.
 
         The space's first candidates come first, then random orderings. At most half of the
-        candidates are first candidates, unless more are needed to include the identity and all
-        whole programs.
+        candidates are first candidates, unless the identity and all whole programs need more
+        places.
         """
         candidates = self._first(number, known)
         for _ in range(MAX_REDRAWS):
@@ -197,8 +197,8 @@ class Search(ABC):
                 candidates |= dict.fromkeys(self._beginnings(ordering, num_dealt % BEGINNING_STEP))
                 num_dealt += 1
         chosen = list(candidates)[: max(number, num_first)]
-        # Shuffle the orderings. Otherwise, similar orderings would be scored on the same
-        # examples, and their effects would be confounded with the effects of these examples.
+        # Shuffle the orderings. Otherwise, similar orderings would be scored on the same examples,
+        # whose effects would be confounded with those of the orderings.
         shuffled = self._permutation(len(chosen) - num_first)
         return [*chosen[:num_first], *(chosen[num_first + place] for place in shuffled)]
 

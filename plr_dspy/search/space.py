@@ -70,9 +70,9 @@ class OrderingSpace:
         allowed: A function that returns whether an ordering is allowed, for example by a token
             limit. None allows all orderings.
         programs: Whole programs that compete with the orderings.
-        choices: The last blocks of a space may be choices, which show exactly one item, such as
-            an instruction. For each choice, the index of the block with the same predictor's
-            demos, or None if there is no such block.
+        choices: The last blocks of a space may be choices, which show exactly one item, such as an
+            instruction. For each choice, the index of the block with the same predictor's demos, or
+            None if there is none.
         quotas: For each block, the minimum number of items from each class. The default is 0.
         from_end: Whether positions are counted from the end. True if limits were given.
 
@@ -250,7 +250,7 @@ class OrderingSpace:
     def shuffled(self, ordering: Ordering, permutation: Callable[[int], Sequence[int]]) -> Ordering:
         """Return the ordering with each block that has quotas shuffled.
 
-        If blocks were not shuffled, items of rare classes would usually come last, because
+        Without shuffled blocks, items of rare classes would usually come last, because
         `first_items()` skips other items near the end.
         """
         blocks = list(ordering)

@@ -25,10 +25,10 @@ class ThompsonSearch(Search):
 
     Each round fits a Gaussian process to all scores, and Plackett-Luce distributions to the
     orderings with the best estimates. The candidates are scored orderings, draws from the
-    distributions, random orderings, and random variations of good orderings. A hill climb on
-    the posterior mean adds more candidates. `ask()` draws scores from the joint posterior of
-    all candidates, and returns the best candidate in each draw. An ordering that looks bad
-    after a few examples is rarely the best in a draw, so few more calls are spent on it.
+    distributions, random orderings, and random variations of good orderings. A hill climb on the
+    posterior mean adds more candidates. `ask()` draws scores from the joint posterior of all
+    candidates, and returns the best candidate in each draw. An ordering that looks bad after a few
+    examples is rarely the best in a draw, so it gets few more calls.
 
     Source: W. R. Thompson, Biometrika 25, 1933; O. Chapelle and L. Li, "An empirical
     evaluation of Thompson sampling", NIPS 2011.
@@ -36,8 +36,8 @@ class ThompsonSearch(Search):
     Args:
         space: The orderings to search.
         num_examples: Number of examples. An ordering is finished once it has been scored on all
-            examples, or once a round with the ordering added no scores for it. `ask()` does not
-            return finished orderings.
+            examples, or once a round with it added no scores. `ask()` does not return finished
+            orderings.
         classes: For each block, the class of each item, such as a demo's answer.
         example_classes: The class of each example, such as its answer.
         update: As in `CrossEntropySearch`, but each round starts from uniform distributions.

@@ -11,7 +11,7 @@ from scipy.special import chdtrc, log_softmax, logsumexp  # scipy.stats takes a 
 
 from plr_dspy.statistics.arrays import Array
 
-# Label counts are clearly uneven if the p-value of a chi-squared test is below this limit.
+# Label counts are clearly imbalanced if the p-value of a chi-squared test is below this limit.
 MAX_P_VALUE = 0.01
 MIN_GAP = 1e-6  # minimum gap between the log-probabilities of seen and unseen labels
 # Answers depend only on these decimal places of log-probabilities and offsets. Run logs keep no more
@@ -36,7 +36,7 @@ def batch_offsets(
 
     Args:
         log_probabilities: Normalized log-probabilities of the labels, ``[N, L]``.
-        prior: Assumed label shares, ``[L]``. None means even shares.
+        prior: Assumed label shares, ``[L]``. None means equal shares.
         unseen: Whether each label is unseen, ``[N, L]``. The probabilities of unseen labels are
             treated as 0.
         weights: Weights of the inputs, ``[N]``.
@@ -61,8 +61,8 @@ def log_mean(log_probabilities: Array, weights: Array) -> Array:
 def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
     """Return offsets ``[..., L]`` that move mean probabilities towards shares ``[L]``.
 
-    The mean of the offsets is 0. A label gets the smallest offset of all other labels if its
-    share is 0, or if `held` is true for it, ``[L]``.
+    The mean of the offsets is 0. A label whose share is 0 gets the smallest offset of all other
+    labels. So does a label for which `held`, ``[L]``, is true.
     """
     is_held = np.asarray(held) | (shares <= 0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -115,10 +115,10 @@ def likeliest_labels(
 def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
     """Return the label shares to try as calibration targets, ``[S, L]``, likeliest first.
 
-    If the label counts ``[L]`` are clearly uneven, the observed shares come first, and even shares
-    last. If `between`, shares proportional to the square roots of the counts come in between,
-    for metrics that depend on rare labels. If the counts are not clearly uneven, only even
-    shares are returned.
+    If the label counts ``[L]`` are clearly imbalanced, the observed shares come first, and equal
+    shares last. If `between`, shares proportional to the square roots of the counts come in
+    between. They help metrics that depend on rare labels. If the counts are not clearly imbalanced,
+    return only equal shares.
     """
     counts = np.asarray(counts, dtype=np.float64)
     even = np.full(len(counts), 1.0 / len(counts))
@@ -133,7 +133,7 @@ def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
 
 
 def _are_uneven(counts: Array) -> bool:
-    """Return whether label counts ``[L]`` are clearly uneven."""
+    """Return whether label counts ``[L]`` are clearly imbalanced."""
     mean = counts.mean()
     p_value = chdtrc(len(counts) - 1, ((counts - mean) ** 2 / max(mean, 1e-9)).sum())
     return bool(p_value < MAX_P_VALUE)

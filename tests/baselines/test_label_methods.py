@@ -173,13 +173,19 @@ class TestEveryMethod:
         of_stars.demos = rated[:4]
         for program, match in [
             (open_ended, f"{kind.__name__} needs exactly one output with few possible.*use PLReorder"),
-            (Program(first=table.program(), second=table.program()), "exactly one predictor if .*; got 2"),
-            (of_stars, r"must be strings.*got type int for input 'stars'"),
+            (
+                Program(first=table.program(), second=table.program()),
+                "needs a program with exactly one predictor; got 2",
+            ),
+            (of_stars, r"needs inputs that are strings.*got type int for input 'stars'"),
         ]:
             trainset = rated if program is of_stars else table.examples
             with table.serving(), pytest.raises(ValueError, match=match):
                 kind(exact).compile(program, trainset=trainset)
-        with table.serving(), pytest.raises(ValueError, match=r"metric must score single examples.*got F1\("):
+        with (
+            table.serving(),
+            pytest.raises(ValueError, match=r"needs a metric that scores single examples; got F1\("),
+        ):
             kind(F1("label 0")).compile(table.program(), trainset=table.examples)
         assert table.engine.requests == 0
 

@@ -42,8 +42,7 @@ class Features:
     Each family has mean 0 and mean squared norm 1 over random orderings.
 
     Attributes:
-        names: Names of the families that are used, which are those in which random orderings
-            differ.
+        names: Names of the used families. Random orderings differ in each of them.
         references: Features of the random orderings.
     """
 

@@ -180,9 +180,8 @@ def independent_gains(
     """Return gains like `expected_gains()`, but for errors that are strongly correlated.
 
     Errors on a few shared examples move many orderings together. So the variance between many
-    orderings is hardly more precise than the variance between a few. Its degrees of freedom are
-    therefore estimated from the covariance of errors. Here, `outsiders` holds variances,
-    ``[m]``.
+    orderings is little more precise than that between a few. Its degrees of freedom are therefore
+    estimated from the covariance of errors. Here, `outsiders` holds variances, ``[m]``.
     """
     errors = noise - noise.mean(axis=0) - noise.mean(axis=1)[:, None] + noise.mean()
     error_variances = np.diag(errors)

@@ -280,8 +280,8 @@ class FittedModel:
     def as_it_is(self, ordering: Candidate) -> float:
         """Return an ordering's expected score with uncalibrated answers.
 
-        Unless calibrated answers are scored, the result is at most `MOST_SHRUNK` standard
-        errors away from the mean of the ordering's own scores.
+        Unless calibrated answers are scored, the result is within `MOST_SHRUNK` standard errors of
+        the mean of the ordering's own scores.
         """
         number = self.orderings.index(ordering)
         if self.responses is None:
@@ -340,11 +340,10 @@ class FittedModel:
                 label_gains = self.responses.gains(number)
                 if self.calibrates_answers:
                     revision_gain = self.responses.answers.gain_of_calibration(number)
-            # Log-probabilities may explain an outsider's scores so well that no further
-            # difference seems likely. To avoid false certainty, also compute gains on the
-            # assumption that outsiders differ, and return the less certain result. If there are
-            # no log-probabilities, allow the reference to be unlike all other orderings, because
-            # a person made or chose it.
+            # Log-probabilities may explain an outsider's scores so well that no further difference
+            # seems likely. To avoid false certainty, also compute gains on the assumption that
+            # outsiders differ, and return the less certain result. Without log-probabilities, allow
+            # the reference to be unlike all other orderings, because a person made or chose it.
             alternatives: tuple[Sequence[float], ...] = ((1.0,), OUTSIDER_SCALES)
             if label_gains is None:
                 alternatives = (OUTSIDER_SCALES,)
