@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plr_dspy.report.claims import scores_of_finalists
-from plr_dspy.report.formats import (
-    Advice,
-    count,
-    one_line,
-    price,
-    score_of,
-    score_text,
-    table,
-    unread_note,
-)
+from plr_dspy.report.formats import Advice, count, one_line, price, score_of, score_text, table, unread_note
 from plr_dspy.report.prompts import InstructionReport, SlotReport
 from plr_dspy.report.schema import Comparison, ReportData
 from plr_dspy.report.text import programs_by_name, summary
