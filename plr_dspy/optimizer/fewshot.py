@@ -276,19 +276,18 @@ class PLFewShot(LearningOptimizer):
             )
         examples = {} if user_demos else demo_examples(trainset, valset, rng, classes.values())
         self._check_programs()
-        check_any_demo(
-            program, self._rivals, [*user_demos, *examples.values()], trainset=trainset, valset=valset
-        )
+        demos = [*user_demos, *examples.values()]
+        check_any_demo(program, self._rivals, demos, trainset=trainset, valset=valset)
         if self.candidates != "bootstrapped":
-            warn_if_none_is_shown(program, [*user_demos, *examples.values()])
+            warn_if_none_is_shown(program, demos)
         attempts: list[Attempt] = []
         if self.max_metric_calls != 0 and self.candidates in ("both", "bootstrapped"):
             with_labeled = self.candidates == "both"
             attempts = plan_attempts(program, examples, self.max_bootstrapped, with_labeled=with_labeled)
         if attempts and self.candidates == "bootstrapped":
             known = pools_of(program, labeled={}, attempts=[], user_demos=[], rivals=self._rivals)
-            demos = {name: [pooled.demo for pooled in pool] for name, pool in known.items()}
-            warn_if_too_few(classes, demos, max_bootstrapped=self.max_bootstrapped)
+            known_demos = {name: [pooled.demo for pooled in pool] for name, pool in known.items()}
+            warn_if_too_few(classes, known_demos, max_bootstrapped=self.max_bootstrapped)
         retrievable: Mapping[int, dspy.Example] = {}
         if self.demos != "fixed" and not user_demos:
             # Prompts must not depend on the trainset's order, so sort the examples by content.
