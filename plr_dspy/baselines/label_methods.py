@@ -225,8 +225,8 @@ class LabelRun(CompileRun):
 class ProbingWork(LabelReadingWork):
     """The work of calling a program on probing inputs and reading label probabilities from its replies.
 
-    If the LM writes the inputs, index 0 stands for a call that writes an input in the style of
-    an order's demos (Lu et al., ACL 2022, Section 3.1).
+    If the LM writes the inputs, index 0 stands for a call that writes one in the style of an
+    order's demos. (Lu et al., ACL 2022, Section 3.1.)
 
     Attributes:
         first: Index of the first probing input: 0, or 1 if the LM writes the inputs.

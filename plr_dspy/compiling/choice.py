@@ -54,9 +54,8 @@ class Decision:
             original or the chosen candidate.
         over_best_user_program: The comparison of the chosen candidate with `best_user_program`,
             or None if `best_user_program` is None.
-        rejected: If one of the user's programs replaces the original, the best result of the
-            search, if its expected gain over the original is larger. Otherwise, None. Its gain is
-            the gain over the chosen program.
+        rejected: If one of the user's programs replaces the original, the best result of the search
+            with a larger expected gain, or None. Its gain is the gain over the chosen program.
         candidates: The results of the finalists.
         chosen: Index of the chosen candidate's result in `candidates`, or None if nothing was
             compared.
@@ -418,8 +417,8 @@ def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[i
 def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:
     """Count the examples on which the scores of candidates can be compared.
 
-    Count the examples with several scores, those with different scores, and those on which all
-    candidates in `compared` have a score.
+    Count the examples with several scores, with different scores, and with a score of each
+    candidate in `compared`.
     """
     by_example: dict[int, list[float]] = defaultdict(list)
     for row in scores.values():

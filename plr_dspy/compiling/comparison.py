@@ -58,8 +58,8 @@ def comparison(
 def _interval_of_expected(gain: Gain, observed: float, largest: float) -> tuple[float, float]:
     """Return the 95% interval of the expected gain.
 
-    If the observed gain is larger than the expected gain, it determines the upper end, because the
-    model may shrink gains too strongly.
+    If the observed gain is larger than the expected gain, it determines the upper end. The model
+    may shrink gains too strongly.
     """
     margin = DEVIATIONS * gain.deviation
     least = max(gain.expected - margin, -largest)
@@ -262,8 +262,8 @@ def _expected_by_metric(expected: float, observed: float, linear_gain: float) ->
 def _bootstrapped_probability(gains: Array, linear_gains: Array, num_orderings: int) -> float:
     """Return the probability that a finalist is better, estimated from bootstrapped gains.
 
-    If a few examples dominate the gain, such as those with a rare label, the best ordering may win
-    by chance. In this case, correct the probability for the number of orderings (Bonferroni). The
+    If a few examples, such as those with a rare label, dominate the gain, an ordering may win by
+    chance. In this case, correct the probability for the number of orderings (Bonferroni). The
     correction never reduces a probability below the threshold for replacing the original.
     """
     probability = float((gains > 0).sum() / (len(gains) + 1))

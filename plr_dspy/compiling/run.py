@@ -87,8 +87,8 @@ class CompileRun(SearchRounds):
         # instructions that a prompt model writes after it has seen failures.
         plan = self.plan
         num_later = plan.race_calls + plan.comparison_calls
-        # Leave calls, money and time for the later phases. If the money or time is enough for
-        # only half of all planned calls, leave it for half of the later calls.
+        # Leave calls, money and time for the later phases. If the money or time is enough for half
+        # of all planned calls, leave it for half of the later calls.
         self.evaluator.begin_phase(SEARCH, reserved=num_later, planned=plan.program_calls)
         while stop is None:
             candidates = self.next_candidates()

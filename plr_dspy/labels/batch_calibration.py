@@ -51,8 +51,8 @@ OverSet = Annotated[SkipValidation[SetMetric], AfterValidator(check_over_set)]
 class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     """An optimizer that divides each label's probability by the label's mean probability on trainset inputs.
 
-    The student needs an output that is a Literal, an enum or a bool, and an LM that
-    returns log-probabilities (OpenAI's chat models, vLLM, llama.cpp).
+    The student needs an output that is a Literal, an enum or a bool. Its LM must return
+    log-probabilities (OpenAI's chat models, vLLM, llama.cpp).
 
     Source: H. Zhou et al., arXiv:2309.17249.
 

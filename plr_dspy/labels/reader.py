@@ -214,7 +214,7 @@ class LabelReader:
         logprobs = completions[0].get("logprobs") if completions else None
         given = any(len(place.top_logprobs or ()) > 1 for place in _places(logprobs))
         # A certain label needs no alternatives. But if no other reply had any, the server may never
-        # return them, so a search must not rely on this label.
+        # return them. A search must not rely on this label.
         if self._decision is None and not (given or self._requests.given):
             reading = None
         self.readings.append(reading)

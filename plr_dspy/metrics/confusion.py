@@ -171,8 +171,8 @@ class ConfusionMetric(SetMetric):
 
     Args:
         function: A function that is called as ``function(counts, labels)`` and returns a number.
-            The arguments are as in `SetMetric.value`. ``labels`` are the labels of the output's
-            type (a Literal, an enum or a bool), then other labels in the examples.
+            The arguments are as in `SetMetric.value`. ``labels`` starts with the labels of the
+            output's type (a Literal, an enum or a bool). Other labels in the examples follow.
         field: As in `SetMetric`.
         bounds: Lowest and highest possible value, if known. Confidence intervals do not extend
             beyond these bounds.

@@ -176,7 +176,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 optimizers: a list, or a dict whose keys name the programs in the report. Examples
                 that are demos in these programs are not used for scoring. The best of these
                 programs replaces the student if it is 1.5 times as likely to be better as worse. A
-                result of the search then replaces this program, or the student, if it is three
+                result of the search can then replace this program or the student. It must be three
                 times as likely to be better as worse. `PLFewShot` also chooses among these
                 programs' demos and instructions. They are taken from predictors with the name and
                 fields of one of the student's predictors. If no name matches, the only predictor

@@ -159,12 +159,12 @@ def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, fix: str)
 def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str] = ()) -> set[int]:
     """Return the indices of examples that demos show. Scores on these examples would be too high.
 
-    By the first rule, a demo shows an example if they share an input name and agree on all shared
-    inputs. By the second rule, a demo shows an example if the demo has every input value of the
-    example. The names may differ, because inner predictors may rename inputs. Two values are equal
-    if `input_key` returns the same key for both. If a rule matches several examples, and more than
-    a tenth of all examples, its matches are ignored. Then a demo shows only the examples whose
-    inputs it has under the same names.
+    By the first rule, a demo shows an example if they share inputs and agree on all of them. By the
+    second rule, a demo shows an example if the demo has every input value of the example. The names
+    may differ, because inner predictors may rename inputs. Two values are equal if `input_key`
+    returns the same key for both. If a rule matches several examples, and more than a tenth of all
+    examples, its matches are ignored. Then a demo shows only the examples whose inputs it has under
+    the same names.
 
     Args:
         demos: The demos, as examples or dicts.

@@ -73,8 +73,8 @@ class ConfusionScores(EffectiveScores):
 
         s(i, j) = M(C) + n (D[i, j] - sum_j C[i, j] D[i, j] / sum_j C[i, j]),    D = dM / dC.
 
-    Over the reference, the mean is M(C) for each label, so label shares in a sample do not
-    affect the sample's mean score. `PSEUDO_EXAMPLES` are added to C to calculate D.
+    Over the reference, the mean is M(C) for each label. So label shares in a sample do not affect
+    the sample's mean score. `PSEUDO_EXAMPLES` are added to C to calculate D.
 
     Source: F. R. Hampel, "The influence curve and its role in robust estimation", JASA 69,
         1974.
@@ -317,10 +317,10 @@ class ConfusionScores(EffectiveScores):
 
         `scores` are the scores of all examples, and `value` is the metric's value.
 
-        Each of the K labels that affect the metric gets 2 / K extra answers with the highest score,
-        and 2 / K with the lowest. So the error is above 0 even if all answers are correct (R. Price
-        and D. Bonett, Computational Statistics & Data Analysis 45, 2004). If a label has a single
-        example, the error is infinite.
+        Each of the K labels that affect the metric gets 2 / K extra answers with the highest score.
+        It gets as many with the lowest score. So the error is above 0 even if all answers are
+        correct (R. Price and D. Bonett, Computational Statistics & Data Analysis 45, 2004). If a
+        label has a single example, the error is infinite.
         """
         deviations = np.array(scores) - value
         lowest = (self._scores - self._value).min(axis=1)

@@ -27,17 +27,16 @@ class ThompsonSearch(Search):
     orderings with the best estimates. The candidates are scored orderings, draws from the
     distributions, random orderings, and random variations of good orderings. A hill climb on the
     posterior mean adds more candidates. `ask()` draws scores from the joint posterior of all
-    candidates, and returns the best candidate in each draw. An ordering that looks bad after a few
-    examples is rarely the best in a draw, so it gets few more calls.
+    candidates, and returns the best candidate in each draw. An ordering with a few bad scores is
+    rarely the best in a draw, so it gets few more calls.
 
     Source: W. R. Thompson, Biometrika 25, 1933; O. Chapelle and L. Li, "An empirical
     evaluation of Thompson sampling", NIPS 2011.
 
     Args:
         space: The orderings to search.
-        num_examples: Number of examples. An ordering is finished once it has been scored on all
-            examples, or once a round with it added no scores. `ask()` does not return finished
-            orderings.
+        num_examples: Number of examples. An ordering is finished once it is scored on all examples,
+            or once a round with it added no scores. `ask()` does not return finished orderings.
         classes: For each block, the class of each item, such as a demo's answer.
         example_classes: The class of each example, such as its answer.
         update: As in `CrossEntropySearch`, but each round starts from uniform distributions.

@@ -2,10 +2,10 @@
 
     y[o, e]  =  a[e]  +  f(o)  +  b[c(e)] l(o)  +  g[o, e]  +  noise          (2)
 
-The process f is the sum of a linear function of each feature family, a smooth function of the
-label bias l, and an independent effect of each ordering (its "own effect"). The effect b of
-the label bias depends on the class c of the example. Preferences g are interactions between
-orderings and examples.
+The process f is a sum. It has a linear function of each feature family, a smooth function of the
+label bias l, and an independent effect of each ordering (its "own effect"). The effect b of the
+label bias depends on the class c of the example. Preferences g are interactions between orderings
+and examples.
 """
 
 from __future__ import annotations
