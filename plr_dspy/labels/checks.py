@@ -100,6 +100,26 @@ def check_labels(program: dspy.Module, metric: Metric, **datasets: Sequence[dspy
     _check_scores(program, metric, all_examples)
 
 
+def warn_of_labels_without_examples(program: dspy.Module, examples: Sequence[dspy.Example]) -> None:
+    """Warn if the examples have some of the program's labels, but not all of them."""
+    output = label_output(program)
+    if not isinstance(output, LabelOutput):
+        return
+    counts = output.counts(examples)
+    missing = [label for label, number in zip(output.labels, counts, strict=True) if not number]
+    if not missing or not counts.any():
+        return
+    names = ", ".join(map(repr, missing[:MOST_SHOWN]))
+    if len(missing) > MOST_SHOWN:
+        names += ", ..."
+    logger.warning(
+        "no example has the labels %s in %r, so no score says how well inputs with these labels are answered: add "
+        "such examples, or remove these labels from the output's type",
+        names,
+        output.name,
+    )
+
+
 def check_evaluation(
     programs: Mapping[str, dspy.Module], metric: Metric, devset: Sequence[dspy.Example]
 ) -> None:

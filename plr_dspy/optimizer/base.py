@@ -227,8 +227,13 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         setup = self._prepare(
             student, trainset, valset, seed=seed, teacher=teacher, programs=programs, inputs=inputs
         )
-        make_budget(setup)
+        self._check_before_calls(setup)
         return replace(estimate_cost(setup), warning=window_warning(setup))
+
+    def _check_before_calls(self, setup: CompileSetup) -> None:
+        """Raise the errors that `_open` raises before the first call, so that estimates raise them, too."""
+        make_budget(setup)
+        self.work(setup)
 
     def _prepare(
         self,

@@ -20,7 +20,7 @@ from plr_dspy.data.examples import Rows
 from plr_dspy.errors import UserError
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import DemoOptimizer
-from plr_dspy.optimizer.estimate import Estimate, estimate_cost, make_budget
+from plr_dspy.optimizer.estimate import Estimate, estimate_cost
 from plr_dspy.optimizer.report_builder import FinishedProgram
 from plr_dspy.optimizer.setup import CompileSetup, DemoChoices, Teacher
 from plr_dspy.programs.checks import Probability, arguments
@@ -111,7 +111,7 @@ class ProgramRace(DemoOptimizer):
         """Return an upper estimate of the cost of `choose`."""
         first, others = self._first_and_others(programs)
         setup = self._prepare(first, trainset, valset, programs=others, inputs=inputs)
-        make_budget(setup)
+        self._check_before_calls(setup)
         candidates = setup.slots.competing
         limits = calls_per_program(setup.plan.program_calls, len(candidates), len(setup.scored_examples))
         return estimate_cost(setup, dict.fromkeys(candidates, limits))

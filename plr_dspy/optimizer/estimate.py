@@ -15,7 +15,7 @@ from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.slots import PoolSlots, WholeProgramSlots
 from plr_dspy.programs.splits import Examples
-from plr_dspy.programs.tokens import token_counter
+from plr_dspy.programs.tokens import has_counted_tokenizer, token_counter
 from plr_dspy.report.formats import count, dollars
 from plr_dspy.scoring.budget import Budget, price_of
 from plr_dspy.scoring.run_log import RunLog
@@ -29,7 +29,7 @@ PROPOSAL_PROMPT = 600  # number of tokens in each prompt, not counting the examp
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated cost of a compile run. As a string, it has two lines, plus a line for any warning.
+    """The estimated cost of a compile run. As a string, it has two lines, plus a line for each warning.
 
     Attributes:
         program_calls: Maximum number of program calls in all phases.
@@ -57,6 +57,8 @@ class Estimate:
             billed as cached tokens. None if cached tokens have no listed price.
         warning: A warning that prompts may exceed a model's context window. Empty if no prompt
             is too long, or if litellm does not know the size of the window.
+        has_other_tokenizer: Whether a model has, or may have, a tokenizer other than GPT-4o's.
+            Then the numbers of tokens may be wrong by about 15%.
     """
 
     program_calls: int
@@ -69,6 +71,7 @@ class Estimate:
     new_prompt_tokens: int | None = None
     cost_with_cache: float | None = None
     warning: str = ""
+    has_other_tokenizer: bool = False
 
     def __str__(self) -> str:
         text = f"at most {count(self.program_calls, 'program call')}"
@@ -93,6 +96,8 @@ class Estimate:
         }
         calls = ", ".join(f"{phase} {number:,}" for phase, number in phases.items() if number > 0)
         text += f"\n  calls: {calls or 'none'}"
+        if self.has_other_tokenizer and self.prompt_tokens:
+            text += "\n  tokens are counted with GPT-4o's tokenizer; the model's own may give about 15% more or fewer"
         return f"{text}\nwarning: {self.warning}" if self.warning else text
 
 
@@ -160,6 +165,7 @@ def estimate_cost(
         proposal_calls=CALLS_PER_PROPOSAL * len(setup.proposals) + num_revisions(setup),
         new_prompt_tokens=None if total is None or calls_of is not None else round(total.new_tokens),
         cost_with_cache=cost_with_cache,
+        has_other_tokenizer=total is not None and not all(map(has_counted_tokenizer, total.usage)),
     )
 
 

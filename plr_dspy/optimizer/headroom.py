@@ -174,6 +174,7 @@ class LeverSample(PLFewShot):
     ) -> Estimate:
         """Return the estimated cost of calling `measure` with these arguments."""
         setup, groups = self._designed(self._prepare(program, trainset, [], inputs=inputs))
+        self._check_before_calls(setup)
         sample = _sample(setup, DemoOptimizer.work(self, setup).influence)
         calls_of = dict.fromkeys(_candidates(groups), (0, len(sample)))
         return estimate_cost(setup, calls_of, [setup.scored_examples[number] for number in sample])

@@ -11,7 +11,12 @@ import dspy
 from plr_dspy.compiling.paper import NOTHING_TO_DO
 from plr_dspy.compiling.plan import Plan, ProblemSize, most_calls
 from plr_dspy.errors import UserError, UserTypeError
-from plr_dspy.labels.checks import check_answers, check_answers_itself, check_labels
+from plr_dspy.labels.checks import (
+    check_answers,
+    check_answers_itself,
+    check_labels,
+    warn_of_labels_without_examples,
+)
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.demo_classes import DemoClasses
 from plr_dspy.programs.checks import AnyMetric, check_given, is_single_step
@@ -295,6 +300,7 @@ def checked_student(
     program = _checked_copy(options, student, trainset, valset, name=name, to_order=options.orders_demos)
     if options.chooses_by_score and options.max_metric_calls != 0:
         check_labels(program, options.metric, trainset=trainset, valset=valset)
+        warn_of_labels_without_examples(program, [*trainset, *valset])
     if options.orders_demos and retrievals_of(student):
         raise UserError(
             f"{name} must have fixed demos; got a program that retrieves demos for each input: pass the original "

@@ -11,6 +11,14 @@ Messages = list[dict[str, Any]]
 
 # This environment variable keeps litellm from downloading prices when it is imported.
 LOCAL_PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
+# Names of models with GPT-4o's tokenizer begin with one of these texts, after the provider's name.
+# litellm would have to download the tokenizers of most other models.
+SAME_TOKENIZER = ("gpt-4o", "chatgpt-4o", "gpt-4.1", "gpt-4.5", "gpt-5", "gpt-oss", "o1", "o3", "o4")
+
+
+def has_counted_tokenizer(model: str) -> bool:
+    """Return whether tokens are counted with the model's own tokenizer."""
+    return model.rpartition("/")[2].removeprefix("ft:").startswith(SAME_TOKENIZER)
 
 
 def token_counter() -> Callable[[Messages], int]:

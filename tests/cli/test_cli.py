@@ -394,6 +394,15 @@ def test_evaluate_by_several_metrics(folder, capsys):
         assert capsys.readouterr().out.splitlines()[1] == line
 
 
+def test_an_estimate_rejects_a_calibration_of_free_text(folder, capsys):
+    arguments = compile_arguments("--estimate", "--calibrate", program="reviews_app.py:other")
+    arguments[arguments.index("review")] = "text"
+    rows = [{"text": f"review {number}", "sentiment": "good"} for number in range(24)]
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert cli.main(arguments) == cli.USER_ERROR
+    assert "--calibrate needs the log-probabilities of labels" in capsys.readouterr().err
+
+
 def test_an_interrupted_evaluation_is_continued(folder, monkeypatch, capsys):
     engine = PlainLabels(lean=0.5)
     monkeypatch.setattr(compiling, "local_lm", lambda route, **_: nullcontext(lm_of(engine)))

@@ -155,6 +155,9 @@ class TestReport:
         assert "$" not in report.details() + str(estimate)
 
 
+LABELED = "question -> answer: Literal['answer 0', 'answer 1', 'answer 2']"
+
+
 class TestEstimate:
     def test_inputs_from_another_predictor_are_taken_from_the_demos(self, engine):
         program = fakes.two_predictors()
@@ -236,6 +239,45 @@ class TestEstimate:
         assert report.cost <= 1.02 * estimate.cost
         if not with_programs:
             assert estimate.prompt_tokens <= 2 * report.tokens[MODEL]["prompt_tokens"]
+
+    @pytest.mark.parametrize(
+        ("model", "is_other"),
+        [
+            ("openai/gpt-4o-mini", False),
+            ("azure/gpt-5-nano", False),
+            ("openai/gpt-3.5-turbo", True),
+            ("anthropic/claude-opus-4", True),
+            ("openai/SmolLM2-135M", True),
+        ],
+    )
+    def test_says_if_the_model_has_another_tokenizer(self, engine, model, is_other):
+        with dspy.context(lm=lm_of(engine, model)):
+            estimate = PLReorder(exact_match).estimate(student(), trainset=EXAMPLES)
+        assert estimate.has_other_tokenizer == is_other
+        assert ("counted with GPT-4o's tokenizer; the model's own" in str(estimate)) == is_other
+
+    @pytest.mark.parametrize(
+        ("signature", "options", "message"),
+        [
+            ("question -> answer", {"calibrate": True}, "calibrate needs the log-probabilities of labels"),
+            (LABELED, {"calibrate": {"answer 0": 0.25}}, "a share above 0 for each of the labels"),
+            ("question -> answer", {"signal": "logprobs"}, "signal='logprobs' needs the log-probabilities"),
+        ],
+    )
+    @pytest.mark.parametrize("kind", [PLReorder, PLFewShot])
+    def test_raises_the_errors_that_compile_raises_before_any_call(
+        self, engine, kind, signature, options, message
+    ):
+        optimizer = kind(exact_match, display_progress=False, **options)
+        for method in (optimizer.estimate, optimizer.compile):
+            with pytest.raises(ValueError, match=message):
+                method(student(4, signature), trainset=EXAMPLES[4:])
+        assert engine.num_calls == 0
+
+    def test_names_labels_without_examples(self, engine, caplog):
+        signature = "question -> answer: Literal['answer 0', 'answer 1', 'answer 2', 'answer 3']"
+        PLReorder(exact_match).estimate(student(4, signature), trainset=EXAMPLES[4:])
+        assert "no example has the labels 'answer 3' in 'answer'" in caplog.text
 
     def test_plain_prompts_have_a_cost(self, engine):
         with dspy.context(adapter=PlainTextAdapter()):
