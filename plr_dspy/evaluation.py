@@ -238,20 +238,15 @@ def _run_programs(
     runs = [_ProgramRun(name, program, metrics, devset) for name, program in programs.items()]
     identity = partial(_identity, programs, metrics, devset)
     folder = None if options.log_dir is None else Path(options.log_dir)
-    num_calls = len(programs) * len(devset)
     with (
         open_log(folder, identity, accept_changes=options.accept_changes) as log,
-        progress_bar(num_calls, display=options.display_progress, title="evaluate") as bar,
+        progress_bar(len(programs) * len(devset), display=options.display_progress, title="evaluate") as bar,
     ):
         log.repeat_failures()
         log.number_examples([digest(example) for example in devset])
+        limits = {"num_threads": options.num_threads, "max_errors": options.max_errors}
         for run in runs:
-            run.call_program(
-                log=log,
-                num_threads=options.num_threads,
-                max_errors=options.max_errors,
-                on_cell=lambda: bar.update(log.num_calls - bar.n),
-            )
+            run.call_program(log=log, on_cell=lambda: bar.update(log.num_calls - bar.n), **limits)
     return runs
 
 
