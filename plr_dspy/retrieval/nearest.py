@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
+from itertools import islice
 from typing import Any, Literal, TypeAlias
 
 import dspy
@@ -70,52 +69,27 @@ class NearestDemos:
 def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
     """Return the TF-IDF vectors ``[n, d]`` of texts, and a function that compares a string with all texts.
 
-    The function returns the string's cosine similarities to the texts, ``[n]``. The vectors equal
-    those of scikit-learn's `TfidfVectorizer` for words and pairs of words, whose import would
-    take a second.
+    The function returns the string's cosine similarities to the texts, ``[n]``.
     """
-    counts = [_term_counts(text) for text in texts]
-    columns = {term: column for column, term in enumerate(sorted(set().union(*counts)))}
-    rarity = np.ones(max(1, len(columns)))
-    if columns:
-        num_texts_with = Counter(chain.from_iterable(counts))
-        shares = (1 + len(texts)) / (1 + np.array([num_texts_with[term] for term in columns]))
-        rarity = np.log(shares) + 1.0
-    vectors = _unit_vectors(counts, columns, rarity)
+    # This import takes a second, because it loads pandas.
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectorizer = TfidfVectorizer(token_pattern=TOKEN, ngram_range=(1, 2))
+    try:
+        vectorizer.fit(texts)
+    except ValueError:
+        # None of the texts contains a word. Any vocabulary will do, because all vectors will be 0.
+        vectorizer.fit(["none"])
+    vectors = vectorizer.transform(texts)
     by_word = vectors.T.tocsr()
     rows = {text: row for row, text in enumerate(texts)}
 
     def cosines(text: str) -> Array:
         row = rows.get(text)
-        vector = _unit_vectors([_term_counts(text)], columns, rarity) if row is None else vectors[[row]]
+        vector = vectorizer.transform([text]) if row is None else vectors[row]
         return np.asarray((vector @ by_word).toarray()[0])
 
     return vectors, cosines
-
-
-def _term_counts(text: str) -> Counter[str]:
-    """Return how often a text has each word and each pair of adjacent words, in lower case."""
-    words = re.findall(TOKEN, text.lower())
-    return Counter(chain(words, map(" ".join, pairwise(words))))
-
-
-def _unit_vectors(counts: Sequence[Counter[str]], columns: Mapping[str, int], rarity: Array) -> Any:
-    """Return the weighted counts of the terms in `columns` as a sparse array with rows of unit length."""
-    starts = [0]
-    used_columns: list[int] = []
-    values: list[float] = []
-    for row in counts:
-        known = [term for term in row if term in columns]
-        used_columns += [columns[term] for term in known]
-        values += [row[term] for term in known]
-        starts.append(len(used_columns))
-    shape = (len(counts), len(rarity))
-    vectors = sparse.csr_array((np.array(values, float), used_columns, starts), shape=shape)
-    vectors.sort_indices()
-    vectors.data *= rarity[vectors.indices]
-    lengths = np.sqrt(vectors.multiply(vectors).sum(axis=1))
-    vectors.data /= np.repeat(np.maximum(lengths, 1e-300), np.diff(vectors.indptr))
-    return vectors
 
 
 class Pool:

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from dspy.utils import DummyLM
 from fakes import Program
-from sklearn.feature_extraction.text import TfidfVectorizer
 
 from plr_dspy import load_program
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.splits import source_of
-from plr_dspy.retrieval.nearest import TOKEN, NearestDemos, Pool, word_vectors
+from plr_dspy.retrieval.nearest import NearestDemos, Pool
 from plr_dspy.retrieval.predict import Retrieval, RetrievingPredict, retrieve_in
 
 TEXTS = ["the cat sat", "a dog ran", "the cat ran", "birds fly south", "the cat"]
@@ -196,15 +195,6 @@ def test_rare_words_have_more_weight():
     texts = ["rare word", "common word", "common thing", "common place"]
     pool = pool_of(texts, list("abcd"))
     assert shown(pool, "rare common") == ["rare word"]
-
-
-def test_similarities_equal_those_of_scikit_learn():
-    texts = [*TEXTS, "", "The cat, the CAT and the dog", "\u732b\u304c\u8d70\u308b dog", "Ärger ab"]
-    asked = [*texts, "a dog and an unknown cat", "nothing known"]
-    _, cosines = word_vectors(texts)
-    vectorizer = TfidfVectorizer(token_pattern=TOKEN, ngram_range=(1, 2)).fit(texts)
-    expected = (vectorizer.transform(asked) @ vectorizer.transform(texts).T).toarray()
-    np.testing.assert_allclose([cosines(text) for text in asked], expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("text", ["", "zzz", "...", "12%"])
