@@ -27,6 +27,7 @@ from plr_dspy.report.formats import (
     table,
     unread_note,
 )
+from plr_dspy.report.problems import TOO_LONG, problems
 from plr_dspy.report.rules import DEFAULT_MAX_DEMOS, MIN_ODDS, USER_PROGRAM_ODDS
 from plr_dspy.report.scarce_classes import scarce_classes
 from plr_dspy.report.schema import (
@@ -45,17 +46,13 @@ from plr_dspy.report.stop import StopReason
 MIN_WIN_PROBABILITY = 0.9
 # If two programs were scored on at least this share of the examples, more calls would not help.
 ENOUGH_COMPARED = 0.8
-TOO_LONG = "ContextWindowExceededError"  # exception type if a prompt exceeds the context length
 # A cheaper prompt is reported only if it was scored on at least `MIN_SCORED` examples. It must also
 # have at most the share `MUCH_CHEAPER` of the returned prompt's tokens.
 MIN_SCORED = 20
 MUCH_CHEAPER = 0.95
 # For each reason why a search ended, the argument to increase.
 LIMITS = {StopReason.COST: "max_cost", StopReason.TIME: "max_seconds"}
-MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
 MORE_EXAMPLES = "only more examples, in trainset or valset, would reduce the uncertainty"
-# Prefix of the origins of proposed instructions.
-PROPOSED = "proposed["
 
 
 def method(report: ReportData) -> str:
@@ -73,10 +70,7 @@ def result(report: ReportData) -> str:
 
 def summary(report: ReportData) -> Iterator[str]:
     """Yield the lines of `print(report)`."""
-    yield from _unread_replies(report)
-    yield from _truncated_replies(report)
-    yield from _long_prompts(report)
-    yield from _unusable_proposals(report)
+    yield from problems(report, programs_by_name(report))
     yield _header(report)
     yield from _scores(report)
     yield from _programs(report)
@@ -111,57 +105,6 @@ def programs_by_name(report: ReportData) -> dict[str, ProgramState]:
         name = "the best program so far" if report.is_unfinished else "the returned program"
         programs[name] = report.returned
     return programs
-
-
-def _are_many(num_replies: int, state: ProgramState) -> bool:
-    """Return whether this number of a program's replies is large enough for a warning."""
-    return num_replies > 0 and num_replies >= MANY_UNREAD * state.num_calls
-
-
-def _unread_replies(report: ReportData) -> Iterator[str]:
-    """Warn if many replies cannot be parsed."""
-    for name, state in programs_by_name(report).items():
-        if _are_many(state.num_unread, state):
-            percent = 100 * state.num_unread / state.num_calls
-            yield (
-                f"{state.num_unread} of {state.num_calls} replies of {name} could not be parsed ({percent:.0f}%) and "
-                "count as wrong: try another adapter, or add demos"
-            )
-
-
-def _truncated_replies(report: ReportData) -> Iterator[str]:
-    """Warn if many replies were cut off at the maximum number of tokens."""
-    for name, state in programs_by_name(report).items():
-        if _are_many(state.num_truncated, state):
-            percent = 100 * state.num_truncated / state.num_calls
-            yield Advice(
-                f"{state.num_truncated} of {state.num_calls} replies of {name} were cut off at max_tokens "
-                f"({percent:.0f}%): increase the language model's max_tokens"
-            )
-
-
-def _long_prompts(report: ReportData) -> Iterator[str]:
-    """Warn if many prompts exceed the context length."""
-    number = sum(error.count for error in report.errors if error.type == TOO_LONG)
-    if number and number >= MANY_UNREAD * report.program_calls["total"]:
-        yield Advice(
-            f"{number} of {report.program_calls['total']} prompts exceeded the model's context length and count as "
-            "wrong: use fewer demos, or increase the server's context length and compile again with the same log_dir "
-            "and accept_changes=True"
-        )
-
-
-def _unusable_proposals(report: ReportData) -> Iterator[str]:
-    """Warn if no proposed instruction could be used."""
-    if report.proposals is None:
-        return
-    texts = [text for part in report.instructions for text in (*part.alternatives, *part.dropped)]
-    reasons = dict.fromkeys(text.reason for text in texts if text.origin.startswith(PROPOSED))
-    if "" not in reasons:
-        yield Advice(
-            f"no proposed instruction could be used ({'; '.join(reasons) or 'none was proposed'}): try another "
-            "prompt_model, or pass instructions as a list"
-        )
 
 
 def _header(report: ReportData) -> str:

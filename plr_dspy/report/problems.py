@@ -1,0 +1,76 @@
+"""The lines of a report on problems: replies that cannot be used, and proposals that cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from plr_dspy.report.formats import Advice
+from plr_dspy.report.schema import ProgramState, ReportData
+
+TOO_LONG = "ContextWindowExceededError"  # exception type if a prompt exceeds the context length
+MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
+PROPOSED = "proposed["  # prefix of the origins of proposed instructions
+
+
+def problems(report: ReportData, programs: Mapping[str, ProgramState]) -> Iterator[str]:
+    """Warn about each problem that many calls had.
+
+    Args:
+        report: The report.
+        programs: The programs to name, by their names in the text.
+    """
+    yield from _unread_replies(programs)
+    yield from _truncated_replies(programs)
+    yield from _long_prompts(report)
+    yield from _unusable_proposals(report)
+
+
+def _are_many(num_replies: int, state: ProgramState) -> bool:
+    """Return whether this number of a program's replies is large enough for a warning."""
+    return num_replies > 0 and num_replies >= MANY_UNREAD * state.num_calls
+
+
+def _unread_replies(programs: Mapping[str, ProgramState]) -> Iterator[str]:
+    """Warn if many replies cannot be parsed."""
+    for name, state in programs.items():
+        if _are_many(state.num_unread, state):
+            percent = 100 * state.num_unread / state.num_calls
+            yield (
+                f"{state.num_unread} of {state.num_calls} replies of {name} could not be parsed ({percent:.0f}%) and "
+                "count as wrong: try another adapter, or add demos"
+            )
+
+
+def _truncated_replies(programs: Mapping[str, ProgramState]) -> Iterator[str]:
+    """Warn if many replies were cut off at the maximum number of tokens."""
+    for name, state in programs.items():
+        if _are_many(state.num_truncated, state):
+            percent = 100 * state.num_truncated / state.num_calls
+            yield Advice(
+                f"{state.num_truncated} of {state.num_calls} replies of {name} were cut off at max_tokens "
+                f"({percent:.0f}%): increase the language model's max_tokens"
+            )
+
+
+def _long_prompts(report: ReportData) -> Iterator[str]:
+    """Warn if many prompts exceed the context length."""
+    number = sum(error.count for error in report.errors if error.type == TOO_LONG)
+    if number and number >= MANY_UNREAD * report.program_calls["total"]:
+        yield Advice(
+            f"{number} of {report.program_calls['total']} prompts exceeded the model's context length and count as "
+            "wrong: use fewer demos, or increase the server's context length and compile again with the same log_dir "
+            "and accept_changes=True"
+        )
+
+
+def _unusable_proposals(report: ReportData) -> Iterator[str]:
+    """Warn if no proposed instruction could be used."""
+    if report.proposals is None:
+        return
+    texts = [text for part in report.instructions for text in (*part.alternatives, *part.dropped)]
+    reasons = dict.fromkeys(text.reason for text in texts if text.origin.startswith(PROPOSED))
+    if "" not in reasons:
+        yield Advice(
+            f"no proposed instruction could be used ({'; '.join(reasons) or 'none was proposed'}): try another "
+            "prompt_model, or pass instructions as a list"
+        )
