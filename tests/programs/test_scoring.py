@@ -223,7 +223,7 @@ class TestErrors:
             scored(cells, [IDENTITY], [0])
         (error,) = errors_of(cells)
         assert error.message in caplog.text
-        assert error.message == "in the metric: " + "x" * 185 + "[hidden], [hidd"
+        assert error.message == "in the metric: " + "x" * 185 + "[hidden], [hid…"
 
 
 NO_NUMBERS = [None, {"score": 1.0}, "1.0", [1.0], np.zeros(2), dspy.Prediction(other=1), object()]
