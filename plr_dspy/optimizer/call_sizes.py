@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import Any
@@ -21,7 +21,7 @@ from plr_dspy.programs.slots import PoolSlots, messages_of
 from plr_dspy.programs.splits import Examples
 from plr_dspy.programs.tokens import Messages, token_counter
 from plr_dspy.retrieval.predict import RetrievingPredict
-from plr_dspy.scoring.budget import cost_of
+from plr_dspy.scoring.budget import cost_of, price_of
 
 SAMPLED_PROMPTS = 20  # number of examples over which tokens are averaged if an estimate need not be precise
 SAMPLED_EXAMPLES = 200  # number of examples over which the tokens of inputs are averaged
@@ -89,14 +89,10 @@ class CallSizes:
         setup: The setup of the compile run.
         examples: The examples of the calls. None means that any examples may be scored, so the
             mean over the first `SAMPLED_EXAMPLES` is assumed.
-        with_longest_inputs: Whether to assume the longest inputs instead of those of mean length.
     """
 
-    def __init__(
-        self, setup: CompileSetup, *, examples: Examples | None = None, with_longest_inputs: bool = False
-    ) -> None:
+    def __init__(self, setup: CompileSetup, *, examples: Examples | None = None) -> None:
         self._setup = setup
-        self._average: Callable[[Sequence[float]], float] = max if with_longest_inputs else fmean
         self._knows_examples = examples is not None
         self._examples: Examples = examples or setup.scored_examples[:SAMPLED_EXAMPLES]
         self._count = token_counter()
@@ -116,6 +112,38 @@ class CallSizes:
         if size is None or language_models(self._setup.options.metric):
             return None
         return size.cost
+
+    def extra_costs(self) -> dict[int, float]:
+        """Return the dollars that a call on each long example costs more than a call on a usual example.
+
+        The keys are indices of examples. Lengths are those of the student's prompts, and the price
+        is that of the most expensive model. If prompts cannot be built, the result is empty.
+        """
+        setup = self._setup
+        prices = [price_of(str(lm.model)) for lm in setup.models]
+        price = max((price["prompt"] for price in prices if price is not None), default=0.0)
+        lengths = [input_length(example) for example in setup.scored_examples]
+        usual_length = fmean(map(input_length, self._examples))
+        extra_costs = {}
+        for index, example in enumerate(setup.scored_examples):
+            if lengths[index] <= usual_length:  # Counting tokens takes longer than counting characters.
+                continue
+            try:
+                extra_tokens = self._extra_tokens(example)
+            except Exception:  # The adapter or litellm may fail, and then lengths are unknown.
+                return {}
+            if extra_tokens > 0:
+                extra_costs[index] = price * extra_tokens
+        return extra_costs
+
+    def _extra_tokens(self, example: dspy.Example) -> float:
+        """Return how many tokens the student's prompts on an example have more than on a usual example."""
+        extra_tokens = 0.0
+        for _, predictor in self._setup.program.named_sub_modules(dspy.Predict):
+            usual, _ = self._tokens_without_demos(predictor)
+            own, _ = self._tokens_on(predictor, example)
+            extra_tokens += own - usual
+        return extra_tokens
 
     def of_program(self, program: dspy.Module) -> CallSize | None:
         """Return the mean size of a call to a program, or None if its prompts cannot be built."""
@@ -206,11 +234,16 @@ class CallSizes:
         all_tokens = []
         last_tokens = []
         for example in self._examples:
-            messages = messages_of(predictor, [], inputs_of(predictor, example))
-            unknown = UNKNOWN_FIELD * len(_unknown_inputs(predictor, example))
-            all_tokens.append(self._count(messages) + unknown)
-            last_tokens.append(self._count(messages[-1:]) + unknown)
-        return self._average(all_tokens), self._average(last_tokens)
+            in_prompt, in_question = self._tokens_on(predictor, example)
+            all_tokens.append(in_prompt)
+            last_tokens.append(in_question)
+        return fmean(all_tokens), fmean(last_tokens)
+
+    def _tokens_on(self, predictor: dspy.Predict, example: dspy.Example) -> tuple[float, float]:
+        """Return the numbers of tokens in a prompt without demos, and in its last message, on one example."""
+        messages = messages_of(predictor, [], inputs_of(predictor, example))
+        unknown = UNKNOWN_FIELD * len(_unknown_inputs(predictor, example))
+        return self._count(messages) + unknown, self._count(messages[-1:]) + unknown
 
     def _tokens_of(self, predictor: dspy.Predict) -> float:
         """Return the number of tokens in a predictor's own demos."""
@@ -238,7 +271,7 @@ class CallSizes:
                     with_demos = self._count(messages_of(predictor, demos, inputs))
                     total = with_demos - self._count(messages_of(predictor, predictor.demos, inputs))
                 totals.append(total)
-        return self._average(totals) if totals else high_total(tokens, predictor.retrieval.num_demos)
+        return fmean(totals) if totals else high_total(tokens, predictor.retrieval.num_demos)
 
     def _answer_tokens(self, predictor: dspy.Predict, demos: Sequence[Any]) -> float:
         """Return the mean number of tokens in the answers of complete demos or, if there are none, of examples."""
@@ -304,6 +337,11 @@ def _unknown_inputs(predictor: dspy.Predict, example: dspy.Example) -> list[str]
         if not is_known and not annotation_allows_none(info.annotation):
             unknown.append(name)
     return unknown
+
+
+def input_length(example: dspy.Example) -> int:
+    """Return the number of characters in an example's inputs."""
+    return sum(len(str(value)) for _, value in example.inputs().items())
 
 
 def inputs_of(predictor: dspy.Predict, example: dspy.Example) -> dict[str, Any]:

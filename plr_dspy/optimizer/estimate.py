@@ -243,6 +243,7 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None) -> Budget:
         max_calls = setup.plan.max_metric_calls + len(setup.attempts) + len(setup.proposals)
     expected_cost = None
     largest_cost = 0.0
+    extra_costs: dict[int, float] = {}
     if options.max_cost is not None:
         models = [*setup.models, *language_models(options.metric)]
         if setup.teacher is not None and setup.attempts:
@@ -255,7 +256,9 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None) -> Budget:
                 f"max_cost cannot be applied, because the price of {', '.join(sorted(unknown))} is unknown: pass "
                 "max_metric_calls instead of max_cost"
             )
-        expected_cost, largest_cost = _costs_of_a_call(setup)
+        sizes = CallSizes(setup)
+        expected_cost, largest_cost = _costs_of_a_call(setup, sizes)
+        extra_costs = sizes.extra_costs()
     budget = Budget(
         log or RunLog(),
         max_calls=max_calls,
@@ -263,22 +266,23 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None) -> Budget:
         started=setup.started,
         max_cost=options.max_cost,
         expected_cost=expected_cost,
+        extra_costs=extra_costs,
     )
     budget.largest_cost = max(budget.largest_cost, largest_cost)
     return budget
 
 
-def _costs_of_a_call(setup: CompileSetup) -> tuple[float | None, float]:
-    """Return the expected cost of a call, or None if it is unknown, and the cost to reserve per call."""
-    sizes = CallSizes(setup)
-    longest = CallSizes(setup, with_longest_inputs=True)
-    programs = [rival.program for rival in setup.rivals]
-    expected_cost = sizes.price(sizes.of_arrangements())
+def _costs_of_a_call(setup: CompileSetup, sizes: CallSizes) -> tuple[float | None, float]:
+    """Return the expected cost of a call, or None if it is unknown, and the cost to reserve per call.
+
+    Both are for examples of mean length.
+    """
+    cost_of_arrangements = sizes.price(sizes.of_arrangements())
+    costs = [sizes.price(sizes.of_program(rival.program)) for rival in setup.rivals]
+    expected_cost = cost_of_arrangements
     if isinstance(setup.slots, WholeProgramSlots):
         # Expect little, so that a race begins even if an expensive program is the first. No call
         # starts unless the cost to reserve is left.
-        costs = [sizes.price(sizes.of_program(program)) for program in programs]
         expected_cost = min((cost for cost in costs if cost is not None), default=None)
-    largest_costs = [longest.price(longest.of_arrangements())]
-    largest_costs += [longest.price(longest.of_program(program)) for program in programs]
-    return expected_cost, max((cost for cost in largest_costs if cost is not None), default=0.0)
+    known = [cost for cost in (cost_of_arrangements, *costs) if cost is not None]
+    return expected_cost, max(known, default=0.0)

@@ -289,10 +289,15 @@ class ProgramEvaluator:
         """Make pending calls one by one until the queue is empty or the run ends."""
         while not (self._interrupted.is_set() or self._ended_by is not None):
             with self._lock:
-                if not pending or not self.budget.begin():
+                if not pending:
                     return
-                key, ordering = pending.popleft()
-            example = key[1]
+                key, ordering = pending[0]
+                example = key[1]
+                # A program of the work's own is not called on the examples to score.
+                scored_example = None if ordering is None else example
+                if not self.budget.begin(scored_example):
+                    return
+                pending.popleft()
             failure: BaseException | None = None
             usage = Usage()
             replies = TruncationCounter()
@@ -319,7 +324,7 @@ class ProgramEvaluator:
             if replies.num_truncated or replies.num_unknown:
                 record = replace(record, is_truncated=True if replies.num_truncated else None)
             tokens = usage.counts()
-            self.budget.end(tokens)
+            self.budget.end(tokens, scored_example)
             if not self.log.add(key, record, tokens):
                 return  # The compile run ended before this call finished.
             with self._lock:

@@ -30,19 +30,21 @@ UNCOUNTED = "replies_without_usage"
 class Budget:
     """A run's limits and spending. The budget is thread-safe.
 
-    No call starts if it could exceed a limit. A running call is assumed to cost as much as
-    expected or, if that is more, as the most expensive call so far. Recalled calls count like new
-    calls. `max_cost` limits the total cost of all runs in the log.
+    No call starts if it is expected to exceed a limit. Money is reserved for each running call:
+    the expected cost or, if that is more, the cost of the most expensive call so far. If the
+    example is longer than usual, the cost of its additional tokens is reserved, too. Recalled
+    calls count like new calls. `max_cost` limits the total cost of all runs in the log.
 
     Attributes:
         started: Start time, as a value of `time.monotonic()`. By default, the current time.
         expected_cost: Expected dollars per call, if known. It is the mean cost until a call has
-            been paid for, and always the least to reserve per call, because the first call may
-            show no demos and so be cheaper than all others.
+            been paid for. At least this amount is reserved per call, because the first call may
+            show no demos, and so be cheaper than all others.
+        extra_costs: For each example that is longer than usual, the additional dollars per call.
         share: Share of the cost and time limits that the current phase may use.
         refused: The limit that prevented the last requested call, or None if that call started.
         unpriced: The first price or token count that was missing, or an empty string if none was.
-        largest_cost: Dollars to reserve per call, or 0 if unknown.
+        largest_cost: Dollars to reserve per call on a usual example, or 0 if unknown.
         needs_one: Whether one call must run alone first, to show the cost per call.
     """
 
@@ -52,6 +54,7 @@ class Budget:
     max_seconds: float | None = None
     started: float | None = None
     expected_cost: float | None = None
+    extra_costs: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.refused: StopReason | None = None
@@ -62,6 +65,7 @@ class Budget:
         self._started = time.monotonic() if self.started is None else self.started
         self._lock = threading.Lock()
         self._num_under_way = 0
+        self._extra_under_way = 0.0  # additional dollars of running calls on long examples
         self._num_made = 0
         self.reserve(0)
         self.expect(self.expected_cost)
@@ -122,39 +126,54 @@ class Budget:
                 setattr(self, name, value)
             self._timed_from = timed_from + time.monotonic() - began
 
-    def recall(self, key: CallKey, *, last_failures: bool = False) -> bool:
+    def recall(self, key: CallKey, *, example: int | None = None, last_failures: bool = False) -> bool:
         """Reuse a logged call without paying again. Return False if the log does not have the call.
 
-        `last_failures` is as in `RunLog.recall`.
+        Args:
+            key: The key of the call.
+            example: The example that was scored, or None if the call scored no example.
+            last_failures: As in `RunLog.recall`.
         """
         call = self.log.recall(key, last_failures=last_failures)
         if call is not None:
-            self._count(self._price(call.tokens))
+            self._count(self._price(call.tokens), self._extra_cost(example))
             self.needs_one = self.needs_one and not call.tokens
         return call is not None
 
-    def begin(self) -> bool:
-        """Begin a new call. Return False if the call would exceed a limit."""
+    def begin(self, example: int | None = None) -> bool:
+        """Begin a new call. Return False if the call would exceed a limit.
+
+        `example` is the example to score, or None if the call scores no example.
+        """
         with self._lock:
-            self.refused = self._exceeded_limit()
+            extra = self._extra_cost(example)
+            self.refused = self._exceeded_limit(extra)
             if self.refused is not None:
                 return False
             if not self._num_timed and not self._num_under_way:
                 # Start timing now, because recalled calls do not predict the pace of new calls.
                 self._timed_from = time.monotonic()
             self._num_under_way += 1
+            self._extra_under_way += extra
             return True
 
-    def end(self, tokens: Tokens) -> None:
-        """End a call and add its cost. `tokens` is empty if the model was not called."""
+    def end(self, tokens: Tokens, example: int | None = None) -> None:
+        """End a call and add its cost.
+
+        Args:
+            tokens: The tokens of the call. They are empty if the model was not called.
+            example: As in `begin`.
+        """
         with self._lock:
+            extra = self._extra_cost(example)
             self._num_under_way -= 1
+            self._extra_under_way -= extra
             self._num_made += 1
             self._num_timed += 1
             self.needs_one = self.needs_one and not tokens
             cost = self._price(tokens)
             self._cost_of_log += cost
-            self._count(cost)
+            self._count(cost, extra)
 
     @property
     def estimated_calls_left(self) -> int:
@@ -178,12 +197,18 @@ class Budget:
             StopReason.TIME: self._calls_for_time(),
         }
 
-    def _exceeded_limit(self) -> StopReason | None:
-        """Return the limit that the next call and the reserved calls would exceed, or None if there is none."""
+    def _extra_cost(self, example: int | None) -> float:
+        return 0.0 if example is None else self.extra_costs.get(example, 0.0)
+
+    def _exceeded_limit(self, extra: float) -> StopReason | None:
+        """Return the limit that the next call and the reserved calls would exceed, or None if there is none.
+
+        `extra` is the additional cost of the next call, if its example is long.
+        """
         if self.log.num_calls + self._num_under_way >= self.max_calls:
             return StopReason.BUDGET
         if self.max_cost is not None:
-            next_calls = (self._num_under_way + 1) * self.largest_cost
+            next_calls = (self._num_under_way + 1) * self.largest_cost + self._extra_under_way + extra
             reserved = self._cost_of_log + next_calls
             # Earlier runs in the same folder count towards the limit, but not towards the
             # current phase's share of the limit.
@@ -221,10 +246,11 @@ class Budget:
         mean = max(now - self._timed_from, 1e-9) / num_done
         return (self._started + self.max_seconds - now) / (MARGIN * mean)
 
-    def _count(self, cost: float) -> None:
+    def _count(self, cost: float, extra: float) -> None:
+        """Count a call's cost, of which `extra` is due to a long example."""
         self.cost += cost
         if cost > 0:
-            self.largest_cost = max(cost, self.largest_cost)
+            self.largest_cost = max(cost - extra, self.largest_cost)
             self._cost_of_paid += cost
             self._num_paid += 1
 

@@ -159,7 +159,9 @@ class Evaluator:
         Assign every requested call that is then in the log to the current phase, unless it already has one.
         """
         new = {key: candidate for key, candidate in requested.items() if key not in self.log.records}
-        unpaid = {key: candidate for key, candidate in new.items() if not self.budget.recall(key)}
+        unpaid = {
+            key: candidate for key, candidate in new.items() if not self.budget.recall(key, example=key[1])
+        }
         try:
             if unpaid:
                 payer.pay(unpaid)
@@ -167,7 +169,7 @@ class Evaluator:
                 # the earlier run.
                 for key in unpaid:
                     if key not in self.log.records:
-                        self.budget.recall(key, last_failures=True)
+                        self.budget.recall(key, example=key[1], last_failures=True)
         finally:
             # Count only the calls that were made before the budget ran out.
             for key in requested:

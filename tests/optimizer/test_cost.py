@@ -457,6 +457,17 @@ class TestLimitsInThreads:
             optimizer.compile(student(0), trainset=OF_MANY_LENGTHS, **more)
         self.check(engine, optimizer.report, max_cost, 80)
 
+    @pytest.mark.parametrize("max_cost", [0.02, 0.06])
+    def test_hold_if_few_examples_are_long(self, max_cost):
+        """The long examples come last, and one of them costs as much as 30 others."""
+        long = [dspy.Example(question=f"long {i}" + " word" * 2_000, answer="answer 1") for i in range(2)]
+        trainset = [*questions(220), *(example.with_inputs("question") for example in long)]
+        engine = PricedEngine(lambda request: {"input_tokens": tokens_of(request)})
+        with using(engine, MODEL):
+            report = compiled(student(4), trainset, max_cost=max_cost, **self.OPTIONS)
+        self.check(engine, report, max_cost, 1_000)
+        assert engine.cost > 0.5 * max_cost
+
     @pytest.mark.parametrize("max_cost", [0.01, 0.06, None])
     def test_hold_for_choose_program(self, max_cost):
         engine = Unreliable()

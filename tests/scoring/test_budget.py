@@ -79,6 +79,17 @@ class TestCost:
         assert budget.cost == 52
         assert budget.estimated_calls_left == 0
 
+    def test_more_is_reserved_for_long_examples_only(self):
+        budget = Budget(max_cost=10, expected_cost=1, extra_costs={7: 4})
+        assert budget.begin(7)
+        assert begun(budget) == 5
+        for _ in range(5):
+            budget.end(tokens(0))
+        budget.end(tokens(5), 7)
+        assert (budget.cost, budget.largest_cost) == (5, 1)
+        assert budget.begin(7)
+        assert not budget.begin()
+
     def test_threads_never_exceed_the_limit(self):
         budget = Budget(max_cost=97, expected_cost=3)
         waiting = threading.Event()
