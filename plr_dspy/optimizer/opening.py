@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -11,16 +12,20 @@ from typing import Any
 
 import torch
 
+from plr_dspy.errors import UserError
 from plr_dspy.optimizer.estimate import make_budget, num_revisions
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.tokens import token_counter
 from plr_dspy.programs.value_classes import value_classes
+from plr_dspy.report.report import Report
 from plr_dspy.runtime import interrupts, progress_bar
 from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import RunLog, open_log
 from plr_dspy.scoring.values import ValueCodec
 from plr_dspy.search.model.responses import LabelResponses
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -87,7 +92,26 @@ def open_calls(
             interrupted=interrupted,
             num_threads=num_threads,
         )
+        if folder is not None:
+            _warn_of_larger_run(folder / "report.json", num_results)
         yield log, evaluator
+
+
+def _warn_of_larger_run(path: Path, num_results: int) -> None:
+    """Warn if a folder holds the report of a finished run with more calls than this run may make."""
+    try:
+        earlier = Report.load(path)
+    except (OSError, UserError):  # There is no report, or another version wrote it.
+        return
+    num_calls = earlier.program_calls["total"]
+    if num_calls > num_results and not earlier.is_unfinished:
+        logger.warning(
+            "%s holds a finished run of %d calls, but this run may make only %d: the search is planned again, makes "
+            "new calls and replaces the report. To get the earlier result without new calls, pass its budget.",
+            path.parent,
+            num_calls,
+            num_results,
+        )
 
 
 def _new_tensors_on_cpu() -> contextlib.AbstractContextManager[object]:

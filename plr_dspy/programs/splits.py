@@ -111,8 +111,24 @@ def make_splits(
     )
 
 
+def _has_inputs(example: dspy.Example) -> bool:
+    """Return whether an example has no inputs, or at least one of them has a value."""
+    values = [value for _, value in example.inputs().items()]
+    return not values or not all(value is None or (isinstance(value, str) and not value) for value in values)
+
+
 def _distinct(examples: Examples, *, name: str) -> set[int]:
-    """Return the indices of the distinct examples. Log a warning about duplicates."""
+    """Return the indices of the distinct examples. Log warnings about duplicates and empty examples."""
+    without_inputs = [index for index, example in enumerate(examples) if not _has_inputs(example)]
+    if without_inputs:
+        logger.warning(
+            "%s: %d of %d examples have no value in any input; the first is %s[%d]: drop these rows",
+            name,
+            len(without_inputs),
+            len(examples),
+            name,
+            without_inputs[0],
+        )
     first_places: dict[bytes, int] = {}
     for index, example in enumerate(examples):
         first_places.setdefault(value_key(dict(example.items())), index)

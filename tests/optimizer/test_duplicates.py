@@ -91,3 +91,10 @@ def test_reports_contain_the_label_shares_of_calibration():
     _, other = go(Engine(), program=FOUR, trainset=rows(), calibrate=given)
     assert report.calibration.shares[0] < report.calibration.shares[1]
     assert other.calibration.shares == pytest.approx([0.4, 0.6])
+
+
+@pytest.mark.parametrize("empty", [None, ""])
+def test_examples_without_inputs_are_reported(empty, caplog):
+    trainset = [*rows(60, num_repeated=0), labeled(empty, LABELS[0]), labeled(empty, LABELS[1])]
+    go(Engine(), program=FOUR, trainset=trainset)
+    assert "trainset: 2 of 62 examples have no value in any input; the first is trainset[60]" in caplog.text

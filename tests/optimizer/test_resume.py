@@ -339,6 +339,14 @@ class TestOtherArguments:
         assert report.program_calls["total"] <= second
         assert found(report) == found(compiled(None, student(3), max_metric_calls=second, **options))
 
+    def test_a_smaller_budget_than_that_of_a_finished_run_is_reported(self, tmp_path, engine, caplog):
+        message = "holds a finished run of 150 calls, but this run may make only 100"
+        compiled(tmp_path, max_metric_calls=150)
+        compiled(tmp_path, max_metric_calls=150)
+        assert message not in caplog.text
+        compiled(tmp_path, max_metric_calls=100)
+        assert message in caplog.text
+
     @pytest.mark.parametrize("work", [compiled, selected])
     def test_each_budget_and_seed_gives_the_same_result_again(self, tmp_path, engine, work):
         """Calls of other compiles in the same folder do not change the result."""
