@@ -163,11 +163,11 @@ def _are_unreadable(prompts: Iterable[Sequence[CallRecord]]) -> bool:
     return len(records) >= FIRST_ANSWERS and len(_unparsable(records)) >= UNPARSED * len(records)
 
 
-def is_unparsable(record: CallRecord) -> bool:
+def _is_unparsable(record: CallRecord) -> bool:
     """Return whether a call's reply could not be parsed, and gave no label probabilities either."""
     return record.outcome == WRONG and record.label_logprobs is None
 
 
 def _unparsable(records: Sequence[CallRecord]) -> list[CallRecord]:
     """Return the calls whose replies could not be parsed."""
-    return list(filter(is_unparsable, records))
+    return list(filter(_is_unparsable, records))

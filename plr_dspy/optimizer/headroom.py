@@ -14,13 +14,7 @@ import dspy
 import numpy as np
 from pydantic import Field
 
-from plr_dspy.compiling.futility import (
-    ENOUGH_ANSWERS,
-    ENOUGH_PAIRS,
-    ENOUGH_SCORES,
-    FutilityCheck,
-    is_unparsable,
-)
+from plr_dspy.compiling.futility import ENOUGH_ANSWERS, ENOUGH_PAIRS, ENOUGH_SCORES, FutilityCheck
 from plr_dspy.compiling.paper import random_plan
 from plr_dspy.data.examples import Rows
 from plr_dspy.errors import UserError
@@ -28,6 +22,7 @@ from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import DemoOptimizer
 from plr_dspy.optimizer.estimate import Estimate, estimate_cost
+from plr_dspy.optimizer.expected_scores import num_unread
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.learning import label_work
 from plr_dspy.optimizer.levers import (
@@ -51,7 +46,6 @@ from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.calls import MetricWork, adapter_advice
 from plr_dspy.programs.checks import Count, arguments
 from plr_dspy.programs.slots import OWN, PoolSlots
-from plr_dspy.scoring.causes import cause_of
 from plr_dspy.scoring.confusion_scores import Answers, ConfusionScores
 from plr_dspy.scoring.run_log import FAILED
 from plr_dspy.search.space import Candidate, Ordering, WholeProgram
@@ -187,7 +181,7 @@ class LeverSample(PLFewShot):
         with self._open(setup) as opened:
             scored = _score_levers(opened, candidates, rows)
             metric = opened.scorer.influence
-            num_unread = [_num_unread(opened, candidate) for candidate in candidates]
+            unread = [num_unread(opened.scorer, candidate, calibrated=False) for candidate in candidates]
             program_calls = opened.scorer.num_calls()
             if scored.no_difference:
                 logger.warning(
@@ -213,7 +207,7 @@ class LeverSample(PLFewShot):
                     note=change.how,
                     mean_score=float(experiment.means[change.rows].mean()),
                     # Calibrated answers need no parsing. Their rows come after those of the candidates.
-                    num_unread=sum(num_unread[row] for row in change.rows if row < len(candidates)),
+                    num_unread=sum(unread[row] for row in change.rows if row < len(candidates)),
                 )
             )
         if scored.no_difference:
@@ -232,7 +226,7 @@ class LeverSample(PLFewShot):
             program_calls=program_calls,
             advice=advice,
             interval=experiment.own_interval,
-            num_unread=num_unread[0],
+            num_unread=unread[0],
             no_difference=scored.no_difference,
         )
 
@@ -313,12 +307,6 @@ def _remedy(setup: CompileSetup, candidates: Sequence[Candidate], num_examples: 
         return "pass more examples"
     num_calls = len(candidates) * min(num_usable, TIMES_AS_MANY * num_examples)
     return f"measure with max_metric_calls={num_calls}"
-
-
-def _num_unread(opened: OpenCompile, candidate: Candidate) -> int:
-    """Count the replies to a candidate that could not be parsed."""
-    records = opened.scorer.records_of(candidate).values()
-    return sum(is_unparsable(record) and cause_of(record.error) is None for record in records)
 
 
 def _score_levers(
