@@ -32,8 +32,10 @@ from plr_dspy.optimizer.levers import (
     NEAREST,
     NO_DEMOS,
     ORDERS,
+    PERFECT,
     PROGRAM,
     RANDOM,
+    Change,
     Headroom,
     Lever,
     advice_without_difference,
@@ -51,7 +53,7 @@ from plr_dspy.scoring.run_log import FAILED
 from plr_dspy.search.space import Candidate, Ordering, WholeProgram
 from plr_dspy.statistics.arrays import Array
 from plr_dspy.statistics.calibration import cross_validated, likely_shares, right_counts
-from plr_dspy.statistics.levers import PairedExperiment
+from plr_dspy.statistics.levers import Gain, PairedExperiment
 
 logger = logging.getLogger(__name__)
 
@@ -183,45 +185,24 @@ class LeverSample(PLFewShot):
             metric = opened.scorer.influence
             unread = [num_unread(opened.scorer, candidate, calibrated=False) for candidate in candidates]
             program_calls = opened.scorer.num_calls()
-            if scored.no_difference:
-                logger.warning(
-                    "%s, so more calls would be wasted. One answer: %s",
-                    scored.no_difference,
-                    opened.work.sample or "unknown",
-                )
+            _warn_if_no_score_differs(scored, opened.work.sample)
         experiment = PairedExperiment(scored.table, bounds=metric.bounds if metric else None, seed=self.seed)
         changes = changes_of(scored.rows, _num_orders(groups))
         gains = lever_gains(experiment, changes)
-        own_score = float(experiment.means[0])
         num_examples = len(scored.examples)
-        levers = []
-        for change in changes:
-            gain = gains[change.name]
-            levers.append(
-                Lever(
-                    change.name,
-                    own_score + gain.value,
-                    gain.value,
-                    gain.interval,
-                    num_calls=len(change.rows) * num_examples,
-                    note=change.how,
-                    mean_score=float(experiment.means[change.rows].mean()),
-                    # Calibrated answers need no parsing. Their rows come after those of the candidates.
-                    num_unread=sum(unread[row] for row in change.rows if row < len(candidates)),
-                )
-            )
         if scored.no_difference:
             advice = advice_without_difference(scored.no_difference, score=scored.only_score)
         else:
-            advice = best_advice(
-                changes, gains, num_examples=num_examples, remedy=_remedy(setup, candidates, num_examples)
-            )
+            how_to_narrow = _how_to_narrow_intervals(setup, len(candidates), num_examples)
+            advice = best_advice(changes, gains, num_examples=num_examples, how_to_narrow=how_to_narrow)
+        noise_shares = {}
+        for name, gain in gains.items():
+            if gain.noise_share is not None:
+                noise_shares[name] = gain.noise_share
         return Headroom(
-            score=own_score,
-            levers=levers,
-            noise_shares={
-                name: gain.noise_share for name, gain in gains.items() if gain.noise_share is not None
-            },
+            score=float(experiment.means[0]),
+            levers=[_lever(change, gains[change.name], experiment, unread) for change in changes],
+            noise_shares=noise_shares,
             num_examples=num_examples,
             program_calls=program_calls,
             advice=advice,
@@ -229,6 +210,29 @@ class LeverSample(PLFewShot):
             num_unread=unread[0],
             no_difference=scored.no_difference,
         )
+
+
+def _lever(change: Change, gain: Gain, experiment: PairedExperiment, unread: Sequence[int]) -> Lever:
+    """Return a lever with its gain. `unread` has each candidate's number of unparsable replies."""
+    return Lever(
+        change.name,
+        float(experiment.means[0]) + gain.value,
+        gain.value,
+        gain.interval,
+        num_calls=len(change.rows) * experiment.num_examples,
+        note=change.how,
+        mean_score=float(experiment.means[change.rows].mean()),
+        # Calibrated answers need no parsing. Their rows come after those of the candidates.
+        num_unread=sum(unread[row] for row in change.rows if row < len(unread)),
+    )
+
+
+def _warn_if_no_score_differs(scored: LeverScores, sample: str) -> None:
+    """Log that no score differed, with a sample answer. A perfect score needs no warning."""
+    if not scored.no_difference or scored.only_score == PERFECT:
+        return
+    end = ", so the measurement ended early" if scored.ended_early else ""
+    logger.warning("%s%s. One answer: %s", scored.no_difference, end, sample or "unknown")
 
 
 def _candidates(groups: Groups) -> list[Candidate]:
@@ -279,13 +283,15 @@ class LeverScores:
         table: Scores with a row for each program and a column for each example. Rows of
             calibrated answers come last.
         rows: A dict that maps each lever to the indices of its rows.
-        no_difference: What shows that more calls would be wasted. Empty if scores differ.
+        no_difference: What shows that no program differs from another. Empty if scores differ.
+        ended_early: Whether fewer examples were scored than planned.
     """
 
     examples: list[int]
     table: Array
     rows: dict[str, list[int]]
     no_difference: str = ""
+    ended_early: bool = False
 
     @property
     def only_score(self) -> float | None:
@@ -300,12 +306,12 @@ def _sample(setup: CompileSetup, metric: ConfusionScores | None) -> list[int]:
     return indices[: setup.plan.num_train_examples]
 
 
-def _remedy(setup: CompileSetup, candidates: Sequence[Candidate], num_examples: int) -> str:
+def _how_to_narrow_intervals(setup: CompileSetup, num_candidates: int, num_examples: int) -> str:
     """Return how to make intervals about half as wide, or narrower if there are few unused examples."""
     num_usable = len(setup.scored_examples)
     if num_examples == num_usable:
         return "pass more examples"
-    num_calls = len(candidates) * min(num_usable, TIMES_AS_MANY * num_examples)
+    num_calls = num_candidates * min(num_usable, TIMES_AS_MANY * num_examples)
     return f"measure with max_metric_calls={num_calls}"
 
 
@@ -330,18 +336,30 @@ def _score_levers(
         examples, scores = _score_table(opened, candidates, sample[:number])
         scores, calibrated_rows = _with_calibrated(opened, candidates, rows, examples, scores)
         scored = LeverScores(examples, scores, {**rows, **calibrated_rows})
-        num_pairs = (len(candidates) - 1) * len(examples)
         is_last = number >= len(sample)
         # Answers with equal values of a metric over a set may still differ.
-        if scored.only_score is not None and (is_last or scorer.influence is None):
-            num_calls = len(candidates) * len(examples)
-            return replace(
-                scored, no_difference=f"every score was {scored.only_score:g} in {num_calls} calls"
-            )
-        if not np.ptp(scores, axis=0).any() and (is_last or num_pairs >= ENOUGH_PAIRS):
-            reason = f"no score differed between two programs in {num_pairs} comparisons"
-            return replace(scored, no_difference=reason)
+        reason = _no_difference(
+            scored, len(candidates), is_last=is_last, compares_values=scorer.influence is not None
+        )
+        if reason:
+            return replace(scored, no_difference=reason, ended_early=not is_last)
     return scored
+
+
+def _no_difference(scored: LeverScores, num_candidates: int, *, is_last: bool, compares_values: bool) -> str:
+    """Return the reason to stop if no scores differ, or an empty string.
+
+    After the last examples, fewer equal scores are enough. `compares_values` says that answers may
+    differ although their scores are equal, so that equal scores do not end the measurement early.
+    """
+    num_examples = len(scored.examples)
+    if scored.only_score is not None and (is_last or not compares_values):
+        return f"every score was {scored.only_score:g} in {num_candidates * num_examples} calls"
+    num_pairs = (num_candidates - 1) * num_examples
+    differs = np.ptp(scored.table, axis=0).any()
+    if not differs and (is_last or num_pairs >= ENOUGH_PAIRS):
+        return f"no score differed between two programs in {num_pairs} comparisons"
+    return ""
 
 
 def _score_table(

@@ -109,7 +109,7 @@ def best_advice(
     gains: Mapping[str, Gain],
     *,
     num_examples: int,
-    remedy: str = "pass more examples",
+    how_to_narrow: str = "pass more examples",
 ) -> str:
     """Return one or two sentences that advise a change, or advise keeping the program.
 
@@ -119,7 +119,7 @@ def best_advice(
         changes: The changes that were scored, simplest first.
         gains: A dict that maps each change's name to the change's gain.
         num_examples: Number of examples that the changes were scored on.
-        remedy: How to narrow the intervals.
+        how_to_narrow: How to narrow the intervals.
     """
     if not changes:
         return "No lever could be tried, because there are too few distinct demos: pass more examples."
@@ -134,7 +134,7 @@ def best_advice(
         if adds_to_base and gain.exceeds(0.0, doubt):
             certain.append(change)
     if not certain:
-        return _keeping(changes, gains, num_examples, remedy)
+        return _keeping(changes, gains, num_examples, how_to_narrow)
     largest = max(certain, key=lambda change: gains[change.name].value)
     simplest = next(
         change for change in certain if not gains[largest.name].exceeds(gains[change.name], doubt)
@@ -148,7 +148,9 @@ def best_advice(
     )
 
 
-def _keeping(changes: Sequence[Change], gains: Mapping[str, Gain], num_examples: int, remedy: str) -> str:
+def _keeping(
+    changes: Sequence[Change], gains: Mapping[str, Gain], num_examples: int, how_to_narrow: str
+) -> str:
     """Advise keeping the program. Name the most promising lever if a worthwhile gain is possible."""
     start = f"{NOTHING_TO_GAIN} on {num_examples} examples"
     most = max(gain.interval[1] for gain in gains.values())
@@ -160,9 +162,7 @@ def _keeping(changes: Sequence[Change], gains: Mapping[str, Gain], num_examples:
     if gains[best.name].value < WORTHWHILE:
         best = max(changes, key=lambda change: gains[change.name].interval[1])
         text = f"All expected gains are below {WORTHWHILE:+.2f}, but the interval of {best.name!r} is wide"
-    return (
-        f"{start}. {text} ({_figures(gains[best.name])}): keep the program for now, or {remedy} to find out."
-    )
+    return f"{start}. {text} ({_figures(gains[best.name])}): keep the program for now, or {how_to_narrow} to find out."
 
 
 def _figures(gain: Gain) -> str:
@@ -239,9 +239,9 @@ class Headroom:
         advice: One or two sentences that name the simplest change that gains as much as any
             other, or advise keeping the program.
         num_unread: Number of the program's own replies that could not be parsed.
-        no_difference: What shows that more calls would be wasted, such as "every score was 0 in
-            80 calls". Then the measurement has ended early, and the printed text has no gains.
-            Empty if scores differed.
+        no_difference: What shows that no program differs from another, such as "every score was 0
+            in 80 calls". Then all gains are 0, and the printed text omits the levers. Empty if
+            scores differed.
     """
 
     score: float

@@ -26,7 +26,7 @@ from plr_dspy.metrics.copies import own_copy
 from plr_dspy.metrics.fields import check_field
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.slots import ProgramSlots, PromptSlots
-from plr_dspy.report.formats import shorten
+from plr_dspy.report.formats import one_line, shorten
 from plr_dspy.report.schema import Signal
 from plr_dspy.runtime import Redactor, interrupts
 from plr_dspy.scoring.budget import UNCOUNTED, Budget
@@ -128,7 +128,7 @@ class MetricWork:
 
     def _scored(self, example: int, prediction: Any) -> CallRecord:
         score = as_score(self._judged(example, prediction))
-        self.sample = self.sample or f"{shorten(repr(prediction), SHOWN)}, scored {score:g}"
+        self.sample = self.sample or f"{one_line(repr(prediction), SHOWN)}, scored {score:g}"
         if self._over_set is None:
             return CallRecord(score)
         return CallRecord(score, value=self._over_set.answer(self.examples[example], prediction))

@@ -75,7 +75,7 @@ class PairedExperiment:
         self._highest = highest
         self._range = highest - lowest
         self.means = scores.mean(axis=1)
-        num_examples = scores.shape[1]
+        self.num_examples = num_examples = scores.shape[1]
         freedom = num_examples - 1
         centered = scores - self.means[:, None]
         errors = rng.normal(size=(comparisons.NUM_DRAWS, num_examples)) @ centered.T / math.sqrt(freedom)
