@@ -17,7 +17,7 @@ from plr_dspy.statistics.comparisons import PSEUDO_EXAMPLES, SIGNIFICANT, TAIL
 # Scale of the prior of the standard deviation between programs, relative to the range of scores.
 USUAL_SPREAD = 0.2
 NO_VARIANCE = 1e-15  # variances below this are rounding errors
-LEAST_SIZE = 1.0  # minimum sum of the two parameters of a beta distribution
+MIN_BETA_SIZE = 1.0  # minimum sum of the two parameters of a beta distribution
 QUANTILES = np.linspace(-4.0, 4.0, 81)  # standard normal values at which beta distributions are calculated
 MOST_SPREAD = 5  # upper limit of integrals over this standard deviation, relative to `USUAL_SPREAD`
 
@@ -201,7 +201,7 @@ def _beta_draws(normals: Array, means: Array, variances: Array) -> Array:
     """
     draws = np.empty_like(normals)
     for column, (mean, variance) in enumerate(zip(means, variances, strict=True)):
-        size = max(LEAST_SIZE, mean * (1 - mean) / variance - 1)
+        size = max(MIN_BETA_SIZE, mean * (1 - mean) / variance - 1)
         quantiles = special.betaincinv(size * mean, size * (1 - mean), special.ndtr(QUANTILES))
         draws[:, column] = np.interp(normals[:, column], QUANTILES, quantiles)
     return draws
