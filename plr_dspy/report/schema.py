@@ -392,7 +392,7 @@ class ReportData(Part):
     @property
     def is_unfinished(self) -> bool:
         """Whether an interrupt or an error ended the run, so that no program was returned."""
-        return self.stop_reason in (StopReason.INTERRUPTED, StopReason.ERROR)
+        return self.stop_reason in (StopReason.INTERRUPTED, StopReason.UNREADABLE, StopReason.ERROR)
 
     @property
     def returns_own(self) -> bool:

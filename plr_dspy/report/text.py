@@ -246,13 +246,17 @@ def _verdict(report: ReportData) -> Iterator[str]:
 
 
 def _why_nothing_is_returned(report: ReportData) -> Iterator[str]:
-    """Say that the run did not finish, which program is the best so far, and how to resume the run."""
+    """Say that the run did not finish, which program is the best so far, and how to resume the run.
+
+    A run that ended because replies could not be parsed would end in the same way again.
+    """
     if not report.settings.get("num_selection"):  # A race of programs has no optimizer to ask.
         yield "the run did not finish, so no program was chosen"
     else:
         best = "your program" if report.original_stays else "the best program so far"
         yield Advice(f"the run did not finish, so nothing was returned; optimizer.best_program is {best}")
-    yield Advice("if log_dir is set, run it again with the same arguments to resume")
+    if report.stop_reason is not StopReason.UNREADABLE:
+        yield Advice("if log_dir is set, run it again with the same arguments to resume")
 
 
 def _may_be_chance(comparison: Comparison) -> bool:

@@ -635,7 +635,7 @@ def test_a_report_says_if_nothing_was_compared():
     assert "to resume" not in text
 
 
-@pytest.mark.parametrize("reason", [StopReason.INTERRUPTED, StopReason.ERROR])
+@pytest.mark.parametrize("reason", [StopReason.INTERRUPTED, StopReason.ERROR, StopReason.UNREADABLE])
 class TestUnfinishedRuns:
     """Reports on runs that an interrupt or an error ended."""
 
@@ -643,7 +643,9 @@ class TestUnfinishedRuns:
         unfinished = {"comparison": None, "candidates": [], "stop_reason": reason}
         text = chosen.model_copy(update=unfinished).details()
         assert "so nothing was returned; optimizer.best_program is the best program so far" in text
-        assert "if log_dir is set, run it again with the same arguments to resume" in text
+        # The same run would end again because of replies that cannot be parsed.
+        can_resume = reason is not StopReason.UNREADABLE
+        assert ("if log_dir is set, run it again with the same arguments to resume" in text) == can_resume
         assert "(best so far)" in text
         for word in ("(returned)", "returned program", "nothing was compared", "save it", "was chosen"):
             assert word not in text
