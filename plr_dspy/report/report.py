@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from html import escape
 from pathlib import Path
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 from plr_dspy.errors import UserError
 from plr_dspy.report import text
 from plr_dspy.report.details import details
-from plr_dspy.report.schema import SCHEMA_VERSION, ReportData
+from plr_dspy.report.schema import READABLE_VERSIONS, ReportData
 from plr_dspy.runtime import write_atomically
 
 if TYPE_CHECKING:
@@ -39,15 +40,13 @@ class Report(ReportData):
         """Read a report that `save` wrote.
 
         Raises:
-            ValueError: If the file is not a report of this schema version.
+            ValueError: If the file is not a report of a schema version that can be loaded.
         """
+        content = Path(path).read_bytes()
         try:
-            return cls.model_validate_json(Path(path).read_bytes())
+            return cls.model_validate_json(content)
         except ValidationError as error:
-            raise UserError(
-                f"{os.fspath(path)} is not a plr_dspy report of schema version {SCHEMA_VERSION}: pass a file written "
-                "by report.save, and load it with the plr_dspy version that wrote it"
-            ) from error
+            raise _loading_error(os.fspath(path), content) from error
 
     def details(self) -> str:
         """Return all lines of the report, starting with those of `print(report)`."""
@@ -67,3 +66,18 @@ class Report(ReportData):
 
     def __str__(self) -> str:
         return "\n".join([*text.summary(self), "details: print(report.details())"])
+
+
+def _loading_error(path: str, content: bytes) -> UserError:
+    """Return the error that says why a file is no report that can be loaded."""
+    try:
+        data = json.loads(content)
+    except ValueError:
+        data = None
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version is None or version in READABLE_VERSIONS:
+        return UserError(f"{path} is not a plr_dspy report: pass a file written by report.save")
+    return UserError(
+        f"{path} must have a schema version among {', '.join(map(str, READABLE_VERSIONS))}; got {version!r}: load it "
+        "with the plr_dspy version that wrote it"
+    )

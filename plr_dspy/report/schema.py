@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import PlainSerializer
+from pydantic import BeforeValidator, PlainSerializer
 
 from plr_dspy.report.part import Part
 from plr_dspy.report.prompts import InstructionReport, ProposalReport, RetrievalReport, SlotReport
 from plr_dspy.report.stop import StopReason
 
-SCHEMA_VERSION: Literal[23] = 23  # version of the JSON format
+SCHEMA_VERSION: Literal[24] = 24  # version of the JSON format
+# Versions of files that can be loaded. Fields that an older one of these versions lacks have defaults.
+READABLE_VERSIONS = (23, 24)
 
 # A prompt counts as equally good if its expected score is at most this much lower than the returned prompt's.
 AS_GOOD = 0.01
@@ -20,6 +22,11 @@ FAILED = "not scored"
 
 PromptKind = Literal["original", "fixed", "retrieved", "program"]
 ScoreRange = tuple[float, float, float]  # a score, and the ends of its 95% interval
+
+
+def _current_if_readable(version: Any) -> Any:
+    """Return the current version in place of another version that can be loaded."""
+    return SCHEMA_VERSION if version in READABLE_VERSIONS else version
 
 
 class Iteration(Part):
@@ -309,6 +316,8 @@ class ReportData(Part):
         errors: The exceptions that calls raised, grouped by type.
         stopped, stop_reason: Why the search ended, or the exception that ended the run.
         settings: Everything that determines the run, including the seed.
+        schema_version: Version of the JSON format. Files of an older version that can be loaded get
+            the current version.
         front: The best candidate for each combination of kind, number of demos and instruction,
             cheapest first. Empty if no demos were chosen.
         programs: The user's programs, best first.
@@ -352,7 +361,7 @@ class ReportData(Part):
     settings: dict[str, Any]
     plr_dspy_version: str
     dspy_version: str
-    schema_version: Literal[23] = SCHEMA_VERSION
+    schema_version: Annotated[Literal[24], BeforeValidator(_current_if_readable)] = SCHEMA_VERSION
     front: list[FrontEntry] = []
     programs: list[Alternative] = []
     instructions: list[InstructionReport] = []

@@ -128,11 +128,25 @@ class TestData:
             data = json.loads(json.dumps(saved.to_dict()))
             assert Report.model_validate(data) == saved
         path = tmp_path / "odd.json"
-        version = '"schema_version":23'
-        older = chosen.model_dump_json().replace(version, '"schema_version":22')
-        for text in ("[1]", "{}", "not JSON", '{"schema_version": 23}', older):
+        for text in ("[1]", "{}", "not JSON", '{"schema_version": 24}'):
             path.write_text(text)
-            with pytest.raises(ValueError, match="not a plr_dspy report of schema version 23: pass a file"):
+            with pytest.raises(
+                ValueError, match=r"odd\.json is not a plr_dspy report: pass a file written by"
+            ):
+                Report.load(path)
+
+    def test_older_versions_are_loaded_if_their_fields_are_known(self, chosen, tmp_path):
+        path = tmp_path / "report.json"
+        data = chosen.to_dict() | {"schema_version": 23}
+        assert data.pop("unknown") == []
+        path.write_text(json.dumps(data))
+        assert Report.load(path) == chosen
+        for version in (22, 25):
+            path.write_text(json.dumps(data | {"schema_version": version}))
+            message = (
+                rf"must have a schema version among 23, 24; got {version}: load it with the plr_dspy version"
+            )
+            with pytest.raises(ValueError, match=message):
                 Report.load(path)
 
     def test_demos_are_formatted_as_in_prompts_shortened_and_without_keys(self):
