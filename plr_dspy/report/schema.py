@@ -282,6 +282,8 @@ class ProgramState(Part):
 class ReportData(Part):
     """The data of a report.
 
+    In names, "own" means one of the user's `programs`, as opposed to a result of the search.
+
     Attributes:
         original, returned: The student, and the returned program.
         slots: The demos of each predictor and their chosen order.
