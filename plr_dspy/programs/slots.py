@@ -263,13 +263,18 @@ def _no_quotas(demos: Sequence[Any]) -> Quotas:
 
 
 def _fewest_tokens(
-    pool: Sequence[PooledDemo], min_demos: int, quotas_of: Callable[[Sequence[Any]], Quotas]
+    pools: Mapping[str, Sequence[PooledDemo]],
+    min_demos: int,
+    quotas_of: Mapping[str, Callable[[Sequence[Any]], Quotas]],
 ) -> int:
-    """Return the number of tokens in the shortest demos of a pool that meet the minimum and the quotas."""
-    quotas = quotas_of([pooled.demo for pooled in pool])
-    by_length = sorted(range(len(pool)), key=lambda item: pool[item].tokens)
-    items = quotas.first(by_length, max(min(min_demos, len(pool)), quotas.total))
-    return sum(pool[item].tokens for item in items)
+    """Return the number of tokens in the shortest demos of all pools that meet the minimum and the quotas."""
+    tokens = 0
+    for name, pool in pools.items():
+        quotas = quotas_of.get(name, _no_quotas)([pooled.demo for pooled in pool])
+        by_length = sorted(range(len(pool)), key=lambda item: pool[item].tokens)
+        items = quotas.first(by_length, max(min(min_demos, len(pool)), quotas.total))
+        tokens += sum(pool[item].tokens for item in items)
+    return tokens
 
 
 def _too_many_tokens(
@@ -354,34 +359,39 @@ class PoolSlots(PromptSlots):
             least_tokens = min((pooled.tokens for pooled in itertools.chain(*pools.values())), default=0)
         if least_tokens > token_limit:
             # Without the limit, the pools have more demos, and the quotas may require longer ones.
-            with_quotas = 0
-            for name, pooled_demos in pools.items():
-                with_quotas += _fewest_tokens(pooled_demos, min_demos, quotas_of.get(name, _no_quotas))
-            least_tokens = max(least_tokens, with_quotas)
+            least_tokens = max(least_tokens, _fewest_tokens(pools, min_demos, quotas_of))
             raise _too_many_tokens(least_tokens, max_tokens, min_demos, has_quotas=bool(quotas_of))
-        kinds = [slot.kinds[0] for slot in slots]
-        numbers_of_slots = {slot.predictor: number for number, slot in enumerate(slots)}
-        choices = []
-        for name, instructions in self.alternatives.items():
-            kinds.append(tuple(range(len(instructions))))
-            limits.append((1, 1))
-            quotas.append(Quotas())
-            choices.append(numbers_of_slots.get(name))
-        own_instructions = tuple((0,) for _ in choices)
         fits = lambda ordering: self.tokens(ordering) <= token_limit  # noqa: E731
-        self.space = OrderingSpace(
-            tuple(kinds),
-            tuple(limits),
-            (*shortest, *own_instructions),
-            fits,
-            (*self.competing, *programs),
-            choices=tuple(choices),
-            quotas=tuple(quotas),
-        )
-        own_prompt = (*map(_own_items, slots), *own_instructions)
+        self.space = self._make_space(limits, quotas, shortest, fits, programs)
+        own_prompt = (*map(_own_items, slots), *((0,) for _ in self.alternatives))
         if self.space.contains(own_prompt) and self.space.allows(own_prompt):
             self.space = replace(self.space, identity=own_prompt)
         self.original: Candidate = own_prompt  # the student's own prompt, which may exceed the limits
+
+    def _make_space(
+        self,
+        limits: Sequence[tuple[int, int]],
+        quotas: Sequence[Quotas],
+        shortest: Sequence[tuple[int, ...]],
+        fits: Callable[[Ordering], bool],
+        programs: Sequence[WholeProgram],
+    ) -> OrderingSpace:
+        """Return the space with a block for each pool, and a choice for each predictor's instructions.
+
+        `limits`, `quotas` and `shortest` are those of the pools.
+        """
+        numbers_of_slots = {slot.predictor: number for number, slot in enumerate(self.slots)}
+        num_choices = len(self.alternatives)
+        instructions = [tuple(range(len(texts))) for texts in self.alternatives.values()]
+        return OrderingSpace(
+            (*(slot.kinds[0] for slot in self.slots), *instructions),
+            (*limits, *[(1, 1)] * num_choices),
+            (*shortest, *[(0,)] * num_choices),
+            fits,
+            (*self.competing, *programs),
+            choices=tuple(numbers_of_slots.get(name) for name in self.alternatives),
+            quotas=(*quotas, *[Quotas()] * num_choices),
+        )
 
     def with_alternatives(self, alternatives: Mapping[str, Sequence[Instruction]]) -> "PoolSlots":
         """Return a copy with more instructions for each predictor.
