@@ -280,14 +280,7 @@ class PLFewShot(LearningOptimizer):
         check_any_demo(program, self._rivals, demos, trainset=trainset, valset=valset)
         if self.candidates != "bootstrapped":
             warn_if_none_is_shown(program, demos)
-        attempts: list[Attempt] = []
-        if self.max_metric_calls != 0 and self.candidates in ("both", "bootstrapped"):
-            with_labeled = self.candidates == "both"
-            attempts = plan_attempts(program, examples, self.max_bootstrapped, with_labeled=with_labeled)
-        if attempts and self.candidates == "bootstrapped":
-            known = pools_of(program, labeled={}, attempts=[], user_demos=[], rivals=self._rivals)
-            known_demos = {name: [pooled.demo for pooled in pool] for name, pool in known.items()}
-            warn_if_too_few(classes, known_demos, max_bootstrapped=self.max_bootstrapped)
+        attempts = self._attempts(program, examples, classes)
         retrievable: Mapping[int, dspy.Example] = {}
         if self.demos != "fixed" and not user_demos:
             # Prompts must not depend on the trainset's order, so sort the examples by content.
@@ -324,6 +317,20 @@ class PLFewShot(LearningOptimizer):
             else (),
             attempts=attempts,
         )
+
+    def _attempts(
+        self, program: dspy.Module, examples: Mapping[int, dspy.Example], classes: Mapping[str, DemoClasses]
+    ) -> list[Attempt]:
+        """Return the attempts to bootstrap demos, and warn if these are too few for the classes."""
+        if self.max_metric_calls == 0 or self.candidates not in ("both", "bootstrapped"):
+            return []
+        with_labeled = self.candidates == "both"
+        attempts = plan_attempts(program, examples, self.max_bootstrapped, with_labeled=with_labeled)
+        if attempts and not with_labeled:
+            known = pools_of(program, labeled={}, attempts=[], user_demos=[], rivals=self._rivals)
+            known_demos = {name: [pooled.demo for pooled in pool] for name, pool in known.items()}
+            warn_if_too_few(classes, known_demos, max_bootstrapped=self.max_bootstrapped)
+        return attempts
 
     def _check_programs(self) -> None:
         """Raise an error if one of the user's programs has the name that reports use for the student."""

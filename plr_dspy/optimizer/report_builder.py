@@ -76,27 +76,12 @@ def build_report(
     """
     scorer = run.evaluator
     decision = outcome.decision
-    tokens: dict[str, Any] = defaultdict(Counter)
-    for tokens_of_call in scorer.log.tokens:
-        for model, counts in tokens_of_call.items():
-            tokens[model].update(counts)
-    # The report counts errors of bootstrapping attempts and proposals apart from other errors, so
-    # leave out their records.
-    others = {attempt.key[0] for attempt in setup.attempts} | {
-        proposal.prompt for proposal in setup.proposals
-    }
-    records = {key: record for key, record in scorer.log.records.items() if key not in scorer.unscored}
-    scored = [(key, record) for key, record in records.items() if key[0] not in others]
+    tokens = _tokens_by_model(scorer)
     original = setup.original
     if isinstance(setup.slots, PoolSlots):
         # If max_metric_calls is 0, `setup.original` retrieves demos, so report the student's own
         # prompt instead.
         original = setup.slots.original
-    slow_entries: dict[str, Any] = {}
-    if outcome.stop.reason is not StopReason.INTERRUPTED:  # After an interrupt, the user waits for the end.
-        slow_entries = yardsticks(setup, run, decision)
-        # This may import litellm, which takes seconds.
-        slow_entries["new_prompt_tokens"] = _new_prompt_tokens(setup, scorer)
     return Report(
         original=_program_state(setup, original, scorer),
         returned=_program_state(setup, decision.ordering, scorer, calibrated=decision.revision is not None),
@@ -113,7 +98,7 @@ def build_report(
         tokens=tokens,
         cost=cost_of(tokens),
         seconds=time.monotonic() - setup.started,
-        errors=[*_errors_before_search(setup), *error_counts(scored, names)],
+        errors=[*_errors_before_search(setup), *_errors_of_scored_calls(setup, scorer, names)],
         stopped=str(outcome.stop),
         stop_reason=outcome.stop.reason,
         settings=setup.settings(),
@@ -125,8 +110,41 @@ def build_report(
         proposals=proposal_report(setup),
         retrieval=finished.retrieval,
         scarce_classes=finished.scarce_classes,
-        **slow_entries,
+        **_slow_entries(setup, run, outcome),
     )
+
+
+def _slow_entries(setup: CompileSetup, run: CompileRun, outcome: Outcome) -> dict[str, Any]:
+    """Return the entries that take seconds. There are none after an interrupt, when the user waits for the end."""
+    if outcome.stop.reason is StopReason.INTERRUPTED:
+        return {}
+    entries = yardsticks(setup, run, outcome.decision)
+    # This may import litellm, which takes seconds.
+    entries["new_prompt_tokens"] = _new_prompt_tokens(setup, run.evaluator)
+    return entries
+
+
+def _tokens_by_model(scorer: Evaluator) -> dict[str, Any]:
+    """Return the number of billed tokens of each kind, for each model."""
+    tokens: dict[str, Any] = defaultdict(Counter)
+    for tokens_of_call in scorer.log.tokens:
+        for model, counts in tokens_of_call.items():
+            tokens[model].update(counts)
+    return tokens
+
+
+def _errors_of_scored_calls(setup: CompileSetup, scorer: Evaluator, names: Sequence[str]) -> list[ErrorCount]:
+    """Return the number of calls of the search and the comparison that failed, for each type of exception.
+
+    Leave out the records of bootstrapping attempts and proposals, whose errors are counted apart.
+    """
+    others = {attempt.key[0] for attempt in setup.attempts}
+    others |= {proposal.prompt for proposal in setup.proposals}
+    scored = []
+    for key, record in scorer.log.records.items():
+        if key not in scorer.unscored and key[0] not in others:
+            scored.append((key, record))
+    return error_counts(scored, names)
 
 
 def _errors_before_search(setup: CompileSetup) -> list[ErrorCount]:
