@@ -43,10 +43,13 @@ def optimizer_that_calibrates(report: ReportData) -> str:
     return "BatchCalibration"
 
 
-def failed_comparison(candidate: Candidate, odds: float, min_probability: float | None) -> str:
-    """Say which of a candidate's two comparisons does not meet the rule. If there is only one, say nothing."""
+def failed_comparisons(candidate: Candidate, odds: float, min_probability: float | None) -> list[str]:
+    """Return the programs over which a candidate is not likely enough to be better.
+
+    If it was compared with only one program, return an empty list.
+    """
     if candidate.over_calibrated is None or candidate.worse_than_calibrated is None:
-        return ""
+        return []
     comparisons = {
         "your program": (candidate.probability, candidate.probability_worse),
         "your program, calibrated": (candidate.over_calibrated, candidate.worse_than_calibrated),
@@ -56,7 +59,7 @@ def failed_comparison(candidate: Candidate, odds: float, min_probability: float 
         is_likely = better >= odds * worse if min_probability is None else better >= min_probability
         if not is_likely or not better:
             failed.append(name)
-    return f", which fails for {' and for '.join(failed)}" if failed else ""
+    return failed
 
 
 def unseen_labels(comparison: Comparison) -> Iterator[str]:

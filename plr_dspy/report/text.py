@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from plr_dspy.report.claims import (
-    failed_comparison,
+    failed_comparisons,
     how_to_calibrate,
     is_no_better,
     optimizer_that_calibrates,
@@ -311,7 +311,9 @@ def _uncertainty(report: ReportData, candidate: Candidate) -> str:
     min_probability = report.settings.get("min_probability")
     if min_probability is not None:
         rule = f"min_probability is {min_probability:g}"
-    rule += failed_comparison(candidate, odds, min_probability)
+    failed = failed_comparisons(candidate, odds, min_probability)
+    if failed:
+        rule += f", which fails for {' and for '.join(failed)}"
     return f"this is too uncertain ({probabilities}; {rule})"
 
 
