@@ -258,8 +258,8 @@ def _warn_of_free_text(
     if is_label or len(examples) < MIN_REPEATING or num_values <= MAX_DISTINCT * len(examples):
         return
     logger.warning(
-        "%s: the field %r has %d different values in %d examples, so each is a label of its own for %r, which needs "
-        "labels that repeat: pass a metric that scores single examples, unless these values are labels",
+        "%s: the field %r has %d different values in %d examples, and %r takes each value for a label. If this is "
+        "free text, pass a metric that scores single examples.",
         dataset,
         field,
         num_values,

@@ -59,7 +59,7 @@ class PairedExperiment:
 
     Each program's true mean score has a beta distribution between the bounds, so no draw is
     outside of them. The draws of two programs are correlated like their scores (a Gaussian
-    copula), so the interval of a difference gets narrower if both are right on the same examples.
+    copula). So the interval of a difference is narrower if both are right on the same examples.
 
     Args:
         scores: Scores ``[C, E]``. The first row is the baseline.
