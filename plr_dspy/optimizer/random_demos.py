@@ -53,8 +53,8 @@ def random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Al
     low, high = np.quantile(draws, [TAIL, 1.0 - TAIL]).tolist()
     return Alternative(
         name=name,
-        score=round(min(max(score, low), high), 6),
-        interval=(round(low, 6), round(high, 6)),
+        score=round(score, 6),
+        interval=(round(min(low, score), 6), round(max(high, score), 6)),
         num_examples=len(calls.examples),
         tokens=_mean_tokens(setup, longest),
         num_demos=_mean_number(setup, longest),

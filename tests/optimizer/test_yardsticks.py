@@ -202,7 +202,8 @@ class TestFewCalls:
         for chance in (0.0, 1.0):
             engine = Chancy({"rare": chance, "usual": chance})
             row, report = random_of(engine, metric)
-            assert row.score == pytest.approx(chance, abs=0.05)
+            assert row.score == pytest.approx(chance, abs=1e-6)
+            assert row.interval[0] <= row.score <= row.interval[1]
             assert row.interval[1] - row.interval[0] > 0.1
             scored = {texts[-1] for texts in engine.requests}
             assert row.num_examples <= len(scored) < report.settings["num_train"]
