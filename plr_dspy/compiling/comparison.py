@@ -141,6 +141,7 @@ class _Measurement:
         unseen_labels: Labels of which no example is in `answered`.
         spread: For each bootstrap sample, the deviations of these two values from their means,
             ``[draws, 2]``.
+        spread_of_scores: The same with drawn answers to examples with unseen labels.
         largest: The largest possible gain, which is the width of the metric's range.
     """
 
@@ -150,6 +151,7 @@ class _Measurement:
     after: float
     unseen_labels: list[str]
     spread: Array
+    spread_of_scores: Array
     largest: float
 
     @property
@@ -159,7 +161,7 @@ class _Measurement:
 
     @property
     def gains(self) -> Array:
-        """The gains in the bootstrap samples, centered on the observed gain."""
+        """The gains in the bootstrap samples, centered on the observed gain. Unseen labels are ignored."""
         return np.asarray(self.observed + self.spread[:, 1] - self.spread[:, 0])
 
 
@@ -175,9 +177,10 @@ def _measure(metric: ConfusionScores, before: Answers, after: Answers) -> _Measu
     value_after = metric.value((example, label) for example, _, label in answered)
     as_it_is = metric.value(before.items())
     low, high = metric.bounds
-    draws = metric.resampled(answered)
+    draws, draws_of_scores = metric.resampled(answered)
     if all(label == other for _, label, other in answered):
         draws[:, 1] = draws[:, 0]
+        draws_of_scores[:, 1] = draws_of_scores[:, 0]
     return _Measurement(
         answered,
         as_it_is,
@@ -185,6 +188,7 @@ def _measure(metric: ConfusionScores, before: Answers, after: Answers) -> _Measu
         value_after,
         unseen_labels=metric.scarce_labels(both, 1),
         spread=draws - draws.mean(axis=0),
+        spread_of_scores=draws_of_scores - draws.mean(axis=0),
         largest=high - low,
     )
 
@@ -226,7 +230,9 @@ def _measured_comparison(
     tail = (1.0 - CONFIDENCE) / 2
     tail_of_each = tail / max(1, num_candidates - 1)  # Bonferroni correction
     least, most = np.quantile(measurement.gains, [tail_of_each, 1.0 - tail_of_each])
-    lower, upper = np.quantile(measurement.spread, [tail, 1.0 - tail], axis=0)
+    lower, upper = np.quantile(measurement.spread_of_scores, [tail, 1.0 - tail], axis=0)
+    lower = np.minimum(lower, 0.0)
+    upper = np.maximum(upper, 0.0)
     expected_chosen = as_it_is + gain.expected
     highest = expected_chosen
     if gain.expected:  # The model may shrink gains too strongly, so include the measured value.

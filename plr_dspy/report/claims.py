@@ -63,15 +63,15 @@ def failed_comparisons(candidate: Candidate, odds: float, min_probability: float
 
 
 def unseen_labels(comparison: Comparison) -> Iterator[str]:
-    """Say which labels the scores of programs leave out."""
+    """Say which labels the scores and gains of programs ignore."""
     names = [repr(label) for label in comparison.unseen_labels]
     if not names:
         return
     if len(names) > MAX_NAMED:
         names[MAX_NAMED:] = [f"{len(names) - MAX_NAMED} more labels"]
     yield (
-        f"no example of {' or '.join(names)} was compared: the scores of programs ignore such examples, and the "
-        "intervals treat the answers to them as unknown"
+        f"labels without a compared example: {', '.join(names)}; scores and gains ignore them, and intervals of scores "
+        "treat the answers to them as unknown"
     )
 
 

@@ -154,8 +154,9 @@ class Comparison(Part):
         over_calibrated, worse_than_calibrated: As in `Candidate`, for the chosen order.
         expected_original, expected_chosen: Expected scores on new examples, with 95%
             intervals.
-        unseen_labels: For a metric over a set, the labels of which no example was compared. The
-            scores ignore them, and the intervals treat the answers to them as unknown.
+        unseen_labels: For a metric over a set, the labels of which no example was compared.
+            Scores, gains and probabilities ignore them. The intervals of `expected_original` and
+            `expected_chosen` treat the answers to them as unknown.
     """
 
     original: float

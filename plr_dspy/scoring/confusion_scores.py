@@ -232,12 +232,14 @@ class ConfusionScores(EffectiveScores):
         counted_before, counted_after = self.reweighted(np.array([before, after]), examples)
         return np.asarray(counted_after - counted_before)
 
-    def resampled(self, answered: Sequence[Pair]) -> Array:
+    def resampled(self, answered: Sequence[Pair]) -> tuple[Array, Array]:
         """Return the metric of each of two programs on bootstrap samples, ``[draws, 2]``.
 
         A sample is drawn from the examples that both programs answered: first the number of
-        examples with each label, then pairs of answers for each label. If they answered no
-        example with a label, their answers to such examples may be correct or not.
+        examples with each label, then pairs of answers for each label. Labels without an
+        answered example are ignored.
+
+        Also return the values of the same samples with drawn answers to examples with these labels.
         """
         rng = np.random.default_rng(0)
         size = len(self.labels)
@@ -246,52 +248,77 @@ class ConfusionScores(EffectiveScores):
         for example, before, after in answered:
             pair = (self._columns.get(before, size), self._columns.get(after, size))
             pairs_of[int(self._rows[example])][pair] += 1
-        for label in np.flatnonzero(self._num_of_label).tolist():
-            pairs_of.setdefault(label, Counter())
+        both_programs = [(example, answer) for example, *answers in answered for answer in answers]
+        of_both = self._count(both_programs).sum(axis=0)
+        is_column = np.eye(size + 1)
         for label, pairs in pairs_of.items():
-            # Each answer in a pseudo-pair is correct (the label) or unparsable (the last column).
-            extra = list(itertools.product((label, size), repeat=2))
-            columns = np.array([*pairs, *extra])
-            num_pairs = max(1, pairs.total())
+            # Each answer in a pseudo-pair is correct or wrong.
+            pseudo_answers = np.array([is_column[label], _wrong_answers(of_both, label)])
+            extra = np.array([*itertools.product((0, 1), repeat=2)])
             weights = np.concatenate([[*pairs.values()], np.full(len(extra), PSEUDO_PAIRS / len(extra))])
-            pair_counts = rng.multinomial(num_pairs, weights / weights.sum(), size=NUM_DRAWS)
+            pair_counts = rng.multinomial(pairs.total(), weights / weights.sum(), size=NUM_DRAWS)
+            columns = np.array([*pairs])
             for program in range(2):
-                counts[program, :, label] = pair_counts @ np.eye(size + 1)[columns[:, program]]
+                answers = np.concatenate([is_column[columns[:, program]], pseudo_answers[extra[:, program]]])
+                counts[program, :, label] = pair_counts @ answers
         totals = np.maximum(1, rng.multinomial(self.num_examples, self._shares, size=NUM_DRAWS))
-        sums = counts.sum(axis=-1)
-        counts *= ratio(totals, sums)[..., None]
-        values = [self._value_of(draw) for draw in counts.reshape(2 * NUM_DRAWS, size, size + 1)]
-        return np.array(values).reshape(2, NUM_DRAWS).T
+        counts *= ratio(totals, counts.sum(axis=-1))[..., None]
+        values = self._values_of_programs(counts)
+        unseen = [label for label in np.flatnonzero(self._num_of_label).tolist() if label not in pairs_of]
+        if not unseen:
+            return values, values.copy()
+        for drawn_counts in counts:
+            _draw_unseen(drawn_counts, totals, unseen, rng)
+        return values, self._values_of_programs(counts)
 
     def draw_values(self, rows: Sequence[Answers], rng: np.random.Generator) -> tuple[float, Array]:
         """Return the metric of random orderings' answers, and draws of its value on new examples, ``[draws]``.
 
         There is a row of answers for each ordering. Labels without an answered example are
-        ignored in the value, and unknown in the draws.
+        ignored in the value. In the draws, the answers to examples with these labels are drawn, too.
         """
         size = len(self.labels)
         orderings = RandomOrderings.draw(len(rows), rng)
-        present = np.flatnonzero(self._num_of_label)
+        present = np.flatnonzero(self._num_of_label).tolist()
         totals = np.maximum(1, rng.multinomial(self.num_examples, self._shares, size=len(orderings.weights)))
         counts = np.zeros((size, size + 1))
-        drawn_counts = np.zeros((len(totals), size, size + 1))
-        is_column = np.eye(size + 1)
+        calls_of = {}
         for label in present:
-            examples = np.flatnonzero(self._rows == label).tolist()
-            columns = [[self._columns.get(row.get(example), -1) for example in examples] for row in rows]
-            known = np.array([[example in row for example in examples] for row in rows])
-            answers = np.moveaxis(is_column[np.array(columns)], -1, 0)
-            counts[label] = mean_of_orderings(answers, known)
+            answers, known = self._calls(rows, label)
+            if known.any():
+                calls_of[label] = (answers, known)
+                counts[label] = mean_of_orderings(answers, known)
+        weighted = self._weighted(counts)
+        drawn_counts = np.zeros((len(totals), size, size + 1))
+        for label, (answers, known) in calls_of.items():
             shares = orderings.with_pseudo_examples(
                 orderings.means(answers, known),
-                is_column[label],
-                is_column[-1],
+                np.eye(size + 1)[label],
+                _wrong_answers(weighted.sum(axis=0), label),
                 known,
-                weight=1 / len(present),
+                weight=1 / len(calls_of),
             )
             drawn_counts[:, label] = totals[:, [label]] * shares
+        _draw_unseen(drawn_counts, totals, [label for label in present if label not in calls_of], rng)
         draws = np.array([self._value_of(draw) for draw in drawn_counts])
-        return self._value_of(self._weighted(counts)), draws
+        # A metric such as F1 is lower on average if the counts vary.
+        bias = float(draws.mean()) - self._value_of(drawn_counts.mean(axis=0))
+        return self._value_of(weighted), np.clip(draws - bias, *self.bounds)
+
+    def _calls(self, rows: Sequence[Answers], label: int) -> tuple[Array, NDArray[np.bool_]]:
+        """Return the answers of R rows to the E examples with a label.
+
+        The answers, ``[k + 1, R, E]``, are 1 for the column of an answer and 0 for all other
+        columns. The second array, ``[R, E]``, says which answers are known.
+        """
+        examples = np.flatnonzero(self._rows == label).tolist()
+        columns = [[self._columns.get(row.get(example), -1) for example in examples] for row in rows]
+        known = np.array([[example in row for example in examples] for row in rows])
+        return np.moveaxis(np.eye(len(self.labels) + 1)[np.array(columns)], -1, 0), known
+
+    def _values_of_programs(self, counts: Array) -> Array:
+        """Return the metric of each program's draws ``[2, draws, k, k + 1]`` as an array ``[draws, 2]``."""
+        return np.array([[self._value_of(draw) for draw in of_program] for of_program in counts]).T
 
     def scarce_labels(self, examples: Iterable[int], minimum: int) -> list[str]:
         """Return the labels that fewer than `minimum` of these distinct examples have.
@@ -377,3 +404,36 @@ class ConfusionScores(EffectiveScores):
 def _mean_by_row(values: Array, weights: Array) -> Array:
     """Return the weighted mean of each row, or 0 if all weights of the row are 0."""
     return ratio((values * weights).sum(axis=1), weights.sum(axis=1))
+
+
+def _wrong_answers(answers: Array, label: int) -> Array:
+    """Return the shares of answers among the wrong answers to examples with a label.
+
+    Wrong answers are as frequent as among all answers, ``[..., k + 1]``. If each of them were
+    unparsable, it would count against all other labels.
+    """
+    wrong = answers.copy()
+    # Even a program that always gives the right answer can be wrong.
+    wrong[..., :-1] += PSEUDO_EXAMPLES / wrong.shape[-1]
+    wrong[..., label] = 0.0
+    return np.asarray(wrong / wrong.sum(axis=-1, keepdims=True))
+
+
+def _draw_unseen(counts: Array, totals: Array, unseen: Sequence[int], rng: np.random.Generator) -> None:
+    """Draw a program's answers to examples with unseen labels, in place.
+
+    Nothing is known of the accuracy on these labels. A draw has the same accuracy for all of
+    them, because a program that never answers one of them may never answer another.
+
+    Args:
+        counts: The drawn counts of answers, ``[draws, k, k + 1]``.
+        totals: The drawn numbers of examples with each label, ``[draws, k]``.
+        unseen: The labels without an answered example.
+        rng: Source of random numbers.
+    """
+    accuracies = rng.beta(PSEUDO_EXAMPLES, PSEUDO_EXAMPLES, size=(len(counts), 1))
+    answers = counts.sum(axis=1)
+    for label in unseen:
+        row = (1.0 - accuracies) * _wrong_answers(answers, label)
+        row[:, [label]] = accuracies
+        counts[:, label] = totals[:, [label]] * row

@@ -56,15 +56,14 @@ class RandomOrderings:
     ) -> Array:
         """Mix drawn means ``[D, k]`` with the values of a best and a worst artificial example, ``[k]``.
 
-        If no ordering was called on an example, the result depends on the artificial examples alone.
-
         Args:
+            known: Whether each ordering was called on each example, ``[R, E]``. There must be a call.
             weight: Factor of the weight of the artificial examples. The weights of several groups
                 of examples should add up to 1.
         """
         pseudo = weight * PSEUDO_EXAMPLES
-        # A shape of 0 is invalid.
-        shapes = np.maximum(1e-9, [effective_number(known), pseudo, pseudo])
+        # The first shape is at least 1, so the sum of the three variates cannot be 0 due to underflow.
+        shapes = [effective_number(known), pseudo, pseudo]
         shares = self.rng.gamma(shapes, size=(NUM_DRAWS, 3))
         shares /= shares.sum(axis=1, keepdims=True)
         return np.asarray(shares[:, [0]] * means + shares[:, [1]] * best + shares[:, [2]] * worst)

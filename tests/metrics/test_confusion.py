@@ -15,8 +15,10 @@ from sklearn import metrics as sklearn_metrics
 
 import plr_dspy
 from plr_dspy import F1, ConfusionMetric
+from plr_dspy.compiling.comparison import measure_gain
 from plr_dspy.scoring import confusion_scores
 from plr_dspy.scoring.confusion_scores import ConfusionScores
+from plr_dspy.search.model.ordering_model import Gain
 
 LABELS = ("a", "b", "c")
 
@@ -225,12 +227,48 @@ def test_answers_to_examples_with_an_unseen_label_are_unknown():
     assert confusion.scarce_labels([0, 1, 4, 0], 2) == ["b", "c", "d"]
     seen = [(example, "a", "a") for example in range(40) if example % 4 < 2]
     assert confusion.value((example, answer) for example, answer, _ in seen) == 0.5
-    lows, highs = np.quantile(confusion.resampled(seen), [0.025, 0.975], axis=0)
+    of_seen, draws = confusion.resampled(seen)
+    assert of_seen.mean() == pytest.approx(0.5, abs=0.05)
+    lows, highs = np.quantile(draws, [0.025, 0.975], axis=0)
     assert (lows <= 0.25).all()
     assert (highs >= 0.7).all()
     everything = [(example, "a", "a") for example in range(40)]
-    lows, highs = np.quantile(confusion.resampled(everything), [0.025, 0.975], axis=0)
-    assert (highs - lows < 0.2).all()
+    for draws in confusion.resampled(everything):
+        lows, highs = np.quantile(draws, [0.025, 0.975], axis=0)
+        assert (highs - lows < 0.2).all()
+
+
+def guesses(examples, labels, share_right, seed):
+    """Return answers to examples, keyed by index. Wrong answers are random labels."""
+    rng = np.random.default_rng(seed)
+    answers = {}
+    for example in examples:
+        wrong = [label for label in set(labels) if label != labels[example]]
+        is_right = rng.random() < share_right
+        answers[example] = labels[example] if is_right else str(rng.choice(sorted(wrong)))
+    return answers
+
+
+@pytest.mark.parametrize(("num_labels", "num_unseen"), [(6, 1), (10, 2)])
+def test_unseen_labels_leave_the_evidence_for_a_gain(num_labels, num_unseen):
+    """Two programs answer 50 or 80 examples. One is right on 55% of them, and the other on 80%."""
+    labels = [f"label {index % num_labels}" for index in range(12 * num_labels)]
+    num_seen = num_labels - num_unseen
+    seen = [index for index in range(10 * num_labels) if index % num_labels < num_seen]
+    before = guesses(seen, labels, 0.55, seed=1)
+    after = guesses(seen, labels, 0.8, seed=2)
+    confusion = ConfusionScores(F1(), labels)
+    confusion.linearize_at([*before.items(), *after.items()])
+    gain = Gain(expected=0.2, probability=1.0, worse=0.0, deviation=0.05)
+    corrected, comparison = measure_gain(confusion, before, after, gain, num_orderings=10, num_candidates=2)
+    assert len(comparison.unseen_labels) == num_unseen
+    assert corrected.probability > 0.95
+    assert comparison.interval[0] > -0.01
+    assert comparison.interval[1] - comparison.interval[0] < 0.45
+    # If the unseen labels are always or never answered correctly, the score is in its interval.
+    for score, low, high in (comparison.expected_original, comparison.expected_chosen):
+        assert low < score * num_seen / num_labels + 0.01
+        assert high > score + (1 - score) * num_unseen / num_labels - 0.01
 
 
 @pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
@@ -247,6 +285,21 @@ def test_drawn_values_of_random_orderings_are_as_uncertain_as_their_examples(rig
     value, draws = confusion.draw_values([without_b] * 5, np.random.default_rng(0))
     assert value == 1.0
     assert np.quantile(draws, 0.025) < 0.55
+
+
+@pytest.mark.parametrize(("num_labels", "num_unseen"), [(30, 0), (30, 3), (100, 10)])
+def test_drawn_f1_of_random_orderings_is_near_its_value_despite_unseen_labels(num_labels, num_unseen):
+    """Eight orderings are right on 80% of the answers to four examples with each seen label."""
+    labels = [f"label {index % num_labels}" for index in range(4 * num_labels)]
+    seen = [index for index in range(len(labels)) if index % num_labels < num_labels - num_unseen]
+    rows = [guesses(seen, labels, 0.8, seed) for seed in range(8)]
+    value, draws = ConfusionScores(F1(), labels).draw_values(rows, np.random.default_rng(0))
+    low, median, high = np.quantile(draws, [0.025, 0.5, 0.975])
+    assert value == pytest.approx(0.8, abs=0.03)
+    share_seen = 1 - num_unseen / num_labels
+    assert median == pytest.approx(value * share_seen + 0.5 * (1 - share_seen), abs=0.03)
+    assert low == pytest.approx(value * share_seen, abs=0.07)
+    assert low < value < high < 0.9
 
 
 class Mood(enum.Enum):
