@@ -31,7 +31,7 @@ from plr_dspy.programs.splits import Examples
 from plr_dspy.runtime import progress_bar
 from plr_dspy.scoring.causes import cause_of, fix_for
 from plr_dspy.scoring.confusion_scores import ConfusionScores
-from plr_dspy.scoring.run_log import FAILED, FUNCTION_FACT, PROGRAM_FACT, WRONG, CallRecord, open_log
+from plr_dspy.scoring.run_log import FAILED, FUNCTION_FACT, WRONG, CallRecord, numbered, open_log
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
@@ -172,7 +172,7 @@ def evaluate_programs(
         num_threads, max_errors, display_progress: As in `PLReorder`.
         inputs: As in `PLReorder.compile`. By default, they are inferred from the first program.
         log_dir: A folder for finished calls. A later evaluation with the same metrics, examples
-            and model reuses them, even if it adds or omits programs. It repeats failed calls.
+            and model reuses those of unchanged programs, under any name. It repeats failed calls.
         accept_changes: As in `PLReorder`.
 
     Raises:
@@ -235,27 +235,26 @@ def _run_programs(
     programs: Mapping[str, dspy.Module], metrics: Mapping[str, Metric], devset: Examples, options: _Options
 ) -> list[_ProgramRun]:
     """Call each program on each example, unless the folder of an earlier evaluation has the call."""
-    runs = [_ProgramRun(name, program, metrics, devset) for name, program in programs.items()]
-    identity = partial(_identity, programs, metrics, devset)
     folder = None if options.log_dir is None else Path(options.log_dir)
+    keys = list(programs)
+    if folder is not None:  # Names may change between evaluations.
+        keys = numbered([Rival(name, program).digest for name, program in programs.items()])
+    runs = [_ProgramRun(name, program, metrics, devset) for name, program in programs.items()]
     with (
-        open_log(folder, identity, accept_changes=options.accept_changes) as log,
+        open_log(folder, partial(_identity, metrics, devset), accept_changes=options.accept_changes) as log,
         progress_bar(len(programs) * len(devset), display=options.display_progress, title="evaluate") as bar,
     ):
         log.repeat_failures()
         log.number_examples([digest(example) for example in devset])
         limits = {"num_threads": options.num_threads, "max_errors": options.max_errors}
-        for run in runs:
-            run.call_program(log=log, on_cell=lambda: bar.update(log.num_calls - bar.n), **limits)
+        for run, key in zip(runs, keys, strict=True):
+            run.call_program(key, log=log, on_cell=lambda: bar.update(log.num_calls - bar.n), **limits)
     return runs
 
 
-def _identity(
-    programs: Mapping[str, dspy.Module], metrics: Mapping[str, Metric], devset: Examples
-) -> dict[str, object]:
-    """Return a description of everything that determines the scores, for the run log."""
+def _identity(metrics: Mapping[str, Metric], devset: Examples) -> dict[str, object]:
+    """Describe what determines the scores, except the programs, which the keys of logged calls identify."""
     facts: dict[str, object] = {FUNCTION_FACT: evaluate_programs.__name__}
-    facts |= {f"{PROGRAM_FACT}{name!r}]": Rival(name, program).digest for name, program in programs.items()}
     facts |= {f"the metric {name}".strip(): digest(metric) for name, metric in metrics.items()}
     return {
         **facts,
@@ -265,15 +264,15 @@ def _identity(
     }
 
 
-class _NamedProgram(ProgramSlots):
-    """A program whose calls are logged under its name, so that equal programs do not share calls."""
+class _LoggedProgram(ProgramSlots):
+    """A program whose calls are logged under a given key, so that equal programs do not share calls."""
 
-    def __init__(self, name: str, program: dspy.Module) -> None:
+    def __init__(self, program: dspy.Module, key: str) -> None:
         super().__init__(program)
-        self._name = name
+        self._key = key
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        return self._name
+        return self._key
 
 
 class _ProgramRun(MetricWork):
@@ -290,9 +289,9 @@ class _ProgramRun(MetricWork):
         for work in self._metrics.values():
             self.models += work.models
 
-    def call_program(self, **options: Any) -> None:
+    def call_program(self, key: str, **options: Any) -> None:
         """Call the program on each example. Warn if errors from the model count as incorrect answers."""
-        slots = _NamedProgram(self.name, self.program)
+        slots = _LoggedProgram(self.program, key)
         self.records, _ = calls_on(slots, self, len(self.examples), called="example", **options)
         unread = [record for record in self.records if record.outcome == WRONG]
         errors = [record.error for record in unread if cause_of(record.error) is not None]

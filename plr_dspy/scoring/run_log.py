@@ -29,8 +29,6 @@ from plr_dspy.scoring.values import Unreadable, Unwritable, ValueCodec
 logger = logging.getLogger(__name__)
 
 FILE = "calls.jsonl"
-# Facts with this prefix describe one of several programs. A later run may add or omit programs.
-PROGRAM_FACT = "programs["
 FUNCTION_FACT = "the function"  # the name of a function that is not an optimizer
 SCHEMA_VERSION = 13
 
@@ -125,12 +123,7 @@ class RunLog:
 
     def number_examples(self, keys: Sequence[str]) -> None:
         """Set the content keys of examples 0, 1 and so on. The keys of duplicates get a numbered suffix."""
-        num_alike: Counter[str] = Counter()
-        self._example_keys = []
-        for key in keys:
-            name = f"{key}+{num_alike[key]}" if num_alike[key] else key
-            self._example_keys.append(name)
-            num_alike[key] += 1
+        self._example_keys = numbered(keys)
         index_of = {key: index for index, key in enumerate(self._example_keys)}
         self.records = {}
         for (prompt, key), call in self._calls.items():
@@ -181,13 +174,9 @@ class RunLog:
                 self._last_failures[name] = self._recallable.pop(name)
 
     def write_header(self, identity: Facts) -> None:
-        """Write the run's identity, which holds the facts that determine scores.
-
-        Facts on programs that this run does not call are kept.
-        """
-        programs = {name: fact for name, fact in self.identity.items() if name.startswith(PROGRAM_FACT)}
-        self.identity = {**programs, **identity}
-        self._write({"schema_version": SCHEMA_VERSION, "identity": self.identity})
+        """Write the run's identity, which holds the facts that determine scores."""
+        self.identity = identity
+        self._write({"schema_version": SCHEMA_VERSION, "identity": identity})
 
     def close(self) -> None:
         """Close the file and accept no more calls."""
@@ -288,6 +277,19 @@ class RunLog:
                     self.failed_before.append(call.record.error)
 
 
+def numbered(keys: Sequence[str]) -> list[str]:
+    """Return the keys. Duplicates get a numbered suffix."""
+    num_alike: Counter[str] = Counter()
+    names = []
+    for key in keys:
+        name = key
+        if num_alike[key]:
+            name += f"+{num_alike[key]}"
+        names.append(name)
+        num_alike[key] += 1
+    return names
+
+
 def _has_failed(record: CallRecord) -> bool:
     """Return whether a call failed, or was counted as wrong for a reason outside the program."""
     return record.outcome == FAILED or cause_of(record.error) is not None
@@ -383,7 +385,7 @@ def _changes(previous: Facts, current: Facts) -> str:
     for name in names:
         before = previous.get(name)
         after = current.get(name)
-        if before == after or (name.startswith(PROGRAM_FACT) and None in (before, after)):
+        if before == after:
             continue
         if str(before).startswith("#") or str(after).startswith("#"):
             phrases.append(f"{name} changed")

@@ -408,11 +408,16 @@ class TestLogFolder:
         del copies["a"]
         evaluate(copies)
         assert engine.requests == 3 * self.NUM_EXAMPLES
-        changed = {"a": self.program("Answer.")}
-        with pytest.raises(ValueError, match=r"belongs to another run: programs\['a'\] changed"):
-            evaluate(changed)
-        evaluate(changed, accept_changes=True)
-        assert engine.requests == 3 * self.NUM_EXAMPLES
+
+    def test_calls_belong_to_the_program_and_not_to_its_name(self, engine, programs, evaluate):
+        first = evaluate({"old": programs["a"]}, accuracy).programs["old"]
+        assert evaluate({"new": programs["a"]}, accuracy).programs["new"] == first
+        assert engine.requests == self.NUM_EXAMPLES
+        changed = Answering([], unread=range(4))
+        assert evaluate({"old": changed}, accuracy).programs["old"].num_unread == 4
+        both = {"new": changed, "old": programs["a"]}
+        assert evaluate(both, accuracy).programs["old"].score == first.score
+        assert engine.requests == self.NUM_EXAMPLES
 
     @pytest.mark.parametrize(
         ("changes", "difference"),
