@@ -179,7 +179,7 @@ class ProgramEvaluator:
         log: Stores the call records, on disk if it has a path.
         num_threads: Maximum number of concurrent calls. If None, DSPy's setting is used.
         max_errors: The run ends when calls have failed on this many examples. If None, the
-            number is the larger of DSPy's setting and 5% of the calls made.
+            number is the larger of DSPy's setting and 5% of this evaluator's calls.
         on_cell: A function to call after each program call.
         budget: Decides whether another call may start.
         interrupted: An event that is set after an interrupt. It ends the run even if the
@@ -200,6 +200,7 @@ class ProgramEvaluator:
         interrupted: threading.Event | None = None,
     ) -> None:
         self.log = log or RunLog()
+        self._num_earlier_calls = self.log.num_calls  # calls of other evaluators in the same log
         self.budget = budget or Budget(self.log)
         self.slots = slots
         self._work = work
@@ -369,7 +370,8 @@ class ProgramEvaluator:
         """Return the reason to end the run after a failure, or an empty string if the run can continue."""
         if isinstance(failure, (FatalLMError, MissingFieldError)) or (cause is not None and cause.is_fatal):
             return "every further call would fail in the same way"
-        limit = self._max_errors or max(self._default_max_errors, int(FAILED_SHARE * self.log.num_calls))
+        num_calls = self.log.num_calls - self._num_earlier_calls
+        limit = self._max_errors or max(self._default_max_errors, int(FAILED_SHARE * num_calls))
         num_failures = len(self._failed_examples)
         if num_failures < limit:
             return ""

@@ -249,6 +249,19 @@ def test_an_example_with_a_failed_call_is_omitted_for_all_programs(metric, caplo
         evaluated_alone(Answering([]), lambda e, p: p.nothing, devset)
 
 
+def test_calls_of_other_programs_allow_no_more_failures():
+    numbers = []
+
+    def fail(self, number):
+        numbers.append(number)
+        raise ConnectionError("no route")
+
+    programs = {"fine": Answering([]), "failing": Program(fail)}
+    with dspy.context(max_errors=2), pytest.raises(ConnectionError):
+        evaluated(programs, exact, examples(100, [1]))
+    assert len(numbers) == 2
+
+
 @pytest.mark.parametrize(
     ("programs", "devset", "error", "words"),
     [
