@@ -81,17 +81,16 @@ def rendered_signature(predictor: dspy.Predict) -> type[dspy.Signature]:
     return rendered
 
 
-def field_not_found(error: BaseException) -> tuple[object, str] | None:
-    """Return the example and the name if an error was raised because this example has no field of this name.
+def field_not_found(error: BaseException, example: dspy.Example) -> str | None:
+    """Return the name of the field if an error was raised because `example` itself has no field of this name.
 
-    Return None for any other error. The example may also be a prediction.
+    Return None for any other error, such as one raised by an example that is a value in `example`.
     """
     if not isinstance(error, (AttributeError, KeyError)):
         return None
     *_, (frame, _) = walk_tb(error.__traceback__)
-    example = frame.f_locals.get("self")
     name = frame.f_locals.get("key")  # the parameter of `dspy.Example.__getattr__` and `__getitem__`
-    return (example, name) if isinstance(example, dspy.Example) and isinstance(name, str) else None
+    return name if frame.f_locals.get("self") is example and isinstance(name, str) else None
 
 
 class _Sent(BaseException):

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 import dspy
 
@@ -178,9 +179,9 @@ def _check_fields(
     has_output = any(name in example for example in examples for name in outputs)
     if has_output and not _returns_outputs(program):
         return
-    error = _error_of(metric, examples[0], _as_answer(examples[0], outputs))
-    if error is not None:
-        check_field(error, examples, dataset=dataset)
+    trial = _tried(metric, examples[0], _as_answer(examples[0], outputs))
+    if trial.error is not None:
+        check_field(trial.error, trial.example, examples, dataset=dataset)
 
 
 def _check_scores(program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example]) -> None:
@@ -195,7 +196,7 @@ def _check_scores(program: dspy.Module, metric: Metric, examples: Sequence[dspy.
     with_answer = [example for example in examples if all(name in example for name in outputs)]
     errors = []
     for example in with_answer[:NUM_SCORED]:
-        error = _error_of(metric, example, _as_answer(example, outputs))
+        error = _tried(metric, example, _as_answer(example, outputs)).error
         if not isinstance(error, MetricError):
             return
         errors.append(error)
@@ -420,22 +421,31 @@ def _needs_label(metric: Metric, example: dspy.Example, output: LabelOutput) -> 
 
 def _fails(metric: Metric, example: dspy.Example, answer: Mapping[str, Value]) -> bool:
     """Return whether a metric raises an error when it scores an answer."""
-    return _error_of(metric, example, answer) is not None
+    return _tried(metric, example, answer).error is not None
 
 
-def _error_of(metric: Metric, example: dspy.Example, answer: Mapping[str, Value]) -> BaseException | None:
-    """Return the error that a metric raises when it scores an answer, or None if it raises no error.
+class _Trial(NamedTuple):
+    """The error that a metric raised when it scored an answer, if any, and the example that the metric got."""
 
-    If the metric calls a language model, stop the metric before that call and return None.
+    error: BaseException | None
+    example: dspy.Example
+
+
+def _tried(metric: Metric, example: dspy.Example, answer: Mapping[str, Value]) -> _Trial:
+    """Score an answer with a metric.
+
+    If the metric calls a language model, stop the metric before that call. This is no error.
     """
     calls = NoCalls()
     call_metric = metric_caller(metric)
+    given = own_copy(example)
     try:
         with dspy.context(callbacks=[calls], trace=[]):
-            as_score(call_metric(own_copy(example), dspy.Prediction(dict(answer))))
+            as_score(call_metric(given, dspy.Prediction(dict(answer))))
     except (Exception, SystemExit) as error:
-        return None if calls.stopped else error
-    return None
+        if not calls.stopped:
+            return _Trial(error, given)
+    return _Trial(None, given)
 
 
 def _output_types(program: dspy.Module) -> Mapping[str, Annotation]:

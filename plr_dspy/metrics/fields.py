@@ -15,19 +15,19 @@ def columns_of(examples: Sequence[dspy.Example]) -> list[str]:
     return list(dict.fromkeys(chain.from_iterable(example.keys() for example in examples)))
 
 
-def check_field(error: BaseException, examples: Sequence[dspy.Example], *, dataset: str = "") -> None:
+def check_field(
+    error: BaseException, example: dspy.Example, examples: Sequence[dspy.Example], *, dataset: str = ""
+) -> None:
     """Raise a `MissingFieldError` if a metric raised an error because it read a field that no example has.
 
     Args:
         error: The error that the metric raised.
+        example: The object that the metric got as its example, usually a copy of one of `examples`.
         dataset: The name of the list of examples in the message, if known.
     """
-    not_found = field_not_found(error)
-    if not_found is None:
-        return
-    source, name = not_found
+    name = field_not_found(error, example)
     columns = columns_of(examples)
-    if isinstance(source, dspy.Prediction) or name in columns:
+    if name is None or name in columns:
         return
     similar = difflib.get_close_matches(name, columns, n=1)
     column = repr(similar[0]) if similar else "the column that holds it"

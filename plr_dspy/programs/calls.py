@@ -120,10 +120,11 @@ class MetricWork:
             # Metrics may read the token usage. DSPy does not set it while another tracker is
             # active, so set it here.
             prediction.set_lm_usage(dspy.settings.usage_tracker.get_total_tokens())
+        given = own_copy(self.examples[example])
         try:
-            return self._metric(own_copy(self.examples[example]), prediction)
+            return self._metric(given, prediction)
         except (AttributeError, KeyError) as error:
-            check_field(error, self.examples)
+            check_field(error, given, self.examples)
             raise
 
     def _scored(self, example: int, prediction: Any) -> CallRecord:

@@ -67,8 +67,9 @@ def test_the_error_names_a_similar_column():
 
 
 def test_a_failed_lookup_elsewhere_is_not_taken_for_a_missing_column():
-    """The metric fails because of a dict of its own, and because answers have no such field."""
+    """The metric fails because of a dict of its own, a value of examples, and answers without a field."""
     values = {}
+    rows = [example.copy(meta=dspy.Example(size=1)) for example in EXAMPLES]
 
     def reads_dict(example, prediction, trace=None):
         return values[prediction.answer]
@@ -76,7 +77,19 @@ def test_a_failed_lookup_elsewhere_is_not_taken_for_a_missing_column():
     def reads_prediction(example, prediction, trace=None):
         return prediction.gold
 
-    for metric, error in [(reads_dict, KeyError), (reads_prediction, AttributeError)]:
+    def reads_value(example, prediction, trace=None):
+        return example.meta["weight"]
+
+    plain = Program(
+        lambda self, question: dspy.Example(said=self.inner(question=question).answer), inner=student()
+    )
+    runs = [
+        (reads_dict, KeyError, student()),
+        (reads_value, KeyError, student()),
+        (reads_prediction, AttributeError, student()),
+        (reads_prediction, AttributeError, plain),
+    ]
+    for metric, error, program in runs:
         with using(engine_for(EXAMPLES)), pytest.raises(error) as caught:
-            PLReorder(metric, max_errors=3).compile(student(), trainset=EXAMPLES)
+            PLReorder(metric, max_errors=3).compile(program, trainset=rows)
         assert "max_errors=3" in " ".join(caught.value.__notes__)
