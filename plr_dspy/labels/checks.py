@@ -2,9 +2,8 @@
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
 
 import dspy
 
@@ -12,9 +11,10 @@ from plr_dspy.dspy_compat import annotation_allows_none, decision_adapter
 from plr_dspy.errors import MetricError, UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import MOST_SHOWN, LabelOutput, label_output, label_outputs
-from plr_dspy.labels.work import ALL_ALIKE, NoCalls, label_scores
+from plr_dspy.labels.trials import Trials, as_answer, fails, output_types
+from plr_dspy.labels.work import ALL_ALIKE, label_scores
 from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, without_none
-from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
+from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_copy
 from plr_dspy.metrics.fields import check_field, columns_of
@@ -88,17 +88,24 @@ def check_labels(program: dspy.Module, metric: Metric, **datasets: Sequence[dspy
             by the keyword, such as "trainset".
     """
     all_examples = list(chain.from_iterable(datasets.values()))
+    trials = Trials(program, metric)
+    checked_columns: set[str] = set()
     for name, examples in datasets.items():
         if not examples:
             continue
         if isinstance(metric, SetMetric):
             _check_labels_of_set(program, metric, examples, name)
         else:
-            _check_fields(program, metric, examples, name)
+            columns = set(columns_of(examples))
+            # A list with all columns of an earlier list lacks no field that the earlier list has.
+            if not checked_columns or not checked_columns <= columns:
+                _check_fields(program, trials, examples, name)
+                checked_columns = columns
             if is_single_step(program):
                 _check_outputs(program, metric, examples, name)
         _check_values(program, metric, examples, name, all_examples=all_examples)
-    _check_scores(program, metric, all_examples)
+    if not isinstance(metric, SetMetric):
+        _check_scores(program, trials, all_examples)
 
 
 def warn_of_labels_without_examples(program: dspy.Module, examples: Sequence[dspy.Example]) -> None:
@@ -149,25 +156,20 @@ def _check_needed_outputs(
     first_name = next(iter(programs))
     if not (_returns_outputs(programs[name]) and _returns_outputs(programs[first_name])):
         return
-    outputs = _output_types(programs[name])
-    first_outputs = _output_types(programs[first_name])
+    outputs = output_types(programs[name])
+    first_outputs = output_types(programs[first_name])
     missing = first_outputs.keys() - outputs.keys()
-    if not missing or _fails(metric, example, _as_answer(example, first_outputs)):
+    if not missing or fails(metric, example, as_answer(example, first_outputs)):
         return
-    if _fails(metric, example, _as_answer(example, outputs)):
+    if fails(metric, example, as_answer(example, outputs)):
         raise UserError(
             f"programs[{name!r}] must have the outputs of {first_name!r}, because the metric fails without "
             f"{sorted(missing)}; got {sorted(outputs)}: rename the outputs, or omit this program"
         )
 
 
-def _as_answer(example: dspy.Example, outputs: Iterable[str]) -> dict[str, Value]:
-    """Return the fields of a correct answer. Outputs that the example does not have are empty."""
-    return {name: example.get(name, "") for name in outputs}
-
-
 def _check_fields(
-    program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], dataset: str
+    program: dspy.Module, trials: Trials, examples: Sequence[dspy.Example], dataset: str
 ) -> None:
     """Raise a ValueError if the metric reads a field that no example has.
 
@@ -175,28 +177,28 @@ def _check_fields(
     predictor. Then score an answer only if no example has any of the outputs, because the metric
     may be slow.
     """
-    outputs = _output_types(program)
+    outputs = output_types(program)
     has_output = any(name in example for example in examples for name in outputs)
     if has_output and not _returns_outputs(program):
         return
-    trial = _tried(metric, examples[0], _as_answer(examples[0], outputs))
+    trial = trials.of(examples[0])
     if trial.error is not None:
         check_field(trial.error, trial.example, examples, dataset=dataset)
 
 
-def _check_scores(program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example]) -> None:
+def _check_scores(program: dspy.Module, trials: Trials, examples: Sequence[dspy.Example]) -> None:
     """Raise a TypeError if the metric returns no score for correct answers to the first examples.
 
     Only single predictors are checked, because the fields of other programs' answers are unknown.
     """
-    if isinstance(metric, SetMetric) or not _returns_outputs(program):
+    if not _returns_outputs(program):
         return
-    outputs = _output_types(program)
+    outputs = output_types(program)
     # A metric may return no score if an output is missing, so check only complete answers.
     with_answer = [example for example in examples if all(name in example for name in outputs)]
     errors = []
     for example in with_answer[:NUM_SCORED]:
-        error = _tried(metric, example, _as_answer(example, outputs)).error
+        error = trials.of(example).error
         if not isinstance(error, MetricError):
             return
         errors.append(error)
@@ -216,7 +218,7 @@ def _check_labels_of_set(
             metric.right_labels(examples)
             return
         (field,) = names
-    annotations = _output_types(program)
+    annotations = output_types(program)
     if _returns_outputs(program) and field not in annotations:
         fix = "rename the column or the output so that both have the same name"
         if metric.field is not None:
@@ -277,7 +279,7 @@ def _check_outputs(
     Raise a ValueError if no example has such a value and the metric fails for this reason.
     """
     missing: dict[str, list[int]] = {}
-    annotations = _output_types(program)
+    annotations = output_types(program)
     for name, annotation in annotations.items():
         missing[name] = [i for i, example in enumerate(examples) if _is_empty(example.get(name), annotation)]
     filled = [name for name, indices in missing.items() if len(indices) < len(examples)]
@@ -393,7 +395,7 @@ def _check_metric_without_labels(
     """
     columns = columns_of(examples)
     problem = (
-        f"{dataset}: no example has a value for the program's outputs {list(_output_types(program))}; the columns are "
+        f"{dataset}: no example has a value for the program's outputs {list(output_types(program))}; the columns are "
         f"{columns}"
     )
     output = label_output(program)
@@ -415,46 +417,8 @@ def _needs_label(metric: Metric, example: dspy.Example, output: LabelOutput) -> 
     labels = list(output.labels.values())
     labeled = own_copy(example)
     labeled[output.name] = labels[0]
-    fails_without = all(_fails(metric, example, {output.name: label}) for label in labels)
-    return fails_without and not _fails(metric, labeled, {output.name: labels[0]})
-
-
-def _fails(metric: Metric, example: dspy.Example, answer: Mapping[str, Value]) -> bool:
-    """Return whether a metric raises an error when it scores an answer."""
-    return _tried(metric, example, answer).error is not None
-
-
-class _Trial(NamedTuple):
-    """The error that a metric raised when it scored an answer, if any, and the example that the metric got."""
-
-    error: BaseException | None
-    example: dspy.Example
-
-
-def _tried(metric: Metric, example: dspy.Example, answer: Mapping[str, Value]) -> _Trial:
-    """Score an answer with a metric.
-
-    If the metric calls a language model, stop the metric before that call. This is no error.
-    """
-    calls = NoCalls()
-    call_metric = metric_caller(metric)
-    given = own_copy(example)
-    try:
-        with dspy.context(callbacks=[calls], trace=[]):
-            as_score(call_metric(given, dspy.Prediction(dict(answer))))
-    except (Exception, SystemExit) as error:
-        if not calls.stopped:
-            return _Trial(error, given)
-    return _Trial(None, given)
-
-
-def _output_types(program: dspy.Module) -> Mapping[str, Annotation]:
-    """Return the types of all predictors' outputs, keyed by output name."""
-    types: dict[str, Annotation] = {}
-    for predictor in program.predictors():
-        for name, field in predictor.signature.output_fields.items():
-            types[name] = field.annotation
-    return types
+    fails_without = all(fails(metric, example, {output.name: label}) for label in labels)
+    return fails_without and not fails(metric, labeled, {output.name: labels[0]})
 
 
 def _returns_outputs(program: dspy.Module) -> bool:

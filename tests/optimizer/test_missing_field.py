@@ -47,6 +47,26 @@ def test_of_a_single_predictor_is_an_error_before_any_call(run):
     assert engine.num_calls == 0
 
 
+def test_of_a_valset_only_is_an_error_before_any_call():
+    rows = [example.copy(gold=example.answer) for example in EXAMPLES[:40]]
+    engine = engine_for(EXAMPLES)
+    with using(engine), pytest.raises(ValueError, match=f"valset: {MESSAGE}"):
+        PLReorder(reads_gold_first).compile(student(), trainset=rows, valset=EXAMPLES[40:])
+    assert engine.num_calls == 0
+
+
+def test_an_estimate_scores_a_single_answer():
+    calls = []
+
+    def metric(example, prediction, trace=None):
+        calls.append(prediction)
+        return float(example.answer == prediction.answer)
+
+    with using(engine_for(EXAMPLES)):
+        PLReorder(metric).estimate(student(), trainset=EXAMPLES[:40], valset=EXAMPLES[40:])
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize("run", CALLING)
 def test_of_another_program_is_an_error_after_the_first_call(run):
     engine = engine_for(EXAMPLES)

@@ -1,0 +1,69 @@
+"""Answers that a metric scores before any program call, to find out whether the metric can score them."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import dspy
+
+from plr_dspy.labels.work import NoCalls
+from plr_dspy.lm.plain_text_adapter import Annotation, Value
+from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
+from plr_dspy.metrics.copies import own_copy
+
+
+class Trial(NamedTuple):
+    """The error that a metric raised when it scored an answer, if any, and the example that the metric got."""
+
+    error: BaseException | None
+    example: dspy.Example
+
+
+class Trials:
+    """A metric's results for the answers in examples. Each answer is scored at most once, as metrics may be slow."""
+
+    def __init__(self, program: dspy.Module, metric: Metric) -> None:
+        self._outputs = output_types(program)
+        self._metric = metric
+        self._known: dict[int, Trial] = {}  # by the ids of examples, which the caller keeps
+
+    def of(self, example: dspy.Example) -> Trial:
+        """Score the answer in an example, unless it has been scored before."""
+        if id(example) not in self._known:
+            self._known[id(example)] = tried(self._metric, example, as_answer(example, self._outputs))
+        return self._known[id(example)]
+
+
+def tried(metric: Metric, example: dspy.Example, answer: Mapping[str, Value]) -> Trial:
+    """Score an answer with a metric.
+
+    If the metric calls a language model, stop the metric before that call. This is no error.
+    """
+    calls = NoCalls()
+    call_metric = metric_caller(metric)
+    given = own_copy(example)
+    try:
+        with dspy.context(callbacks=[calls], trace=[]):
+            as_score(call_metric(given, dspy.Prediction(dict(answer))))
+    except (Exception, SystemExit) as error:
+        if not calls.stopped:
+            return Trial(error, given)
+    return Trial(None, given)
+
+
+def fails(metric: Metric, example: dspy.Example, answer: Mapping[str, Value]) -> bool:
+    """Return whether a metric raises an error when it scores an answer."""
+    return tried(metric, example, answer).error is not None
+
+
+def as_answer(example: dspy.Example, outputs: Iterable[str]) -> dict[str, Value]:
+    """Return the fields of a correct answer. Outputs that the example does not have are empty."""
+    return {name: example.get(name, "") for name in outputs}
+
+
+def output_types(program: dspy.Module) -> Mapping[str, Annotation]:
+    """Return the types of all predictors' outputs, keyed by output name."""
+    types: dict[str, Annotation] = {}
+    for predictor in program.predictors():
+        for name, field in predictor.signature.output_fields.items():
+            types[name] = field.annotation
+    return types
