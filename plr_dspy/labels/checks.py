@@ -20,6 +20,7 @@ from plr_dspy.metrics.copies import own_copy
 from plr_dspy.metrics.fields import check_field, columns_of
 from plr_dspy.programs.checks import is_single_step
 from plr_dspy.programs.copying import language_models
+from plr_dspy.report.formats import listed
 
 logger = logging.getLogger(__name__)
 
@@ -117,13 +118,10 @@ def warn_of_labels_without_examples(program: dspy.Module, examples: Sequence[dsp
     missing = [label for label, number in zip(output.labels, counts, strict=True) if not number]
     if not missing or not counts.any():
         return
-    names = ", ".join(map(repr, missing[:MOST_SHOWN]))
-    if len(missing) > MOST_SHOWN:
-        names += ", ..."
     logger.warning(
         "no example has the labels %s in %r, so no score says how well inputs with these labels are answered: add "
         "such examples, or remove these labels from the output's type",
-        names,
+        listed(map(repr, missing), MOST_SHOWN),
         output.name,
     )
 

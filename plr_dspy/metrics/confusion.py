@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from plr_dspy.errors import MetricError, UserError, UserTypeError
 from plr_dspy.lm.plain_text_adapter import labels_of, name_of_label, without_none
 from plr_dspy.metrics.by_example import SHOWN, as_score, fix_for_metric, takes
-from plr_dspy.report.formats import shorten
+from plr_dspy.report.formats import listed, shorten
 from plr_dspy.scoring.confusion_scores import Array, confusion_matrix, possible_labels, ratio
 
 MOST_LISTED = 5  # maximum number of labels that a message lists
@@ -114,9 +114,7 @@ class SetMetric(ABC):
         for split in splits:
             counts.update(self.right_labels(split))
         if self.label is not None and not counts[self.label]:
-            labels = ", ".join(map(repr, list(counts)[:MOST_LISTED])) or "none"
-            if len(counts) > MOST_LISTED:
-                labels += f" and {len(counts) - MOST_LISTED} more"
+            labels = listed(map(repr, counts), MOST_LISTED) or "none"
             raise UserError(
                 f"metric: at least one example must have the label {self.label!r}, the positive label of {self!r}; "
                 f"got the labels {labels}: pass one of these labels to the metric, or add examples with "

@@ -10,7 +10,7 @@ from plr_dspy.compiling.choice import Decision
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.slots import PoolSlots
-from plr_dspy.report.formats import count
+from plr_dspy.report.formats import count, listed
 from plr_dspy.report.schema import Alternative
 from plr_dspy.search.model.ordering_model import FittedModel
 from plr_dspy.search.space import Ordering, Scores
@@ -125,10 +125,8 @@ class _RandomCalls:
         scarce = metric.scarce_labels(self.examples, MIN_PER_LABEL)
         if len(scarce) <= MAX_SCARCE * len(metric.labels) and metric.positive_label not in scarce:
             return ""
-        names = [repr(label) for label in scarce]
-        if len(names) > MAX_NAMED:
-            names[MAX_NAMED:] = [f"{len(names) - MAX_NAMED} more labels"]
-        return f"they were scored on fewer than {MIN_PER_LABEL} examples of {', '.join(names)}"
+        names = listed(map(repr, scarce), MAX_NAMED)
+        return f"they were scored on fewer than {MIN_PER_LABEL} examples of {names}"
 
     def draw(self, longest: Sequence[Ordering]) -> tuple[float, Array]:
         """Return the expected score of the longest orderings, and posterior draws of it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plr_dspy.report.formats import Advice
+from plr_dspy.report.formats import Advice, listed
 from plr_dspy.report.schema import Alternative, Candidate, Comparison, ReportData
 
 MAX_NAMED = 10  # maximum number of labels to name
@@ -64,15 +64,12 @@ def failed_comparisons(candidate: Candidate, odds: float, min_probability: float
 
 def unseen_labels(comparison: Comparison) -> Iterator[str]:
     """Say which labels the scores and gains of programs ignore."""
-    names = [repr(label) for label in comparison.unseen_labels]
-    if not names:
-        return
-    if len(names) > MAX_NAMED:
-        names[MAX_NAMED:] = [f"{len(names) - MAX_NAMED} more labels"]
-    yield (
-        f"labels without a compared example: {', '.join(names)}; scores and gains ignore them, and intervals of scores "
-        "treat the answers to them as unknown"
-    )
+    if comparison.unseen_labels:
+        names = listed(map(repr, comparison.unseen_labels), MAX_NAMED)
+        yield (
+            f"labels without a compared example: {names}; scores and gains ignore them, and intervals of scores treat "
+            "the answers to them as unknown"
+        )
 
 
 def scores_of_finalists(report: ReportData, comparison: Comparison) -> str:

@@ -26,6 +26,14 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}s"
 
 
+def listed(names: Iterable[str], limit: int) -> str:
+    """Format names as a list of at most `limit` names, such as "a, b and 3 more"."""
+    names = list(names)
+    text = ", ".join(names[:limit])
+    num_left = len(names) - limit
+    return f"{text} and {num_left} more" if num_left > 0 else text
+
+
 def dollars(cost: float) -> str:
     """Format an amount in US dollars.
 

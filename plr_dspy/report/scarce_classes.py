@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plr_dspy.report.formats import Advice
+from plr_dspy.report.formats import Advice, listed
 from plr_dspy.report.rules import MAX_ATTEMPTS
 from plr_dspy.report.schema import ReportData
 
@@ -15,12 +15,10 @@ BOOTSTRAPPED = "bootstrapped from"  # prefix of the origins of bootstrapped demo
 def scarce_classes(report: ReportData) -> Iterator[str]:
     """Name the classes with fewer demos than `min_per_class`."""
     for predictor, numbers in report.scarce_classes.items():
-        names = [f"{label!r} ({number})" for label, number in numbers.items()]
-        if len(names) > MAX_CLASSES:
-            names[MAX_CLASSES:] = [f"{len(names) - MAX_CLASSES} more"]
+        names = listed((f"{label!r} ({number})" for label, number in numbers.items()), MAX_CLASSES)
         yield Advice(
             f"predictor {predictor!r} has fewer than min_per_class={report.settings['min_per_class']} demos to choose "
-            f"from for {', '.join(names)}: {_how_to_add_demos(report, predictor)}"
+            f"from for {names}: {_how_to_add_demos(report, predictor)}"
         )
 
 

@@ -346,6 +346,10 @@ class TestText:
         comparison = {**dict(by_hand().comparison), "unseen_labels": ["b", "c"]}
         text = str(by_hand(comparison=comparison))
         assert "\nlabels without a compared example: 'b', 'c'; scores and gains ignore them, and" in text
+        comparison["unseen_labels"] = [*"bcdefghijklm"]
+        assert "example: 'b', 'c', 'd', 'e', 'f', 'g', 'h', 'i', 'j', 'k' and 2 more; scores" in str(
+            by_hand(comparison=comparison)
+        )
         assert "compared example" not in str(by_hand())
 
     @pytest.mark.parametrize(("random_score", "is_named"), [(0.52, False), (0.55, True)])
