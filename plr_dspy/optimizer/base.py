@@ -219,7 +219,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     ) -> Estimate:
         """Estimate what `compile` would cost with these arguments. No program calls are made.
 
-        Calls, tokens and cost are upper estimates, as `Estimate` describes.
+        Calls, tokens and cost are upper estimates, as `Estimate` describes. If an argument needs
+        log-probabilities of labels, the metric scores labels for at most 10 seconds, as `compile` will.
 
         Raises:
             TypeError, ValueError: If an argument is invalid, as in `compile`.

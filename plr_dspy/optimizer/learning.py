@@ -13,6 +13,7 @@ from plr_dspy.labels.outputs import label_output, prior_shares
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import UNASKED, LabelWork, label_scores
 from plr_dspy.optimizer.base import DemoOptimizer
+from plr_dspy.optimizer.estimate import make_budget
 from plr_dspy.optimizer.opening import OpenCompile
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.plackett_luce.updates import update_rule
@@ -120,6 +121,14 @@ class LearningOptimizer(DemoOptimizer):
         work = super().work(setup)
         work.signal = Signal(used="score", reason=reason, labels=[])
         return work
+
+    def _check_before_calls(self, setup: CompileSetup) -> None:
+        """Score labels only if an argument needs their log-probabilities, because the metric may be slow."""
+        if self._needing_logprobs:
+            super()._check_before_calls(setup)
+        else:
+            make_budget(setup)
+            super().work(setup)
 
     def search(self, setup: CompileSetup, responses: LabelResponses | None = None) -> Search:
         """Create the search: PLR Algorithm 1 if the plan has no race, else Thompson sampling."""

@@ -62,9 +62,13 @@ def test_an_estimate_scores_a_single_answer():
         calls.append(prediction)
         return float(example.answer == prediction.answer)
 
+    rows = [example.copy(answer="yes" if i % 2 else "no") for i, example in enumerate(EXAMPLES)]
+    program = student(4, "question -> answer: Literal['no', 'yes']")
     with using(engine_for(EXAMPLES)):
-        PLReorder(metric).estimate(student(), trainset=EXAMPLES[:40], valset=EXAMPLES[40:])
-    assert len(calls) == 1
+        PLReorder(metric).estimate(program, trainset=rows[:40], valset=rows[40:])
+        assert len(calls) == 1
+        estimate(headroom, program, metric, rows)
+        assert len(calls) == 2
 
 
 @pytest.mark.parametrize("run", CALLING)
