@@ -135,7 +135,8 @@ def best_advice(
             certain.append(change)
     if not certain:
         return _keeping(changes, gains, num_examples, how_to_narrow)
-    largest = max(certain, key=lambda change: gains[change.name].value)
+    # Of changes with the same gain in the table, take the simplest.
+    largest = max(certain, key=lambda change: round(gains[change.name].value, 2))
     simplest = next(
         change for change in certain if not gains[largest.name].exceeds(gains[change.name], doubt)
     )
@@ -291,13 +292,18 @@ class Headroom:
 
     def _unread(self) -> Iterator[str]:
         """Yield a line that says for which programs replies could not be parsed, if there are any."""
-        counts = [f"{self.num_unread} of {self.num_examples} of your program"] if self.num_unread else []
+        counts = []
+        if self.num_unread:
+            counts.append(f"{self.num_unread} of {self.num_examples} replies of your program")
         for lever in self.levers:
             if lever.num_unread:
-                counts.append(f"{lever.num_unread} of {lever.num_calls} of {lever.name!r}")
+                counts.append(f"{lever.num_unread} of {lever.num_calls} replies of {lever.name!r}")
         if not counts:
             return
-        line = f"Replies that could not be parsed, and count as wrong: {', '.join(counts)}."
+        line = f"{' and '.join(counts)} could not be parsed and count as wrong."
         if self.num_unread:
-            line += " Try another adapter, show demos, or increase max_tokens if replies are cut off."
+            fixes = ["try another adapter", "increase max_tokens if replies are cut off"]
+            if not any(lever.name == NO_DEMOS for lever in self.levers):  # The program has no demos.
+                fixes.insert(1, "show demos")
+            line += f" To fix this, {', '.join(fixes[:-1])}, or {fixes[-1]}."
         yield line

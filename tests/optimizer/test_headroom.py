@@ -253,14 +253,15 @@ class TestUnreadReplies:
         result = measured(engine)
         assert result.num_unread == result.num_examples == 37
         assert {changed.num_unread for changed in result.levers} == {0}
-        line = "Replies that could not be parsed, and count as wrong: 37 of 37 of your program. Try another"
-        assert str(result).splitlines()[-2].startswith(line)
+        line = "37 of 37 replies of your program could not be parsed and count as wrong. To fix this, "
+        assert str(result).splitlines()[-2].startswith(line + "try another adapter, show demos, or increase")
 
     def test_they_are_reported_for_each_lever(self):
         engine = DemoEngine(questions(100), share=0.8, mumbles=lambda texts: len(texts) == 1)
         result = measured(engine, student(demos()))
         assert lever(result, "no demos").num_unread == 30
-        assert str(result).splitlines()[-2].endswith("wrong: 30 of 30 of 'no demos'.")
+        line = "30 of 30 replies of 'no demos' could not be parsed and count as wrong."
+        assert str(result).splitlines()[-2] == line
         assert "parsed" not in str(measured(DemoEngine(questions(100))))
 
 

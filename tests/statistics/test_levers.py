@@ -189,6 +189,10 @@ RANDOM = gain(0.2)
             "The largest proven gain is that of 'random demos'",
         ),
         (
+            {"random demos": gain(0.301), "other sets": gain(0.303)},
+            "The largest proven gain is that of 'random demos' (+0.30",
+        ),
+        (
             {"random demos": RANDOM, "other sets": gain(0.3, least=RANDOM)},
             "The simplest lever whose gain is proven is 'random demos' (+0.20 [+0.18, +0.22]): use "
             "dspy.LabeledFewShot. 'other sets' has a larger expected gain (+0.30 [+0.18, +0.32]), but the difference "
