@@ -78,7 +78,7 @@ PHRASES = {
     # Lines of reports.
     r"; optimizer\.best_program is (?:your program|the best program so far)": "",
     r"nothing was returned": "nothing was saved",
-    r"save it with program\.save, and load it with": "load the saved program in Python with",
+    r"save the program with program\.save, and load it with": "load the saved program in Python with",
     r"compare the results with evaluate_programs": "compare the results with plr-dspy evaluate",
     r"programs on other examples with evaluate_programs": "programs on other examples with plr-dspy evaluate",
     r"try PLFewShot\(metric, demos='retrieved', max_metric_calls=0\)": "try --select retrieved --max-calls 0",

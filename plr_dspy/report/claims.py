@@ -72,10 +72,10 @@ def unseen_labels(comparison: Comparison) -> Iterator[str]:
         )
 
 
-def scores_of_finalists(report: ReportData, comparison: Comparison) -> str:
-    """Return the scores of the student, which was kept, and of the other finalists."""
-    scores = f"{comparison.original:.3f}"
+def scores_of_finalists(report: ReportData, comparison: Comparison, *, name: str) -> str:
+    """Return the scores of the student, which was kept and has this name, and of the other finalists."""
+    scores = f"{name} {comparison.original:.3f}"
     others = [f"{candidate.score:.3f}" for candidate in report.candidates[1:]]
     if others:
-        scores += f"; of the other finalists, {', '.join(others)}"
+        scores += f"; the other finalists {', '.join(others)}"
     return scores

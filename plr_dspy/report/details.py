@@ -8,7 +8,7 @@ from plr_dspy.report.claims import scores_of_finalists
 from plr_dspy.report.formats import Advice, count, one_line, price, score_of, score_text, table, unread_note
 from plr_dspy.report.prompts import InstructionReport, SlotReport
 from plr_dspy.report.schema import Comparison, ReportData
-from plr_dspy.report.text import programs_by_name, summary
+from plr_dspy.report.text import name_of_student, programs_by_name, summary
 
 FIELD_WIDTH = 40  # maximum number of characters shown per field
 
@@ -38,12 +38,7 @@ def details(report: ReportData) -> Iterator[str]:
             rows[name] = f"{score_of(entry)}, {price(entry)}{unread_note(entry)}"
         yield from table(rows)
     for instruction in report.instructions:
-        choice = f"instruction {instruction.chosen} was chosen"
-        if report.returned.name:
-            choice = "no instruction was chosen"
-        elif report.is_unfinished:
-            choice = f"instruction {instruction.chosen} is the best so far"
-        yield from _instructions(instruction, choice)
+        yield from _instructions(instruction, _choice(report, instruction))
     proposals = report.proposals
     if proposals is not None:
         yield f"{count(proposals.num_texts, 'instruction')} proposed by {proposals.model}"
@@ -104,7 +99,7 @@ def _compared(report: ReportData, comparison: Comparison) -> str:
         title = "values of the metric, from all answers"
     title += f", on {count(comparison.num_examples, 'example')}"
     if report.original_stays:
-        return f"{title}: {scores_of_finalists(report, comparison)}"
+        return f"{title}: {scores_of_finalists(report, comparison, name=name_of_student(report))}"
     gain = score_text(comparison.gain, *comparison.interval, sign="+")
     return (
         f"{title}: {comparison.original:.3f} -> "
@@ -125,6 +120,16 @@ def _demos(slot: SlotReport, *, retrieves: bool) -> Iterator[str]:
         origin = f" ({slot.origins[number]})" if slot.origins else ""
         fields = [f"{name}: {one_line(value, FIELD_WIDTH)}" for name, value in slot.demos[number].items()]
         yield f"  demo {number}{origin}: {' | '.join(fields)}"
+
+
+def _choice(report: ReportData, instruction: InstructionReport) -> str:
+    """Say which of a predictor's instructions was chosen, or is the best so far."""
+    scores = [alternative.score for alternative in instruction.alternatives]
+    if report.returned.name or (report.is_unfinished and not any(score is not None for score in scores)):
+        return "no instruction was chosen"
+    if report.is_unfinished:
+        return f"instruction {instruction.chosen} is the best so far"
+    return f"instruction {instruction.chosen} was chosen"
 
 
 def _instructions(report: InstructionReport, choice: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from plr_dspy.report.formats import Advice
 from plr_dspy.report.schema import ProgramState, ReportData
+from plr_dspy.report.stop import StopReason
 
 TOO_LONG = "ContextWindowExceededError"  # exception type if a prompt exceeds the context length
 MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
@@ -19,7 +20,7 @@ def problems(report: ReportData, programs: Mapping[str, ProgramState]) -> Iterat
         report: The report.
         programs: The programs to name, by their names in the text.
     """
-    yield from _unread_replies(programs)
+    yield from _unread_replies(report, programs)
     yield from _truncated_replies(programs)
     yield from _long_prompts(report)
     yield from _unusable_proposals(report)
@@ -30,14 +31,17 @@ def _are_many(num_replies: int, state: ProgramState) -> bool:
     return num_replies > 0 and num_replies >= MANY_UNREAD * state.num_calls
 
 
-def _unread_replies(programs: Mapping[str, ProgramState]) -> Iterator[str]:
+def _unread_replies(report: ReportData, programs: Mapping[str, ProgramState]) -> Iterator[str]:
     """Warn if many replies cannot be parsed."""
+    fix = "try another adapter, or add demos"
+    if report.stop_reason is StopReason.UNREADABLE:  # Demos may have been tried, without success.
+        fix = "try another adapter, or a larger model"
     for name, state in programs.items():
         if _are_many(state.num_unread, state):
             percent = 100 * state.num_unread / state.num_calls
             yield (
                 f"{state.num_unread} of {state.num_calls} replies of {name} could not be parsed ({percent:.0f}%) and "
-                "count as wrong: try another adapter, or add demos"
+                f"count as wrong: {fix}"
             )
 
 

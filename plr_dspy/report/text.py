@@ -89,7 +89,7 @@ def summary(report: ReportData) -> Iterator[str]:
     if not (report.original_stays or report.is_unfinished) and (
         report.comparison is not None or report.retrieves
     ):
-        text = "save it with program.save, and load it with plr_dspy.load_program"
+        text = "save the program with program.save, and load it with plr_dspy.load_program"
         if report.returned.name:
             text += f" and a program built like {report.returned.name!r}"
         yield Advice(text)
@@ -100,7 +100,7 @@ def programs_by_name(report: ReportData) -> dict[str, ProgramState]:
 
     The keys are the names of these programs in the text.
     """
-    programs = {_name_of_student(report): report.original}
+    programs = {name_of_student(report): report.original}
     if not report.original_stays:
         name = "the best program so far" if report.is_unfinished else "the returned program"
         programs[name] = report.returned
@@ -211,10 +211,10 @@ def _likelihood(better: float, worse: float) -> str:
 
 
 def _name_of_result(report: ReportData) -> str:
-    return _name_of_student(report) if report.original_stays else "the returned program"
+    return name_of_student(report) if report.original_stays else "the returned program"
 
 
-def _name_of_student(report: ReportData) -> str:
+def name_of_student(report: ReportData) -> str:
     """Return "your program" or, in a race of programs, the name of the first program."""
     return repr(report.original.name) if report.original.name else "your program"
 
@@ -231,10 +231,10 @@ def _verdict(report: ReportData) -> Iterator[str]:
     elif report.is_unfinished:
         yield from _why_nothing_is_returned(report)
     elif report.original_stays:
-        yield f"{_name_of_student(report)} is kept: {_why_original_is_kept(report)}"
+        yield f"{name_of_student(report)} is kept: {_why_original_is_kept(report)}"
         yield from _advice(report)
     elif comparison is None:
-        text = f"nothing was compared with {_name_of_student(report)}, so the gain is not known"
+        text = f"nothing was compared with {name_of_student(report)}, so the gain is not known"
         if report.stop_reason is StopReason.NO_CALLS:
             text += ": to measure it, score both programs on other examples with evaluate_programs"
         yield Advice(text)
@@ -356,8 +356,8 @@ def _advice(report: ReportData) -> Iterator[str]:
         text = f"scores did not differ between {compared} on {count(evidence.num_met, 'example')}"
         if num_selection:
             text += (
-                ": check that replies can be parsed, and with dspy.inspect_history() that the demos reach the model; "
-                "if so, the demos may not matter"
+                ": check that the metric compares the right fields, and check with dspy.inspect_history() that the "
+                "demos reach the model; if both are true, the demos may not matter"
             )
         yield Advice(text)
         return

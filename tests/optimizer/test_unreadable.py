@@ -70,7 +70,8 @@ class TestSearch:
         assert "almost no reply could be parsed" in str(chooser.report)
         details = chooser.report.details()
         assert "so nothing was returned; optimizer.best_program is your program" in details
-        for word in ("compile again", "to resume", "is kept", "(returned)"):
+        assert "self: no instruction was chosen;" in details
+        for word in ("compile again", "add demos", "to resume", "is kept", "(returned)"):
             assert word not in details
 
 

@@ -229,7 +229,7 @@ def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, 
 
 NOT_SURE = "+0.012, but this is too uncertain (better with probability 0.60, worse with 0.30; {})\n"
 KEPT = "your program is kept: no other program in the final comparison is expected to do better\n"
-NOTHING_DIFFERED = "scores did not differ between prompts on 19 examples: check that replies can be parsed"
+NOTHING_DIFFERED = "scores did not differ between prompts on 19 examples: check that the metric compares"
 
 
 class TestText:
@@ -337,9 +337,8 @@ class TestText:
 
     def test_if_the_original_is_kept_the_details_have_the_scores_of_all_finalists(self):
         report = by_hand([0, 1], others=[(-0.1, 0.2), (-0.2, 0.1)])
-        line = (
-            "mean scores in the final comparison, on 8 examples: 0.500; of the other finalists, 0.500, 0.500"
-        )
+        scores = "your program 0.500; the other finalists 0.500, 0.500"
+        line = f"mean scores in the final comparison, on 8 examples: {scores}"
         assert line in report.details().splitlines()
 
     def test_labels_without_a_compared_example_are_named(self):
@@ -665,7 +664,13 @@ class TestUnfinishedRuns:
         can_resume = reason is not StopReason.UNREADABLE
         assert ("if log_dir is set, run it again with the same arguments to resume" in text) == can_resume
         assert "(best so far)" in text
-        for word in ("(returned)", "returned program", "nothing was compared", "save it", "was chosen"):
+        for word in (
+            "(returned)",
+            "returned program",
+            "nothing was compared",
+            "save the program",
+            "was chosen",
+        ):
             assert word not in text
 
     def test_a_race_has_no_best_program(self, reason):
