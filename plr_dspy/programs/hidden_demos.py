@@ -6,15 +6,14 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.programs.slots import as_text, messages_of
+from plr_dspy.programs.slots import demo_texts
 
 logger = logging.getLogger(__name__)
 
 
 def hidden_demos(predictor: dspy.Predict, demos: Sequence[Any]) -> list[int]:
     """Return the indices of the demos that the predictor's prompts do not show."""
-    no_text = as_text(messages_of(predictor, []))
-    return [i for i, demo in enumerate(demos) if as_text(messages_of(predictor, [demo])) == no_text]
+    return [i for i, text in enumerate(demo_texts(predictor, demos)) if not text]
 
 
 def missing_fields(predictor: dspy.Predict, demo: Any) -> list[str]:
@@ -23,20 +22,23 @@ def missing_fields(predictor: dspy.Predict, demo: Any) -> list[str]:
 
 
 def warn_of_hidden_demos(program: dspy.Module, program_name: str) -> None:
-    """Log a warning about each predictor with demos that its prompts do not show."""
+    """Log a single warning that names all predictors with demos that their prompts do not show."""
+    phrases = []
     for name, predictor in program.named_predictors():
         hidden = hidden_demos(predictor, predictor.demos)
         if not hidden:
             continue
+        phrase = f"{len(hidden)} of {len(predictor.demos)} demos of predictor {name!r}"
         missing = missing_fields(predictor, predictor.demos[hidden[0]])
-        reason = f": demo {hidden[0]} has no {' and no '.join(map(repr, missing))}" if missing else ""
-        logger.warning(
-            "%s: the adapter does not show demos %s of predictor %r in any prompt%s",
-            program_name,
-            hidden,
-            name,
-            reason,
-        )
+        if missing:
+            phrase += f" (demo {hidden[0]} has no {' and no '.join(map(repr, missing))})"
+        phrases.append(phrase)
+    if not phrases:
+        return
+    warning = f"{program_name}: the adapter leaves out {', '.join(phrases)}"
+    if len(program.predictors()) > 1:
+        warning += ". Labeled examples often lack fields of inner predictors"
+    logger.warning("%s", warning)
 
 
 def warn_if_none_is_shown(program: dspy.Module, demos: Sequence[Any]) -> None:

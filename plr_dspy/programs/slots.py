@@ -218,9 +218,8 @@ class ProgramSlots(PromptSlots):
     def _slot(self, name: str, predictor: dspy.Predict) -> Slot:
         """Return a predictor's slot. Demos are rendered to find the blocks, which depend on the adapter."""
         demos = tuple(predictor.demos)
-        no_text = as_text(messages_of(predictor, []))
-        texts = [as_text(messages_of(predictor, [demo])) for demo in demos]
-        kinds = {i: texts.index(text) for i, text in enumerate(texts) if text != no_text}
+        texts = demo_texts(predictor, demos)
+        kinds = {i: texts.index(text) for i, text in enumerate(texts) if text}
         self._hidden[name] = [i for i in range(len(demos)) if i not in kinds]
         blocks = _blocks(predictor, demos, kinds)
         classes = answer_classes(demos, list(predictor.signature.output_fields))
@@ -489,6 +488,13 @@ def messages_of(
     if inputs is None:
         return list(adapter.format_demos(signature, list(demos)))
     return list(adapter.format(signature, list(demos), inputs))
+
+
+def demo_texts(predictor: dspy.Predict, demos: Sequence[Any]) -> list[str]:
+    """Return each demo's messages as text, or as an empty string if the adapter does not show the demo."""
+    no_text = as_text(messages_of(predictor, []))
+    texts = [as_text(messages_of(predictor, [demo])) for demo in demos]
+    return ["" if text == no_text else text for text in texts]
 
 
 def as_text(messages: Messages) -> str:

@@ -329,7 +329,7 @@ def test_duplicates_and_demos_that_no_prompt_shows_are_reported(engine, caplog):
     demos = [*EXAMPLES[:3], dspy.Example(question="without an answer")]
     reorder = optimizer(max_metric_calls=60)
     reorder.compile(student(demos), trainset=EXAMPLES)
-    assert "the adapter does not show demos [3] of predictor 'self' in any prompt" in caplog.text
+    assert "the adapter leaves out 1 of 4 demos of predictor 'self' (demo 3 has no 'answer')" in caplog.text
     assert reorder.report.returned.num_demos == 3
     assert sorted(reorder.report.slots[0].ordering) == [0, 1, 2]
 

@@ -46,11 +46,24 @@ def test_of_a_program_are_named_once(caplog, name):
     argument, run = RUNS[name]
     program = student([*EXAMPLES[:3], *UNANSWERED])
     warnings = warnings_before_calls(caplog, lambda: run(program))
-    expected = (
-        f"{argument}: the adapter does not show demos [3, 4, 5] of predictor 'self' in any prompt: demo 3 has no "
-        "'answer'"
-    )
+    expected = f"{argument}: the adapter leaves out 3 of 6 demos of predictor 'self' (demo 3 has no 'answer')"
     assert warnings.count(expected) == 1
+
+
+def test_of_several_predictors_are_named_in_one_warning(caplog):
+    program = dspy.Module()
+    program.first = dspy.Predict("question -> topic, source")
+    program.second = dspy.Predict("topic -> answer")
+    program.third = dspy.Predict("question -> answer")
+    program = dspy.LabeledFewShot(k=4).compile(program, trainset=EXAMPLES)
+    run = PLReorder(exact_match)
+    warnings = warnings_before_calls(caplog, lambda: run.estimate(program, trainset=EXAMPLES))
+    (warning,) = [warning for warning in warnings if "demos of predictor" in warning]
+    assert warning == (
+        "student: the adapter leaves out 4 of 4 demos of predictor 'first' (demo 0 has no 'topic' and no 'source'), "
+        "4 of 4 demos of predictor 'second' (demo 0 has no 'topic'). Labeled examples often lack fields of inner "
+        "predictors"
+    )
 
 
 def test_examples_that_cannot_become_demos_are_reported(caplog):
