@@ -1,8 +1,5 @@
 from ._version import __version__ as __version__
 from .data.examples import as_examples as as_examples
-from .evaluation import Evaluation as Evaluation
-from .evaluation import Evaluations as Evaluations
-from .evaluation import ProgramScore as ProgramScore
 from .evaluation import evaluate_programs as evaluate_programs
 from .exporting import ExportedPrompt as ExportedPrompt
 from .exporting import PromptInput as PromptInput
@@ -32,6 +29,9 @@ from .plackett_luce.distribution import PlackettLuce as PlackettLuce
 from .plackett_luce.updates import MaximumLikelihood as MaximumLikelihood
 from .plackett_luce.updates import MixtureEM as MixtureEM
 from .plackett_luce.updates import RankEMA as RankEMA
+from .report.evaluations import Evaluation as Evaluation
+from .report.evaluations import Evaluations as Evaluations
+from .report.evaluations import ProgramScore as ProgramScore
 from .report.report import Report as Report
 from .search.search import CrossEntropySearch as CrossEntropySearch
 from .search.space import OrderingSpace as OrderingSpace

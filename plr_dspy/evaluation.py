@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -28,6 +28,7 @@ from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.programs.splits import Examples
+from plr_dspy.report.evaluations import ConstantScore, Evaluation, Evaluations, ProgramScore
 from plr_dspy.runtime import progress_bar
 from plr_dspy.scoring.causes import cause_of, fix_for
 from plr_dspy.scoring.confusion_scores import ConfusionScores
@@ -38,79 +39,6 @@ from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 logger = logging.getLogger(__name__)
 
 TAIL = 0.975  # quantile for 95% intervals
-
-
-@dataclass(frozen=True)
-class ProgramScore:
-    """A program's score according to a metric.
-
-    Attributes:
-        score, interval: The metric's value on the examples, and its 95% confidence interval.
-        difference, difference_interval: The gain over the first program, and its 95%
-            confidence interval. Both are None for the first program.
-        num_unread: Number of unparsable replies, which count as incorrect answers.
-    """
-
-    score: float
-    interval: tuple[float, float]
-    difference: float | None = None
-    difference_interval: tuple[float, float] | None = None
-    num_unread: int = 0
-
-    def __str__(self) -> str:
-        parts = ["{:.3f} [{:.3f}, {:.3f}]".format(self.score, *self.interval)]
-        if self.difference is not None and self.difference_interval is not None:
-            parts.append(
-                "{:+.3f} [{:+.3f}, {:+.3f}] over the first".format(self.difference, *self.difference_interval)
-            )
-        if self.num_unread:
-            parts.append(f"replies that could not be parsed: {self.num_unread}")
-        return "; ".join(parts)
-
-
-@dataclass(frozen=True)
-class ConstantScore:
-    """The score of a program that always answers with the same label."""
-
-    label: str
-    score: float
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The scores of programs on the same examples. `print()` shows them in a table.
-
-    Attributes:
-        programs: The programs' scores, keyed by program name.
-        num_examples: Number of examples that every program answered.
-        num_failed: Number of examples that were omitted because a call failed.
-        constant: The score of a program that always answers with the same label. The label is the
-            better of the two most frequent labels. None if the first program has no label output, or if the
-            metric cannot score predictions that contain only a label.
-    """
-
-    programs: Mapping[str, ProgramScore]
-    num_examples: int
-    num_failed: int = 0
-    constant: ConstantScore | None = None
-
-    def __str__(self) -> str:
-        rows = {name: str(score) for name, score in self.programs.items()}
-        if self.constant is not None:
-            rows[f"always {self.constant.label!r}"] = f"{self.constant.score:.3f}, without any call"
-        width = max(map(len, rows))
-        lines = [f"  {name:{width}}  {row}" for name, row in rows.items()]
-        title = f"{self.num_examples} examples"
-        if self.num_failed:
-            title += f" ({self.num_failed} others omitted because of failed calls)"
-        return "\n".join([title, *lines])
-
-
-class Evaluations(dict[str, Evaluation]):
-    """The evaluations with several metrics, keyed by metric name. `print()` shows a table for each metric."""
-
-    def __str__(self) -> str:
-        return "\n".join(f"{name}: {evaluation}" for name, evaluation in self.items())
 
 
 @overload
@@ -181,6 +109,33 @@ def evaluate_programs(
         Exception: A fatal error from a program or metric, or the error that reaches
             `max_errors`.
     """
+    examples, metrics = _checked(programs, metric, devset, inputs)
+    _warn_of_shown_examples(programs, examples)
+    options = _Options(
+        num_threads=num_threads,
+        max_errors=max_errors,
+        display_progress=display_progress,
+        log_dir=log_dir,
+        accept_changes=accept_changes,
+    )
+    runs = _run_programs(programs, metrics, examples, options)
+    indices = _examples_without_failure(runs, len(examples))
+    answered = [examples[index] for index in indices]
+    evaluations = {}
+    for name, single_metric in metrics.items():
+        constant = _constant_score(single_metric, runs[0].program, answered)
+        scores = _compare(name, single_metric, runs, answered, indices)
+        evaluations[name] = Evaluation(scores, len(indices), len(examples) - len(indices), constant)
+    return Evaluations(evaluations) if isinstance(metric, Mapping) else evaluations[""]
+
+
+def _checked(
+    programs: Mapping[str, dspy.Module],
+    metric: Metric | Mapping[str, Metric],
+    devset: Rows,
+    inputs: Sequence[str] | None,
+) -> tuple[Examples, dict[str, Metric]]:
+    """Return the examples, and the metrics by name. Raise an error if an argument is invalid."""
     if not isinstance(programs, Mapping) or not programs:
         raise UserTypeError(
             f'programs must be a non-empty dict; got {short_repr(programs)}: pass a dict such as {{"a": program}}'
@@ -196,31 +151,30 @@ def evaluate_programs(
             raise UserTypeError(f"programs must have strings as names; got {name!r}: pass {str(name)!r}")
         check_module(program, f"programs[{name!r}]")
     first_name, first = next(iter(programs.items()))
-    devset = as_examples(
+    examples = as_examples(
         devset, first, name="devset", inputs=inputs, program_name=f"programs[{first_name!r}]"
     )
     for name, program in programs.items():
-        check_given(program, name=f"programs[{name!r}]", to_order=False, devset=devset)
-    if len(devset) < 2:
-        raise UserError(f"devset must contain at least 2 examples; got {len(devset)}: pass more examples")
+        check_given(program, name=f"programs[{name!r}]", to_order=False, devset=examples)
+    if len(examples) < 2:
+        raise UserError(f"devset must contain at least 2 examples; got {len(examples)}: pass more examples")
     for single_metric in metrics.values():
-        check_evaluation(programs, single_metric, devset)
-    options = _Options(
-        num_threads=num_threads,
-        max_errors=max_errors,
-        display_progress=display_progress,
-        log_dir=log_dir,
-        accept_changes=accept_changes,
-    )
-    runs = _run_programs(programs, metrics, devset, options)
-    indices = _examples_without_failure(runs, len(devset))
-    examples = [devset[index] for index in indices]
-    evaluations = {}
-    for name, single_metric in metrics.items():
-        constant = _constant_score(single_metric, runs[0].program, examples)
-        scores = _compare(name, single_metric, runs, examples, indices)
-        evaluations[name] = Evaluation(scores, len(indices), len(devset) - len(indices), constant)
-    return Evaluations(evaluations) if isinstance(metric, Mapping) else evaluations[""]
+        check_evaluation(programs, single_metric, examples)
+    return examples, metrics
+
+
+def _warn_of_shown_examples(programs: Mapping[str, dspy.Module], examples: Examples) -> None:
+    """Log a warning about each program whose demos show some of the examples."""
+    for name, program in programs.items():
+        num_shown = len(Rival(name, program).leaked(examples))
+        if num_shown:
+            logger.warning(
+                "programs[%r] shows %d of the %d examples in devset as demos, so its score is too high: use other "
+                "examples",
+                name,
+                num_shown,
+                len(examples),
+            )
 
 
 @arguments

@@ -4,7 +4,18 @@ import dspy
 import numpy as np
 import pytest
 from dspy.utils.exceptions import AdapterParseError
-from fakes import LabelEngine, Program, failure, interrupt, lm_of
+from fakes import (
+    LabelEngine,
+    Program,
+    engine_for,
+    exact_match,
+    failure,
+    interrupt,
+    lm_of,
+    questions,
+    student,
+    using,
+)
 from label_engines import exact
 
 import plr_dspy
@@ -225,6 +236,16 @@ def test_the_difference_between_identical_answers_has_an_interval(metric):
     evaluation = evaluated(programs, metric, examples(20, range(5)))
     low, high = evaluation.programs["other"].difference_interval
     assert low < -0.05 < 0.05 < high
+
+
+def test_examples_that_a_program_shows_as_demos_are_reported(caplog):
+    devset = questions(20)
+    programs = {"none": student(0), "some": student(devset[:3])}
+    with using(engine_for(devset)):
+        evaluate_programs(programs, exact_match, devset, display_progress=False)
+    lines = [line for line in caplog.messages if "as demos" in line]
+    assert len(lines) == 1
+    assert "programs['some'] shows 3 of the 20 examples in devset as demos" in lines[0]
 
 
 @pytest.mark.parametrize("metric", [exact, F1("yes")])
