@@ -166,10 +166,10 @@ def _checked(
 def _warn_of_shown_examples(programs: Mapping[str, dspy.Module], examples: Examples) -> None:
     """Log a warning about each program whose demos show some of the examples."""
     for name, program in programs.items():
-        num_shown = len(Rival(name, program).leaked(examples))
+        num_shown = len(Rival(name, program).leaked(examples, with_retrieved=True))
         if num_shown:
             logger.warning(
-                "programs[%r] shows %d of the %d examples in devset as demos, so its score is too high: use other "
+                "programs[%r] may show %d of the %d examples in devset as demos, so its score is too high: use other "
                 "examples",
                 name,
                 num_shown,

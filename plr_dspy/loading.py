@@ -94,7 +94,9 @@ def _check_fields(
         return
     names = [match.group(1) for match in map(OWN_NAME.fullmatch, saved) if match is not None]
     if len(saved) != len(fields) or not fields.keys() >= set(names):
+        # A field without a description of its own is described by its name, as in "${question}".
+        shown = [OWN_NAME.sub(r"\1", description) for description in saved]
         raise UserError(
-            f"{path} must hold a program with the student's fields {list(fields)}; got the fields {saved}: create the "
+            f"{path} must hold a program with the student's fields {list(fields)}; got the fields {shown}: create the "
             "student in the same way as the saved program"
         )

@@ -53,6 +53,7 @@ def as_examples(
             ambiguous or contradictory.
     """
     _check_names(inputs)
+    _check_no_outputs(inputs, program)
     needed = list(needed_inputs(program))
     undeclared_inputs = inputs
     examples = []
@@ -83,6 +84,18 @@ def _check_names(inputs: Any) -> None:
     if not is_list or not inputs or not all(isinstance(name, str) for name in inputs):
         fix = f"pass [{inputs!r}]" if isinstance(inputs, str) else 'pass a list, such as ["question"]'
         raise UserTypeError(f"inputs must be a list of column names; got {short_repr(inputs)}: {fix}")
+
+
+def _check_no_outputs(inputs: Sequence[str] | None, program: dspy.Module) -> None:
+    """Raise a ValueError if `inputs` names an output of a program with a single predictor."""
+    if inputs is None or not is_single_step(program):
+        return
+    for predictor in program.predictors():
+        outputs = [name for name in inputs if name in predictor.signature.output_fields]
+        if outputs:
+            raise UserError(
+                f"inputs must not name outputs of the program; got {list(inputs)}: remove {' and '.join(map(repr, outputs))}"
+            )
 
 
 def _sequence(rows: Any, name: str) -> Sequence[Any]:

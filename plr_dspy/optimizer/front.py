@@ -29,6 +29,7 @@ from plr_dspy.search.space import Candidate
 logger = logging.getLogger(__name__)
 
 PREDICTIONS = 1_000  # number of predictions that a reported cost covers
+MIN_SCORED = 20  # minimum number of examples on which a cheaper prompt must be scored
 
 
 @dataclass(frozen=True)
@@ -177,8 +178,9 @@ class Front:
     def as_good(self, within: float) -> list[Prompt]:
         """Return the candidates that score at most `within` less than the reference, cheapest first.
 
-        The probability of a larger loss must also be low. This rule excludes a candidate whose
-        score seems high but was estimated from only a few calls.
+        A candidate must be scored on at least `MIN_SCORED` examples, and the probability of a
+        larger loss must be low. Both rules exclude a candidate whose score seems high but was
+        estimated from only a few calls.
 
         Raises:
             ValueError: If `within` is not a finite number of at least 0.
@@ -193,11 +195,15 @@ class Front:
         accepted = []
         for prompt in self.prompts:
             candidate = prompt.expected.candidate
+            if candidate == reference.candidate:
+                accepted.append(prompt)
+                continue
             # If the reference's answers are revised, compare both candidates with revised
             # answers.
             worse = gains[candidate].worse if reference.revision is None else gains[candidate].worse_alike
-            is_close = prompt.expected.entry.score >= reference.entry.score - within - 1e-9
-            if candidate == reference.candidate or (is_close and worse <= max_worse):
+            entry = prompt.expected.entry
+            is_close = entry.score >= reference.entry.score - within - 1e-9
+            if is_close and worse <= max_worse and entry.num_examples >= MIN_SCORED:
                 accepted.append(prompt)
         return accepted
 

@@ -99,15 +99,20 @@ class Rival:
         """Whether any predictor has demos, or retrieves demos for each input."""
         return any(predictor.demos or getattr(predictor, "retrieval", None) for predictor in self.predictors)
 
-    def leaked(self, examples: Examples) -> list[dspy.Example]:
+    def leaked(self, examples: Examples, *, with_retrieved: bool = False) -> list[dspy.Example]:
         """Return the examples that the program's demos show.
 
-        The program may copy the answers to these examples from its demos.
+        The program may copy the answers to these examples from its demos. If `with_retrieved`,
+        include the demos that it may retrieve.
         """
+        demos = self.demos
+        if with_retrieved:
+            retrievals = [getattr(predictor, "retrieval", None) for predictor in self.predictors]
+            demos += [demo for retrieval in retrievals if retrieval for demo in retrieval.pool.demos]
         input_names: set[str] = set()
         for predictor in self.predictors:
             input_names.update(predictor.signature.input_fields)
-        return [examples[number] for number in sorted(shown_by(self.demos, examples, input_names))]
+        return [examples[number] for number in sorted(shown_by(demos, examples, input_names))]
 
 
 def _predictors_of(program: dspy.Module) -> list[dspy.Predict]:

@@ -46,9 +46,7 @@ from plr_dspy.report.stop import StopReason
 MIN_WIN_PROBABILITY = 0.9
 # If two programs were scored on at least this share of the examples, more calls would not help.
 ENOUGH_COMPARED = 0.8
-# A cheaper prompt is reported only if it was scored on at least `MIN_SCORED` examples. It must also
-# have at most the share `MUCH_CHEAPER` of the returned prompt's tokens.
-MIN_SCORED = 20
+# A cheaper prompt is reported only if it has at most this share of the returned prompt's tokens.
 MUCH_CHEAPER = 0.95
 # For each reason why a search ended, the argument to increase.
 LIMITS = {StopReason.COST: "max_cost", StopReason.TIME: "max_seconds"}
@@ -444,8 +442,7 @@ def _cheaper_prompt(report: ReportData) -> Iterator[str]:
     returned = next((entry for entry in report.front if entry.is_returned), None)
     if cheapest is None or returned is None or report.comparison is None:
         return
-    is_much_cheaper = cheapest.prompt_tokens <= MUCH_CHEAPER * returned.prompt_tokens
-    if not is_much_cheaper or cheapest.num_examples < MIN_SCORED:
+    if cheapest.prompt_tokens > MUCH_CHEAPER * returned.prompt_tokens:
         return
     yield Advice(
         f"a cheaper prompt is probably as good, within {AS_GOOD}: {cheapest.name} ({price(cheapest)} instead of "
