@@ -306,7 +306,7 @@ def open_log(
     """Open and lock the run log in a folder. If `folder` is None, keep the log in memory.
 
     If the identity that `describe` returns has changed, a log without answers is replaced.
-    A log with answers is continued only if `accept_changes` is true.
+    A log with answers is continued only if `accept_changes` is true, and never by another function.
 
     Raises:
         ValueError: If the folder cannot be used, or its log has a different identity or
@@ -328,6 +328,8 @@ def open_log(
                 log.close()
                 path.unlink()
                 log = RunLog(path, codec)
+            elif changes and _function(log.identity) != _function(identity):
+                raise UserError(f"log_dir {folder} belongs to another run: {changes}. Pass another log_dir.")
             elif changes and not accept_changes:
                 raise UserError(
                     f"log_dir {folder} belongs to another run: {changes}. Pass another log_dir. If the logged "
@@ -376,13 +378,17 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
+def _function(identity: Facts) -> object:
+    """Return the function that makes the calls of a run, in words."""
+    return identity.get(FUNCTION_FACT, "an optimizer")
+
+
 def _changes(previous: Facts, current: Facts) -> str:
     """Describe the differences between two identities, without the values of digests."""
+    if _function(previous) != _function(current):  # Other functions have other facts, so do not list these.
+        return f"its calls were made by {_function(previous)}, not by {_function(current)}"
     phrases = []
-    names = {**previous, **current}
-    if previous.get(FUNCTION_FACT) != current.get(FUNCTION_FACT):
-        names = {FUNCTION_FACT: None}  # Other functions have other facts, so do not list these.
-    for name in names:
+    for name in {**previous, **current}:
         before = previous.get(name)
         after = current.get(name)
         if before == after:

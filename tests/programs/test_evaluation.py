@@ -470,12 +470,29 @@ class TestLogFolder:
             evaluate(programs, **{"metric": accuracy, **changes})
         assert engine.requests == num_calls
 
-    def test_the_folder_of_a_compile_is_rejected(self, engine, programs, evaluate, tmp_path):
-        optimizer = plr_dspy.PLFewShot(
-            accuracy, max_metric_calls=40, log_dir=tmp_path / "log", display_progress=False
-        )
-        optimizer.compile(programs["a"], trainset=examples(40, yes=range(20)))
+    @pytest.mark.parametrize("first", ["compile", "evaluate"])
+    @pytest.mark.parametrize("accepted", [False, True])
+    def test_a_folder_holds_either_a_compile_or_an_evaluation(
+        self, engine, programs, evaluate, tmp_path, first, accepted
+    ):
+        def compile_program(**options):
+            optimizer = plr_dspy.PLFewShot(
+                accuracy, max_metric_calls=40, log_dir=tmp_path / "log", display_progress=False, **options
+            )
+            optimizer.compile(programs["a"], trainset=examples(40, yes=range(20)))
+
+        def evaluate_all(**options):
+            evaluate(programs, **options)
+
+        runs = [compile_program, evaluate_all]
+        message = "its calls were made by an optimizer, not by evaluate_programs. Pass another log_dir.$"
+        if first == "evaluate":
+            runs.reverse()
+            message = "its calls were made by evaluate_programs, not by an optimizer. Pass another log_dir.$"
+        run, other = runs
+        run()
         num_calls = engine.requests
-        with pytest.raises(ValueError, match="belongs to another run: the function was None and is now"):
-            evaluate(programs)
+        with pytest.raises(ValueError, match=message):
+            other(accept_changes=accepted)
+        run()
         assert engine.requests == num_calls
