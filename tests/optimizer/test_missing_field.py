@@ -1,4 +1,4 @@
-"""Metrics that read a field which no example has: an error before any call or after the first call."""
+"""Metrics that read a field which no example has: an error before any call, or when the metric reads the field."""
 
 import dspy
 import pytest
