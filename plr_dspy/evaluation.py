@@ -32,7 +32,7 @@ from plr_dspy.report.evaluations import ConstantScore, Evaluation, Evaluations, 
 from plr_dspy.runtime import progress_bar
 from plr_dspy.scoring.causes import cause_of, fix_for
 from plr_dspy.scoring.confusion_scores import ConfusionScores
-from plr_dspy.scoring.run_log import FAILED, FUNCTION_FACT, WRONG, CallRecord, numbered, open_log
+from plr_dspy.scoring.run_log import FAILED, FUNCTION_FACT, WRONG, CallRecord, open_log
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
@@ -190,19 +190,32 @@ def _run_programs(
 ) -> list[_ProgramRun]:
     """Call each program on each example, unless the folder of an earlier evaluation has the call."""
     folder = None if options.log_dir is None else Path(options.log_dir)
-    keys = list(programs)
-    if folder is not None:  # Names may change between evaluations.
-        keys = numbered([Rival(name, program).digest for name, program in programs.items()])
     runs = [_ProgramRun(name, program, metrics, devset) for name, program in programs.items()]
+    # Calls are logged under the program's content, because names may change between evaluations.
+    digests = [Rival(name, program).digest for name, program in programs.items()]
+    first_runs: dict[str, _ProgramRun] = {}
     with (
         open_log(folder, partial(_identity, metrics, devset), accept_changes=options.accept_changes) as log,
-        progress_bar(len(programs) * len(devset), display=options.display_progress, title="evaluate") as bar,
+        progress_bar(
+            len(set(digests)) * len(devset), display=options.display_progress, title="evaluate"
+        ) as bar,
     ):
         log.repeat_failures()
         log.number_examples([digest(example) for example in devset])
         limits = {"num_threads": options.num_threads, "max_errors": options.max_errors}
-        for run, key in zip(runs, keys, strict=True):
-            run.call_program(key, log=log, on_cell=lambda: bar.update(log.num_calls - bar.n), **limits)
+        for run, content in zip(runs, digests, strict=True):
+            first_run = first_runs.setdefault(content, run)
+            if first_run is run:
+                run.call_program(
+                    content, log=log, on_cell=lambda: bar.update(log.num_calls - bar.n), **limits
+                )
+                continue
+            logger.warning(
+                "programs[%r] is the same program as programs[%r], so its calls are not repeated",
+                run.name,
+                first_run.name,
+            )
+            run.records = first_run.records
     return runs
 
 
@@ -219,7 +232,7 @@ def _identity(metrics: Mapping[str, Metric], devset: Examples) -> dict[str, obje
 
 
 class _LoggedProgram(ProgramSlots):
-    """A program whose calls are logged under a given key, so that equal programs do not share calls."""
+    """A program whose calls are logged under a given key."""
 
     def __init__(self, program: dspy.Module, key: str) -> None:
         super().__init__(program)

@@ -86,6 +86,7 @@ PHRASES = {
         r"try --select retrieved --max-calls 0 --max-demos \1"
     ),
     r"use (BatchCalibration\S*), or calibrate=True": r"pass --calibrate, or use \1 in Python",
+    r"use (BatchCalibration\S*)$": r"use \1 in Python",
     r"build it: optimizer": "build it in Python: optimizer",
     r"with dspy\.inspect_history\(\) that": "with dspy.inspect_history() in Python that",
     r"set disable_history=False in dspy\.settings, or pass": "pass",

@@ -39,6 +39,10 @@ def comparison(
     largest = max(scores) - min(scores)
     low, high = paired_interval(gains, num_comparisons=max(1, num_candidates - 1))
     mean_gain = sum(gains) / len(gains)
+    least_gain, largest_gain = _interval_of_expected(gain, mean_gain, largest)
+    # If the original has the lowest possible score, the gain is at most the score of the chosen
+    # candidate, so it cannot be more certain than this score.
+    least_gain = min(least_gain, expected_chosen[1] - min(scores))
     return Comparison(
         original=sum(original) / len(original),
         chosen=sum(chosen) / len(chosen),
@@ -49,7 +53,7 @@ def comparison(
         expected_gain=gain.expected,
         probability=gain.probability,
         probability_worse=gain.worse,
-        gain_interval=_interval_of_expected(gain, mean_gain, largest),
+        gain_interval=(round(least_gain, 6), largest_gain),
         expected_original=expected_original,
         expected_chosen=expected_chosen,
     )

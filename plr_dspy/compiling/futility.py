@@ -24,6 +24,9 @@ ENOUGH_PAIRS = 250
 SHOW_DEMOS = (
     "show demos, which teach the output format (PLFewShot chooses them; on the command line --select), or "
 )
+GIVE_DEMOS = (
+    "give each program demos, which teach the output format (in Python, dspy.LabeledFewShot(k=8)), or "
+)
 
 
 class UnreadableReplies(RuntimeError):
@@ -93,7 +96,7 @@ class FutilityCheck:
         if cause is None:
             fix = self.advice
             if not any(map(self._has_demos, judged)):
-                fix = SHOW_DEMOS + fix
+                fix = (GIVE_DEMOS if self.by_program else SHOW_DEMOS) + fix
             message = (
                 f"{share} answers could not be parsed{self._of_programs(judged)}. One error: {first.message}. To fix "
                 f"this, {fix}"

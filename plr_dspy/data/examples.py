@@ -93,8 +93,9 @@ def _check_no_outputs(inputs: Sequence[str] | None, program: dspy.Module) -> Non
     for predictor in program.predictors():
         outputs = [name for name in inputs if name in predictor.signature.output_fields]
         if outputs:
+            names = " and ".join(map(repr, outputs))
             raise UserError(
-                f"inputs must not name outputs of the program; got {list(inputs)}: remove {' and '.join(map(repr, outputs))}"
+                f"inputs must not name outputs of the program; got {list(inputs)}: remove {names}"
             )
 
 

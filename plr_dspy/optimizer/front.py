@@ -18,7 +18,7 @@ from plr_dspy.programs.slots import PoolSlots, messages_of
 from plr_dspy.programs.splits import Examples
 from plr_dspy.programs.tokens import token_counter
 from plr_dspy.report.formats import count
-from plr_dspy.report.rules import MIN_ODDS
+from plr_dspy.report.rules import ENOUGH_SCORED, MIN_ODDS
 from plr_dspy.report.schema import AS_GOOD, FrontEntry, ReportData
 from plr_dspy.scoring.budget import UNCOUNTED, cost_of
 from plr_dspy.scoring.run_log import Tokens
@@ -29,7 +29,6 @@ from plr_dspy.search.space import Candidate
 logger = logging.getLogger(__name__)
 
 PREDICTIONS = 1_000  # number of predictions that a reported cost covers
-MIN_SCORED = 20  # minimum number of examples on which a cheaper prompt must be scored
 
 
 @dataclass(frozen=True)
@@ -159,6 +158,12 @@ class Front:
             entry.score,
             count(entry.num_examples, "example"),
         )
+        if entry.num_examples < ENOUGH_SCORED and prompt.expected.candidate != self._returned:
+            logger.warning(
+                "this prompt was scored on only %s, so its score rests on similar prompts: compare it with the "
+                "returned program on other examples before you use it",
+                count(entry.num_examples, "example"),
+            )
         return self._build_program(prompt.expected.candidate, prompt.expected.revision)
 
     def with_num_demos(self, num_demos: object, report: ReportData) -> Prompt:
@@ -178,9 +183,8 @@ class Front:
     def as_good(self, within: float) -> list[Prompt]:
         """Return the candidates that score at most `within` less than the reference, cheapest first.
 
-        A candidate must be scored on at least `MIN_SCORED` examples, and the probability of a
-        larger loss must be low. Both rules exclude a candidate whose score seems high but was
-        estimated from only a few calls.
+        The probability of a larger loss must also be low. This rule excludes a candidate whose
+        score seems high but was estimated from only a few calls.
 
         Raises:
             ValueError: If `within` is not a finite number of at least 0.
@@ -203,7 +207,7 @@ class Front:
             worse = gains[candidate].worse if reference.revision is None else gains[candidate].worse_alike
             entry = prompt.expected.entry
             is_close = entry.score >= reference.entry.score - within - 1e-9
-            if is_close and worse <= max_worse and entry.num_examples >= MIN_SCORED:
+            if is_close and worse <= max_worse:
                 accepted.append(prompt)
         return accepted
 

@@ -282,6 +282,8 @@ class Headroom:
                 f"{lever.name:{width}}  {lever.mean_score:10.2f}  {gains:{len(GAINS)}}  {lever.num_calls:13}  "
                 f"{lever.note}{self._noise(lever.name)}"
             )
+        if self.num_examples + sum(lever.num_calls for lever in self.levers) > self.program_calls:
+            yield f"Some levers share calls: there were {self.program_calls} calls in total."
 
     def _noise(self, name: str) -> str:
         """Return a note on the differences between orders or sets, or an empty string for other levers."""

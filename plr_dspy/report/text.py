@@ -28,7 +28,7 @@ from plr_dspy.report.formats import (
     unread_note,
 )
 from plr_dspy.report.problems import TOO_LONG, problems
-from plr_dspy.report.rules import DEFAULT_MAX_DEMOS, MIN_ODDS, USER_PROGRAM_ODDS
+from plr_dspy.report.rules import DEFAULT_MAX_DEMOS, ENOUGH_SCORED, MIN_ODDS, USER_PROGRAM_ODDS
 from plr_dspy.report.scarce_classes import scarce_classes
 from plr_dspy.report.schema import (
     AS_GOOD,
@@ -46,7 +46,8 @@ from plr_dspy.report.stop import StopReason
 MIN_WIN_PROBABILITY = 0.9
 # If two programs were scored on at least this share of the examples, more calls would not help.
 ENOUGH_COMPARED = 0.8
-# A cheaper prompt is reported only if it has at most this share of the returned prompt's tokens.
+# A cheaper prompt is reported only if it was scored on at least `ENOUGH_SCORED` examples. It must
+# also have at most the share `MUCH_CHEAPER` of the returned prompt's tokens.
 MUCH_CHEAPER = 0.95
 # For each reason why a search ended, the argument to increase.
 LIMITS = {StopReason.COST: "max_cost", StopReason.TIME: "max_seconds"}
@@ -433,7 +434,9 @@ def _calibration(report: ReportData) -> Iterator[str]:
         own_score = max(own_score, report.comparison.expected_chosen[0])
     if calibrated_score > own_score and not report.settings.get("calibrate"):
         score = f"if calibrated, your program is expected to score {calibrated_score:.3f}"
-        yield Advice(f"{score}: use {optimizer_that_calibrates(report)}, or calibrate=True")
+        # `calibrate=True` cannot be combined with `programs`.
+        argument = "" if report.programs else ", or calibrate=True"
+        yield Advice(f"{score}: use {optimizer_that_calibrates(report)}{argument}")
 
 
 def _cheaper_prompt(report: ReportData) -> Iterator[str]:
@@ -442,7 +445,8 @@ def _cheaper_prompt(report: ReportData) -> Iterator[str]:
     returned = next((entry for entry in report.front if entry.is_returned), None)
     if cheapest is None or returned is None or report.comparison is None:
         return
-    if cheapest.prompt_tokens > MUCH_CHEAPER * returned.prompt_tokens:
+    is_much_cheaper = cheapest.prompt_tokens <= MUCH_CHEAPER * returned.prompt_tokens
+    if not is_much_cheaper or cheapest.num_examples < ENOUGH_SCORED:
         return
     yield Advice(
         f"a cheaper prompt is probably as good, within {AS_GOOD}: {cheapest.name} ({price(cheapest)} instead of "

@@ -135,6 +135,7 @@ COMPILE = [
     ),
     (student, {"inputs": "question"}, r"inputs must be a list .*; got 'question': pass \['question'\]"),
     (student, {"inputs": []}, r"inputs must be a list .*; got \[\]: pass a list"),
+    (student, {"inputs": ["question", "answer"]}, "inputs must not name outputs .*: remove 'answer'"),
     (
         student,
         {"inputs": ["text"]},

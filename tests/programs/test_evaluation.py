@@ -238,6 +238,17 @@ def test_the_difference_between_identical_answers_has_an_interval(metric):
     assert low < -0.05 < 0.05 < high
 
 
+def test_calls_of_identical_programs_are_not_repeated(caplog):
+    devset = questions(20)
+    engine = engine_for(devset)
+    with using(engine):
+        programs = {"one": student(4), "other": student(4)}
+        evaluation = evaluate_programs(programs, exact_match, devset, display_progress=False)
+    assert engine.num_calls == 20
+    assert evaluation.programs["other"].difference == 0
+    assert "programs['other'] is the same program as programs['one']" in caplog.text
+
+
 def test_examples_that_a_program_shows_as_demos_are_reported(caplog):
     devset = questions(20)
     programs = {"none": student(0), "some": student(devset[:3])}
@@ -438,10 +449,10 @@ class TestLogFolder:
         evaluate(programs)
         copies = {**programs, "c": programs["a"].deepcopy()}
         evaluate(copies)
-        assert engine.requests == 3 * self.NUM_EXAMPLES
+        assert engine.requests == 2 * self.NUM_EXAMPLES
         del copies["a"]
         evaluate(copies)
-        assert engine.requests == 3 * self.NUM_EXAMPLES
+        assert engine.requests == 2 * self.NUM_EXAMPLES
 
     def test_calls_belong_to_the_program_and_not_to_its_name(self, engine, programs, evaluate):
         first = evaluate({"old": programs["a"]}, accuracy).programs["old"]

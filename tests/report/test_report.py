@@ -475,8 +475,15 @@ class TestText:
             "predictions instead of 220 prompt tokens, $0.25 per 1,000 predictions); build it: "
             "optimizer.program_with(within=0.01)\n"
         ) in str(report)
+        from_few = entry(1, 0.79, is_as_good=True, num_examples=4)
         hardly_cheaper = entry(1, 0.79, is_as_good=True, prompt_tokens=215)
-        for others in ([returned], [entry(0, 0.9), returned], [hardly_cheaper, returned], []):
+        for others in (
+            [returned],
+            [entry(0, 0.9), returned],
+            [from_few, returned],
+            [hardly_cheaper, returned],
+            [],
+        ):
             assert "a cheaper prompt" not in str(by_hand(front=others))
         slot = chosen.slots[0]
         for demo in slot.ordering:
