@@ -17,11 +17,11 @@ from typing import Any
 import dspy
 
 from plr_dspy.dspy_compat import rendered_signature
-from plr_dspy.errors import UserError
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.instructions import Instruction
 from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.splits import Examples, answer_classes, by_content
+from plr_dspy.programs.token_limits import too_many_tokens
 from plr_dspy.programs.tokens import Messages
 from plr_dspy.search.quotas import Quotas
 from plr_dspy.search.space import WITHOUT_DEMOS, Candidate, Ordering, OrderingSpace, WholeProgram
@@ -276,26 +276,6 @@ def _fewest_tokens(
     return tokens
 
 
-def _too_many_tokens(
-    least_tokens: int, max_tokens: int | None, min_demos: int, *, has_quotas: bool
-) -> UserError:
-    """Return an error, because even the shortest arrangement exceeds the token limit."""
-    minimums = {}
-    if min_demos:
-        minimums["min_demos"] = f"{min_demos=}"
-    if has_quotas:
-        minimums["min_per_class"] = "min_per_class"
-    reason = "the shortest demos"
-    fix = "increase max_demo_tokens"
-    if minimums:
-        reason += f" with {' and '.join(minimums.values())}"
-        fix += f", or reduce {' or '.join(minimums)}"
-    return UserError(
-        f"max_demo_tokens must be at least {least_tokens}, because {reason} have this many tokens; got {max_tokens}: "
-        f"{fix}"
-    )
-
-
 class PoolSlots(PromptSlots):
     """The demo pools of a program's predictors, and the space of arrangements that limits allow.
 
@@ -359,7 +339,7 @@ class PoolSlots(PromptSlots):
         if least_tokens > token_limit:
             # Without the limit, the pools have more demos, and the quotas may require longer ones.
             least_tokens = max(least_tokens, _fewest_tokens(pools, min_demos, quotas_of))
-            raise _too_many_tokens(least_tokens, max_tokens, min_demos, has_quotas=bool(quotas_of))
+            raise too_many_tokens(least_tokens, max_tokens, min_demos, has_quotas=bool(quotas_of))
         fits = lambda ordering: self.tokens(ordering) <= token_limit  # noqa: E731
         self.space = self._make_space(limits, quotas, shortest, fits, programs)
         own_prompt = (*map(_own_items, slots), *((0,) for _ in self.alternatives))
@@ -380,16 +360,25 @@ class PoolSlots(PromptSlots):
         `limits`, `quotas` and `shortest` are those of the pools.
         """
         numbers_of_slots = {slot.predictor: number for number, slot in enumerate(self.slots)}
-        num_choices = len(self.alternatives)
-        instructions = [tuple(range(len(texts))) for texts in self.alternatives.values()]
+        kinds = [slot.kinds[0] for slot in self.slots]
+        block_limits = [*limits]
+        block_quotas = [*quotas]
+        shortest_blocks = [*shortest]
+        choices = []
+        for name, instructions in self.alternatives.items():
+            kinds.append(tuple(range(len(instructions))))
+            block_limits.append((1, 1))
+            block_quotas.append(Quotas())
+            shortest_blocks.append((0,))
+            choices.append(numbers_of_slots.get(name))
         return OrderingSpace(
-            (*(slot.kinds[0] for slot in self.slots), *instructions),
-            (*limits, *[(1, 1)] * num_choices),
-            (*shortest, *[(0,)] * num_choices),
+            tuple(kinds),
+            tuple(block_limits),
+            tuple(shortest_blocks),
             fits,
             (*self.competing, *programs),
-            choices=tuple(numbers_of_slots.get(name) for name in self.alternatives),
-            quotas=(*quotas, *[Quotas()] * num_choices),
+            choices=tuple(choices),
+            quotas=tuple(block_quotas),
         )
 
     def with_alternatives(self, alternatives: Mapping[str, Sequence[Instruction]]) -> "PoolSlots":
