@@ -72,8 +72,8 @@ def load_program(
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(
             f"{path} cannot be loaded into the student ({type(error).__name__}: {error}). The file holds "
-            f"{sorted(state)}. Create the student in the same way as the saved program. DSPy does not save a program's "
-            "compiled modules, so set _compiled to False in such modules before you save the program."
+            f"{sorted(state)}. Create the student in the same way as the saved program. DSPy does not save compiled "
+            "modules, so set their _compiled to False before you save the program."
         ) from error
     for name, predictor in program.named_predictors():
         _check_fields(path, predictor, saved_fields[name])

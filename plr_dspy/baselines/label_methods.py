@@ -58,9 +58,8 @@ class LabelOptimizer(DemoOptimizer):
 
     scored_on = "probing inputs"
     chooses_by_score = False
-    # Probing inputs come from one of three sources. They are these fixed texts, if there are any.
-    # Otherwise, the LM writes them at `temperature`. If `temperature` is None too, they are the
-    # inputs of the train examples.
+    # The probing inputs are the `fillers`, if there are any. Otherwise, the LM writes them at
+    # `temperature`. If there is no `temperature` either, they are the inputs of the train examples.
     fillers: ClassVar[tuple[str, ...]] = ()
     temperature: ClassVar[float | None] = None
 

@@ -104,7 +104,7 @@ PROGRAM = re.compile(rf"\bprograms\[({STRING})\]")
 # Quoted text is the user's, unless it is an argument's value or a program's name. An apostrophe
 # within a word opens no quote.
 QUOTED = re.compile(rf"={LIST}|\bprograms\[(?:{STRING})\]|(?<![\w=])({STRING}|`[^`]*`)(?!\w)")
-KEPT = re.compile("\0(\\d+)\0")  # stands for a text that must stay unchanged
+KEPT = re.compile("\0(\\d+)\0")  # a placeholder for text that must stay unchanged
 # An argument with a value. Arguments in calls, such as PLReorder(auto='light'), stay unchanged.
 WITH_VALUE = re.compile(rf"(?<![\w(.])({NAMES})=({VALUE})")
 WITHOUT_VALUE = re.compile(

@@ -43,8 +43,8 @@ def run_race(
         original: The program that the winners are compared with. It cannot win or drop out.
         observations: All calls so far, to which `score` adds.
         schedule: Selects the next examples for each candidate.
-        score: Makes calls, and returns the candidates that now have all of theirs, starting with
-            the first. It stops at a limit.
+        score: Calls the candidates in order until a limit is reached, and returns those whose
+            calls are complete.
         estimate: Returns the estimated scores of candidates, given all calls so far. Candidates
             with few calls may be missing.
         plan: The plan of the compile run, with the number of winners and the original's share of

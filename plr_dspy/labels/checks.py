@@ -235,7 +235,7 @@ def _check_labels_of_set(
             missing.append(index)
     if len(missing) == len(examples):
         raise UserError(
-            f"{dataset}: no example has a label in {field!r}, which {metric!r} needs; the columns are "
+            f"{dataset}: no example has a label in {field!r}, which {metric!r} needs. The columns are "
             f"{columns_of(examples)}: add the labels, or rename the column that holds the labels to {field!r}"
         )
     if missing:
@@ -299,8 +299,8 @@ def _check_outputs(
         values = [example[name] for example in examples if name in example]
         if without_none(annotations[name]) is str and are_whole_numbers(values):
             logger.warning(
-                "%s: the field %r holds only whole numbers, such as %r, but the program answers with text. Unless the "
-                "metric converts the numbers or the answers, no answer is correct: %s",
+                "%s: the field %r holds only whole numbers, such as %r, but the program answers with text. Every "
+                "answer will be scored as wrong, unless the metric converts one to the other: %s",
                 dataset,
                 name,
                 values[0],

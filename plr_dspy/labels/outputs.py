@@ -112,7 +112,7 @@ def _simplified(text: str) -> str:
 
 
 def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOutput]:
-    """Return all outputs of a predictor that have few possible values."""
+    """Return those outputs of a predictor that have few possible values."""
     outputs = []
     for name, field in predictor.signature.output_fields.items():
         annotation = without_none(field.annotation)

@@ -60,7 +60,7 @@ class PerInputOrder(dspy.Module):
         args: Sequence[Value],
         inputs: Mapping[str, Value],
     ) -> tuple[Value, Reading | None]:
-        """Return the answer with demos in this order, and the reading of the reply.
+        """Return the answer with the demos in the given order, and the label probabilities of the reply.
 
         The answer is None if the reply cannot be parsed. The reading is None if there is no
         answer, or if the reply has no label probabilities.

@@ -58,7 +58,7 @@ class Estimate:
         warning: A warning that prompts may exceed a model's context window. Empty if no prompt
             is too long, or if litellm does not know the size of the window.
         has_other_tokenizer: Whether a model has, or may have, a tokenizer other than GPT-4o's.
-            Then the numbers of tokens may be wrong by about 15%.
+            If so, token counts may be off by about 15%.
     """
 
     program_calls: int

@@ -221,7 +221,7 @@ def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str]
 
 
 def by_content(examples: Examples) -> list[int]:
-    """Return example indices sorted by content."""
+    """Return example indices, sorted by a digest of the content."""
     digests = [digest(example) for example in examples]
     return sorted(range(len(examples)), key=digests.__getitem__)
 

@@ -161,7 +161,7 @@ class Budget:
         """End a call and add its cost.
 
         Args:
-            tokens: The tokens of the call. They are empty if the model was not called.
+            tokens: The token counts of the call, or an empty dict if the model was not called.
             example: As in `begin`.
         """
         with self._lock:

@@ -98,7 +98,7 @@ class Observations:
     def set_reference(
         self, best_first: Iterable[Candidate], fitted: FittedModel | None, *, min_candidates: int = 1
     ) -> None:
-        """From now on, calculate scores relative to the answers of the best candidates.
+        """Calculate all further scores relative to the answers of the best candidates.
 
         At least `min_candidates` candidates are used. The reference is stored in
         `effective_scores`, so it applies to all observations that share this object.

@@ -185,7 +185,7 @@ class Search(ABC):
         """
         candidates = self._first(number, ())
         num_first = len(candidates)
-        # Count over all deals, because a deal from a small pool contains only one ordering.
+        # Count orderings across deals, because a deal from a small pool contains only one ordering.
         num_dealt = 0
         for _ in range(MAX_REDRAWS):
             if len(candidates) >= number:
