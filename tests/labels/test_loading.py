@@ -99,7 +99,7 @@ class TestPartsOfLargerPrograms:
         plain.step = student()
         part._compiled = True
         larger(part).save(tmp_path / "outer.json")
-        with pytest.raises(ValueError, match="set _compiled to False in such modules"):
+        with pytest.raises(ValueError, match="set their _compiled to False"):
             load_program(larger(plain), tmp_path / "outer.json")
         part._compiled = False
         larger(part).save(tmp_path / "outer.json")

@@ -166,7 +166,8 @@ class TestLevers:
 
     def test_each_column_has_one_meaning(self):
         result = measured(DemoEngine(questions(100), share=0.9, without=0.5), student(demos()))
-        heading, *rows, score, advice = str(result).splitlines()
+        heading, *rows, shared, score, advice = str(result).splitlines()
+        assert shared == f"Some levers share calls: there were {result.program_calls} calls in total."
         assert heading.split("  ")[-1] == "how to apply it"
         assert advice == result.advice
         assert score == (

@@ -109,7 +109,8 @@ class TestRaceOfPrograms:
         with pytest.raises(RuntimeError, match=r"could not be parsed \('plain', 'instructed'\)") as caught:
             choose(engine, programs)
         assert all(
-            fix in str(caught.value) for fix in ("show demos", "PLFewShot", "ChatAdapter", "max_tokens")
+            fix in str(caught.value)
+            for fix in ("give each program demos", "LabeledFewShot", "ChatAdapter", "max_tokens")
         )
 
     def test_many_programs_get_several_calls_each_before_the_race_ends(self):
