@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -110,7 +110,8 @@ def evaluate_programs(
             `max_errors`.
     """
     examples, metrics = _checked(programs, metric, devset, inputs)
-    _warn_of_shown_examples(programs, examples)
+    rivals = [Rival(name, program) for name, program in programs.items()]
+    _warn_of_shown_examples(rivals, examples)
     options = _Options(
         num_threads=num_threads,
         max_errors=max_errors,
@@ -118,7 +119,9 @@ def evaluate_programs(
         log_dir=log_dir,
         accept_changes=accept_changes,
     )
-    runs = _run_programs(programs, metrics, examples, options)
+    runs = [_ProgramRun(name, program, metrics, examples) for name, program in programs.items()]
+    # Calls are logged under the program's content, because names may change between evaluations.
+    _make_calls(runs, [rival.digest for rival in rivals], partial(_identity, metrics, examples), options)
     indices = _examples_without_failure(runs, len(examples))
     answered = [examples[index] for index in indices]
     evaluations = {}
@@ -163,15 +166,15 @@ def _checked(
     return examples, metrics
 
 
-def _warn_of_shown_examples(programs: Mapping[str, dspy.Module], examples: Examples) -> None:
-    """Log a warning about each program whose demos show some of the examples."""
-    for name, program in programs.items():
-        num_shown = len(Rival(name, program).leaked(examples, with_retrieved=True))
+def _warn_of_shown_examples(programs: Iterable[Rival], examples: Examples) -> None:
+    """Log a warning about each program whose demos may show some of the examples."""
+    for program in programs:
+        num_shown = len(program.leaked(examples, with_retrieved=True))
         if num_shown:
             logger.warning(
                 "programs[%r] may show %d of the %d examples in devset as demos, so its score is too high: use other "
                 "examples",
-                name,
+                program.name,
                 num_shown,
                 len(examples),
             )
@@ -185,23 +188,30 @@ class _Options(Checked):
     accept_changes: Flag = False
 
 
-def _run_programs(
-    programs: Mapping[str, dspy.Module], metrics: Mapping[str, Metric], devset: Examples, options: _Options
-) -> list[_ProgramRun]:
-    """Call each program on each example, unless the folder of an earlier evaluation has the call."""
+def _make_calls(
+    runs: Sequence[_ProgramRun],
+    digests: Sequence[str],
+    identity: Callable[[], dict[str, object]],
+    options: _Options,
+) -> None:
+    """Call each program on each example, unless the folder of an earlier evaluation has the call.
+
+    Args:
+        runs: The runs of the programs.
+        digests: Digests of the programs. Programs with equal digests share their calls.
+        identity: A function that describes everything else that determines the scores.
+        options: Arguments of `evaluate_programs`.
+    """
     folder = None if options.log_dir is None else Path(options.log_dir)
-    runs = [_ProgramRun(name, program, metrics, devset) for name, program in programs.items()]
-    # Calls are logged under the program's content, because names may change between evaluations.
-    digests = [Rival(name, program).digest for name, program in programs.items()]
+    examples = runs[0].examples
+    num_calls = len(set(digests)) * len(examples)
     first_runs: dict[str, _ProgramRun] = {}
     with (
-        open_log(folder, partial(_identity, metrics, devset), accept_changes=options.accept_changes) as log,
-        progress_bar(
-            len(set(digests)) * len(devset), display=options.display_progress, title="evaluate"
-        ) as bar,
+        open_log(folder, identity, accept_changes=options.accept_changes) as log,
+        progress_bar(num_calls, display=options.display_progress, title="evaluate") as bar,
     ):
         log.repeat_failures()
-        log.number_examples([digest(example) for example in devset])
+        log.number_examples([digest(example) for example in examples])
         limits = {"num_threads": options.num_threads, "max_errors": options.max_errors}
         for run, content in zip(runs, digests, strict=True):
             first_run = first_runs.setdefault(content, run)
@@ -216,7 +226,6 @@ def _run_programs(
                 first_run.name,
             )
             run.records = first_run.records
-    return runs
 
 
 def _identity(metrics: Mapping[str, Metric], devset: Examples) -> dict[str, object]:

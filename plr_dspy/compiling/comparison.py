@@ -39,10 +39,7 @@ def comparison(
     largest = max(scores) - min(scores)
     low, high = paired_interval(gains, num_comparisons=max(1, num_candidates - 1))
     mean_gain = sum(gains) / len(gains)
-    least_gain, largest_gain = _interval_of_expected(gain, mean_gain, largest)
-    # If the original has the lowest possible score, the gain is at most the score of the chosen
-    # candidate, so it cannot be more certain than this score.
-    least_gain = min(least_gain, expected_chosen[1] - min(scores))
+    least_chosen = expected_chosen[1] - min(scores)
     return Comparison(
         original=sum(original) / len(original),
         chosen=sum(chosen) / len(chosen),
@@ -53,24 +50,33 @@ def comparison(
         expected_gain=gain.expected,
         probability=gain.probability,
         probability_worse=gain.worse,
-        gain_interval=(round(least_gain, 6), largest_gain),
+        gain_interval=_interval_of_expected(gain, mean_gain, largest, least_chosen),
         expected_original=expected_original,
         expected_chosen=expected_chosen,
     )
 
 
-def _interval_of_expected(gain: Gain, observed: float, largest: float) -> tuple[float, float]:
+def _interval_of_expected(
+    gain: Gain, observed: float, largest: float, least_chosen: float
+) -> tuple[float, float]:
     """Return the 95% interval of the expected gain.
 
     If the observed gain is larger than the expected gain, it determines the upper end. The model
     may shrink gains too strongly.
+
+    Args:
+        gain: The expected gain.
+        observed: The gain on the compared examples.
+        largest: The largest possible gain.
+        least_chosen: How far the interval of the chosen candidate's score begins above the lowest
+            possible score. The gain cannot be larger than this score, so it is no more certain.
     """
     margin = DEVIATIONS * gain.deviation
     least = max(gain.expected - margin, -largest)
     # A 95% interval may exclude negative gains only if the probability of a gain exceeds 97.5%.
     least = max(least, 0.0) if gain.probability > (1 + CONFIDENCE) / 2 else min(least, 0.0)
     most = min(max(gain.expected, observed) + margin, largest)
-    return round(least, 6), round(most, 6)
+    return round(min(least, least_chosen), 6), round(most, 6)
 
 
 def paired_gain(before: Mapping[int, float], after: Mapping[int, float]) -> PairedGain | None:
@@ -241,6 +247,7 @@ def _measured_comparison(
     highest = expected_chosen
     if gain.expected:  # The model may shrink gains too strongly, so include the measured value.
         highest = max(highest, measurement.after)
+    least_chosen = metric.clip(expected_chosen + lower[1])
     return Comparison(
         original=measurement.before,
         chosen=measurement.after,
@@ -251,13 +258,9 @@ def _measured_comparison(
         expected_gain=gain.expected,
         probability=gain.probability,
         probability_worse=gain.worse,
-        gain_interval=_interval_of_expected(gain, observed, largest),
+        gain_interval=_interval_of_expected(gain, observed, largest, least_chosen - metric.bounds[0]),
         expected_original=(as_it_is, metric.clip(as_it_is + lower[0]), metric.clip(as_it_is + upper[0])),
-        expected_chosen=(
-            expected_chosen,
-            metric.clip(expected_chosen + lower[1]),
-            metric.clip(highest + upper[1]),
-        ),
+        expected_chosen=(expected_chosen, least_chosen, metric.clip(highest + upper[1])),
         unseen_labels=measurement.unseen_labels,
     )
 

@@ -121,7 +121,7 @@ class CallSizes:
         """
         setup = self._setup
         prices = [price_of(str(lm.model)) for lm in setup.models]
-        price = max((price["prompt"] for price in prices if price is not None), default=0.0)
+        price_per_token = max((price["prompt"] for price in prices if price is not None), default=0.0)
         lengths = [input_length(example) for example in setup.scored_examples]
         usual_length = fmean(map(input_length, self._examples))
         extra_costs = {}
@@ -133,7 +133,7 @@ class CallSizes:
             except Exception:  # The adapter or litellm may fail, and then lengths are unknown.
                 return {}
             if extra_tokens > 0:
-                extra_costs[index] = price * extra_tokens
+                extra_costs[index] = price_per_token * extra_tokens
         return extra_costs
 
     def _extra_tokens(self, example: dspy.Example) -> float:

@@ -137,6 +137,8 @@ def test_reports_contain_values_of_the_metric_itself():
     # The expected gain is shrunk, as with a metric by example.
     assert 0.0 < c.expected_gain < 0.75 * c.gain
     assert all(-1.0 <= value <= 1.0 for value in (*c.interval, *c.gain_interval))
+    # The lowest possible score is 0, so the gain is no more certain than the chosen score.
+    assert c.gain_interval[0] <= c.expected_chosen[1] + 1e-6
     for iteration in report.history:
         assert 0.0 <= iteration.best_score <= 1.0
         assert 0.0 <= iteration.best_score_so_far <= 1.0
