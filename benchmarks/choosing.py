@@ -33,6 +33,7 @@ from scipy import special
 from plr_dspy.compiling.choice import likely
 from plr_dspy.compiling.elimination import EliminationRun
 from plr_dspy.compiling.plan import MAX_ROUNDS, Plan
+from plr_dspy.report.rules import USER_PROGRAM_ODDS
 from plr_dspy.report.text import MIN_WIN_PROBABILITY
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.evaluator import Evaluator
@@ -105,6 +106,7 @@ def race(world: World, *, max_calls: int | None = None) -> EliminationRun:
         ),
         num_train=num_examples,
         original=first,
+        user_programs=tuple(others),
     )
 
 
@@ -114,7 +116,7 @@ def chosen_by_all(world: World) -> int:
     rows = [dict(enumerate(row.tolist())) for row in world.scores]
     fitted = ProgramModel(OrderingSpace(())).fit(dict(zip(programs, rows, strict=True)))
     gains = fitted.gains(programs[0])
-    allowed = [program for program in programs[1:] if likely(gains[program], None)]
+    allowed = [program for program in programs[1:] if likely(gains[program], None, odds=USER_PROGRAM_ODDS)]
     return max([programs[0], *allowed], key=lambda program: gains[program].expected).number
 
 

@@ -11,13 +11,15 @@ from dataclasses import dataclass, field, replace
 from plr_dspy.compiling.choice import Outcome, likely
 from plr_dspy.compiling.futility import FIRST_ANSWERS
 from plr_dspy.compiling.run import CompileRun, FinalComparison
+from plr_dspy.report.rules import USER_PROGRAM_ODDS
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.scoring.evaluator import RACE, Wanted
 from plr_dspy.scoring.observations import Observations
 from plr_dspy.search.elimination import EliminationSearch
 from plr_dspy.search.space import Candidate
 
-FIRST_EXAMPLES = 20  # number of examples in the first round
+FIRST_EXAMPLES = 40  # maximum number of examples in the first round
+FIRST_SHARE = 1 / 3  # maximum share of the calls to spend in the first round, on all programs
 FIRST_PER_PROGRAM = 5  # minimum number of replies of each program before unparsable replies end the race
 MIN_NEW_EXAMPLES = 4  # minimum number of new examples in a later round
 GROWTH = 0.25  # number of new examples in a later round, relative to the number of examples so far
@@ -28,21 +30,27 @@ def calls_per_program(num_calls: int, num_programs: int, num_examples: int) -> t
 
     At least two programs are scored in each round, on the same examples.
     """
-    least = min(FIRST_EXAMPLES, num_examples, num_calls // num_programs)
+    least = min(_num_first_examples(num_calls // num_programs), num_examples)
     most = least + math.ceil((num_calls - num_programs * least) / 2)
     return least, min(most, num_examples)
 
 
+def _num_first_examples(num_affordable: int) -> int:
+    """Return the number of examples in the first round if all programs can be scored on `num_affordable`."""
+    wanted = min(FIRST_EXAMPLES, round(FIRST_SHARE * num_affordable))
+    return min(max(wanted, MIN_NEW_EXAMPLES), num_affordable)
+
+
 @dataclass(kw_only=True)
 class EliminationRun(CompileRun):
-    """A race of whole programs in progress. `original` is the first program."""
+    """A race of whole programs in progress. `original` is the first program.
+
+    All of them are in `user_programs`.
+    """
 
     search: EliminationSearch = field(kw_only=False)
 
     def __post_init__(self) -> None:
-        # Only the first program is already in use. If the other programs were in `user_programs`,
-        # they could replace the first program at lower odds.
-        self.user_programs = ()
         super().__post_init__()
         # Count failed calls as incorrect for every program. Otherwise, a first program that
         # often fails would be favored.
@@ -81,7 +89,7 @@ class EliminationRun(CompileRun):
             return Stop(budget.tightest_limit)
         num_new = max(MIN_NEW_EXAMPLES, round(GROWTH * self._num_scored))
         if not self._num_scored:
-            num_new = FIRST_EXAMPLES
+            num_new = _num_first_examples(num_affordable)
         num_examples = min(self._num_scored + min(num_new, num_affordable), len(self._examples))
         wanted = dict.fromkeys(candidates, self._examples[:num_examples])
         if not self._num_scored:
@@ -128,7 +136,9 @@ class EliminationRun(CompileRun):
         assert fitted is not None
         gains = fitted.gains(self.original)
         challengers = [
-            program for program in self.search.alive[1:] if likely(gains[program], self.min_probability)
+            program
+            for program in self.search.alive[1:]
+            if likely(gains[program], self.min_probability, odds=USER_PROGRAM_ODDS)
         ]
         return max([self.original, *challengers], key=lambda program: gains[program].expected)
 

@@ -199,7 +199,7 @@ def choose_program(
 ) -> ProgramChoice:
     """Choose the best of several programs in a race, with about half the calls of a full comparison.
 
-    The first program is the baseline. Another program replaces the baseline only if it is three
+    The first program is the baseline. Another program replaces the baseline only if it is 1.5
     times as likely to be better as worse. A program drops out once further examples are unlikely to
     make it the winner. Identical programs are scored only once. Programs may differ in modules,
     signatures and models.

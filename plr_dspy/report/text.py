@@ -303,8 +303,7 @@ def _uncertainty(report: ReportData, candidate: Candidate) -> str:
         # differ on the same examples. These may contradict each other.
         return f"is more likely to be worse ({probabilities})"
     odds = MIN_ODDS
-    # In a race of programs, all of them are the user's.
-    if candidate.name and not report.original.name:
+    if candidate.name:  # Only the user's programs have names.
         odds = USER_PROGRAM_ODDS
     rule = f"it must be at least {odds:g} times as likely to be better as worse"
     min_probability = report.settings.get("min_probability")
