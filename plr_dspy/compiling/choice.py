@@ -30,9 +30,9 @@ class Result:
         score: Mean score on the compared examples or, for a metric over a set, the metric's
             value on them.
         gain: Gain over the reference on new examples, clipped to the range of scores.
-        estimate: Expected gain before clipping. It ranks the finalists.
-        comparison: The comparison with the reference according to the metric itself, or None
-            unless it is a metric over a set.
+        estimate: Expected gain before clipping. Finalists are ranked by this value.
+        comparison: The comparison with the reference, if the metric is a metric over a set.
+            Otherwise, None.
     """
 
     ordering: Candidate
@@ -54,14 +54,14 @@ class Decision:
             original or the chosen candidate.
         over_best_user_program: The comparison of the chosen candidate with `best_user_program`,
             or None if `best_user_program` is None.
-        rejected: If one of the user's programs replaces the original, the best result of the search
-            with a larger expected gain, or None. Its gain is the gain over the chosen program.
+        rejected: If one of the user's programs replaces the original, the best search result with
+            a larger expected gain, if there is one. Its gain is over the chosen program.
         candidates: The results of the finalists.
         chosen: Index of the chosen candidate's result in `candidates`, or None if nothing was
             compared.
         evidence: As in `ReportData`.
         effect: Effect of calibration, or None if calls returned no log-probabilities.
-        fitted: Model fitted to all scores, including those of the final comparison. None if
+        fitted: The model, fitted to all scores, including those of the final comparison. None if
             nothing was compared.
     """
 
@@ -87,8 +87,8 @@ class Decision:
     def over_calibrated(self, result: Result) -> dict[str, float]:
         """Return the probabilities that a result is better or worse than the calibrated original.
 
-        They are in the form of report fields. The dict is empty if answers are not calibrated,
-        or if the result belongs to the original itself.
+        The keys are fields of a report. Return an empty dict if answers are not calibrated, or if
+        the result belongs to the original itself.
         """
         fitted = self.fitted
         if fitted is None or not fitted.calibrates_answers or result.ordering == self.candidates[0].ordering:
@@ -99,8 +99,8 @@ class Decision:
     def scale_of_metric(self, reference: Candidate) -> Callable[[float], float]:
         """Return a function that converts expected scores to the scale of the comparison.
 
-        The model approximates a metric over a set linearly. So the model's gains over the
-        reference are rescaled to match the expected gain in the comparison.
+        The model approximates a metric over a set linearly. So the function rescales the model's
+        gains over the reference to match the expected gain in the comparison.
         """
         fitted = self.fitted
         comparison = self.comparison
@@ -147,7 +147,7 @@ def compare_finalists(
         examples: Examples that all finalists were scored on.
         observations: The calls on which to base the choice.
         min_probability, by_score: As in `choose`.
-        num_dropped: Number of candidates dropped because of their scores on these examples.
+        num_dropped: Number of candidates that a race dropped because of scores on these examples.
         user_programs: The user's programs other than the original.
     """
     original = finalists[0]
@@ -245,7 +245,7 @@ def _choose_in_two_steps(
 
 @dataclass(frozen=True)
 class _ScoredFinalists:
-    """The finalists and their scores. `compare_finalists` explains the attributes."""
+    """The finalists, their scores, and a model that was fitted to these scores."""
 
     finalists: Sequence[Candidate]
     examples: Sequence[int]
@@ -333,7 +333,7 @@ class _ScoredFinalists:
     def effect(self, original: Candidate, chosen: Candidate, *, applied: bool) -> CalibrationEffect | None:
         """Return the effect of calibration if calls returned log-probabilities, else None.
 
-        If the metric is a metric over a set, the effect is measured with the metric itself.
+        The effect on a metric over a set is measured with the metric itself.
         """
         effect = estimate_effect(self.fitted, original, chosen, applied=applied)
         metric = self.observations.effective_scores
@@ -352,7 +352,7 @@ def choose(
     """Return the index of the result with the best estimate, or the best score if `by_score`.
 
     The first result belongs to the reference. Another result can be chosen only if its gain over
-    the reference is `likely`. If several results are equal, the first of them is chosen.
+    the reference is `likely`. If several results are equal, the first one is chosen.
     """
     values = [result.score if by_score else result.estimate for result in results]
     allowed = [0]
@@ -365,14 +365,14 @@ def choose(
 def _rejected(
     results: Sequence[Result], over_chosen: Sequence[Result], chosen: int, allowed: Sequence[int]
 ) -> Result | None:
-    """Return the best result that has a larger expected gain over the original than the chosen one.
+    """Return the best result, if it has a larger expected gain over the original than the chosen program.
 
     The returned gain is over the chosen program. Return None if no result has a larger gain.
 
     Args:
         results, over_chosen: Results of all finalists, with gains over the original and over
             the chosen program.
-        chosen, allowed: Indices of the chosen program, and of the candidates to replace it.
+        chosen, allowed: Index of the chosen program, and indices of all programs allowed to be chosen.
     """
     best = max(allowed, key=lambda number: results[number].estimate)
     # This difference agrees with the scores in the report, which are based on gains over the original.
@@ -400,7 +400,7 @@ def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[i
     """Limit the certainty of a gain if scores differ on only a few examples.
 
     Near the highest possible score, the best of many orderings may be perfect by chance. The
-    normal model mistakes this selection bias for an effect.
+    score model assumes normal errors, and would mistake this selection bias for an effect.
     """
     differences = [other[example] - original[example] for example in original.keys() & other.keys()]
     if not differences or gain.expected <= 0 or sum(map(bool, differences)) >= ENOUGH_DIFFERING:
@@ -417,8 +417,8 @@ def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[i
 def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:
     """Count the examples on which the scores of candidates can be compared.
 
-    Count the examples with several scores, with different scores, and with a score of each
-    candidate in `compared`.
+    Count the examples with at least two scores, the examples with different scores, and the
+    examples with a score of each candidate in `compared`.
     """
     by_example: dict[int, list[float]] = defaultdict(list)
     for row in scores.values():

@@ -13,7 +13,7 @@ from plr_dspy.statistics.arrays import Array
 from plr_dspy.statistics.comparisons import paired_interval
 
 CONFIDENCE = 0.95  # confidence level of all intervals
-# The normal model is reliable if scores differ on at least this many examples.
+# A normal approximation is reliable if scores differ on at least this many examples.
 ENOUGH_DIFFERING = 20
 
 
@@ -61,15 +61,15 @@ def _interval_of_expected(
 ) -> tuple[float, float]:
     """Return the 95% interval of the expected gain.
 
-    If the observed gain is larger than the expected gain, it determines the upper end. The model
-    may shrink gains too strongly.
+    If the observed gain is larger than the expected gain, the observed gain determines the upper
+    end, because the model may shrink gains too strongly.
 
     Args:
         gain: The expected gain.
         observed: The gain on the compared examples.
         largest: The largest possible gain.
-        least_chosen: How far the interval of the chosen candidate's score begins above the lowest
-            possible score. The gain cannot be larger than this score, so it is no more certain.
+        least_chosen: Lower end of the interval of the chosen candidate's score, minus the lowest
+            possible score. It limits the lower end of the gain's interval.
     """
     margin = DEVIATIONS * gain.deviation
     least = max(gain.expected - margin, -largest)
@@ -80,7 +80,7 @@ def _interval_of_expected(
 
 
 def paired_gain(before: Mapping[int, float], after: Mapping[int, float]) -> PairedGain | None:
-    """Return the gain in mean score on the examples that have both scores, or None if there are none.
+    """Return the gain in mean score on the examples that have both scores. Return None without such examples.
 
     Args:
         before, after: Scores of two programs or methods, keyed by example index.
@@ -100,7 +100,7 @@ def paired_gain(before: Mapping[int, float], after: Mapping[int, float]) -> Pair
 
 
 def paired_gain_by_metric(metric: ConfusionScores, before: Answers, after: Answers) -> PairedGain | None:
-    """Return the gain in a metric over a set on examples with two answers, or None if there are none."""
+    """Return the gain in a metric over a set on examples with both answers, or None without such examples."""
     if not before.keys() & after.keys():
         return None
     measurement = _measure(metric, before, after)
@@ -148,10 +148,10 @@ class _Measurement:
         as_it_is: The metric's value on all answers of the original.
         before, after: The metric's values on the examples in `answered`, for the original and
             for the finalist.
-        unseen_labels: Labels of which no example is in `answered`.
-        spread: For each bootstrap sample, the deviations of these two values from their means,
-            ``[draws, 2]``.
-        spread_of_scores: The same with drawn answers to examples with unseen labels.
+        unseen_labels: Labels without an example in `answered`.
+        spread: For each bootstrap sample, the deviations of the two programs' values from their
+            means over all samples, ``[draws, 2]``. Unseen labels are ignored.
+        spread_of_scores: As `spread`, but with randomly drawn answers to examples with unseen labels.
         largest: The largest possible gain, which is the width of the metric's range.
     """
 
@@ -209,7 +209,7 @@ def _corrected_gain(
     """Return the score model's gain, corrected by the metric.
 
     The model approximates the metric linearly. If the metric improved less than this
-    approximation, the expected gain is reduced. The probability of a gain is limited to the
+    approximation did, the expected gain is reduced. The probability of a gain is at most the
     probability estimated from bootstrap samples.
     """
     gains = measurement.gains

@@ -1,4 +1,4 @@
-"""The effect of calibration on the original, and the calibration of the returned program."""
+"""The effect of calibration on the original's score, and the calibration of the returned program."""
 
 from plr_dspy.report.schema import CalibrationEffect
 from plr_dspy.scoring.confusion_scores import ConfusionScores
@@ -43,7 +43,7 @@ def effect_on_set_metric(
     fitted: FittedModel,
     original: Candidate,
 ) -> CalibrationEffect:
-    """Return the effect with the metric's values in place of the approximate scores."""
+    """Return the effect, measured with the metric itself instead of approximate scores."""
     calibrated_labels = fitted.calibrated_labels(original)
     before = metric.value(metric.answers(records[original], {}).items())
     after = metric.value(metric.answers(records[original], calibrated_labels).items())

@@ -1,7 +1,7 @@
 """A race of whole programs, from the first examples to the outcome.
 
-All programs are scored on the same examples, so differences in difficulty cancel. No examples
-are held out, because the model corrects for selection bias.
+All programs are scored on the same examples, so no program gets easier examples than another. No
+examples are held out, because the model corrects for selection bias.
 """
 
 import math
@@ -28,7 +28,7 @@ GROWTH = 0.25  # number of new examples in a later round, relative to the number
 def calls_per_program(num_calls: int, num_programs: int, num_examples: int) -> tuple[int, int]:
     """Return the minimum and maximum number of calls of each program if a race makes `num_calls` calls.
 
-    At least two programs are scored in each round, on the same examples.
+    The maximum is reached if all but two programs are dropped after the first round.
     """
     least = min(_num_first_examples(num_calls // num_programs), num_examples)
     most = least + math.ceil((num_calls - num_programs * least) / 2)
@@ -52,13 +52,12 @@ class EliminationRun(CompileRun):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Count failed calls as incorrect for every program. Otherwise, a first program that
-        # often fails would be favored.
+        # Count failed calls as incorrect for every program. Other runs ignore failed calls of the
+        # original, which would favor a first program that often fails.
         self.observations = Observations(self.evaluator.effective_scores)
         schedule = self.schedule.examples_for([self.original], self.observations, self.num_train)
         self._examples = schedule[self.original]  # in the order in which they are scored
-        # A race has its own stopping rule, so this check looks only for replies that cannot be
-        # parsed.
+        # A race has its own stopping rule for equal scores, so check only whether replies can be parsed.
         self._futility = replace(self._futility, compares=False, by_program=True)
         self._num_scored = 0  # number of examples on which all remaining programs were scored
 

@@ -17,24 +17,22 @@ ENOUGH_ANSWERS = 20  # minimum number of answers before a warning about unparsab
 FIRST_ANSWERS = 10  # number of answers after which unparsable answers can first stop the search
 UNPARSED = 0.9  # share of unparsable answers at which the search stops
 MOSTLY_UNPARSED = 0.5  # share of unparsable answers at which a warning is logged
-MANY_FAILURES = 5  # number of failed calls from which the reason to stop mentions them
+MANY_FAILURES = 5  # minimum number of failed calls before the reason to stop mentions them
 ENOUGH_SCORES = 60  # number of scores after which the search stops if all are equal
 # The search stops after this many comparisons of two scores on the same example if all were ties.
 ENOUGH_PAIRS = 250
-SHOW_DEMOS = (
-    "show demos, which teach the output format (PLFewShot chooses them; on the command line --select), or "
-)
+SHOW_DEMOS = "show demos, which teach the output format (use PLFewShot, or --select on the command line), or "
 GIVE_DEMOS = (
     "give each program demos, which teach the output format (in Python, dspy.LabeledFewShot(k=8)), or "
 )
 
 
 class UnreadableReplies(RuntimeError):
-    """An error raised if almost no reply can be parsed. The same compile would end in the same way again."""
+    """An error raised if almost no reply can be parsed. Running the same compile again would not help."""
 
 
 def always(candidate: Candidate) -> bool:
-    """Return True, because the candidate may show demos."""
+    """Return True, to assume that every candidate shows demos."""
     return True
 
 
@@ -47,7 +45,7 @@ class FutilityCheck:
     sample: Callable[[], str] = str  # returns one of the program's answers as text
     compares: bool = True  # whether to stop if all scores and answers are equal
     advice: str = "try another adapter"  # what to do if replies cannot be parsed
-    by_program: bool = False  # whether whole programs are compared, not prompts
+    by_program: bool = False  # whether this is a race of programs, not a search over prompts
     shows_demos: Callable[[Candidate], bool] = always  # whether a candidate's prompts show demos
     # Whether any candidate shows demos. Demos may teach the model the output format. So if any
     # candidate shows demos, only replies to prompts with demos can stop the search.
@@ -121,7 +119,7 @@ class FutilityCheck:
         return not self.can_show_demos or self._has_demos(prompt)
 
     def _of_programs(self, prompts: Iterable[str]) -> str:
-        """Return the names of the programs with these prompts in brackets, or nothing in a search."""
+        """Return the names of these programs in parentheses, or an empty string in a search over prompts."""
         if not self.by_program:
             return ""
         candidates = map(self.evaluator.candidate_with, prompts)
@@ -161,7 +159,7 @@ class FutilityCheck:
 
 
 def _are_unreadable(prompts: Iterable[Sequence[CallRecord]]) -> bool:
-    """Return whether there are enough replies to these prompts, almost none of which can be parsed."""
+    """Return whether there are enough replies to these prompts, and almost none can be parsed."""
     records = list(itertools.chain.from_iterable(prompts))
     return len(records) >= FIRST_ANSWERS and len(_unparsable(records)) >= UNPARSED * len(records)
 
@@ -172,5 +170,4 @@ def _is_unparsable(record: CallRecord) -> bool:
 
 
 def _unparsable(records: Sequence[CallRecord]) -> list[CallRecord]:
-    """Return the calls whose replies could not be parsed."""
     return list(filter(_is_unparsable, records))

@@ -86,6 +86,7 @@ def random_plan(
     """Return the plan of a random search.
 
     Args:
+        num_orders: Maximum number of random orders.
         num_examples: Number of examples that each order is scored on.
         num_best: Number of the search's best orders that enter the final comparison.
         num_compared: Number of examples in the final comparison.
@@ -113,8 +114,8 @@ class PaperRun(CompileRun):
     In a random search, the distribution is not refitted to scores.
 
     Deviation: In the paper, only draws from the final distribution enter the final comparison.
-    All draws may be worse than the original order, or than an order that was scored earlier. So
-    this class also compares the original, the best orders so far and the distribution's mode.
+    All of these may be worse than the original order, or than an order that was scored earlier.
+    So this class also compares the original, the best orders so far and the distribution's mode.
     """
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ BUDGETS = {
 }  # number of program calls for each `auto` setting
 MIN_EXAMPLES = 2  # minimum number of examples in the final comparison
 MIN_ORDERS = 4  # minimum number of orders in the first round
-# For each signal, the minimum number of examples that an order is first scored on.
+# Minimum number of examples on which an order is first scored, for each signal.
 MIN_FIRST = {"score": 4, "logprobs": 2}
 SIGNALS = ("auto", *MIN_FIRST)  # values of the `signal` argument
 
@@ -22,8 +22,8 @@ SIGNALS = ("auto", *MIN_FIRST)  # values of the `signal` argument
 # first examples per order, not for more orders.
 NUM_LOOKS = 360
 ROUNDS = 30  # target number of rounds in a search
-# Maximum size of the random first round, relative to later rounds. Some searches choose only
-# orders, and others also demos.
+# Maximum size of the random first round, relative to later rounds. The key says whether a search
+# varies only orders or also chooses demos.
 FIRST_ROUND = {"orders": 2.5, "demos": 8.0}
 MORE_THAN_FIRST = 2  # number of examples added when an order is scored again, relative to its first examples
 COMPARISON_SHARE = 0.15  # maximum share of the budget for the final comparison
@@ -73,7 +73,7 @@ class Plan:
     num_first_examples: int = 1  # number of examples that an ordering is first scored on
     num_more_examples: int = 0  # number of examples added each time an ordering is scored again
     num_entrants: int = 0  # number of the search's best candidates that enter the race
-    race_calls: int = 0  # number of program calls in the race, besides those that the search does not use
+    race_calls: int = 0  # number of program calls in the race, in addition to calls left over from the search
     original_share: float = 0.0  # share of the race's calls that score the original before the heats
 
     @property
@@ -95,10 +95,7 @@ class Plan:
 
     @property
     def num_looks(self) -> int:
-        """The approximate number of looks.
-
-        A look scores one candidate on several examples in a row.
-        """
+        """The approximate number of looks. A look scores one candidate on several examples in a row."""
         looks_of_search = math.ceil((self.search_calls + self.race_calls) / self.num_first_examples)
         return looks_of_search + self.num_finalists
 

@@ -1,4 +1,4 @@
-"""The race between the best candidates of a search, whose winners enter the final comparison."""
+"""The race between the best candidates of a search. The winners enter the final comparison."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,23 +25,23 @@ def run_race(
 ) -> list[Candidate]:
     """Race the entrants using successive halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
 
-    1. Score the entrants that have no calls yet. They get as many examples as the entrant with the fewest
-       calls, and at most half of `num_calls`. The last ones drop out if the calls do not cover
-       them.
+    1. Score the entrants without calls, each on as many examples as the entrant with the fewest
+       calls. Use at most half of `num_calls`. If this is not enough, the last entrants without
+       calls drop out.
     2. Score the original with the planned share of `num_calls`.
-    3. Run the heats. Each heat raises all remaining entrants to the same number of examples. This
-       is the largest number that its calls allow, and at most the size of the train split. It
-       then keeps the best 40% (`KEPT_SHARE`, rounded up), but no fewer than the winners. There are
-       enough heats to get down to the number of winners, and at least one. The last heat scores
-       the original on the same examples as the entrants.
+    3. Run the heats. Each heat scores all remaining entrants on the same number of examples, as
+       many as its calls and the train split allow. It then keeps the best 40% of the entrants
+       (`KEPT_SHARE`, rounded up), but at least the number of winners. There is at least one
+       heat, and enough heats to leave only the winners. The last heat also scores the original
+       on as many examples as the entrants.
 
-    If a limit on time or cost stops the calls of a heat, the race ends. Then the estimates from
-    all calls so far decide. An entrant without an estimate drops out.
+    If a limit on time or cost interrupts a heat, the race ends. The winners are then chosen by
+    the estimates from all calls so far. An entrant without an estimate drops out.
 
     Args:
         entrants: The candidates to race, best first, without the original.
         original: The program that the winners are compared with. It cannot win or drop out.
-        observations: All calls so far, to which `score` adds.
+        observations: All calls so far. `score` adds the calls of the race.
         schedule: Selects the next examples for each candidate.
         score: Calls the candidates in order until a limit is reached, and returns those whose
             calls are complete.
@@ -49,13 +49,13 @@ def run_race(
             with few calls may be missing.
         plan: The plan of the compile run, with the number of winners and the original's share of
             the calls.
-        num_calls: Maximum number of program calls in the race. Each heat gets an equal share of
-            the calls that are left before it, counting the heats to come.
+        num_calls: Maximum number of program calls in the race. Before each heat, the calls that
+            are left are divided equally among this heat and all later heats.
         user_programs: As in `first_of_each_kind`, which every heat applies.
 
     Returns:
-        The winners: the best entrants, after the best of each kind. The list is empty if no
-        entrant has calls.
+        The winners, starting with the best entrant of each kind. The list is empty if no entrant
+        has calls.
     """
     level = min(filter(None, map(observations.count, entrants)), default=schedule.num_first)
     wanted = _new_entrants(entrants, observations, schedule, level, max_calls=num_calls // 2)
@@ -98,7 +98,7 @@ def _new_entrants(
     *,
     max_calls: int,
 ) -> Wanted:
-    """Return the first entrants without calls, with examples for each, as `max_calls` allows."""
+    """Return examples for each entrant without calls, but omit the last entrants to keep to `max_calls`."""
     new = [entrant for entrant in entrants if not observations.count(entrant)]
     wanted = schedule.examples_for(new, observations, num_examples)
     while sum(map(len, wanted.values())) > max_calls:
@@ -107,7 +107,7 @@ def _new_entrants(
 
 
 def _num_heats(num_entrants: int, num_winners: int) -> int:
-    """Return how often a share of `KEPT_SHARE` must be kept until at most `num_winners` are left."""
+    """Return how many heats, each keeping `KEPT_SHARE` of the entrants, leave at most `num_winners`."""
     reduction = max(1, num_entrants / num_winners)
     return max(1, math.ceil(math.log(reduction) / math.log(1 / KEPT_SHARE)))
 

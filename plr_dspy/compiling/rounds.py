@@ -26,8 +26,8 @@ MAX_LOW = 8  # maximum number of low-scoring examples from which new items are m
 # Each low-scoring example requires this many train examples and this many remaining search calls.
 MIN_PER_LOW = 8
 NUM_WIDENED = 4  # number of best orderings to score with each new item
-# This share of the search's calls first scores the user's programs. They need more calls than
-# arrangements, because no other candidate's scores predict their scores.
+# Share of the search's calls that score the user's programs, before further calls score arrangements.
+# These programs need more calls, because the scores of other candidates do not predict theirs.
 USER_PROGRAMS_SHARE = 0.25
 # If all new calls of a round fail, and there are at least this many, assume an outage.
 MIN_FAILURES = 8
@@ -52,13 +52,13 @@ class SearchRounds:
         min_probability, stop_at_score, patience: As in `PLReorder`.
         sample, advice, shows_demos: As in `FutilityCheck`.
         shifted: As in `ExampleSchedule`.
-        min_examples: Returns minimum numbers of new examples for some candidates. It gets all
-            candidates of a round in the order of their calls. With more examples per candidate, a
-            server with a prefix cache reads demos less often.
-        widen: Returns a search in a wider space, given the result of `low_scores`, or None if
+        min_examples: Takes all candidates of a round in the order of their calls, and returns
+            minimum numbers of new examples for some of them. With more examples per candidate,
+            a server with a prefix cache reads demos less often.
+        widen: Takes the result of `low_scores`, and returns a search in a wider space, or None if
             the space cannot be widened. Existing items keep their indices, and new items come
             last.
-        on_round: Called after each round.
+        on_round: A function to call after each round.
     """
 
     search: Search = field(kw_only=False)
@@ -148,9 +148,10 @@ class SearchRounds:
         return candidates or self.search.ask() or self.widened()
 
     def widened(self) -> list[Candidate]:
-        """Continue the search in a wider space. Return its first candidates: the best orderings with new items.
+        """Widen the search space, and return the first candidates to score in the wider space.
 
-        Return an empty list if the space cannot be widened, or was widened before.
+        These are variants of the best orderings that show new items. Return an empty list if the
+        space cannot be widened, or was widened before.
         """
         widen = self.widen
         self.widen = None
@@ -177,22 +178,22 @@ class SearchRounds:
     def low_scores(self, best_first: Sequence[Ordering]) -> dict[int, Ordering]:
         """Return train examples with low scores, each with the ordering that had the low score.
 
-        For each example, only the first ordering that was scored on this example counts. A
-        score is low if any call on any example has a higher score. Replies that cannot be
-        parsed are ignored, because they have no score.
+        For each example, use only the first ordering that was scored on this example. A score
+        is low if it is below the highest score of all calls. Ignore replies that cannot be
+        parsed, because they have no score.
         """
         num_left = self.evaluator.unreserved_calls
         number = min(MAX_LOW, self.num_train // MIN_PER_LOW, num_left // MIN_PER_LOW)
         known = [record.score for record in self.observations.flat_records() if record.score is not None]
         highest = max(known, default=-math.inf)
-        met: set[int] = set()
+        seen_examples: set[int] = set()
         low_scores: dict[int, Ordering] = {}
         for ordering in best_first:
             scores = {}
             for example, record in self.observations.records[ordering].items():
-                if example not in met and record.score is not None:
+                if example not in seen_examples and record.score is not None:
                     scores[example] = record.score
-            met |= scores.keys()
+            seen_examples |= scores.keys()
             for example in sorted(scores, key=lambda example: (scores[example], example)):
                 if scores[example] < highest and len(low_scores) < number:
                     low_scores[example] = ordering
@@ -260,7 +261,7 @@ class SearchRounds:
         ]
 
     def _first_half(self, wanted: Wanted) -> Wanted:
-        """Return the first candidates whose calls fit into half the search's calls, but at least `MIN_ORDERS`."""
+        """Return the first candidates that need at most half of the search's calls, but at least `MIN_ORDERS`."""
         first: Wanted = {}
         num_calls = 0
         for candidate, examples in wanted.items():
@@ -289,7 +290,6 @@ class SearchRounds:
                 return
 
     def _can_show_demos(self) -> bool:
-        """Return whether any candidate of the search can show demos."""
         space = self.search.space
         most_items = [most for _, most in space.limits[: len(space.limits) - len(space.choices)]]
         return any(most_items) or any(map(self.shows_demos, [self.original, *space.programs]))

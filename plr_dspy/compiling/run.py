@@ -2,11 +2,11 @@
 
 A candidate is an `Ordering` or a `WholeProgram` (`search/space.py`). For each predictor, an
 `Ordering` says which demos are shown, in which order, and with which instruction. A `WholeProgram`
-is used unchanged. The user passed it, or it retrieves its demos.
+is used unchanged. It is a program that the user passed, or a program that retrieves its demos.
 
-Read next: `optimizer/base.py`, which sets up a run and turns its outcome into a program and a
-report. Then `rounds.py`, whose `SearchRounds` is the base class of `CompileRun`, then `race.py`
-and `choice.py`. `docs/architecture.md` gives the overview.
+Next, read `optimizer/base.py`, which sets up a run and turns its outcome into a program and a
+report. Then read `rounds.py`, whose `SearchRounds` is the base class of `CompileRun`, `race.py`
+and `choice.py`. `docs/architecture.md` gives an overview.
 
 To extend a run, see "Where to add" in `CONTRIBUTING.md`. In short:
 
@@ -34,14 +34,13 @@ from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
 
-# A shortened comparison should use at least this many examples. If the limits allow fewer, it
-# uses fewer. With fewer than `MIN_EXAMPLES`, nothing is compared.
+# Minimum number of examples in a shortened comparison, if the limits allow this many. If they allow
+# fewer than `MIN_EXAMPLES`, nothing is compared.
 MIN_COMPARED = 8
 
-# After these stops, race and comparison get all planned calls that the limits still allow: a
-# search that a limit ends has reserved calls for them, and a search without new candidates is
-# complete. After any other stop, they are shortened like the search: if the search used half of
-# its planned calls, they get half of theirs.
+# After these stops, the race and the comparison get all planned calls that the limits still allow. If
+# a limit ended the search, these calls were reserved. If no new candidates were left, the search is
+# complete. After any other stop, both phases are shortened as much as the search was.
 STOPS_WITHOUT_SHORTENING = {StopReason.TIME, StopReason.COST, StopReason.BUDGET, StopReason.NOTHING_NEW}
 
 
@@ -51,8 +50,8 @@ class RemainingCalls:
 
     race: int  # maximum number of calls in the race
     comparison: int  # number of calls that the race must leave for the comparison
-    # Number of examples on which the comparison scores each finalist. There may be fewer
-    # finalists than planned, so their calls may be fewer than `comparison`.
+    # Number of examples on which the comparison scores each finalist. If there are fewer finalists
+    # than planned, the comparison makes fewer calls than `comparison`.
     num_compared: int
 
 
@@ -62,7 +61,8 @@ class FinalComparison:
 
     finalists: list[Candidate]  # at least two; the original program is first
     examples: list[int]
-    # Number of other programs that these scores ruled out before. Only `choose_program` drops any.
+    # Number of programs that a race dropped because of scores on these examples. Only
+    # `choose_program` runs a race that drops programs.
     num_dropped: int = 0
 
 
@@ -71,9 +71,9 @@ class CompileRun(SearchRounds):
     """A compile run in progress, from the first round of the search to the decision.
 
     All fields are in `SearchRounds`. The original is the program that the user passed to
-    `compile`. If `run` raises an error or is interrupted, `compile` raises the same exception.
-    Before, the caller (`optimizer/base.py`) sets `report` and `best_program` of the optimizer
-    from the outcome so far, which `unfinished` returns.
+    `compile`. If `run` raises an exception, the caller (`optimizer/base.py`) gets the outcome so
+    far from `unfinished`. It sets the optimizer's `report` and `best_program` from this outcome,
+    and then raises the exception again.
     """
 
     def run(self) -> Outcome:
@@ -87,8 +87,8 @@ class CompileRun(SearchRounds):
         # instructions that a prompt model writes after it has seen failures.
         plan = self.plan
         num_later = plan.race_calls + plan.comparison_calls
-        # Leave calls, money and time for the later phases. If the money or time is enough for half
-        # of all planned calls, leave it for half of the later calls.
+        # Reserve calls, money and time for the later phases. If money or time is enough for only half
+        # of all planned calls, reserve enough for half of the later calls.
         self.evaluator.begin_phase(SEARCH, reserved=num_later, planned=plan.program_calls)
         while stop is None:
             candidates = self.next_candidates()
@@ -99,7 +99,7 @@ class CompileRun(SearchRounds):
             return self.outcome_without_difference()
 
         # 2. Race: score the best candidates on more and more train examples, and drop the
-        # worst. The original is scored, too, but cannot be dropped: the winners are compared
+        # worst. The original is also scored, but never dropped, because the winners are compared
         # with it.
         remaining = self.remaining_calls()
         entrants = self.choose_entrants()
@@ -187,8 +187,8 @@ class CompileRun(SearchRounds):
         planned, draws from these distributions.
         """
         others = [candidate for candidate in self.best() if candidate != self.original]
-        # The best candidate of each kind takes part, even if it is far behind. The kinds are
-        # orderings and whole programs or, if the user passed programs, these and all others.
+        # The best candidate of each kind takes part, even if its estimate is low. The kinds are orderings
+        # and whole programs or, if the user passed programs, these programs and all other candidates.
         best = first_of_each_kind(others, self.plan.num_entrants, self.user_programs)
         if not best:
             # Only the original has scores, so the distributions have learned nothing, and their
@@ -214,7 +214,7 @@ class CompileRun(SearchRounds):
 
         Args:
             finalists: The original, then the winners.
-            num_examples: Number of examples. If the limits allow fewer, fewer are used.
+            num_examples: Maximum number of examples. The limits may allow fewer.
 
         Returns:
             The comparison, or None if the original is the only finalist, or if the limits allow
@@ -230,8 +230,7 @@ class CompileRun(SearchRounds):
             return None
         # The indices of train examples come before those of the selection split.
         examples = list(range(self.num_train, self.num_train + num_examples))
-        # These are the first finalists, starting with the original, because finalists are scored in
-        # this order.
+        # Finalists are scored in order, so these are the first ones, starting with the original.
         fully_scored = list(self.evaluator.evaluate(dict.fromkeys(finalists, examples)))
         if len(fully_scored) < len(finalists):
             logger.warning(
@@ -253,12 +252,11 @@ class CompileRun(SearchRounds):
         """Return the number of examples, at most `num_examples`, that all finalists can be scored on."""
         evaluator = self.evaluator
         # If the estimate is below the minimum, try the minimum anyway. The estimate may be too low,
-        # and the limits stop any excess calls. No calls are reserved any more.
+        # and the limits stop any excess calls.
         num_estimated = max(evaluator.budget.estimated_calls_left // num_finalists, min_examples)
         return min(num_examples, num_estimated, evaluator.unreserved_calls // num_finalists)
 
     def _raise_if_all_failed(self, records: CallRecords) -> None:
-        """Raise `NothingRan` if every call of the comparison failed."""
         observations = Observations(self.evaluator.effective_scores)
         observations.add(records)
         self.evaluator.raise_if_all_failed(observations)
@@ -278,12 +276,12 @@ class CompileRun(SearchRounds):
         observations = self.observations.with_records(records)
         # With a metric over a set, such as F1, the score of an answer is relative to reference
         # answers. From now on, these are the answers of the finalists, calibrated if the search
-        # calibrates answers. If they are too few, those of the next best candidates are added.
+        # calibrates answers. If there are too few, answers of the next best candidates are added.
         observations.set_reference(
             [*finalists, *self.best()], self.search.fitted, min_candidates=len(finalists)
         )
         if by_score:
-            # Algorithm 1 decides by the comparison alone. The reference stays the same.
+            # Algorithm 1 decides by the comparison alone. The reference answers stay the same.
             observations = Observations(self.evaluator.effective_scores)
             observations.add(records)
         decision = compare_finalists(
@@ -316,8 +314,8 @@ class CompileRun(SearchRounds):
         )
 
     def outcome_without_difference(self) -> Outcome:
-        """Return the outcome that keeps the original, because all candidates score the same."""
-        # Count the scores of the metric itself: `scores_for_search` may weight equal scores
+        """Return the outcome of a run in which no score differed. It keeps the original."""
+        # Count the scores of the metric itself, because `scores_for_search` may weight equal scores
         # differently.
         evidence = count_evidence(self.observations.scores())
         # Failed calls can make scores differ, but they are no evidence that candidates differ.
