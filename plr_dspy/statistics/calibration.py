@@ -14,12 +14,12 @@ from plr_dspy.statistics.arrays import Array
 # Label counts are clearly imbalanced if the p-value of a chi-squared test is below this limit.
 MAX_P_VALUE = 0.01
 MIN_GAP = 1e-6  # minimum gap between the log-probabilities of seen and unseen labels
-# Answers depend only on these decimal places of log-probabilities and offsets. Run logs keep no more
-# of a log-probability, and a search keeps no more of an offset.
+# Numbers of decimal places to which log-probabilities and offsets are rounded before an answer is
+# chosen. Run logs round log-probabilities in the same way, and a search rounds offsets.
 LOG_DECIMALS = 4
 OFFSET_DECIMALS = 6
-# Labels are tied if their log-probabilities differ by at most this much. If a model tells labels
-# apart by less, the rest is rounding errors, which differ between calls.
+# Labels are tied if their log-probabilities differ by at most this much. Rounding errors, which vary
+# between calls, can cause differences of this size.
 MAX_TIE = 1e-3
 
 
@@ -61,8 +61,8 @@ def log_mean(log_probabilities: Array, weights: Array) -> Array:
 def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
     """Return offsets ``[..., L]`` that move mean probabilities towards shares ``[L]``.
 
-    The mean of the offsets is 0. A label whose share is 0 gets the smallest offset of all other
-    labels. So does a label for which `held`, ``[L]``, is true.
+    The mean of the offsets is 0. A label gets the smallest offset of the other labels if its
+    share is 0, or if its entry in `held`, ``[L]``, is true.
     """
     is_held = np.asarray(held) | (shares <= 0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -89,9 +89,10 @@ def likeliest_labels(
 ) -> NDArray[np.int64]:
     """Return the index of each reply's likeliest label after calibration, ``[...]``.
 
-    Of tied labels, take the one that was likeliest before calibration. If these are tied too,
-    take the first. This rule uses rounded numbers, and no correct labels. So a search that reads
-    log-probabilities from a run log knows the answers of the calibrated program that it returns.
+    If labels are tied, take the label that was likeliest before calibration. If labels were also
+    tied before calibration, take the first of them. The rule uses rounded numbers, and needs no
+    correct labels. So a search that reads log-probabilities from a run log knows which answers
+    the calibrated program will give.
 
     Args:
         log_probabilities: Log-probabilities of the labels, ``[..., L]``.
@@ -116,9 +117,9 @@ def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
     """Return the label shares to try as calibration targets, ``[S, L]``, likeliest first.
 
     If the label counts ``[L]`` are clearly imbalanced, the observed shares come first, and equal
-    shares last. If `between`, shares proportional to the square roots of the counts come in
-    between. They help metrics that depend on rare labels. If the counts are not clearly imbalanced,
-    return only equal shares.
+    shares last. If `between` is true, shares proportional to the square roots of the counts come
+    second. These shares help with metrics that depend on rare labels. If the counts are not
+    clearly imbalanced, return only equal shares.
     """
     counts = np.asarray(counts, dtype=np.float64)
     even = np.full(len(counts), 1.0 / len(counts))
@@ -142,8 +143,8 @@ def _are_uneven(counts: Array) -> bool:
 def right_counts(scores: ArrayLike) -> Array:
     """Return the number of examples for which each label is correct, ``[L]``.
 
-    The correct label is the one with the highest score. If labels are tied, each is counted as a
-    fraction of an example. Examples on which all labels are tied are not counted.
+    The correct label is the one with the highest score. If several labels are tied, each counts
+    as an equal fraction of the example. Examples on which all labels are tied are ignored.
     """
     is_best = np.asarray(scores) == np.max(scores, axis=1, keepdims=True)
     shares = is_best / is_best.sum(axis=1, keepdims=True)
@@ -167,8 +168,8 @@ def cross_validated(
 ) -> NDArray[np.int64]:
     """Return the index of each input's likeliest label after calibration on all other inputs, ``[N]``.
 
-    There must be at least two inputs. The arguments are those of `batch_offsets()`, except that
-    its argument `prior` is called `shares`.
+    There must be at least two inputs. The arguments are as in `batch_offsets()`, where `shares`
+    is called `prior`.
     """
     logs = np.asarray(log_probabilities)
     is_unseen = np.broadcast_to(unseen, logs.shape)

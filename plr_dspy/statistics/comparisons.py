@@ -1,4 +1,4 @@
-"""Confidence intervals for means and paired differences, and tests whether orders really differ.
+"""Confidence intervals for means and paired differences, and a test of whether orders really differ.
 
 The examples are treated as a random sample, so all results are estimates for new examples.
 Shapes: R orders, E examples, D draws.
@@ -34,8 +34,8 @@ def paired_interval(
 
     Args:
         differences: Differences of scores, one for each example.
-        num_comparisons: Number of intervals that should all contain their true values with a
-            probability of 95% (Bonferroni correction).
+        num_comparisons: Number of intervals. With a probability of at least 95%, all of them
+            contain their true values (Bonferroni correction).
         largest: Largest possible absolute difference. Ignored if an observed difference is
             larger.
 
@@ -91,8 +91,8 @@ def p_value_of(scores: Array, rng: np.random.Generator) -> float:
     """Return the p-value of a permutation test of whether the orders' mean scores differ.
 
     `scores` has the shape ``[R, E]``. The null hypothesis is that all orders are equally good on
-    new examples. The test statistic is the variance of the orders' mean scores. The deviation
-    of a score is its difference from the mean of all orders on the same example. Each
+    new examples. The test statistic is the variance of the orders' mean scores. A deviation is
+    the difference between a score and the mean score of all orders on the same example. Each
     permutation selects random examples, and flips the signs of all deviations on them. For two
     orders and scores of 0 or 1, the test is equivalent to McNemar's test.
     """
@@ -144,10 +144,10 @@ def draw_deviations(
 def _degrees_of_freedom(covariance: Array, num_examples: int) -> float:
     """Return the effective degrees of freedom of the variance between mean scores.
 
-    The result is the geometric mean of R - 1 and the degrees of freedom of the noise, whose
-    covariance has the shape ``[R, R]``. The noise has fewer than R - 1 degrees of freedom if
-    examples favor similar orders. The sum of the squared covariances is estimated without bias
-    (Z. Bai and H. Saranadasa, Statistica Sinica 6, 1996).
+    The result is the geometric mean of R - 1 and the degrees of freedom of the noise. The noise
+    has the given covariance ``[R, R]``, and has fewer than R - 1 degrees of freedom if similar
+    orders get similar scores on an example. The sum of the squared covariances is estimated
+    without bias (Z. Bai and H. Saranadasa, Statistica Sinica 6, 1996).
     """
     size = len(covariance) - 1
     total = float(np.trace(covariance))

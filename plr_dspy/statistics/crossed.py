@@ -1,12 +1,12 @@
-"""Posterior draws of the mean score of random orderings, each of which was scored on a few examples.
+"""Posterior draws of the mean score of random orderings, given scores of each ordering on a few examples.
 
-Both the orderings and the examples are random samples. Each of them gets a random weight, and the
-weight of a call is the product of the two (A. Owen and D. Eckles, Annals of Applied Statistics 6,
-2012). Therefore, many calls on a few examples do not look like many examples.
+Both the orderings and the examples are random samples. Each ordering and each example gets a random
+weight. The weight of a call is the product of the two weights (A. Owen and D. Eckles, Annals of
+Applied Statistics 6, 2012). So draws vary widely if there are many calls, but on only a few examples.
 
-Intervals of the draws are conservative. Noise that is specific to a call, and not to its ordering or
-its example, counts about three times. With such noise only, an interval is 1.5 to 1.9 times as wide
-as necessary.
+Intervals of the draws are conservative. The variance of noise that is specific to single calls is
+counted about three times. If all noise is of this kind, an interval is 1.5 to 1.9 times as wide as
+necessary.
 
 Shapes: R orderings, E examples, D draws, k kinds of values.
 """
@@ -29,8 +29,8 @@ class RandomOrderings:
     """Random weights of `number` orderings, and the source of all further random numbers.
 
     Attributes:
-        weights: The weights, ``[D, R]``. If scores depend on the ordering alone, the variance of
-            a mean over orderings equals that of an unbiased estimate.
+        weights: The weights, ``[D, R]``. If scores depend only on the ordering, the variance of
+            the drawn means is an unbiased estimate of the variance of the mean score.
     """
 
     weights: Array
@@ -44,7 +44,7 @@ class RandomOrderings:
     def means(self, values: Array, known: Mask) -> Array:
         """Draw the orderings' mean values on new examples, ``[D, k]``.
 
-        All orderings count equally, even if a search called the better ones on more examples.
+        All orderings have equal expected weights, even if a search called the better ones more often.
 
         Args:
             values: The values of calls, ``[k, R, E]``. They are ignored where they are unknown.
@@ -62,9 +62,9 @@ class RandomOrderings:
         """Mix drawn means ``[D, k]`` with the values of a best and a worst artificial example, ``[k]``.
 
         Args:
-            known: Whether each ordering was called on each example, ``[R, E]``. There must be a call.
-            weight: Factor of the weight of the artificial examples. The weights of several groups
-                of examples should add up to 1.
+            known: Whether each ordering was called on each example, ``[R, E]``. At least one was.
+            weight: Factor by which the weight of the artificial examples is multiplied. If there
+                are several groups of examples, these factors should add up to 1.
         """
         pseudo = weight * PSEUDO_EXAMPLES
         # The first shape is at least 1, so the sum of the three variates cannot be 0 due to underflow.
@@ -75,10 +75,10 @@ class RandomOrderings:
 
 
 def effective_number(known: Mask) -> float:
-    """Return the effective number of examples. Calls of several orderings on one example count once.
+    """Return the effective number of examples, however many orderings were called on each example.
 
     `known` says whether each ordering was called on each example, ``[R, E]``. The result is
-    smaller than E if some examples count more than others.
+    smaller than E if some examples have larger weights than others.
     """
     shares = (known / np.maximum(1, known.sum(axis=1, keepdims=True))).sum(axis=0)
     squares = float((shares**2).sum())

@@ -34,7 +34,7 @@ class Gain:
         least: Cautious draws of the gain, ``[D]``. They ignore differences between programs that
             may be due to chance.
         noise_share: Share of the observed variance between programs that is noise. None unless
-            the program is the best of several whose mean scores differ.
+            this is the gain of the best of several programs, and their mean scores differ.
     """
 
     value: float
@@ -57,9 +57,9 @@ class Gain:
 class PairedExperiment:
     """An experiment that scored several programs on the same random examples.
 
-    Each program's true mean score has a beta distribution between the bounds, so no draw is
-    outside of them. The draws of two programs are correlated like their scores (a Gaussian
-    copula). So the interval of a difference is narrower if both are right on the same examples.
+    Each program's true mean score has a beta distribution, so no draw is outside the bounds. The
+    draws of two programs are correlated like their scores (a Gaussian copula). So the interval
+    of a difference is narrower if both programs are right on the same examples.
 
     Args:
         scores: Scores ``[C, E]``. The first row is the baseline.
@@ -86,8 +86,8 @@ class PairedExperiment:
         variances = (centered**2).sum(axis=1) / freedom + pseudo_variance
         # Variances are estimated, so widen the draws to the variance of Student's t distribution.
         widened = variances / num_examples * freedom / max(1, freedom - 2)
-        # Half an example with the lowest score and half an example with the highest move the mean
-        # off a bound, where a beta distribution cannot have it (H. Jeffreys' prior).
+        # The mean of a beta distribution cannot equal a bound. So add half an example with the lowest
+        # score and half an example with the highest score (H. Jeffreys' prior).
         centers = (num_examples * self.means + (lowest + highest) / 2) / (num_examples + 1)
         self._draws = lowest + self._range * _beta_draws(
             errors / np.sqrt(variances), (centers - lowest) / self._range, widened / self._range**2
@@ -101,10 +101,9 @@ class PairedExperiment:
         return float(low), float(high)
 
     def gain(self, rows: Sequence[int]) -> Gain:
-        """Return the expected gain over the baseline of one program, or of a random program.
+        """Return the expected gain over the baseline, either of a single program or of a random program.
 
-        `rows` holds the row of the one program. For a random program, `rows` holds the rows of a
-        random sample of programs.
+        `rows` contains the row of the single program, or the rows of a sample of random programs.
         """
         scores = self._draws[:, rows].mean(axis=1)
         if len(rows) > 1:
@@ -116,7 +115,7 @@ class PairedExperiment:
         return Gain(self._shrunk(observed, draws), observed, draws, draws)
 
     def gain_on_top(self, base: Gain, row: int, base_row: int) -> Gain:
-        """Return the gain `base` plus the gain of the program in `row` over the one in `base_row`."""
+        """Return the gain `base` plus the gain of the program in `row` over the program in `base_row`."""
         difference = self._draws[:, row] - self._draws[:, base_row]
         own = self._draws[:, 0]
         observed = base.observed + float(self.means[row] - self.means[base_row])
@@ -155,11 +154,10 @@ class PairedExperiment:
         )
 
     def _possible(self, scores: Array) -> Array:
-        """Return mean scores, limited to the bounds."""
         return np.clip(scores, self._lowest, self._highest)
 
     def _largest_deviations(self, means: Array) -> Array:
-        """Return the largest standard deviations of scores with these means (R. Bhatia and C. Davis, 2000)."""
+        """Return the largest possible standard deviations of scores with these means (R. Bhatia and C. Davis, 2000)."""
         means = self._possible(means)
         return np.sqrt((means - self._lowest) * (self._highest - means))
 
