@@ -29,9 +29,8 @@ class PlackettLuce:
             logits tend to come earlier.
         weights: Component weights of a mixture, ``[c]``.
         length: Maximum number of items to draw, k. None means all n items.
-        length_probabilities: Probabilities of consecutive lengths, the last of which is
-            `length`. Shorter rankings are padded with -1. None means that each ranking has
-            `length` items.
+        length_probabilities: Probabilities of consecutive lengths up to `length`. Shorter
+            rankings are padded with -1. None means that each ranking has `length` items.
         generator: Source of random numbers for `sample()`. None means torch's default.
 
     Raises:
@@ -174,7 +173,7 @@ class PlackettLuce:
 
 
 def padded(rankings: Sequence[Sequence[int]], width: int) -> Tensor:
-    """Return rankings, which may differ in length, as one padded tensor ``[m, width]``."""
+    """Return rankings of any lengths as one padded tensor ``[m, width]``."""
     rows = [[*ranking] + [NOT_SHOWN] * (width - len(ranking)) for ranking in rankings]
     return torch.tensor(rows, dtype=torch.long).view(len(rows), width)
 

@@ -1,8 +1,8 @@
 """Update rules, which refit a Plackett-Luce distribution to the best orderings of a round.
 
 These orderings are called the elites (PLR Algorithm 1). They are the rows of a tensor ``[m, n]``.
-Elites that show only some of the n items are padded with -1. An update rule learns only from
-the items shown.
+Elites that show only some of the n items are padded with -1. An update rule learns only from the
+items that are shown.
 """
 
 from dataclasses import field
@@ -71,8 +71,8 @@ class RankEMA(_Rule):
 
     Attributes:
         smoothing: Weight of the new target in the average, above 0 and at most 1.
-        temperature: Number by which ranks are divided. With a smaller number, the distribution
-            becomes more concentrated.
+        temperature: Divisor of the ranks. A smaller divisor makes the distribution more
+            concentrated.
         clip: Maximum absolute value of a logit.
         weighted: Whether elites with higher scores have larger weights.
     """
@@ -178,10 +178,10 @@ def _likelihood_gradient(theta: Tensor, positions: Tensor, weights: Tensor) -> T
     last = positions.shape[-1] - 1
     orderings = positions.argsort(dim=-1, stable=True)
     is_shown = positions <= last
-    # The derivative for an item is the sum of one term for each elite. The term is 1 if the item is
-    # shown, else 0. The probabilities of drawing the item at each position up to its own are
-    # subtracted. Small strengths may be rounded to 0, so clamp them to keep all denominators above
-    # 0.
+    # The derivative for an item is a weighted sum over elites. The term of an elite is 1 if it shows
+    # the item, else 0, minus the probabilities of drawing the item at each position up to its own.
+    # Strengths are exp(theta), up to a factor. Small strengths may be rounded to 0, so clamp them to
+    # avoid divisions by 0.
     tiny = torch.finfo(theta.dtype).tiny
     strengths = (theta - theta.amax(dim=-1, keepdim=True)).exp().clamp_min(tiny)
     remaining = strengths[..., orderings].flip(-1).cumsum(dim=-1).flip(-1)  # [*c, m, n]
@@ -202,9 +202,9 @@ def _responsibilities(mixture: PlackettLuce, elites: Tensor) -> Tensor:
 
 
 def _cluster(elites: Tensor, num_clusters: int) -> Tensor:
-    """Return a matrix ``[c, m]`` that is 1 where an elite belongs to a cluster, else 0.
+    """Assign each elite to a cluster, and return the assignment as a one-hot matrix ``[c, m]``.
 
-    Each elite belongs to one cluster. The centers of the clusters are elites that are far apart.
+    The centers of the clusters are elites that are far apart.
     """
     ranks = tied_ranks(elites)
     by_center = log_probabilities(-ranks[:1], elites)[None]
