@@ -14,16 +14,14 @@ from plr_dspy.programs.checks import Count, WholeNumber, arguments
 
 __all__ = ["PDO", "DEmO", "GlobalE", "LocalE", "PerInputOrder", "StaticOrder", "TopKOrder"]
 
-BATCH = 15  # number of orders to score before the next line is logged
+BATCH = 15  # number of orders per round; a line is logged after each round
 COMPARED_SHARE = 0.2  # maximum share of the budget that is spent on the final comparison
 
 
 class StaticOrder(DemoOptimizer):
     """An optimizer that keeps the original order of demos and makes no program calls.
 
-    It writes a report like all other optimizers.
-
-    All arguments are as in `PLReorder`.
+    Like every optimizer, it writes a report. All arguments are as in `PLReorder`.
     """
 
     name = "StaticOrder"
@@ -70,7 +68,7 @@ class TopKOrder(DemoOptimizer):
             least = 2 * num_train + 2 * MIN_EXAMPLES
             if budget < least:
                 raise UserError(
-                    f"max_metric_calls must be at least {least} for two orders on {num_train} train examples; got "
+                    f"max_metric_calls must be at least {least} to score two orders on {num_train} train examples; got "
                     f"{budget}: increase max_metric_calls, or use PLReorder, which scores orders on fewer examples"
                 )
             share = max(int(COMPARED_SHARE * budget), 2 * MIN_EXAMPLES)

@@ -1,4 +1,4 @@
-"""The methods LocalE, GlobalE, PDO and DEmO, which choose orders by label probabilities on probing inputs."""
+"""LocalE, GlobalE, PDO and DEmO, methods that choose orders by label probabilities on probing inputs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class LabelOptimizer(DemoOptimizer):
     scored_on = "probing inputs"
     chooses_by_score = False
     # The probing inputs are the `fillers`, if there are any. Otherwise, the LM writes them at
-    # `temperature`. If there is no `temperature` either, they are the inputs of the train examples.
+    # `temperature`. If `temperature` is None, they are the inputs of the train examples.
     fillers: ClassVar[tuple[str, ...]] = ()
     temperature: ClassVar[float | None] = None
 
@@ -91,7 +91,7 @@ class LabelOptimizer(DemoOptimizer):
             for name, value in example.inputs().items():
                 if not isinstance(value, str):
                     raise UserError(
-                        f"{self.name} needs inputs that are strings, as its probing inputs are; got type "
+                        f"{self.name} needs inputs that are strings, because its probing inputs are; got type "
                         f"{type(value).__name__} for input {name!r}: use PDO(setting='unlabelled'){OTHERS}"
                     )
 
@@ -101,7 +101,7 @@ class LabelOptimizer(DemoOptimizer):
         least = len(self.fillers) or 1
         num_calls = len(self.fillers) or size.num_train
         if self.temperature:
-            # With each order, the LM writes one input, then answers the inputs written with all orders.
+            # For each order, the LM writes one input, and then answers the inputs written for all orders.
             least = 2
             num_calls = 1 + num_orders
         budget = self.max_metric_calls
@@ -109,7 +109,7 @@ class LabelOptimizer(DemoOptimizer):
             num_calls = min(num_calls, budget // num_orders)
         if num_calls < least:
             raise UserError(
-                f"max_metric_calls must be at least {least * num_orders} for {num_orders} orders; got {budget}: "
+                f"max_metric_calls must be at least {least * num_orders} to score {num_orders} orders; got {budget}: "
                 "increase max_metric_calls, or reduce num_candidates"
             )
         return random_plan(num_orders, num_examples=num_calls, num_best=1, num_compared=0, budget=budget)
@@ -171,9 +171,9 @@ class LabelRun(CompileRun):
         return self.outcome(Decision(self._winner), Stop(reason or StopReason.TIME))
 
     def _probe(self, orderings: Sequence[Candidate]) -> Rows:
-        """Return a dict that maps each order to a dict of its call records, keyed by probing input.
+        """Return the call records of each order, keyed by probing input.
 
-        If the budget runs out before all inputs are written, the dict is empty.
+        Return an empty dict if the budget runs out before the LM has written all probing inputs.
         """
         scorer = self.evaluator
         if self._work.first:
@@ -193,7 +193,7 @@ class LabelRun(CompileRun):
         return [self._winner]
 
     def _scores(self, rows: Rows) -> dict[Candidate, float]:
-        """Return a dict that maps each order to the criterion's value. Also fill `means`."""
+        """Return the criterion's value for each order. Also fill `means`."""
         if not rows:
             return {}
         cells = list(itertools.chain.from_iterable(row.values() for row in rows.values()))
@@ -224,13 +224,13 @@ class LabelRun(CompileRun):
 class ProbingWork(LabelReadingWork):
     """The work of calling a program on probing inputs and reading label probabilities from its replies.
 
-    If the LM writes the inputs, index 0 stands for a call that writes one in the style of an
-    order's demos. (Lu et al., ACL 2022, Section 3.1.)
+    If the LM writes the inputs, index 0 is not a probing input. It is a call that writes one in
+    the style of an order's demos (Lu et al., ACL 2022, Section 3.1).
 
     Attributes:
         first: Index of the first probing input: 0, or 1 if the LM writes the inputs.
         num_probing: Maximum number of probing inputs, plus `first`.
-        inputs: The probing inputs. If the LM writes them, the list is empty until then.
+        inputs: The probing inputs. If the LM writes them, the list is empty until `take` is called.
     """
 
     def __init__(self, optimizer: LabelOptimizer, setup: CompileSetup) -> None:
@@ -328,8 +328,8 @@ def _writing_prompt(
 class LocalE(LabelOptimizer):
     """An optimizer that chooses the order whose label distributions have the highest mean entropy.
 
-    The label distributions are those of the program's answers to probing inputs. The LM writes
-    one probing input in the style of the demos in each order. Correct labels are not needed.
+    The label distributions are those of the program's answers to probing inputs. For each order,
+    the LM writes one probing input in the style of the demos. Correct labels are not needed.
     The program must have one predictor with text inputs and one output that is a Literal, an
     enum or a bool. The LM must return log-probabilities. Compiling makes at most
     ``num_candidates * (1 + num_candidates)`` program calls.
@@ -438,7 +438,7 @@ class DEmO(LabelOptimizer):
     """An optimizer for programs that choose an order of demos for each input.
 
     Compiling keeps the orders whose mean label distribution over content-free inputs is closest
-    to uniform. These inputs are "[N/A]", "" and "[MASK]". The returned program is a
+    to uniform. The content-free inputs are "[N/A]", "" and "[MASK]". The returned program is a
     `PerInputOrder`. For each input, it compares the probability of the predicted label with the
     label's mean probability over content-free inputs. It uses the order with the largest
     increase. Compiling makes ``3 * num_candidates`` program calls. The returned program makes
