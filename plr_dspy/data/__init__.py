@@ -1,4 +1,4 @@
-"""The bundled data set: a few hundred short reviews, written for this package and free to use."""
+"""The bundled data set: 380 short reviews, written for this package and free to use."""
 
 from __future__ import annotations
 

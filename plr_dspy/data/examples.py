@@ -1,4 +1,4 @@
-"""Conversion to examples with inputs, from Hugging Face data sets, dicts, or examples without inputs."""
+"""Conversion of Hugging Face data sets, dicts, and examples without inputs to examples with inputs."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ def as_examples(
         name: Name of the rows in messages.
         inputs: Names of the input columns.
         place: A function that returns the name of a row in messages, given the row's index.
-            By default, a row's name is, for example, "trainset[3]".
+            The default names are like "trainset[3]".
         program_name: Name of the program in messages.
 
     Raises:
@@ -156,7 +156,7 @@ def _inferred_inputs(
     """Return the columns that are inputs of the program. Raise a ValueError if a column may or may not be an input."""
     given = program_inputs(program)
     are_certain = is_single_step(program)
-    if not given and program.predictors():  # The program's forward takes any inputs, like a wrapper's.
+    if not given and program.predictors():  # `forward` accepts any inputs, as in a wrapper.
         given = predictor_inputs(program.predictors()[0])
         are_certain = True
     present = [name for name in given if name in columns]

@@ -1,4 +1,4 @@
-"""Loading of data sets from files and the Hugging Face hub. `datasets` is imported only when needed."""
+"""Loading of data sets from files and from the Hugging Face hub. `datasets` is imported only when needed."""
 
 from __future__ import annotations
 
@@ -140,7 +140,6 @@ def _csv_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _as_it_is(cell: str | None) -> str | None:
-    """Return a cell unchanged."""
     return cell
 
 

