@@ -1,4 +1,4 @@
-"""Parts of the sentences in which a report compares programs with each other and with simpler methods."""
+"""Statements of a report that compare programs with each other and with simpler methods."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def is_no_better(report: ReportData, own_score: float, rival: Alternative) -> bo
     """Return whether a program with this score is not expected to do better than a simpler method."""
     margin = CLOSE * max(abs(own_score), abs(rival.score))
     original = report.original
-    # An order of the student's own demos is no other choice of demos, so it has no `demo_tokens`.
+    # `demo_tokens` is None if only the order of the student's demos was searched.
     shows_as_many = original.demo_tokens is not None and original.num_demos == rival.num_demos
     if rival is report.random and report.original_stays and shows_as_many:
-        # The student's demos may be random ones, too, so an equal score is no news.
+        # The student's demos may be random, too, so do not report an equal score.
         return rival.score > own_score + margin
     return own_score <= rival.score + margin
 
@@ -36,7 +36,7 @@ def how_to_calibrate(report: ReportData) -> Iterator[str]:
 
 
 def optimizer_that_calibrates(report: ReportData) -> str:
-    """Return the optimizer that calibrates by the report's metric, as code."""
+    """Return Python code for an optimizer that calibrates with the report's metric."""
     metric = str(report.settings.get("metric"))
     if "(" in metric:  # This is a metric over a set, which `BatchCalibration` accepts.
         return f"BatchCalibration(metric={metric})"
@@ -44,9 +44,9 @@ def optimizer_that_calibrates(report: ReportData) -> str:
 
 
 def failed_comparisons(candidate: Candidate, odds: float, min_probability: float | None) -> list[str]:
-    """Return the programs over which a candidate is not likely enough to be better.
+    """Return the names of the programs that a candidate is not likely enough to beat.
 
-    If it was compared with only one program, return an empty list.
+    If the candidate was compared with only one program, return an empty list.
     """
     if candidate.over_calibrated is None or candidate.worse_than_calibrated is None:
         return []
@@ -68,12 +68,12 @@ def unseen_labels(comparison: Comparison) -> Iterator[str]:
         names = listed(map(repr, comparison.unseen_labels), MAX_NAMED)
         yield (
             f"labels without a compared example: {names}; scores and gains ignore them, and intervals of scores treat "
-            "the answers to them as unknown"
+            "answers to examples with these labels as unknown"
         )
 
 
 def scores_of_finalists(report: ReportData, comparison: Comparison, *, name: str) -> str:
-    """Return the scores of the student, which was kept and has this name, and of the other finalists."""
+    """Return the scores of the student, which the text calls `name`, and of the other finalists."""
     scores = f"{name} {comparison.original:.3f}"
     others = [f"{candidate.score:.3f}" for candidate in report.candidates[1:]]
     if others:

@@ -54,7 +54,7 @@ def details(report: ReportData) -> Iterator[str]:
 
 
 def _maybe_truncated_replies(report: ReportData) -> Iterator[str]:
-    """State for how many replies it is unknown whether they were cut off."""
+    """State how many replies may have been cut off."""
     for name, state in programs_by_name(report).items():
         if state.num_maybe_truncated:
             yield Advice(
@@ -91,7 +91,7 @@ def _settings(report: ReportData) -> Iterator[str]:
 
 
 def _compared(report: ReportData, comparison: Comparison) -> str:
-    """Describe the comparison of the finalists with the student, without the model of scores."""
+    """Describe the observed scores in the final comparison."""
     title = "mean scores"
     if report.settings.get("num_selection"):  # A race of programs has no final comparison.
         title = "mean scores in the final comparison"

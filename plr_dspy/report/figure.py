@@ -61,6 +61,5 @@ def figure(report: ReportData) -> Picture:
 def _plot_score(
     axis: Axes, position: float, score: float, low: float, high: float, *, fmt: str, label: str
 ) -> None:
-    """Plot a score with its interval."""
     errors = [[max(0.0, score - low)], [max(0.0, high - score)]]
     axis.errorbar([position], [score], yerr=errors, fmt=fmt, capsize=4, label=label)

@@ -11,7 +11,7 @@ TEXT_WIDTH = 100  # maximum number of characters shown per instruction
 
 
 class Advice(str):
-    """A line of a report that names arguments or functions of Python.
+    """A line of a report that names Python arguments or functions.
 
     The command line prints its own options instead (`plr_dspy.cli.fixes`).
     """
@@ -82,7 +82,7 @@ def score_of(scored: Alternative) -> str:
 
 
 def unread_note(scored: Alternative) -> str:
-    """Format the number of an alternative's unparsable replies, to add to its score, or return an empty string."""
+    """Return a note on an alternative's unparsable replies, or an empty string if there are none."""
     return f"; replies that could not be parsed: {scored.num_unread}" if scored.num_unread else ""
 
 
@@ -93,7 +93,7 @@ def price(entry: FrontEntry) -> str:
 
 
 def prompt_size(tokens: int) -> str:
-    """Format the number of tokens in a prompt without inputs. All lines about prompts use this text."""
+    """Format the number of tokens in a prompt without inputs."""
     return count(tokens, "prompt token")
 
 

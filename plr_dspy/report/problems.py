@@ -1,4 +1,4 @@
-"""The lines of a report on problems: replies that cannot be used, and proposals that cannot be used."""
+"""The lines of a report about unusable replies, prompts and proposals."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PROPOSED = "proposed["  # prefix of the origins of proposed instructions
 
 
 def problems(report: ReportData, programs: Mapping[str, ProgramState]) -> Iterator[str]:
-    """Warn about each problem that many calls had.
+    """Warn about each problem that affected many calls.
 
     Args:
         report: The report.
-        programs: The programs to name, by their names in the text.
+        programs: The programs to check, keyed by their names in the text.
     """
     yield from _unread_replies(report, programs)
     yield from _truncated_replies(programs)
@@ -27,7 +27,6 @@ def problems(report: ReportData, programs: Mapping[str, ProgramState]) -> Iterat
 
 
 def _are_many(num_replies: int, state: ProgramState) -> bool:
-    """Return whether this number of a program's replies is large enough for a warning."""
     return num_replies > 0 and num_replies >= MANY_UNREAD * state.num_calls
 
 

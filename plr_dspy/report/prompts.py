@@ -13,8 +13,8 @@ class SlotReport(Part):
     Attributes:
         ordering, original: Indices of the demos in prompt order, for the returned program and
             for the student.
-        blocks: Groups of demo indices. Only demos of the same group can swap places. There is
-            one block, unless the adapter regroups demos.
+        blocks: Groups of demo indices. Only demos in the same group can swap places. There is
+            one group, unless the adapter regroups demos.
         distributions: Each block's final distribution, as a state to pass to
             `PlackettLuce.from_state`. If demos come from a pool, the first demo drawn is shown
             last.
@@ -36,11 +36,10 @@ class InstructionScore(Part):
     """An instruction, and the score of the best arrangement that uses it.
 
     Attributes:
-        origin: "student", or the name of the program that has the instruction. The user passed
-            "instructions[2]" and ``instructions['name'][2]``. The prompt model wrote "proposed[0]"
-            before the search, and "from failures[0]" during the search.
-        reason: Why the instruction was excluded from the search, or an empty string if the
-            instruction was not excluded.
+        origin: "student", or the name of the program that has the instruction. If the user passed
+            the instruction, "instructions[2]" or ``instructions['name'][2]``. If the prompt model
+            wrote the instruction, "proposed[0]" or, during the search, "from failures[0]".
+        reason: Why the instruction was excluded from the search, or an empty string.
         score, interval, num_examples: As in `Alternative`, for the best arrangement. If no
             arrangement was scored, the score and the interval are None.
     """
@@ -61,7 +60,7 @@ class InstructionReport(Part):
             instruction.
         dropped: Instructions excluded from the search.
         distribution: The final distribution, as a state to pass to `PlackettLuce.from_state`.
-            The prompt shows the first instruction in each draw.
+            The first instruction of a draw is the one that the prompt shows.
     """
 
     predictor: str

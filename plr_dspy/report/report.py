@@ -69,7 +69,7 @@ class Report(ReportData):
 
 
 def _loading_error(path: str, content: bytes) -> UserError:
-    """Return the error that says why a file is no report that can be loaded."""
+    """Return an error that says why a file cannot be loaded as a report."""
     try:
         data = json.loads(content)
     except ValueError:
@@ -78,6 +78,6 @@ def _loading_error(path: str, content: bytes) -> UserError:
     if version is None or version in READABLE_VERSIONS:
         return UserError(f"{path} is not a plr_dspy report: pass a file written by report.save")
     return UserError(
-        f"{path} must have a schema version among {', '.join(map(str, READABLE_VERSIONS))}; got {version!r}: load it "
+        f"{path} must have schema version {' or '.join(map(str, READABLE_VERSIONS))}; got {version!r}: load it "
         "with the plr_dspy version that wrote it"
     )

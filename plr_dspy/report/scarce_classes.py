@@ -1,4 +1,4 @@
-"""The lines of a report on classes with too few demos."""
+"""The lines of a report about classes with too few demos."""
 
 from __future__ import annotations
 

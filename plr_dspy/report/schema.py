@@ -1,4 +1,4 @@
-"""The data of a report, without any calculation or presentation."""
+"""The data of a report. Other modules calculate the data and write the text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plr_dspy.report.prompts import InstructionReport, ProposalReport, Retrieval
 from plr_dspy.report.stop import StopReason
 
 SCHEMA_VERSION: Literal[24] = 24  # version of the JSON format
-# Versions of files that can be loaded. Fields that an older one of these versions lacks have defaults.
+# Versions of files that can be loaded. Fields that are missing in the older version have defaults.
 READABLE_VERSIONS = (23, 24)
 
 # A prompt counts as equally good if its expected score is at most this much lower than the returned prompt's.
@@ -73,8 +73,8 @@ class Candidate(Part):
             examples, and the probabilities that the candidate is better or worse. The original's
             answers are not calibrated.
         over_calibrated, worse_than_calibrated: If answers are calibrated, the probabilities that
-            the candidate is better or worse than the calibrated original. None for other
-            candidates, and for the original itself.
+            the candidate is better or worse than the calibrated original. None for the original
+            itself, and if answers are not calibrated.
         name: The program's name in `programs`, or an empty string for an ordering.
     """
 
@@ -154,9 +154,10 @@ class Comparison(Part):
         over_calibrated, worse_than_calibrated: As in `Candidate`, for the chosen order.
         expected_original, expected_chosen: Expected scores on new examples, with 95%
             intervals.
-        unseen_labels: For a metric over a set, the labels of which no example was compared.
-            Scores, gains and probabilities ignore them. The intervals of `expected_original` and
-            `expected_chosen` treat the answers to them as unknown.
+        unseen_labels: For a metric over a set, the labels without a compared example.
+            Scores, gains and probabilities ignore these labels. The intervals of
+            `expected_original` and `expected_chosen` treat answers to examples with these labels
+            as unknown.
     """
 
     original: float
@@ -191,6 +192,7 @@ class PairedGain(Part):
 
     Attributes:
         gain, interval: The difference between the two scores, and its 95% interval.
+        num_examples: Number of these examples.
     """
 
     gain: float
@@ -210,8 +212,8 @@ class ErrorCount(Part):
     """The calls that raised one type of exception.
 
     Attributes:
-        type, message: The name of the exception's class, and the first line of the message of
-            the first such exception.
+        type, message: The name of the exception's class, and the first line of the first
+            exception's message.
         outcome: "counted as wrong", "not scored" (the call failed), "gave no demo", or "gave
             no instruction".
         examples: Names of up to five examples, such as "trainset[12]".
@@ -263,9 +265,9 @@ class ProgramState(Part):
         num_failed: Number of calls without a score.
         num_unread: Number of calls with an unparsable reply. If the program is calibrated, replies
             with label probabilities do not count, because their likeliest label is the answer.
-        num_truncated: Number of calls with a reply that was cut off at `max_tokens`.
-        num_maybe_truncated: Number of calls for which this is unknown. DSPy's history was disabled,
-            and the LM has no `max_tokens`, or the tokens of a reply were not reported.
+        num_truncated: Number of replies that were cut off at `max_tokens`.
+        num_maybe_truncated: Number of other replies that may have been cut off. This is unknown if
+            DSPy's history is disabled, and the LM has no `max_tokens` or reported no tokens.
         name: The program's name in `programs`, or an empty string for all other programs.
     """
 
@@ -293,8 +295,8 @@ class ReportData(Part):
         over_best_own: The comparison of the returned program with the best of the user's
             `programs`. None if the best program is the student or the returned program.
         rejected: If one of `programs` is returned, the best result of the search, if it is expected
-            to score higher. Otherwise, None. Its gain and probabilities refer to the returned
-            program, and are too low to replace this program.
+            to score higher. Otherwise, None. Its gain and probabilities are relative to the
+            returned program, and are too low to replace that program.
         candidates: The orderings that reached the final comparison, or the programs that
             finished a race. The original is first. If answers are calibrated, the calibrated
             original is second, and all later candidates are also calibrated.

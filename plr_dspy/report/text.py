@@ -46,10 +46,10 @@ from plr_dspy.report.stop import StopReason
 MIN_WIN_PROBABILITY = 0.9
 # If two programs were scored on at least this share of the examples, more calls would not help.
 ENOUGH_COMPARED = 0.8
-# A cheaper prompt is reported only if it was scored on at least `ENOUGH_SCORED` examples. It must
-# also have at most the share `MUCH_CHEAPER` of the returned prompt's tokens.
+# A cheaper prompt is reported only if it has at most `MUCH_CHEAPER` times as many tokens as the returned
+# prompt, and was scored on at least `ENOUGH_SCORED` examples.
 MUCH_CHEAPER = 0.95
-# For each reason why a search ended, the argument to increase.
+# The argument to increase if a limit ended the search.
 LIMITS = {StopReason.COST: "max_cost", StopReason.TIME: "max_seconds"}
 MORE_EXAMPLES = "only more examples, in trainset or valset, would reduce the uncertainty"
 
@@ -247,15 +247,15 @@ def _verdict(report: ReportData) -> Iterator[str]:
 def _why_nothing_is_returned(report: ReportData) -> Iterator[str]:
     """Say that the run did not finish, which program is the best so far, and how to resume the run.
 
-    A run that ended because replies could not be parsed would end in the same way again.
+    If replies could not be parsed, do not suggest resuming, because the run would end in the same way.
     """
-    if not report.settings.get("num_selection"):  # A race of programs has no optimizer to ask.
+    if not report.settings.get("num_selection"):  # A race of programs has no optimizer.
         yield "the run did not finish, so no program was chosen"
     else:
         best = "your program" if report.original_stays else "the best program so far"
         yield Advice(f"the run did not finish, so nothing was returned; optimizer.best_program is {best}")
     if report.stop_reason is not StopReason.UNREADABLE:
-        yield Advice("if log_dir is set, run it again with the same arguments to resume")
+        yield Advice("if log_dir is set, repeat the run with the same arguments to resume it")
 
 
 def _may_be_chance(comparison: Comparison) -> bool:
@@ -293,14 +293,14 @@ def _why_own_is_returned(report: ReportData) -> Iterator[str]:
 
 
 def _uncertainty(report: ReportData, candidate: Candidate) -> str:
-    """Say that a candidate is not likely enough to be better. State the probabilities and the rule."""
+    """Say that a candidate is not likely enough to be better, with the probabilities and the rule."""
     probabilities = _probabilities(candidate.probability, candidate.probability_worse)
     if candidate.over_calibrated is not None and candidate.worse_than_calibrated is not None:
         over_calibrated = _probabilities(candidate.over_calibrated, candidate.worse_than_calibrated)
         probabilities += f"; than your program, calibrated: {over_calibrated}"
     if candidate.probability < candidate.probability_worse:
-        # The expected gain is based on all scores. The probabilities also depend on which scores
-        # differ on the same examples. These may contradict each other.
+        # The expected gain is based on all scores, and the probabilities also depend on which scores
+        # differ on the same examples. So the gain and the probabilities may contradict each other.
         return f"is more likely to be worse ({probabilities})"
     odds = MIN_ODDS
     if candidate.name:  # Only the user's programs have names.
@@ -316,10 +316,10 @@ def _uncertainty(report: ReportData, candidate: Candidate) -> str:
 
 
 def _probabilities(better: float, worse: float) -> str:
-    """Format two probabilities, rounded against the candidate, so that they do not seem to meet the rule."""
+    """Format two probabilities. Round them against the candidate, so that they do not seem to meet the rule."""
     rounded_down = math.floor(round(100 * better, 6)) / 100
     rounded_up = math.ceil(round(100 * worse, 6)) / 100
-    # A probability above 0 is not shown as 0.
+    # Do not show a probability above 0 as 0.
     rounded_down = rounded_down or min(better, 0.001)
     return f"better with probability {share_text(rounded_down)}, worse with {share_text(rounded_up)}"
 
@@ -337,7 +337,7 @@ def _advice(report: ReportData) -> Iterator[str]:
     """Say how to reduce the uncertainty."""
     evidence = report.evidence
     settings = report.settings
-    # If `num_met` is 0, no two orders were scored on the same example, so there is no advice yet.
+    # If `num_met` is 0, no two orders were scored on the same example, so give no advice yet.
     if evidence is None or not evidence.num_met:
         return
     if report.stop_reason is StopReason.DECIDED:
@@ -377,7 +377,7 @@ def _rivals(report: ReportData) -> Iterator[str]:
     names = []
     for rival in _simpler_methods(report):
         if rival is report.vote and _vote_is_better(report):
-            continue  # `_similar_demos` says so.
+            continue  # `_similar_demos` reports the vote.
         if is_no_better(report, own_score, rival):
             names.append(rival.name)
     if names:
@@ -405,7 +405,7 @@ def _similar_demos(report: ReportData) -> Iterator[str]:
 
 
 def _vote_is_better(report: ReportData) -> bool:
-    """Return whether a vote is better than the returned program, and fixed demos are the only ones tried."""
+    """Return whether a vote is better than the returned program, and only fixed demos were tried."""
     comparison = report.comparison
     if comparison is None or report.vote is None or report.vote_gain is None:
         return False

@@ -143,9 +143,7 @@ class TestData:
         assert Report.load(path) == chosen
         for version in (22, 25):
             path.write_text(json.dumps(data | {"schema_version": version}))
-            message = (
-                rf"must have a schema version among 23, 24; got {version}: load it with the plr_dspy version"
-            )
+            message = rf"must have schema version 23 or 24; got {version}: load it with the plr_dspy version"
             with pytest.raises(ValueError, match=message):
                 Report.load(path)
 
@@ -659,7 +657,9 @@ class TestUnfinishedRuns:
         assert "so nothing was returned; optimizer.best_program is the best program so far" in text
         # The same run would end again because of replies that cannot be parsed.
         can_resume = reason is not StopReason.UNREADABLE
-        assert ("if log_dir is set, run it again with the same arguments to resume" in text) == can_resume
+        assert (
+            "if log_dir is set, repeat the run with the same arguments to resume it" in text
+        ) == can_resume
         assert "(best so far)" in text
         for word in (
             "(returned)",
