@@ -98,7 +98,7 @@ def _new_entrants(
     *,
     max_calls: int,
 ) -> Wanted:
-    """Return examples for each entrant without calls, but omit the last entrants to keep to `max_calls`."""
+    """Return examples for each entrant without calls. Omit the last entrants if `max_calls` is too low."""
     new = [entrant for entrant in entrants if not observations.count(entrant)]
     wanted = schedule.examples_for(new, observations, num_examples)
     while sum(map(len, wanted.values())) > max_calls:

@@ -3,7 +3,7 @@
 # A candidate replaces the original only if a gain is at least this many times as likely as a loss.
 MIN_ODDS = 3.0
 # One of the user's programs can replace the original at lower odds, because the user already
-# trusts this program. Even odds would be too low: if both programs have equal scores, the model
+# trusts this program. Even odds would be too low. If both programs have equal scores, the model
 # may still infer a tiny gain from the scores of other candidates.
 USER_PROGRAM_ODDS = 1.5
 # A prompt that was scored on fewer examples is not recommended, because its score is mostly inferred from
