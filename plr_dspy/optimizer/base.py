@@ -74,9 +74,10 @@ logger = logging.getLogger(__name__)
 
 @arguments
 class DemoOptimizer(Checked, Teleprompter, ABC):
-    """The base class of the optimizers: argument checks, budget, log, progress bar, errors and report.
+    """The base class of the optimizers.
 
-    Subclasses define `plan` and usually override `search`. Arguments are as in `PLReorder`.
+    It checks arguments, makes program calls within the budget, and builds the report. Subclasses
+    define `plan` and usually override `search`. Arguments are as in `PLReorder`.
 
     Attributes:
         chooses_by_score: Whether the metric decides which candidate is returned. If it does
@@ -84,7 +85,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         orders_demos: Whether the student must have predictors whose demos can be ordered.
         takes_programs: Whether `compile` accepts `programs`.
         balances_splits: Whether the train and selection splits are stratified by class.
-        scored_on: The examples on which the report's scores were measured, in words.
+        scored_on: Text that tells readers of the report on which examples scores were measured.
     """
 
     metric: AnyMetric = field(kw_only=False)
@@ -122,7 +123,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
         Args:
             size: The numbers of examples, distinct prompts and bootstrapping attempts.
-            signal: What the search learns from: "score" or "logprobs".
+            signal: The signal that the search learns from, "score" or "logprobs".
 
         Raises:
             ValueError: If the budget is too small.
@@ -167,20 +168,20 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             student: Program to optimize. The student itself is not modified.
             trainset: Examples to score candidates on: a list of `dspy.Example` or of dicts, or a
                 `datasets.Dataset`. `PLFewShot` uses some of these examples as demos instead.
-            teacher: Program whose correct answers become demos in `PLFewShot`, or a list
-                whose first program is used; None uses the student.
-            valset: Examples for the final comparison; if None or empty, 20% of the trainset
+            teacher: Program whose correct answers become demos in `PLFewShot`, or a list, of
+                which only the first program is used. None uses the student.
+            valset: Examples for the final comparison. If None or empty, 20% of the trainset
                 is used.
             seed: Random seed that overrides the constructor's.
             programs: Other programs that may be returned without changes, such as results of other
                 optimizers: a list, or a dict whose keys name the programs in the report. Examples
                 that are demos in these programs are not used for scoring. The best of these
-                programs replaces the student if it is 1.5 times as likely to be better as worse. A
-                result of the search can then replace this program or the student. It must be three
-                times as likely to be better as worse. `PLFewShot` also chooses among these
-                programs' demos and instructions. They are taken from predictors with the name and
-                fields of one of the student's predictors. If no name matches, the only predictor
-                with these fields is used.
+                programs replaces the student if a gain is 1.5 times as likely as a loss. A result
+                of the search replaces the better of the two only if a gain is three times as
+                likely as a loss. `PLFewShot` also chooses among these programs' demos and
+                instructions. It takes them from predictors that have the same name and fields as
+                one of the student's. If no name matches, it uses the only predictor with these
+                fields.
             inputs: Names of the input columns in a data set, or of the input keys in dicts.
                 None infers the names from the program.
 
@@ -193,8 +194,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             TypeError, ValueError: If an argument is invalid, before any program call.
             RuntimeError: If another process is using `log_dir`, or if almost no answers can be
                 parsed.
-            Exception: If program calls fail as often as `max_errors` allows. This is the last
-                exception that the program or the metric raised.
+            Exception: The last exception of the program or the metric, if `max_errors` calls
+                failed.
         """
         self.report = self.best_program = None
         setup = self._prepare(
@@ -217,10 +218,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         programs: Programs | None = None,
         inputs: Sequence[str] | None = None,
     ) -> Estimate:
-        """Estimate what `compile` would cost with these arguments. No program calls are made.
+        """Estimate what `compile` would cost with these arguments, without making program calls.
 
-        Calls, tokens and cost are upper estimates, as `Estimate` describes. If an argument needs
-        log-probabilities of labels, the metric scores labels for at most 10 seconds, as `compile` will.
+        All figures are upper estimates, as `Estimate` describes. If an argument needs the
+        log-probabilities of labels, the metric scores labels for up to 10 seconds, as in `compile`.
 
         Raises:
             TypeError, ValueError: If an argument is invalid, as in `compile`.
@@ -232,7 +233,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return replace(estimate_cost(setup), warning=window_warning(setup))
 
     def _check_before_calls(self, setup: CompileSetup) -> None:
-        """Raise the errors that `_open` raises before the first call, so that estimates raise them, too."""
+        """Raise the errors that `_open` would raise before the first call, so that `estimate` also raises them."""
         make_budget(setup)
         self.work(setup)
 
@@ -280,7 +281,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return setup
 
     def _check_takes_programs(self) -> None:
-        """Raise a ValueError if the optimizer or its arguments do not allow the argument `programs`."""
+        """Raise a ValueError if `compile` does not support the argument `programs`."""
         if not self.takes_programs:
             raise UserError(
                 f"{self.name} cannot compare programs: compile without the argument programs, then pass the result "
@@ -323,8 +324,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     def _open(self, setup: CompileSetup) -> Iterator[OpenCompile]:
         """Yield a compile run that is ready to make calls.
 
-        First, bootstrap demos and propose instructions, if these are planned. On exit, close the
-        log and other resources.
+        If the setup plans bootstrapped demos or proposed instructions, make them first. On exit,
+        close the log and other resources.
         """
         with open_calls(
             setup,
@@ -375,7 +376,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     def _run(self, opened: OpenCompile) -> dspy.Module:
         """Search and return the program built from the result.
 
-        After an error, build a program and a report from the calls so far, then raise the error.
+        After an error, build a program and a report from the finished calls, then raise the error.
         """
         run: CompileRun | None = None
         outcome: Outcome | None = None
@@ -387,7 +388,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             run = self._make_run(opened)
             outcome = run.run()
             return self._conclude(opened, run, outcome)
-        except BaseException as error:  # This includes interrupts while the report is built.
+        except BaseException as error:  # This also catches interrupts while the report is built.
             opened.scorer.log.close()  # Discard the results of calls in progress.
             run = run or self._make_run(replace(opened, responses=None))
             outcome = outcome or run.unfinished(error)
@@ -426,13 +427,13 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         )
 
     def _min_examples(self, opened: OpenCompile) -> Callable[[Sequence[Candidate]], Mapping[Candidate, int]]:
-        """Return the argument `min_examples` for `SearchRounds`. By default, no minimum is set."""
+        """Return the function to pass to `SearchRounds` as `min_examples`. By default, it sets no minimum."""
         return no_minimum
 
     def _widening(self, opened: OpenCompile) -> Callable[..., Search | None] | None:
         """Return None, because the search space is fixed.
 
-        Subclasses that can widen the space return the argument `widen` for `SearchRounds`.
+        Subclasses that can enlarge the space return the function to pass to `SearchRounds` as `widen`.
         """
         return None
 
@@ -449,7 +450,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         work = opened.work
         finished = self._finish(setup, run, outcome, partial(_build_as_scored, setup, work))
         program = finished.program
-        self.best_program = program  # Set it before the report, which takes longer.
+        self.best_program = program  # Set this first, in case building the report is interrupted.
         names, _ = self._examples(setup, work)
         self.report = report = build_report(setup, run, outcome, finished, names=names, signal=work.signal)
         program.reorder_report = report.to_dict()
@@ -488,7 +489,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 def _build_as_scored(
     setup: CompileSetup, work: MetricWork, candidate: Candidate, revision: Revision | None
 ) -> dspy.Module:
-    """Build a candidate's program, whose answers are revised in the same way as during scoring."""
+    """Build a candidate's program. It revises answers in the same way as during scoring."""
     program = setup.slots.build(candidate)
     record_settings(program)
     program = work.answering(program, revision)

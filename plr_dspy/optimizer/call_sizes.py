@@ -23,12 +23,12 @@ from plr_dspy.programs.tokens import Messages, token_counter
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.budget import cost_of, price_of
 
-SAMPLED_PROMPTS = 20  # number of examples over which tokens are averaged if an estimate need not be precise
-SAMPLED_EXAMPLES = 200  # number of examples over which the tokens of inputs are averaged
+SAMPLED_PROMPTS = 20  # number of examples for rough averages of token counts
+SAMPLED_EXAMPLES = 200  # number of examples over which input tokens are averaged
 UNKNOWN_FIELD = 100  # assumed number of tokens in a field that no example has, such as reasoning
 PROPOSED_INSTRUCTION = 200  # assumed number of tokens in a proposed instruction
-# The total length of a prompt's demos is assumed to exceed that of random demos by this many
-# standard deviations, because a search may prefer long demos.
+# A search may prefer long demos. So the total length of a prompt's demos is assumed to be this
+# number of standard deviations above the mean of random demos.
 MORE_THAN_RANDOM = 2.0
 
 
@@ -38,7 +38,7 @@ class CallSize:
 
     Attributes:
         usage: For each model, the numbers of "prompt_tokens", "completion_tokens" and
-            "new_tokens". The latter are prompt tokens that are not in a server's prefix cache.
+            "new_tokens". New tokens are prompt tokens that are not in a server's prefix cache.
     """
 
     usage: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -83,12 +83,12 @@ class CallSizes:
     """Estimates of the sizes of a compile run's program calls.
 
     Each predictor is assumed to be called once. Replies are assumed to be as long as the answers
-    in demos or examples. Fields that neither has are assumed to have `UNKNOWN_FIELD` tokens.
+    in demos or examples. A field that is in neither is assumed to have `UNKNOWN_FIELD` tokens.
 
     Args:
         setup: The setup of the compile run.
-        examples: The examples of the calls. None means that any examples may be scored, so the
-            mean over the first `SAMPLED_EXAMPLES` is assumed.
+        examples: The examples of the calls. None means that they are unknown, so sizes are
+            averaged over the first `SAMPLED_EXAMPLES`.
     """
 
     def __init__(self, setup: CompileSetup, *, examples: Examples | None = None) -> None:
@@ -99,7 +99,7 @@ class CallSizes:
         self._without_demos: dict[tuple[Any, ...], tuple[float, float]] = {}
         self._calls_per_look = max(1.0, setup.plan.program_calls / max(1, setup.plan.num_looks))
         # `LookSizes` limits the uncached tokens of demos, unless the search learns from
-        # log-probabilities. A program without a label output has no such log-probabilities.
+        # log-probabilities of labels. It cannot do so if the program has no label output.
         self._limits_looks = isinstance(setup.slots, PoolSlots) and isinstance(
             label_output(setup.program), str
         )
@@ -114,10 +114,10 @@ class CallSizes:
         return size.cost
 
     def extra_costs(self) -> dict[int, float]:
-        """Return the dollars that a call on each long example costs more than a call on a usual example.
+        """Return the extra cost of a call on each long example, compared with an average example.
 
-        The keys are indices of examples. Lengths are those of the student's prompts, and the price
-        is that of the most expensive model. If prompts cannot be built, the result is empty.
+        The costs are in US dollars, keyed by example index. They are computed from the student's
+        prompts and the most expensive model. If prompts cannot be built, the result is empty.
         """
         setup = self._setup
         prices = [price_of(str(lm.model)) for lm in setup.models]
@@ -126,18 +126,18 @@ class CallSizes:
         usual_length = fmean(map(input_length, self._examples))
         extra_costs = {}
         for index, example in enumerate(setup.scored_examples):
-            if lengths[index] <= usual_length:  # Counting tokens takes longer than counting characters.
+            if lengths[index] <= usual_length:  # Skip short examples, because counting tokens is slow.
                 continue
             try:
                 extra_tokens = self._extra_tokens(example)
-            except Exception:  # The adapter or litellm may fail, and then lengths are unknown.
+            except Exception:  # If the adapter or litellm fails, lengths are unknown.
                 return {}
             if extra_tokens > 0:
                 extra_costs[index] = price_per_token * extra_tokens
         return extra_costs
 
     def _extra_tokens(self, example: dspy.Example) -> float:
-        """Return how many tokens the student's prompts on an example have more than on a usual example."""
+        """Return how many more tokens the student's prompts have on this example than on an average example."""
         extra_tokens = 0.0
         for _, predictor in self._setup.program.named_sub_modules(dspy.Predict):
             usual, _ = self._tokens_without_demos(predictor)
@@ -152,22 +152,23 @@ class CallSizes:
             for _, predictor in program.named_sub_modules(dspy.Predict):
                 retrieved = self._retrieved_tokens(predictor)
                 size += self._of_predictor(predictor, self._tokens_of(predictor), retrieved=retrieved)
-        except Exception:  # The adapter or litellm may fail; the other figures are still useful.
+        except Exception:  # If the adapter or litellm fails, the other figures are still useful.
             return None
         return size
 
     def of_arrangements(self) -> CallSize | None:
-        """Return an upper estimate of the mean size of a search's calls to arrangements.
+        """Return an upper estimate of the mean size of a search's calls, excluding whole programs.
 
-        All prompts are assumed to show the longest instruction and the maximum number of demos,
-        which are longer than in nearly all random draws. Return None if prompts cannot be built.
+        All prompts are assumed to show the longest instruction and the maximum number of demos.
+        These demos are assumed to be longer than almost any random draw. Return None if prompts
+        cannot be built.
         """
         slots = self._setup.slots
         if not isinstance(slots, PoolSlots):
             return self.of_program(slots.build(slots.space.identity))
         try:
             return self._of_pools(slots)
-        except Exception:  # The adapter or litellm may fail; the other figures are still useful.
+        except Exception:  # If the adapter or litellm fails, the other figures are still useful.
             return None
 
     def _of_pools(self, slots: PoolSlots) -> CallSize:
@@ -206,8 +207,8 @@ class CallSizes:
             predictor: The predictor.
             demo_tokens: Number of tokens in fixed demos.
             retrieved: Number of tokens in demos that are retrieved for each input.
-            demos: The demos with the answers that replies resemble. None means the predictor's
-                own demos.
+            demos: Replies are assumed to be as long as the answers in these demos. None means
+                the predictor's own demos.
         """
         instructed, question = self._tokens_without_demos(predictor)
         prompt = instructed + demo_tokens + retrieved
@@ -222,8 +223,8 @@ class CallSizes:
         return CallSize({str((predictor.lm or dspy.settings.lm).model): usage})
 
     def _tokens_without_demos(self, predictor: dspy.Predict) -> tuple[float, float]:
-        """Return the number of tokens in a predictor's prompts without demos, and in their last messages."""
-        # Copies of a program share signatures and demos.
+        """Return the mean number of tokens in a predictor's prompts without demos, and in their last messages."""
+        # Copies of a program share signatures and demos, so copies of a predictor have the same key.
         key = (predictor.signature, *map(id, predictor.demos[:1]))
         if key not in self._without_demos:
             self._without_demos[key] = self._average_tokens(predictor)
@@ -240,7 +241,7 @@ class CallSizes:
         return fmean(all_tokens), fmean(last_tokens)
 
     def _tokens_on(self, predictor: dspy.Predict, example: dspy.Example) -> tuple[float, float]:
-        """Return the numbers of tokens in a prompt without demos, and in its last message, on one example."""
+        """Return the numbers of tokens in the prompt for an example, without demos, and in its last message."""
         messages = messages_of(predictor, [], inputs_of(predictor, example))
         unknown = UNKNOWN_FIELD * len(_unknown_inputs(predictor, example))
         return self._count(messages) + unknown, self._count(messages[-1:]) + unknown
@@ -266,7 +267,7 @@ class CallSizes:
                 )
                 total = sum(tokens[number] for number in shown)
                 if self._knows_examples:
-                    # The numbers in the pool omit what the adapter writes between demos.
+                    # The pool's token counts omit the text that the adapter writes between demos.
                     demos = [*predictor.demos, *(pool.demos[number] for number in shown)]
                     with_demos = self._count(messages_of(predictor, demos, inputs))
                     total = with_demos - self._count(messages_of(predictor, predictor.demos, inputs))
@@ -287,7 +288,7 @@ class CallSizes:
             messages = [
                 message for message in messages_of(predictor, [row]) if message["role"] == "assistant"
             ]
-            if not messages:  # The adapter writes no chat, but a single text.
+            if not messages:  # The adapter writes a single text instead of chat messages.
                 text = "\n".join(str(row.get(name, "")) for name in outputs)
                 messages = [{"role": "assistant", "content": text}]
             answers += messages
@@ -295,7 +296,7 @@ class CallSizes:
         return (self._count(answers) + UNKNOWN_FIELD * num_unknown) / len(rows)
 
     def _longer_instruction(self, name: str) -> float:
-        """Return how many more tokens a predictor's longest instruction has than its own instruction."""
+        """Return how many more tokens a predictor's longest instruction has than the original one."""
         instructions = self._setup.slots.alternatives.get(name, ())
         longest = max(extra_instruction_tokens(self._setup).get(name, [0]))
         if any(instruction.origin == PLACEHOLDER for instruction in instructions):
@@ -304,10 +305,10 @@ class CallSizes:
 
 
 def high_total(tokens: Sequence[float], number: int) -> float:
-    """Return a total that `number` randomly drawn numbers of tokens rarely exceed.
+    """Return a total length that `number` randomly drawn demos rarely exceed, given the length of each demo.
 
-    The total is `MORE_THAN_RANDOM` standard deviations above the expected total, but at most the
-    total of the largest numbers.
+    The total is `MORE_THAN_RANDOM` standard deviations above the mean, but at most the total
+    length of the longest demos.
     """
     number = min(number, len(tokens))
     if not number:
@@ -319,7 +320,7 @@ def high_total(tokens: Sequence[float], number: int) -> float:
 
 
 def _is_unknown(value: Any) -> bool:
-    """Return whether a value stands for a teacher's answer that is not known yet."""
+    """Return whether a value is the placeholder for a teacher's answer that is not known yet."""
     return isinstance(value, str) and value == UNKNOWN_ANSWER
 
 

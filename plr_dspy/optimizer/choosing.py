@@ -140,8 +140,8 @@ class ProgramRace(DemoOptimizer):
         A race has no final comparison, so it holds out no examples.
         """
         splits = setup.splits
-        # Order the examples by hash. So a later race that omits some of them scores the rest in the
-        # same order.
+        # Order the examples by hash. A later race without some of them then scores the others in
+        # the same order.
         order = sorted(
             zip(setup.scored_examples, splits.names, strict=True), key=partial(_hash_of, setup.seed)
         )

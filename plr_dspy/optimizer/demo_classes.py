@@ -1,4 +1,4 @@
-"""The classes of demos, such as their labels, and the minimum number of demos that a prompt shows for each."""
+"""The classes of demos, such as their labels, and the minimum number of demos that a prompt shows for each class."""
 
 import logging
 from collections import Counter
@@ -46,7 +46,7 @@ class DemoClasses:
         return Quotas(tuple(classes), tuple(minimums))
 
     def num_missing(self, demos: Sequence[Any]) -> int:
-        """Return the number of demos that are missing to show the minimum of each known label."""
+        """Return how many more demos are needed to show the minimum number for each known label."""
         counts = Counter(self.output.numbers(demos).tolist())
         return sum(max(0, self.minimum - counts[number]) for number in self.known)
 
@@ -116,9 +116,9 @@ def demo_classes(
 def warn_if_too_few(
     classes: Mapping[str, DemoClasses], demos: Mapping[str, Sequence[Any]], *, max_bootstrapped: int
 ) -> None:
-    """Warn if `max_bootstrapped` demos, besides `demos`, cannot include the minimum of each class.
+    """Warn if `max_bootstrapped` more demos are too few to reach the minimum for each class.
 
-    `classes` and `demos` are keyed by predictor.
+    `demos` contains the demos that need no bootstrapping. Like `classes`, it is keyed by predictor.
     """
     num_missing = max(
         (of_predictor.num_missing(demos[name]) for name, of_predictor in classes.items()), default=0

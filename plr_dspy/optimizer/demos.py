@@ -39,11 +39,11 @@ BOOTSTRAP_SHARE = 0.25  # maximum share of max_seconds and max_cost for bootstra
 def demo_examples(
     trainset: Examples, valset: Examples, rng: random.Random, classes: Iterable[DemoClasses] = ()
 ) -> dict[int, dspy.Example]:
-    """Choose the trainset examples to use as demos. Return a dict that maps their indices to them.
+    """Choose the trainset examples to use as demos. Return them in a dict keyed by trainset index.
 
     The inputs of the chosen examples are distinct and not in the valset. The choice is
-    stratified by class and does not depend on the trainset's order. For each class in
-    `classes`, at least the required number of examples is chosen, even if this enlarges the pool.
+    stratified by class and does not depend on the trainset's order. If necessary, more examples
+    are chosen to reach the minimum number of demos for each class in `classes`.
     """
     sources = [source_of(example.inputs()) for example in trainset]
     used_sources = {source_of(example.inputs()) for example in valset}
@@ -73,7 +73,7 @@ def check_any_demo(
     trainset: Examples,
     valset: Examples,
 ) -> None:
-    """Raise an error if neither `demos` nor the student and the user's programs have any demo."""
+    """Raise an error if there are no demos in `demos`, the student and the user's programs."""
     has_demos = bool(demos) or any(predictor.demos for predictor in program.predictors())
     if has_demos or any(rival.demos for rival in rivals):
         return
@@ -97,7 +97,7 @@ def pools_of(
     """Return a dict that maps each predictor to its pool.
 
     A pool contains the distinct demos that the predictor's prompt can show. The student's own demos
-    come first. Next are the demos of rivals, bootstrapped demos, labeled examples and the demos
+    come first. They are followed by demos of rivals, bootstrapped demos, labeled examples and demos
     that the user passed.
     """
     others: list[tuple[Any, str]] = [(example, f"trainset[{number}]") for number, example in labeled.items()]
@@ -133,8 +133,8 @@ def plan_attempts(
     """Return the attempts needed to bootstrap up to `num_demos` demos.
 
     Their demos contain placeholders for the teacher's answers. If labeled examples are also
-    candidates and all outputs are labels, return an empty list. Correct answers would only repeat
-    these labels.
+    candidates and contain all outputs as labels, return an empty list. Correct answers would only
+    repeat these labels.
     """
     predictors = program.named_predictors()
     outputs: set[str] = set()
@@ -160,7 +160,8 @@ def plan_attempts(
 def teacher_of(setup: CompileSetup) -> dspy.Module:
     """Return a copy of the teacher, or of the student if there is no teacher.
 
-    If it has no demos, and is the student or not compiled, its prompts show labeled examples as demos.
+    A teacher without demos shows labeled examples, unless it is a compiled program other than the
+    student.
     """
     teacher = setup.program if setup.teacher is None else setup.teacher
     labeled: dict[str, list[Any]] = {}
@@ -177,7 +178,7 @@ def teacher_of(setup: CompileSetup) -> dspy.Module:
 class TeacherWork(MetricWork):
     """Teacher calls whose correct answers become demos, as in DSPy's `BootstrapFewShot`.
 
-    If the metric has a third parameter, it gets DSPy's trace.
+    A metric with a third parameter gets DSPy's trace.
     """
 
     failure_advice = " of the teacher: pass another teacher, candidates='labeled', or a larger max_errors"
@@ -272,7 +273,7 @@ def make_attempts(setup: CompileSetup, evaluator: ProgramEvaluator) -> list[Atte
         if key not in log.records:
             logger.warning(
                 "bootstrapping stopped after %d examples, because it may use only a quarter of max_seconds and "
-                "max_cost: increase these limits for more bootstrapped demos",
+                "max_cost: increase these limits to bootstrap more demos",
                 index,
             )
             break
@@ -308,7 +309,7 @@ def why_none(attempts: Sequence[Attempt]) -> str:
             )
         return (
             f": {num_right} of the teacher's {len(attempts)} answers scored high enough, but none appeared in DSPy's "
-            "trace; check that the program starts threads with dspy.Parallel"
+            "trace; if the program starts threads, start them with dspy.Parallel"
         )
     ((error, number),) = errors.most_common(1)
     fix = "fix the program or the metric, or pass another teacher"

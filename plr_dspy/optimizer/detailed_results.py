@@ -12,8 +12,8 @@ def detailed_results(report: Report, decision: Decision) -> dict[str, Any]:
     """Return the candidates of the final comparison as plain data.
 
     Each candidate is a dict with its demos and instructions as text. DSPy's optimizers attach whole
-    programs instead. But DSPy treats attached programs as parts of the returned program, and saves
-    all of them.
+    programs instead. However, DSPy treats attached programs as parts of the returned program, and
+    saves all of them.
     """
     candidates = []
     for candidate, result in zip(report.candidates, decision.candidates, strict=True):

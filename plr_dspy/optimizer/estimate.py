@@ -39,11 +39,11 @@ class Estimate:
         plan: The plan for the search and all later phases, with the number of program calls in
             each phase.
         prompt_tokens: Upper estimate of the number of tokens in all prompts, counted with
-            GPT-4o's tokenizer. It assumes one LM call for each predictor. A search that chooses
-            demos is assumed to show the maximum number of demos and the longest instruction in
-            every prompt, and longer demos than almost any random draw. A field that no example
-            has, such as reasoning, is assumed to have 100 tokens. None if prompts cannot be
-            built.
+            GPT-4o's tokenizer. It assumes one LM call for each predictor. If the search chooses
+            demos, all prompts are assumed to show the maximum number of demos and the longest
+            instruction. These demos are assumed to be longer than almost any random draw. A
+            field that no example has, such as reasoning, is assumed to have 100 tokens. None if
+            prompts cannot be built.
         cost: Upper estimate of the cost in US dollars at litellm's list prices, if answers are
             as long as in the demos or examples. It ignores hidden reasoning tokens, prompts that
             are sent again because a reply could not be parsed, and `max_cost`. None if a price
@@ -52,7 +52,7 @@ class Estimate:
             expensive as estimated. Without `max_cost`, this is the number of all calls. None if
             `cost` is None.
         new_prompt_tokens: Approximate number of prompt tokens that a server with a prefix cache
-            must read, if the cache holds only the previous prompt. None if unknown.
+            must process, if the cache holds only the previous prompt. None if unknown.
         cost_with_cache: Approximate cost if all prompt tokens except `new_prompt_tokens` are
             billed as cached tokens. None if cached tokens have no listed price.
         warning: A warning that prompts may exceed a model's context window. Empty if no prompt
@@ -103,7 +103,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class CallRange:
-    """How many of a run's calls may have a certain size."""
+    """The minimum and maximum number of a run's calls that have a certain size."""
 
     size: CallSize | None
     min_calls: int
@@ -170,7 +170,7 @@ def estimate_cost(
 
 
 def _ranges_of_search(setup: CompileSetup, sizes: CallSizes) -> list[CallRange]:
-    """Return the sizes of the programs that a search may call. It calls whole programs at most once per example."""
+    """Return the call ranges of a search, which calls whole programs at most once per example."""
     slots = setup.slots
     whole: list[Candidate] = [*slots.space.programs]
     if isinstance(slots, PoolSlots):
@@ -183,7 +183,7 @@ def _ranges_of_search(setup: CompileSetup, sizes: CallSizes) -> list[CallRange]:
 
 
 def largest_total(ranges: Sequence[CallRange], num_calls: int) -> CallSize | None:
-    """Return the total size of calls if as many of them as possible are large.
+    """Return the largest total size that `num_calls` calls in these ranges can have.
 
     Return None if the size of any call is unknown.
     """
@@ -281,8 +281,8 @@ def _costs_of_a_call(setup: CompileSetup, sizes: CallSizes) -> tuple[float | Non
     costs = [sizes.price(sizes.of_program(rival.program)) for rival in setup.rivals]
     expected_cost = cost_of_arrangements
     if isinstance(setup.slots, WholeProgramSlots):
-        # Expect little, so that a race begins even if an expensive program is the first. No call
-        # starts unless the cost to reserve is left.
+        # Expect the lowest cost, so that a race starts even if its first program is expensive. A
+        # call still starts only if the cost to reserve is left.
         expected_cost = min((cost for cost in costs if cost is not None), default=None)
     known = [cost for cost in (cost_of_arrangements, *costs) if cost is not None]
     return expected_cost, max(known, default=0.0)

@@ -16,11 +16,11 @@ _Arguments = ParamSpec("_Arguments")
 def estimate(
     function: Callable[_Arguments, Any], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
 ) -> Estimate:
-    """Estimate the cost of calling a function with these arguments. No program calls are made.
+    """Estimate the cost of calling a function with these arguments, without making program calls.
 
     For example, ``print(estimate(headroom, program, metric, trainset))`` shows what
-    ``headroom(program, metric, trainset)`` would cost. Calls, tokens and cost are upper
-    estimates, as `Estimate` describes.
+    ``headroom(program, metric, trainset)`` would cost. All figures are upper estimates, as
+    `Estimate` describes.
 
     Args:
         function: `headroom` or `choose_program`. For an optimizer, call the optimizer's own

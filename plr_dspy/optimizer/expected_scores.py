@@ -55,7 +55,7 @@ def expected_scores(
     """Return the expected scores of all scored candidates, best first.
 
     Each candidate's score is the sum of the unchanged original's score and the candidate's
-    expected gain. The interval covers the uncertainty of both terms.
+    expected gain. The interval reflects the uncertainty of both terms.
     """
     original = run.original
     decision = outcome.decision
@@ -106,7 +106,8 @@ def expected_scores(
 def num_unread(evaluator: Evaluator, candidate: Candidate, *, calibrated: bool) -> int:
     """Return the number of a candidate's replies that could not be parsed, as in `ProgramState`.
 
-    A calibrated program answers with the likeliest label even if it cannot parse the reply.
+    If the candidate is calibrated, replies with log-probabilities are not counted. A calibrated
+    program answers with the likeliest label, without parsing the reply.
     """
     number = 0
     for record in evaluator.records_of(candidate).values():
@@ -118,7 +119,7 @@ def num_unread(evaluator: Evaluator, candidate: Candidate, *, calibrated: bool) 
 def _compared(outcome: Outcome, original: Candidate) -> dict[Candidate, ScoreRange]:
     """Return the scores that the final comparison gave to the chosen candidate and the original.
 
-    If these scores replace the expected scores, the report shows only one score per program.
+    They replace the expected scores, so that the report shows only one score per program.
     """
     comparison = outcome.decision.comparison
     if comparison is None:
@@ -127,14 +128,14 @@ def _compared(outcome: Outcome, original: Candidate) -> dict[Candidate, ScoreRan
 
 
 def _score_of_best_user_program(decision: Decision) -> float:
-    """Return the score of the best of the user's programs that agrees with the reported gain over it."""
+    """Return the score of the best user program that is consistent with the reported gain over this program."""
     assert decision.comparison is not None
     assert decision.over_best_user_program is not None
     return decision.comparison.expected_chosen[0] - decision.over_best_user_program.expected_gain
 
 
 def _kind_of(slots: PromptSlots, original: Candidate, candidate: Candidate) -> PromptKind:
-    """Return the kind of prompt that the report states for a candidate."""
+    """Return the kind of a candidate's prompt, as stated in the report."""
     if candidate in slots.rivals:  # In a race of programs, the original is one of the rivals.
         return "program"
     if candidate == original:
@@ -171,7 +172,7 @@ def compare_instructions(
     """Return the report's comparison of each predictor's instructions.
 
     Every instruction gets the score of the best arrangement with this instruction. The chosen
-    arrangement may score less, because it must be likely enough to be better than the original.
+    arrangement may have a lower score, because its gain over the original must be likely enough.
     """
     chosen = slots.instructions(outcome.decision.ordering)
     best: dict[tuple[str, int], Alternative] = {}
@@ -200,8 +201,7 @@ def compare_instructions(
 def _scored(instruction: Instruction, best: Alternative | None) -> InstructionScore:
     """Return the report's entry on an instruction.
 
-    The entry includes the score of `best`, the best arrangement with this instruction, if there
-    is such an arrangement.
+    The entry includes the score of `best`, the best arrangement with this instruction, if any.
     """
     scores: dict[str, Any] = {}
     if best is not None:

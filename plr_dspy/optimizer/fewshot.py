@@ -76,8 +76,8 @@ class PLFewShot(LearningOptimizer):
     """Choose which demos a program shows, how many, and in what order, within a budget of program calls.
 
     A quarter of the trainset (at most 50 examples) becomes demos; the rest is for scoring. The
-    unchanged student is also a candidate. Another candidate replaces it only if it is three times
-    as likely to be better as worse. For the user's own `programs`, 1.5 times as likely is enough.
+    unchanged student is also a candidate. Another candidate replaces the student only if a gain is
+    three times as likely as a loss. For the user's own `programs`, 1.5 times as likely is enough.
 
     Args:
         metric: As in `PLReorder`. While demos are bootstrapped, a metric with a third
@@ -214,7 +214,7 @@ class PLFewShot(LearningOptimizer):
         plan = opened.setup.plan
         # If the search learns from log-probabilities, it is better to score more arrangements,
         # each on fewer examples. If `most_searched` is set, every arrangement is scored on all
-        # examples. So no minimum is useful in either case.
+        # examples. In either case, a minimum would not help.
         if opened.responses is not None or plan.most_searched is not None:
             return no_minimum
         payer = opened.scorer.payer
@@ -490,7 +490,7 @@ class PLFewShot(LearningOptimizer):
     ) -> FinishedProgram:
         """Return the program that `compile` returns, with entries for the report.
 
-        The best candidates are kept for `program_with`.
+        Store the best candidates for `program_with`.
         """
         finished, self._front = finish(
             setup, run, outcome, build_program, min_probability=self.min_probability

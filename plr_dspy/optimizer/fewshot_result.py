@@ -33,7 +33,7 @@ def finish(
     *,
     min_probability: float | None,
 ) -> tuple[FinishedProgram, Front | None]:
-    """Return the chosen program with its entries for the report, and the front, if it can be built.
+    """Return the chosen program with its entries for the report, and the front or None.
 
     Args:
         build_program: A function that builds a candidate's program as it was scored.

@@ -1,4 +1,4 @@
-"""The front: the best prompts with their scores and costs, from which a cheaper program can be built."""
+"""The front: the best prompts with their scores and costs, from which `program_with` builds programs."""
 
 import logging
 import math
@@ -43,13 +43,13 @@ class Prompt:
 class PromptPrices:
     """The costs of predictions at litellm's list prices.
 
-    A server's prefix cache is assumed to hold instructions and fixed demos, but no retrieved demos
-    and inputs.
+    A server's prefix cache is assumed to hold instructions and fixed demos, but not retrieved demos
+    or inputs.
 
     Args:
         examples: Scored examples. New inputs are assumed to be as long as the inputs of these
             examples, on average.
-        logged: Token counts of the calls so far. New answers are assumed to be as long as the
+        logged: Token counts of the finished calls. New answers are assumed to be as long as the
             answers of these calls, on average.
     """
 
@@ -65,7 +65,7 @@ class PromptPrices:
         self._answers = {model: fmean(numbers) for model, numbers in answers.items()}
 
     def of(self, program: dspy.Module) -> float | None:
-        """Return the cost of predictions with a program, or None if it is unknown."""
+        """Return the cost of `PREDICTIONS` predictions with a program, or None if it is unknown."""
         usage: dict[str, Any] = defaultdict(Counter)
         try:
             for _, predictor in program.named_sub_modules(dspy.Predict):
@@ -73,7 +73,7 @@ class PromptPrices:
                 model = str((predictor.lm or dspy.settings.lm).model)
                 prompt = prefix + retrieved_tokens(predictor) + self._mean_inputs(predictor)
                 usage[model].update(prompt_tokens=prompt, cached_tokens=prefix)
-        except Exception:  # The adapter or litellm may fail; the other figures are still useful.
+        except Exception:  # If the adapter or litellm fails, the other figures are still useful.
             return None
         for model, counts in usage.items():
             counts["completion_tokens"] = self._answers.get(model, math.nan)
@@ -97,7 +97,7 @@ class Front:
     Args:
         slots: The search space.
         expected: The expected scores of all candidates, best first.
-        returned: The returned candidate.
+        returned: The candidate that `compile` returned.
         prices: The prices from which costs are computed.
         fitted: The score model, fitted to all scores.
         min_probability: As in `PLFewShot`.
@@ -160,7 +160,7 @@ class Front:
         )
         if entry.num_examples < ENOUGH_SCORED and prompt.expected.candidate != self._returned:
             logger.warning(
-                "this prompt was scored on only %s, so its score rests on similar prompts: compare it with the "
+                "this prompt was scored on only %s, so its score depends on similar prompts: compare it with the "
                 "returned program on other examples before you use it",
                 count(entry.num_examples, "example"),
             )

@@ -59,9 +59,9 @@ logger = logging.getLogger(__name__)
 
 NUM_SETS = 4  # number of random sets of demos, unless the budget covers more
 NUM_ORDERS = 3  # number of random orders of one set, unless the budget covers more
-MIN_EXAMPLES = 10  # minimum number of examples; if there are fewer, most differences are due to chance
+MIN_EXAMPLES = 10  # minimum number of examples; with fewer, most differences are due to chance
 MIN_SAMPLE = 3  # minimum number of sets or orders to estimate the spread of their scores
-TIMES_AS_MANY = 4  # factor of the number of examples that advice suggests, which halves intervals
+TIMES_AS_MANY = 4  # factor for the suggested number of examples, which halves intervals
 MAX_DRAWS = 50  # maximum number of draws per requested set or order, because prompts must be distinct
 
 Groups: TypeAlias = dict[str, list[Candidate]]  # the programs to score for each lever
@@ -228,7 +228,7 @@ def _lever(change: Change, gain: Gain, experiment: PairedExperiment, unread: Seq
 
 
 def _warn_if_no_score_differs(scored: LeverScores, sample: str) -> None:
-    """Log that no score differed, with a sample answer. A perfect score needs no warning."""
+    """Warn that no score differed, and show a sample answer. A perfect score needs no warning."""
     if not scored.no_difference or scored.only_score == PERFECT:
         return
     end = ", so the measurement ended early" if scored.ended_early else ""
@@ -283,7 +283,7 @@ class LeverScores:
         table: Scores with a row for each program and a column for each example. Rows of
             calibrated answers come last.
         rows: A dict that maps each lever to the indices of its rows.
-        no_difference: What shows that no program differs from another. Empty if scores differ.
+        no_difference: The reason why all gains are 0. Empty if scores differ.
         ended_early: Whether fewer examples were scored than planned.
     """
 
@@ -307,7 +307,7 @@ def _sample(setup: CompileSetup, metric: ConfusionScores | None) -> list[int]:
 
 
 def _how_to_narrow_intervals(setup: CompileSetup, num_candidates: int, num_examples: int) -> str:
-    """Return how to make intervals about half as wide, or narrower if there are few unused examples."""
+    """Return advice on how to halve the intervals, or to narrow them as far as unused examples allow."""
     num_usable = len(setup.scored_examples)
     if num_examples == num_usable:
         return "pass more examples"
@@ -349,8 +349,8 @@ def _score_levers(
 def _no_difference(scored: LeverScores, num_candidates: int, *, is_last: bool, compares_values: bool) -> str:
     """Return the reason to stop if no scores differ, or an empty string.
 
-    After the last examples, fewer equal scores are enough. `compares_values` says that answers may
-    differ although their scores are equal, so that equal scores do not end the measurement early.
+    After the last examples, fewer equal scores are enough. If `compares_values` is true, answers
+    with equal scores may differ, so equal scores do not end the measurement early.
     """
     num_examples = len(scored.examples)
     if scored.only_score is not None and (is_last or not compares_values):
@@ -385,7 +385,7 @@ def _score_table(
 
 
 def _linearized(metric: ConfusionScores, answers: Answers, examples: Sequence[int], failed: Array) -> Array:
-    """Return a score for each example, whose mean is the metric over a set at these answers.
+    """Return a score for each example. The mean of these scores is the value of the metric over a set.
 
     The score of a failed call is NaN.
     """

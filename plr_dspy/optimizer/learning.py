@@ -28,9 +28,9 @@ from plr_dspy.search.thompson import ThompsonSearch
 from plr_dspy.statistics.calibration import shares_to_try
 
 # Usual and maximum number of calls that test whether replies have log-probabilities. One call is
-# not enough: a reply may have no label, or the program may answer without an LM call. More calls
-# than usual are made only if log-probabilities are required, replies cannot be parsed, or no LM was
-# called.
+# not enough, because its reply may have no label, or the program may answer without an LM call.
+# More calls than usual are made only if log-probabilities are required, replies cannot be parsed,
+# or no LM was called.
 FIRST_CALLS = 2
 MOST_CALLS = 8
 
@@ -79,7 +79,7 @@ class LearningOptimizer(DemoOptimizer):
 
     @property
     def _needing_logprobs(self) -> str:
-        """The argument that needs the log-probabilities of labels, or an empty string if no argument needs them."""
+        """The argument that needs log-probabilities of labels, or an empty string."""
         if self.calibrate is not False:
             return "calibrate"
         if self.signal == "logprobs":
@@ -97,7 +97,7 @@ class LearningOptimizer(DemoOptimizer):
     def work(self, setup: CompileSetup) -> MetricWork:
         """Create the object that makes and scores program calls.
 
-        The object reads log-probabilities if the program and the metric allow this.
+        The object reads log-probabilities if the program and the metric allow it.
         """
         one_prompt = setup.slots.space.num_distinct < 2
         if self.calibrate is not False and one_prompt:
@@ -176,7 +176,7 @@ class LearningOptimizer(DemoOptimizer):
         record: CallRecord | None = None
         ordering: Candidate = setup.slots.space.identity
         for example in range(min(MOST_CALLS, len(setup.splits.train))):
-            if example == FIRST_CALLS:  # The student may answer with a label only if it has demos.
+            if example == FIRST_CALLS:  # The student may need demos to reply with a label.
                 ordering = setup.slots.showing(1.0)
             records = scorer.evaluate(scorer.affordable({ordering: [example]}))
             if not records:
@@ -184,8 +184,8 @@ class LearningOptimizer(DemoOptimizer):
             record = records[ordering][example]
             if record.label_logprobs is not None or record.refused:
                 break
-            may_come = required or record.lacking == UNASKED or record.outcome == WRONG
-            if example + 1 >= FIRST_CALLS and not may_come:
+            may_have_others = required or record.lacking == UNASKED or record.outcome == WRONG
+            if example + 1 >= FIRST_CALLS and not may_have_others:
                 break
         if record is None or record.label_logprobs is not None:
             return work.responses(scorer)

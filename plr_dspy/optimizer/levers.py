@@ -43,7 +43,7 @@ class Change:
 
     Attributes:
         name: Name of the lever.
-        rows: Rows of the scored programs in the table of scores.
+        rows: Indices of these programs' rows in the table of scores.
         how: How to apply the change, in words.
         base: Name of the lever that the change is made on top of; empty if the change is made
             to the program itself.
@@ -119,7 +119,7 @@ def best_advice(
         changes: The changes that were scored, simplest first.
         gains: A dict that maps each change's name to the change's gain.
         num_examples: Number of examples that the changes were scored on.
-        how_to_narrow: How to narrow the intervals.
+        how_to_narrow: Advice on how to narrow the intervals, as a clause.
     """
     if not changes:
         return "No lever could be tried, because there are too few distinct demos: pass more examples."
@@ -167,7 +167,7 @@ def _keeping(
 
 
 def _figures(gain: Gain) -> str:
-    """Return a gain and its interval as text."""
+
     return "{:+.2f} [{:+.2f}, {:+.2f}]".format(gain.value, *gain.interval)
 
 
@@ -175,7 +175,7 @@ def advice_without_difference(reason: str, *, score: float | None) -> str:
     """Return the advice if no score differed between programs.
 
     Args:
-        reason: What was observed, as a clause.
+        reason: The observation, as a clause such as "every score was 0 in 80 calls".
         score: The score of all calls, or None if the scores differed between examples.
     """
     start = f"{reason[0].upper()}{reason[1:]}"
@@ -190,7 +190,7 @@ def advice_without_difference(reason: str, *, score: float | None) -> str:
             "this, check with dspy.inspect_history() that the demos reach the model."
         )
     return (
-        f"{start}, so more calls would show nothing: this model, or this metric, probably cannot show differences. "
+        f"{start}, so more calls would be wasted: this model or this metric probably cannot show differences. "
         "Check that the metric compares the right fields, or use a larger model. Until then, keep the program."
     )
 
@@ -204,10 +204,10 @@ class Lever:
         score: Expected score with this change: the program's mean score plus `gain`.
         gain, interval: Expected gain over the user's program on new examples, and its 95%
             interval. The gain is shrunk towards 0, because the largest of several observed
-            gains overestimates the true gain. Both gains and intervals are differences of
-            scores that the metric can have.
+            gains overestimates the true gain. Gain and interval are limited to differences
+            between possible scores of the metric.
         num_calls: Number of program calls from which the gain was estimated.
-        note: How to apply the lever, in words.
+        note: Advice on how to apply the lever.
         mean_score: Mean score of these calls. If answers are calibrated, it is the mean score
             of the calibrated answers.
         num_unread: Number of these calls whose replies could not be parsed. They count as
@@ -232,17 +232,16 @@ class Headroom:
         score, interval: The program's mean score, and the 95% interval of its score on new
             examples.
         levers: The possible changes, simplest first.
-        noise_shares: A dict that maps "other orders" and "other sets" to shares of noise: how
-            much of the variance between the scores of different orders or sets is noise.
-            Orders or sets that all scored the same are omitted.
+        noise_shares: A dict that maps "other orders" and "other sets" to the share of noise in
+            the variance between their scores. A lever is omitted if all its orders or sets
+            scored the same.
         num_examples, program_calls: Number of examples that each change was scored on, and
             total number of program calls.
         advice: One or two sentences that name the simplest change that gains as much as any
             other, or advise keeping the program.
         num_unread: Number of the program's own replies that could not be parsed.
-        no_difference: What shows that no program differs from another, such as "every score was 0
-            in 80 calls". Then all gains are 0, and the printed text omits the levers. Empty if
-            scores differed.
+        no_difference: The reason why all gains are 0, such as "every score was 0 in 80 calls". If
+            there is a reason, the printed text omits the levers. Empty if scores differed.
     """
 
     score: float
@@ -269,7 +268,7 @@ class Headroom:
         return "\n".join(lines)
 
     def _table(self) -> Iterator[str]:
-        """Yield the lines of the table."""
+
         width = max(map(len, (PROGRAM, *(lever.name for lever in self.levers))))
         yield f"{'':{width}}  mean score  {GAINS}  program calls  how to apply it"
         yield f"{PROGRAM:{width}}  {self.score:10.2f}  {'':{len(GAINS)}}  {self.num_examples:13}"
@@ -293,7 +292,7 @@ class Headroom:
         return f"; all {kind} scored the same" if name in (ORDERS, SETS) else ""
 
     def _unread(self) -> Iterator[str]:
-        """Yield a line that says for which programs replies could not be parsed, if there are any."""
+        """Yield a line on the programs with replies that could not be parsed, if there are any."""
         counts = []
         if self.num_unread:
             counts.append(f"{self.num_unread} of {self.num_examples} replies of your program")

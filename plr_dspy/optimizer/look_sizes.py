@@ -1,4 +1,4 @@
-"""The number of examples to score a candidate on at a time, given the number of its uncached demo tokens."""
+"""The number of examples to score a candidate on at a time, given its number of uncached demo tokens."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The resources that a compile run needs to make calls: the log, the budget, the progress bar and the signals."""
+"""The resources that a compile run needs to make calls: the log, the budget, the progress bar and interrupts."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class OpenCompile:
     """A compile run that is ready to make calls.
 
     Attributes:
-        setup: The setup. The search may add instructions to it.
+        setup: The setup of the run. The search may add instructions to it.
         work: The object that makes and scores program calls.
         scorer: The evaluator that makes these calls within the budget and keeps their scores.
-        evaluator: A function that creates evaluators for other kinds of work. All evaluators
-            share the log and the budget of this run.
+        evaluator: A function that creates evaluators for other kinds of calls, such as
+            proposals. All evaluators share the log and the budget of this run.
     """
 
     setup: CompileSetup
@@ -70,8 +70,8 @@ def open_calls(
     """
     folder = None if log_dir is None else Path(log_dir)
     if setup.options.max_seconds is not None:
-        # The report counts tokens. Load the counter now, because this takes seconds, and the
-        # report is built when the time may be up.
+        # Load the token counter now. Loading takes seconds, and when the report needs the counter,
+        # the time limit may have been reached.
         token_counter()([{"role": "user", "content": "a"}])
     # The log also counts attempts to bootstrap demos, and results of the prompt model.
     num_results = setup.plan.program_calls + len(setup.attempts) + len(setup.proposals) + num_revisions(setup)
@@ -106,8 +106,8 @@ def _warn_of_larger_run(path: Path, num_results: int) -> None:
     num_calls = earlier.program_calls["total"]
     if num_calls > num_results and not earlier.is_unfinished:
         logger.warning(
-            "%s holds a finished run of %d calls, but this run may make only %d: the search is planned again, makes "
-            "new calls and replaces the report. To get the earlier result without new calls, pass its budget.",
+            "%s holds a finished run of %d calls, but this run may make only %d: it plans a new search, makes new "
+            "calls and replaces the report. To get the earlier result without new calls, pass that run's budget.",
             path.parent,
             num_calls,
             num_results,
@@ -115,7 +115,7 @@ def _warn_of_larger_run(path: Path, num_results: int) -> None:
 
 
 def _new_tensors_on_cpu() -> contextlib.AbstractContextManager[object]:
-    """Return a context in which new tensors are on the CPU, even if the caller's default device is another."""
+    """Return a context in which new tensors are on the CPU, whatever the caller's default device is."""
     cpu = torch.device("cpu")
     # A device used as a context slows down every torch operation, so use it only if necessary.
     return contextlib.nullcontext() if torch.empty(0).device == cpu else cpu

@@ -21,38 +21,36 @@ class PLReorder(LearningOptimizer):
 
     Args:
         metric: ``metric(example, prediction)`` returns a bool, a number or a
-            ``Prediction(score=...)``; larger is better. Its other parameters, such as
-            ``trace``, get their defaults, or None.
-        signal: What the search learns from. "score" is the metric's score. "logprobs" adds the
-            log-probabilities of labels, so that far fewer calls are needed. The endpoint must
-            return them. Exactly one output must be a Literal, an enum or a bool. The metric must
-            depend only on this output. "auto" uses log-probabilities if these conditions are met.
-            Otherwise, the report gives the reason.
+            ``Prediction(score=...)``; larger is better. Any other parameters, such as
+            ``trace``, get their defaults or None.
+        signal: The signal that the search learns from. "score" is the metric's score. "logprobs"
+            adds the log-probabilities of labels, so that far fewer calls are needed. The endpoint
+            must return log-probabilities. Exactly one output must be a Literal, an enum or a bool.
+            The metric must depend only on this output. "auto" uses log-probabilities if these
+            conditions are met. Otherwise, the report gives the reason.
         calibrate: Whether to compare orders by their calibrated answers and return a
             `CalibratedProgram` (docs/calibration.md). Calibration needs log-probabilities, but
-            no extra calls. True uses the label shares that score best; a dict specifies the
-            share of each label. Gains are measured relative to the unchanged student.
+            no extra calls. True tries several shares of labels and uses the best; a dict
+            specifies the share of each label. Gains are relative to the unchanged student.
         update: "mle", "ema", "mixture", or an update object such as
             ``MixtureEM(num_components=2)``.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000).
             "paper" runs PLR Algorithm 1 with the paper's settings. None requires
             `max_metric_calls`.
         max_metric_calls: Maximum number of program calls; overrides `auto`.
-        max_seconds: Time limit in seconds, after which no program call starts. Part of it is
-            reserved for the final comparison.
+        max_seconds: Time limit in seconds, after which no program call starts. Part of this
+            time is reserved for the final comparison.
         max_cost: Maximum cost in US dollars, including calls in `log_dir`. No call starts if,
             judging by earlier calls, it might exceed this limit. The price of each model must
             be known.
         stop_at_score: The search ends once an order's estimated score on the train split
             reaches this value.
         patience: The search ends after this many consecutive rounds without a better order.
-        min_probability: Minimum probability of a gain on new examples for another order to replace
-            the original order. None requires a gain to be three times as likely as a loss, or 1.5
-            times for one of `programs`. With auto="paper", None means 0.
-        num_iterations, num_samples, elite_fraction, num_final_draws: The number of iterations,
-            the number of samples, the share of elite samples, and the number of final draws.
-            In PLR Algorithm 1, they are called T, B, rho and K. If an argument is None, `auto`
-            determines its value.
+        min_probability: Another order replaces the original order only if a gain on new examples
+            has at least this probability. None requires a gain to be three times as likely as a
+            loss, or 1.5 times for one of `programs`. With auto="paper", None means 0.
+        num_iterations, num_samples, elite_fraction, num_final_draws: The parameters T, B, rho and
+            K of PLR Algorithm 1. If an argument is None, `auto` determines its value.
         num_demos: Number of labeled demos to add to a student without demos. If None, a
             student without demos raises an error.
         num_threads: Maximum number of concurrent program calls; None uses DSPy's setting.
@@ -74,7 +72,7 @@ class PLReorder(LearningOptimizer):
         report: The `Report` on the last call to `compile`, even if the call was interrupted or
             raised an error. None before the first call.
         best_program: The program that the last call to `compile` returned. If the call was
-            interrupted or raised an error, this is the best program found until then.
+            interrupted or raised an error, this is the best program found by then.
 
     Raises:
         TypeError, ValueError: If an argument is invalid. The message says what to pass.

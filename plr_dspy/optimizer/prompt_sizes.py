@@ -1,4 +1,4 @@
-"""The numbers of tokens in prompts without inputs: the only definition, which reports, limits and estimates use."""
+"""The numbers of tokens in prompts without inputs, which reports, limits and estimates use."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,11 +18,11 @@ def tokens_before_inputs(predictor: dspy.Predict, demos: Sequence[Any]) -> int:
 
 
 def tokens_of_demos(predictor: dspy.Predict, demos: Sequence[Any]) -> list[int]:
-    """Return by how many tokens each demo lengthens a predictor's prompt."""
+    """Return the number of tokens that each demo adds to a predictor's prompt."""
     try:
         without_demos = tokens_before_inputs(predictor, [])
         return [tokens_before_inputs(predictor, [demo]) - without_demos for demo in demos]
-    except Exception:  # The adapter may fail without real inputs. Then count the messages of demos.
+    except Exception:  # Some adapters need real inputs. For these, count only the messages of demos.
         count = token_counter()
         no_demos = count(messages_of(predictor, []))
         return [count(messages_of(predictor, [demo])) - no_demos for demo in demos]
@@ -44,5 +44,5 @@ def prompt_tokens(slots: PoolSlots, candidate: Candidate, program: dspy.Module) 
             tokens_before_inputs(predictor, predictor.demos) + retrieved_tokens(predictor)
             for predictor in predictors
         )
-    except Exception:  # The adapter or litellm may fail; the other figures are still useful.
+    except Exception:  # If the adapter or litellm fails, the other figures are still useful.
         return slots.tokens(candidate)

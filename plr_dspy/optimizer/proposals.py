@@ -2,7 +2,7 @@
 
 The prompt model's first task describes the data. Each further task writes one instruction for one
 predictor. A task usually takes three calls. The run log keeps the results of tasks as call records,
-so a resumed run does not pay again.
+so a resumed run does not pay for them again.
 """
 
 import contextlib
@@ -34,13 +34,12 @@ logger = logging.getLogger(__name__)
 PROPOSED = "proposed"  # origin of proposed instructions
 NUM_DESCRIBED = 20  # maximum number of examples from which the prompt model describes the data
 NUM_SHOWN = 3  # number of demos per predictor shown to the prompt model
-# The maximum share of max_seconds and max_cost that may be used before the search. This share
-# covers bootstrapping and proposals.
+# Bootstrapping and proposals together may use at most this share of max_seconds and max_cost.
 SHARE = 0.4
 
 
 def planned_proposals(program: dspy.Module, number: int) -> list[Proposal]:
-    """Return the task that describes the data, and `number` tasks for each predictor that write instructions."""
+    """Return a task that describes the data, and `number` tasks per predictor that write instructions."""
     proposals = [Proposal("", 0)]
     for name, _ in program.named_predictors():
         proposals += [Proposal(name, i) for i in range(1, number + 1)]
@@ -76,9 +75,8 @@ class ProposalWork(PromptModelWork):
         self._setup = setup
         self._places = {name: place for place, (name, _) in enumerate(setup.program.named_predictors())}
         self.demos = {slot.predictor: list(slot.demos) for slot in slots.slots}
-        with contextlib.redirect_stdout(
-            io.StringIO()
-        ):  # DSPy prints the source of signatures, so discard its output.
+        # DSPy prints the source of signatures, so discard its output.
+        with contextlib.redirect_stdout(io.StringIO()):
             self._proposer = GroundedProposer(
                 prompt_model=self.model,
                 program=setup.program,
@@ -130,9 +128,9 @@ class ProposalWork(PromptModelWork):
 
 
 def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEvaluator) -> list[Proposal]:
-    """Return the planned tasks with their results, which are made now or read from the log.
+    """Run the planned tasks, or read their results from the log. Return the tasks with their results.
 
-    Tasks that their share of the budget does not cover are omitted.
+    Tasks are omitted if `SHARE` of the budget does not cover them.
 
     Raises:
         RuntimeError: If no instruction was proposed because calls failed.
@@ -178,8 +176,8 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
 def _check(setup: CompileSetup, proposals: Sequence[Proposal], failure: Exception | None) -> None:
     """Warn if some planned instructions were not proposed.
 
-    Raise an error if none was proposed because calls failed, or if `failure` did not come from
-    a call.
+    Raise an error if no instruction was proposed because calls failed, or if `failure` was not
+    caused by a call.
     """
     num_made = sum(bool(proposal.predictor and proposal.text) for proposal in proposals)
     errors = [proposal.record for proposal in proposals if proposal.record.error]
@@ -214,7 +212,7 @@ def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) ->
 
 
 def most_tokens(setup: CompileSetup) -> float:
-    """Return the maximum number of tokens in an instruction, so that prompts fit into all context windows.
+    """Return the maximum number of tokens in an instruction for prompts to fit into all context windows.
 
     Prompts are assumed to show half of the maximum number of demos.
     """

@@ -23,12 +23,12 @@ MIN_EXAMPLES = 5  # minimum number of distinct examples
 # the share `MAX_SCARCE` of the labels may have fewer.
 MIN_PER_LABEL = 2
 MAX_SCARCE = 0.1
-MAX_NAMED = 5  # maximum number of labels to name
+MAX_NAMED = 5  # maximum number of labels to name in a message
 TAIL = 0.025  # probability on each side of a 95% interval
 
 
 class UnknownScore(Exception):
-    """The reason why a simpler method has no score in the report."""
+    """The reason why a simpler method has no score in the report, as the message."""
 
 
 def random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Alternative | None:
@@ -82,7 +82,7 @@ def _mean_number(setup: CompileSetup, longest: Sequence[Ordering]) -> int:
 
 
 def _mean_tokens(setup: CompileSetup, longest: Sequence[Ordering]) -> int:
-    """Return the mean number of tokens in the demos, or 0 if the demos are not chosen."""
+    """Return the mean number of tokens in the demos, or 0 if the search only orders demos."""
     slots = setup.slots
     if not isinstance(slots, PoolSlots):
         return 0
@@ -116,9 +116,9 @@ class _RandomCalls:
     def why_too_few(self) -> str:
         """Return the reason why the calls are too few for an estimate, or an empty string."""
         if len(self.orderings) < MIN_ORDERINGS:
-            return f"only {count(len(self.orderings), 'random prompt')} were scored"
+            return f"the search scored only {count(len(self.orderings), 'random prompt')}"
         if len(self.examples) < MIN_EXAMPLES:
-            return f"they were scored on only {count(len(self.examples), 'example')}"
+            return f"the search scored them on only {count(len(self.examples), 'example')}"
         metric = self.run.evaluator.influence
         if metric is None:
             return ""
@@ -126,12 +126,13 @@ class _RandomCalls:
         if len(scarce) <= MAX_SCARCE * len(metric.labels) and metric.positive_label not in scarce:
             return ""
         names = listed(map(repr, scarce), MAX_NAMED)
-        return f"they were scored on fewer than {MIN_PER_LABEL} examples of {names}"
+        return f"the search scored them on fewer than {MIN_PER_LABEL} examples of {names}"
 
     def draw(self, longest: Sequence[Ordering]) -> tuple[float, Array]:
-        """Return the expected score of the longest orderings, and posterior draws of it.
+        """Return the expected score of the longest orderings, and posterior draws of this score.
 
-        The draws come from the calls. Only the effect of showing more demos is the model's.
+        The draws are computed from the scores of calls. Only the effect of showing more demos
+        comes from the fitted model.
         """
         rng = np.random.default_rng([self.setup.seed, 2])
         orderings = self.orderings
@@ -145,7 +146,7 @@ class _RandomCalls:
     def _draw_mean(
         self, longest: Sequence[Ordering], extra: Array, rng: np.random.Generator
     ) -> tuple[float, Array]:
-        """Return the expected mean score, and draws of it."""
+        """Return the expected mean score, and posterior draws of this score."""
         scores = self.fitted.counted(self.scores)
         rows = [scores[ordering] for ordering in self.orderings]
         table = np.array([[row.get(example, np.nan) for example in self.examples] for row in rows])
@@ -158,7 +159,7 @@ class _RandomCalls:
         return score, np.clip(draw_means(table, low, high, rng) + extra, low, high)
 
     def _draw_value(self, extra: Array, rng: np.random.Generator) -> tuple[float, Array]:
-        """Return the expected value of a metric over a set, and draws of it."""
+        """Return the expected value of a metric over a set, and posterior draws of this value."""
         metric = self.run.evaluator.influence
         assert metric is not None
         records = self.run.observations.records

@@ -64,7 +64,7 @@ def build_report(
     names: Sequence[str],
     signal: Signal | None,
 ) -> Report:
-    """Build the report on a compile run. After an interrupt, omit all that takes seconds.
+    """Build the report on a compile run. After an interrupt, omit entries that take seconds to compute.
 
     Args:
         setup: The setup of the run.
@@ -72,7 +72,7 @@ def build_report(
         outcome: The outcome of the search and the final comparison.
         finished: The returned program, with entries for the report.
         names: Names of the scored examples.
-        signal: What the search learned from; None if this is not reported.
+        signal: The signal that the search learned from; None if the report does not state it.
     """
     scorer = run.evaluator
     decision = outcome.decision
@@ -115,7 +115,7 @@ def build_report(
 
 
 def _slow_entries(setup: CompileSetup, run: CompileRun, outcome: Outcome) -> dict[str, Any]:
-    """Return the entries that take seconds. There are none after an interrupt, when the user waits for the end."""
+    """Return the entries that take seconds to compute, or none after an interrupt, when the user is waiting."""
     if outcome.stop.reason is StopReason.INTERRUPTED:
         return {}
     entries = yardsticks(setup, run, outcome.decision)
@@ -134,9 +134,9 @@ def _tokens_by_model(scorer: Evaluator) -> dict[str, Any]:
 
 
 def _errors_of_scored_calls(setup: CompileSetup, scorer: Evaluator, names: Sequence[str]) -> list[ErrorCount]:
-    """Return the number of calls of the search and the comparison that failed, for each type of exception.
+    """Count the failed calls of the search and the final comparison by type of exception.
 
-    Leave out the records of bootstrapping attempts and proposals, whose errors are counted apart.
+    Omit bootstrapping attempts and proposals, because `_errors_before_search` counts their errors.
     """
     others = {attempt.key[0] for attempt in setup.attempts}
     others |= {proposal.prompt for proposal in setup.proposals}
@@ -148,7 +148,7 @@ def _errors_of_scored_calls(setup: CompileSetup, scorer: Evaluator, names: Seque
 
 
 def _errors_before_search(setup: CompileSetup) -> list[ErrorCount]:
-    """Return the number of bootstrapping attempts and proposals that failed, for each type of exception."""
+    """Count the failed bootstrapping attempts and proposals by type of exception."""
     calls = [(f"trainset[{attempt.example}]", "gave no demo", attempt.record) for attempt in setup.attempts]
     calls += [(proposal.name, "gave no instruction", proposal.record) for proposal in setup.proposals]
     names = [name for name, _, _ in calls]
@@ -165,15 +165,12 @@ def _new_prompt_tokens(setup: CompileSetup, scorer: Evaluator) -> int | None:
     """
     try:
         return PromptPrefixes(setup.slots.build).num_new(scorer.tokens_in_order())
-    except Exception:  # The adapter or litellm may fail; the rest of the report is still useful.
+    except Exception:  # If the adapter or litellm fails, the rest of the report is still useful.
         return None
 
 
 def _over_best_user_program(setup: CompileSetup, decision: Decision) -> ProgramComparison | None:
-    """Return the comparison of the result with the best of the user's programs.
-
-    Return None if they were not compared.
-    """
+    """Return the comparison of the result with the best of the user's programs, if they were compared."""
     comparison = decision.over_best_user_program
     if comparison is None or decision.best_user_program is None:
         return None

@@ -1,6 +1,6 @@
 """Instructions that the prompt model proposes from failures during the search, using GEPA's proposer.
 
-The best arrangements run again on examples where they scored low. The records of these calls
+The best arrangements run again on examples on which they scored low. The records of these calls
 contain the inputs and outputs of each predictor, and the metric's feedback. From these records, the
 prompt model writes one instruction for each predictor. The run log keeps the records and the
 instructions, so a resumed run gets the same instructions at no cost.
@@ -32,8 +32,8 @@ from plr_dspy.search.space import Candidate, Ordering
 logger = logging.getLogger(__name__)
 
 FROM_FAILURES = "from failures"  # origin of instructions that are proposed from failures
-# The maximum share of max_cost and max_seconds for proposals from failures, in addition to what
-# the run has already used.
+# Proposals from failures may use at most this share of max_cost and max_seconds. Earlier calls do
+# not reduce this share.
 SHARE = 0.1
 
 
@@ -46,7 +46,7 @@ class TracingWork(MetricWork):
         calls = {}
         for name, predictor in program.named_predictors():
             for caller, inputs, outputs in trace:
-                if caller is predictor:  # Later calls replace earlier calls, which affect the answer less.
+                if caller is predictor:  # Keep the last call, because it affects the answer most.
                     calls[name] = {"inputs": _copied(inputs), "outputs": _copied(outputs)}
         result = self._judged(example, prediction)
         return CallRecord(None, value={"calls": calls, "feedback": self._feedback(example, result)})
@@ -75,7 +75,7 @@ class RevisionWork(PromptModelWork):
         self._proposer = InstructionProposer(truncate_history_outputs=True, adapter=dspy.ChatAdapter())
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Return a record with the revised instruction. `example` only distinguishes the keys of records."""
+        """Return a record with the revised instruction. `example` is only part of the record's key."""
         name = "instruction"
         with dspy.context(lm=self.model):
             texts = self._proposer({name: self._instruction}, {name: self._failures}, [name])
@@ -114,7 +114,8 @@ def with_revisions(opened: OpenCompile, failures: Mapping[int, Ordering]) -> Com
                 task = Proposal(name, 1, prompt, from_failures=True)
                 proposals += _propose(opened, revision, task, first_example)
     num_texts = sum(bool(proposal.text) for proposal in proposals)
-    logger.info("%s proposed from %s", count(num_texts, "instruction"), count(len(records), "failure"))
+    texts = count(num_texts, "instruction")
+    logger.info("the prompt model proposed %s from %s", texts, count(len(records), "failure"))
     return _with_instructions(replace(setup, proposals=[*setup.proposals, *proposals]), slots, proposals)
 
 
@@ -132,7 +133,7 @@ def _reflective_examples(predictor: str, records: Sequence[CallRecord]) -> list[
 
 
 def _propose(opened: OpenCompile, work: RevisionWork, task: Proposal, example: int) -> list[Proposal]:
-    """Return the proposal, made now or read from the log, in a list.
+    """Make a proposal, or read it from the log, and return it in a list.
 
     Return an empty list if the cost limit or the time limit prevents the call to the prompt
     model. If the call fails, warn that the search continues without the instruction.

@@ -34,12 +34,10 @@ logger = logging.getLogger(__name__)
 
 Teacher: TypeAlias = dspy.Module | Sequence[dspy.Module] | None  # as in DSPy's optimizers
 
-FEW_EXAMPLES = 30  # number of examples below which chance decides which order looks best
-SCORES_OF_RESULTS = (
-    "val_aggregate_scores"  # key or attribute of `detailed_results`, which `dspy.GEPA` also has
-)
+FEW_EXAMPLES = 30  # with fewer examples, chance decides which order seems best
+SCORES_OF_RESULTS = "val_aggregate_scores"  # key or attribute of `detailed_results`, as in `dspy.GEPA`
 
-UNKNOWN_ANSWER = "..."  # stands for a teacher's answer in a demo until the teacher has run
+UNKNOWN_ANSWER = "..."  # placeholder for a teacher's answer in a demo until the teacher has run
 
 # The arguments that `plain_arguments` omits, because they do not affect the result or because
 # `CompileSetup.settings` adds them itself.
@@ -61,13 +59,13 @@ class Proposal:
 
     predictor: str  # name of the predictor; empty if the task describes the data
     number: int  # index among the predictor's tasks, starting at 1; 0 if the task describes the data
-    prompt: str = ""  # first part of the log key of the task's record
+    prompt: str = ""  # first part of the key of the task's record in the log
     record: CallRecord = field(default_factory=lambda: CallRecord(None))
     from_failures: bool = False  # whether the instruction is based on failures seen in the search
 
     @property
     def name(self) -> str:
-        """The name of the task that messages use."""
+        """The name of the task in messages."""
         if not self.predictor:
             return "the data"
         if self.from_failures:
@@ -117,19 +115,18 @@ class DemoChoices:
     # The classes for which prompts must show a minimum number of demos, keyed by predictor.
     demo_classes: Mapping[str, DemoClasses] = field(default_factory=dict)
     teacher: dspy.Module | None = None  # program whose answers become demos; None means the student
-    # Instructions that are not candidates, for example because they are too long. The keys are
-    # the predictors.
+    # Instructions that are not candidates, for example because they are too long, keyed by
+    # predictor.
     dropped_instructions: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)
-    prompt_model: dspy.BaseLM | None = None  # model that proposes instructions; None if none are proposed
-    # The planned proposals of instructions, and the planned attempts to bootstrap demos. Once
-    # their calls are finished, the results replace them. `CompileSetup.plan` does not count these
-    # calls.
+    prompt_model: dspy.BaseLM | None = None  # model that proposes instructions, if any
+    # The planned proposals and bootstrapping attempts. Once their calls are finished, the results
+    # replace them. `CompileSetup.plan` does not count these calls.
     proposals: Sequence[Proposal] = ()
     attempts: Sequence[Attempt] = ()
 
     @property
     def rivals(self) -> list[Rival]:
-        """The user's programs, which are candidates in unchanged form."""
+        """The user's programs, which are candidates without any changes."""
         return list(self.slots.rivals.values())
 
 
@@ -142,12 +139,12 @@ class CompileSetup(DemoChoices):
     seed: int
     splits: Splits
     models: Sequence[dspy.BaseLM]  # the models of the predictors and of the user's programs
-    examples: Examples  # all examples: the trainset, followed by the valset
+    examples: Examples  # the trainset, followed by the valset
     plan: Plan = NOTHING_TO_DO
 
     @property
     def scored_examples(self) -> Examples:
-        """The train split, followed by the selection split. Call records refer to indices in this list."""
+        """The train split, followed by the selection split. Call records contain indices into this list."""
         return [*self.splits.train, *self.splits.selection]
 
     @property
@@ -157,10 +154,7 @@ class CompileSetup(DemoChoices):
 
     @property
     def num_distinct(self) -> int:
-        """The number of distinct prompts.
-
-        It includes prompts with instructions that will be proposed from failures.
-        """
+        """The number of distinct prompts, including those with instructions to be proposed from failures."""
         space = self.slots.space
         if not self.proposals:
             return space.num_distinct
@@ -179,8 +173,8 @@ class CompileSetup(DemoChoices):
     def with_plan(self, plan: Plan) -> "CompileSetup":
         """Return this setup with the plan, adapted to the size of the search space.
 
-        If the search can score every candidate, it needs no race. There is one exception: an
-        original that is not in the search space is scored in the race.
+        A search that can score every candidate needs no race, unless the original is not in the
+        search space. In this case, the race scores only the original.
         """
         space = self.slots.space
         exhaustive_calls = self.num_distinct * plan.num_train_examples
@@ -217,7 +211,7 @@ class CompileSetup(DemoChoices):
 
 
 def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, object]:
-    """Return arguments as plain data for the report's settings. Digests replace objects."""
+    """Return arguments as plain data for the report's settings. Objects are replaced by their digests."""
     plain = {name: _plain(value) for name, value in arguments.items() if name not in OMITTED_ARGUMENTS}
     if "update" in arguments:
         rule = arguments["update"]
@@ -281,8 +275,8 @@ def make_setup(
         raise UserError(empty_split(splits, len(trainset), len(valset), fix=fix))
     if options.chooses_by_score and len(setup.scored_examples) < FEW_EXAMPLES:
         logger.warning(
-            "only %d of %d examples can be used for scoring, because demos and duplicates cannot; this is too few to "
-            "find small gains: pass at least 100 examples%s",
+            "only %d of %d examples can be used for scoring, because demos and duplicates are excluded. These examples "
+            "are too few to find small gains: pass at least 100 examples%s",
             len(setup.scored_examples),
             len(setup.examples),
             fewer_demos,
@@ -330,7 +324,7 @@ def checked_rivals(
 
 
 def checked_teacher(teacher: Teacher) -> dspy.Module | None:
-    """Return the teacher, or the first of a list of teachers; None stands for the student."""
+    """Return the teacher, or the first of a list of teachers. None means the student."""
     if isinstance(teacher, (list, tuple)):
         teacher = teacher[0] if teacher else None
     if teacher is not None and not isinstance(teacher, dspy.Module):
@@ -366,7 +360,7 @@ def _checked_copy(
     name: str,
     to_order: bool,
 ) -> dspy.Module:
-    """Check a program and the examples. Return a copy of the program without the results of earlier optimizers."""
+    """Check a program and the examples. Return a copy without the results of earlier optimizers."""
     check_given(program, name=name, to_order=to_order, trainset=trainset, valset=valset)
     check_answers(program, options.metric, [*trainset, *valset], name="trainset", program_name=name)
     copy = ProgramFactory(program).build({})

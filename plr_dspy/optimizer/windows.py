@@ -18,8 +18,7 @@ from plr_dspy.scoring.budget import window_of
 from plr_dspy.search.quotas import Quotas
 from plr_dspy.search.space import WITHOUT_DEMOS
 
-# Tokens are counted only for this number of examples, which have the inputs with the most
-# characters.
+# Number of examples whose tokens are counted. Their inputs have the most characters.
 NUM_LONGEST = 5
 
 
@@ -82,10 +81,7 @@ def _of_student(setup: CompileSetup) -> Iterator[LongPrompt]:
 
 
 def _with_pooled_demos(setup: CompileSetup, name: str, without_demos: LongPrompt) -> Iterator[LongPrompt]:
-    """Yield the longest prompt with fixed demos from a predictor's pool.
-
-    Yield nothing if the predictor has no pool.
-    """
+    """Yield the longest prompt with fixed demos from a predictor's pool, if the predictor has a pool."""
     slots = setup.slots
     if not isinstance(slots, PoolSlots):
         return
@@ -97,10 +93,7 @@ def _with_pooled_demos(setup: CompileSetup, name: str, without_demos: LongPrompt
 
 
 def _with_retrieved_demos(setup: CompileSetup, name: str, without_demos: LongPrompt) -> Iterator[LongPrompt]:
-    """Yield a predictor's longest prompt with retrieved demos.
-
-    Yield nothing if the predictor does not retrieve demos.
-    """
+    """Yield a predictor's longest prompt with retrieved demos, if the predictor retrieves demos."""
     slots = setup.slots
     if isinstance(slots, RetrievalSlots) and name in slots.found:
         tokens = slots.found[name].tokens
@@ -164,17 +157,14 @@ def _of_rivals(setup: CompileSetup) -> Iterator[LongPrompt]:
 
 
 def _model_of(predictor: dspy.Predict) -> tuple[str, int | None]:
-    """Return the name of a predictor's model, and the model's maximum number of prompt tokens.
-
-    The maximum is None if it is unknown.
-    """
+    """Return the name of a predictor's model, and its maximum number of prompt tokens if this is known."""
     lm = predictor.lm or dspy.settings.lm
     name = str(getattr(lm, "model", ""))
     return name, window_of(name)
 
 
 def _longest_without_demos(setup: CompileSetup, predictor: dspy.Predict) -> tuple[int, str]:
-    """Return the number of tokens in the longest prompt without demos, and the name of the example in this prompt."""
+    """Return the number of tokens in the longest prompt without demos, and the name of its example."""
     count = token_counter()
     names = setup.splits.names
     named = zip(setup.scored_examples, names, strict=True)

@@ -33,12 +33,12 @@ from plr_dspy.scoring.observations import Observations
 from plr_dspy.search.space import Scores
 
 MAX_EXAMPLES = 500  # maximum number of examples on which the metric is called for one score
-MAX_SECONDS = 2.0  # maximum number of seconds that the metric calls for one score may take
+MAX_SECONDS = 2.0  # maximum number of seconds for these calls
 MAX_ANSWERS = 5  # number of answers tried as the constant answer, starting with the most frequent
 
 
 def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> dict[str, Any]:
-    """Return the scores of random demos, a constant answer and a vote, for the report.
+    """Return the scores of random demos, a constant answer and a nearest-neighbor vote, for the report.
 
     A score is missing or None if its method does not apply to the program.
     """
@@ -133,7 +133,7 @@ def _vote_results(setup: CompileSetup) -> dict[int, Any]:
 
 
 def _vote(setup: CompileSetup, results: Mapping[int, Any]) -> Alternative | None:
-    """Return the score of a vote, given the metric's results for it, or None if there are no results."""
+    """Return the score of a vote from the metric's results, or None if there are no results."""
     scored = setup.scored_examples
     score = _score(setup, [scored[index] for index in results], list(results.values()))
     if score is None:
@@ -170,7 +170,7 @@ def _vote_gain(run: CompileRun, decision: Decision, results: Mapping[int, Any]) 
 
 
 def _results(setup: CompileSetup, examples: Examples, answers: Iterable[Mapping[str, Any]]) -> list[Any]:
-    """Return the metric's results for these answers, as they enter into `_score`.
+    """Return the metric's results for these answers, in the form that `_score` takes.
 
     Return an empty list if the metric is too slow, calls a language model, or needs fields that
     the answers do not have.
