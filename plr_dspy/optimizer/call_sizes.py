@@ -99,7 +99,7 @@ class CallSizes:
         self._without_demos: dict[tuple[Any, ...], tuple[float, float]] = {}
         self._calls_per_look = max(1.0, setup.plan.program_calls / max(1, setup.plan.num_looks))
         # `LookSizes` limits the uncached tokens of demos, unless the search learns from
-        # log-probabilities of labels. It cannot do so if the program has no label output.
+        # log-probabilities of labels. The search cannot do so if the program has no label output.
         self._limits_looks = isinstance(setup.slots, PoolSlots) and isinstance(
             label_output(setup.program), str
         )

@@ -120,7 +120,7 @@ class PLFewShot(LearningOptimizer):
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000).
             None requires `max_metric_calls`.
         all others: As in `PLReorder`. Bootstrapping may use a quarter of `max_cost` and
-            `max_seconds`, and bootstrapping with proposals 40%.
+            `max_seconds`, and bootstrapping and proposals together 40%.
 
     Attributes:
         report: As in `PLReorder`. Demo indices refer to the pools in ``report.slots``, which
