@@ -17,35 +17,36 @@ import orjson
 from plr_dspy.report.stop import StopReason
 from plr_dspy.scoring.run_log import CallKey, RunLog, Tokens
 
-MAX_RESERVED = 0.6  # maximum share of the affordable calls that a search reserves for later phases
-MARGIN = 1.15  # safety factor on the cost and time of future calls, because examples differ
+MAX_RESERVED = 0.6  # maximum fraction of the affordable calls that a search reserves for later phases
+MARGIN = 1.15  # safety factor for the cost and time of future calls, which differ between examples
 
-# Providers whose names have suffixes in the price table, as in "vertex_ai-anthropic_models".
+# Providers that the price table lists with a suffix, as in "vertex_ai-anthropic_models".
 SUFFIXED_PROVIDERS = ("bedrock", "cohere", "fireworks_ai", "vertex_ai")
-# The key, among the token counts, for the number of replies without usage data.
+# In a model's token counts, this key holds the number of replies without usage data.
 UNCOUNTED = "replies_without_usage"
 
 
 @dataclass(kw_only=True)
 class Budget:
-    """A run's limits and spending. The budget is thread-safe.
+    """The limits of a run, and what it has spent so far. The budget is thread-safe.
 
-    No call starts if it is expected to exceed a limit. Money is reserved for each running call:
-    the expected cost or, if that is more, the cost of the most expensive call so far. If the
-    example is longer than usual, the cost of its additional tokens is reserved, too. Recalled
-    calls count like new calls. `max_cost` limits the total cost of all runs in the log.
+    A call does not start if it is expected to exceed a limit. For each running call, the budget
+    reserves the expected cost, or the cost of the most expensive call so far if that is higher. If
+    the example is longer than usual, the cost of the additional tokens is reserved, too. Calls
+    recalled from the log count like new calls. `max_cost` limits the total cost of all runs in the
+    log.
 
     Attributes:
-        started: Start time, as a value of `time.monotonic()`. By default, the current time.
-        expected_cost: Expected dollars per call, if known. It is the mean cost until a call has
-            been paid for. At least this amount is reserved per call, because the first call may
-            show no demos, and so be cheaper than all others.
-        extra_costs: For each example that is longer than usual, the additional dollars per call.
-        share: Share of the cost and time limits that the current phase may use.
+        started: Start time as returned by `time.monotonic()`. By default, the current time.
+        expected_cost: Expected dollars per call, or None if unknown. It serves as the mean cost
+            until a call has been paid for. At least this amount is reserved per call, because the
+            first call may show no demos and be unusually cheap.
+        extra_costs: The additional dollars per call for each example that is longer than usual.
+        share: Fraction of the cost and time limits that the current phase may use.
         refused: The limit that prevented the last requested call, or None if that call started.
-        unpriced: The first price or token count that was missing, or an empty string if none was.
-        largest_cost: Dollars to reserve per call on a usual example, or 0 if unknown.
-        needs_one: Whether one call must run alone first, to show the cost per call.
+        unpriced: A description of the first missing price or token count, or an empty string.
+        largest_cost: Dollars to reserve for a call on an example of usual length, or 0 if unknown.
+        needs_one: Whether one call must run alone first to reveal the cost per call.
     """
 
     log: RunLog = field(default_factory=RunLog, kw_only=False)
@@ -65,7 +66,7 @@ class Budget:
         self._started = time.monotonic() if self.started is None else self.started
         self._lock = threading.Lock()
         self._num_under_way = 0
-        self._extra_under_way = 0.0  # additional dollars of running calls on long examples
+        self._extra_under_way = 0.0  # additional cost of the running calls on long examples, in dollars
         self._num_made = 0
         self.reserve(0)
         self.expect(self.expected_cost)
@@ -73,26 +74,26 @@ class Budget:
             self._cost_of_log += self._price(tokens)
 
     def expect(self, cost: float | None, *, reserve: float = 0.0) -> None:
-        """Reset the estimates of cost and pace, for example between a teacher's calls and the student's calls.
+        """Reset the estimated cost and duration of a call, for example after a teacher's calls have ended.
 
         Args:
             cost: Expected dollars per call, or None if unknown.
-            reserve: Dollars to reserve per call, if more.
+            reserve: Dollars to reserve per call, if this is more than `cost`.
         """
         self.expected_cost = cost
         self.largest_cost = max(cost or 0.0, reserve)
         self.needs_one = self.max_cost is not None
         self._cost_of_paid = 0.0
-        # Free calls (cached or failed) do not count, because they do not predict later costs.
+        # Do not count free calls (cached or failed), because they do not predict later costs.
         self._num_paid = 0
         self._num_timed = 0
         self._timed_from = time.monotonic()
 
     def reserve(self, calls: int, *, planned: int = 0) -> None:
-        """Reserve money and time for `calls` later calls, and forget `refused`.
+        """Reserve money and time for `calls` later calls, and reset `refused`.
 
-        If money and time allow only a share of all `planned` calls, reserve only this share of
-        `calls`. If `planned` is 0, reserve all of them.
+        If money and time suffice for only a fraction of the `planned` calls, reserve them for only
+        this fraction of `calls`. If `planned` is 0, reserve them for all `calls`.
         """
         self._num_reserved = calls
         self._planned = planned
@@ -100,10 +101,10 @@ class Budget:
 
     @contextmanager
     def other_model(self, expected_cost: float | None, share: float) -> Iterator[None]:
-        """Within the context, track calls to a model with another price and pace.
+        """Within the context, estimate cost and time from calls to another model.
 
-        The calls may use `share` of the cost and time limits, in addition to earlier spending.
-        On exit, the previous estimates and reserves are restored.
+        These calls may use the fraction `share` of the cost and time limits, in addition to what
+        was used before. On exit, the previous estimates and reserves are restored.
         """
         names = ("expected_cost", "largest_cost", "needs_one", "_cost_of_paid", "_num_paid", "_num_timed")
         saved = {
@@ -127,7 +128,7 @@ class Budget:
             self._timed_from = timed_from + time.monotonic() - began
 
     def recall(self, key: CallKey, *, example: int | None = None, last_failures: bool = False) -> bool:
-        """Reuse a logged call without paying again. Return False if the log does not have the call.
+        """Reuse a logged call without paying again. Return False if the call is not in the log.
 
         Args:
             key: The key of the call.
@@ -151,7 +152,7 @@ class Budget:
             if self.refused is not None:
                 return False
             if not self._num_timed and not self._num_under_way:
-                # Start timing now, because recalled calls do not predict the pace of new calls.
+                # Start timing now, because recalled calls do not show how long new calls take.
                 self._timed_from = time.monotonic()
             self._num_under_way += 1
             self._extra_under_way += extra
@@ -177,7 +178,7 @@ class Budget:
 
     @property
     def estimated_calls_left(self) -> int:
-        """The number of further calls within all limits. It assumes the mean cost and pace so far."""
+        """The number of further calls that all limits allow at the mean cost and duration of a call so far."""
         return max(0, int(min(self._calls_by_limit().values())))
 
     @property
@@ -187,9 +188,9 @@ class Budget:
         return min(calls, key=calls.__getitem__)
 
     def _calls_by_limit(self) -> dict[StopReason, float]:
-        """Return the number of further calls within each limit."""
-        # A run with only recalled calls must plan like the run that made these calls. So it must
-        # not yet count the calls that were made later.
+        """Return the number of further calls that each limit allows."""
+        # As long as a run only recalls calls, it must plan like the run that made them. So it
+        # ignores the cost of logged calls that it has not recalled yet.
         spent = self._cost_of_log if self._num_made else self.cost
         return {
             StopReason.BUDGET: self.max_calls - self.log.num_calls,
@@ -201,17 +202,17 @@ class Budget:
         return 0.0 if example is None else self.extra_costs.get(example, 0.0)
 
     def _exceeded_limit(self, extra: float) -> StopReason | None:
-        """Return the limit that the next call and the reserved calls would exceed, or None if there is none.
+        """Return the limit that the next call and the reserved calls would exceed, or None.
 
-        `extra` is the additional cost of the next call, if its example is long.
+        `extra` is the additional cost of the next call if its example is long.
         """
         if self.log.num_calls + self._num_under_way >= self.max_calls:
             return StopReason.BUDGET
         if self.max_cost is not None:
             next_calls = (self._num_under_way + 1) * self.largest_cost + self._extra_under_way + extra
             reserved = self._cost_of_log + next_calls
-            # Earlier runs in the same folder count towards the limit, but not towards the
-            # current phase's share of the limit.
+            # The cost of earlier runs counts towards the limit, but not towards the fraction of the
+            # limit that the current phase may use.
             is_over = reserved > self.max_cost or self.cost + next_calls > self.share * self.max_cost
             if self.unpriced or is_over or self._needs_reserve(self._calls_for_money(reserved)):
                 return StopReason.COST
@@ -240,14 +241,15 @@ class Budget:
         if self.max_seconds is None or not self._num_timed:
             return math.inf
         now = time.monotonic()
-        # On average, half of each running call is done. Without this term, the first of n parallel
-        # calls to end would make the pace look n times as slow, and could end a search at once.
+        # On average, half of each running call is done. Without this term, each call would appear
+        # to take n times as long when the first of n parallel calls ends. The search could then end
+        # at once.
         num_done = self._num_timed + 0.5 * self._num_under_way
         mean = max(now - self._timed_from, 1e-9) / num_done
         return (self._started + self.max_seconds - now) / (MARGIN * mean)
 
     def _count(self, cost: float, extra: float) -> None:
-        """Count a call's cost, of which `extra` is due to a long example."""
+        """Add a call's cost, of which `extra` is due to a long example."""
         self.cost += cost
         if cost > 0:
             self.largest_cost = max(cost - extra, self.largest_cost)
@@ -269,8 +271,8 @@ class Budget:
 def price_of(model: str) -> dict[str, float] | None:
     """Return a model's price in dollars per token for each kind of token, or None if unknown.
 
-    "cached" prompt tokens are read from the provider's cache, and "written" prompt tokens are
-    added to the cache.
+    Prompt tokens are "cached" if they are read from the provider's cache, and "written" if they
+    are added to the cache.
     """
     entry = _entry_of(model)
     prompt = entry.get("input_cost_per_token")

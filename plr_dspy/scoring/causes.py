@@ -1,4 +1,4 @@
-"""Causes of failure outside the program, with the exceptions that they raise and their fixes."""
+"""Reasons outside the program why calls fail, with the exceptions that they raise and their fixes."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause of failure outside the program. After the fix, the same call may succeed."""
+    """A reason outside the program why calls fail. Once it is fixed, the same call may succeed."""
 
     errors: tuple[str, ...]  # names of exception classes in DSPy and litellm
-    fix: str  # advice to the user, to be added to the end of a message
-    is_fatal: bool = False  # whether every later call would fail the same way
+    fix: str  # advice to the user, to append to a message
+    is_fatal: bool = False  # whether every later call would fail in the same way
 
 
 CAUSES = (
@@ -22,7 +22,7 @@ CAUSES = (
     ),
     Cause(
         ("LMAuthError", "AuthenticationError", "PermissionDeniedError"),
-        "check the key (api_key), and whether the key has access to this model",
+        "check the key (api_key), and that the key has access to this model",
         is_fatal=True,
     ),
     Cause(

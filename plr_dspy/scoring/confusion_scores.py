@@ -21,16 +21,17 @@ Answer: TypeAlias = tuple[int, str | None]
 Answers: TypeAlias = Mapping[int, str | None]  # maps example indices to predicted labels
 Pair: TypeAlias = tuple[int, str | None, str | None]  # an example's index and two programs' answers
 
-# Minimum number of answers per label in a reference. With fewer, scores of rare labels would be too noisy.
+# Minimum number of answers per label in a reference. With fewer answers, the scores of rare labels
+# would be too noisy.
 ENOUGH_ANSWERS = 10
 PSEUDO_EXAMPLES = 0.5  # examples added per label, so that no cell of a reference is empty
-PSEUDO_PAIRS = 1.0  # pairs of answers added per label, so that a few pairs do not look conclusive
-STEP = 1e-6  # step of finite differences, as a share of all examples
+PSEUDO_PAIRS = 1.0  # pairs of answers added per label, because a few observed pairs are not conclusive
+STEP = 1e-6  # step of finite differences, as a fraction of the number of examples
 NUM_DRAWS = 1_000  # number of bootstrap samples
 
 
 class MetricOfCounts(Protocol):
-    """A metric of a confusion matrix; see `plr_dspy.metrics.confusion.SetMetric`."""
+    """A metric of a confusion matrix, such as a `plr_dspy.metrics.confusion.SetMetric`."""
 
     bounds: tuple[float, float]
     label: str | None
@@ -39,7 +40,7 @@ class MetricOfCounts(Protocol):
 
 
 def possible_labels(right_labels: Iterable[str], labels: Iterable[str] = ()) -> list[str]:
-    """Return the labels that the output's type declares, followed by other labels in the examples."""
+    """Return the labels declared by the output's type, followed by all others that occur in the examples."""
     declared = list(dict.fromkeys(labels))
     return declared + sorted(set(right_labels) - set(declared))
 
@@ -65,16 +66,17 @@ def ratio(numerator: Array, denominator: Array) -> Array:
 
 
 class ConfusionScores(EffectiveScores):
-    """Scores of answers whose mean equals, to first order, a metric M of the confusion matrix.
+    """Scores of single answers. To first order, their mean equals a metric M of the confusion matrix.
 
-    A reference is a set of answers, such as those of the best programs so far. C[i, j] counts
-    the reference's answers j to examples with label i. The rows of C are weighted so that each
-    label has its share among all n examples. An answer j to an example with label i then scores
+    The metric is linearized at a reference, which is a set of answers, such as those of the best
+    programs so far. C[i, j] is the number of answers j in the reference to examples with label i.
+    The rows of C are weighted so that each label is as frequent as among all n examples. An answer
+    j to an example with label i then scores
 
         s(i, j) = M(C) + n (D[i, j] - sum_j C[i, j] D[i, j] / sum_j C[i, j]),    D = dM / dC.
 
-    Over the reference, the mean is M(C) for each label. So label shares in a sample do not affect
-    the sample's mean score. `PSEUDO_EXAMPLES` are added to C to calculate D.
+    For each label, the mean score over the reference is M(C). So the frequencies of labels in a
+    sample do not affect the sample's mean score. To calculate D, `PSEUDO_EXAMPLES` are added to C.
 
     Source: F. R. Hampel, "The influence curve and its role in robust estimation", JASA 69,
         1974.
@@ -82,7 +84,8 @@ class ConfusionScores(EffectiveScores):
     Args:
         metric: The metric M.
         right_labels: The correct label of each example, ``[n]``.
-        labels: Labels that the program can predict; other labels in the examples are added.
+        labels: Labels that the program can predict. All others that occur in the examples are
+            added.
 
     Attributes:
         labels: All labels, ``[k]``.
@@ -108,8 +111,8 @@ class ConfusionScores(EffectiveScores):
         self._shares = self._is_of_label.mean(axis=0)
         self._scores = np.zeros((len(self.labels), len(self.labels) + 1))
         self._value = 0.0
-        self._means = np.zeros(len(self.labels))  # mean of n D over the reference, per label
-        self._variances = np.ones(len(self.labels))  # variance of scores, per label
+        self._means = np.zeros(len(self.labels))  # mean of n D over the reference for each label
+        self._variances = np.ones(len(self.labels))  # variance of scores for each label
         self.table = np.zeros((len(right_labels), len(self.labels)))
 
     def linearize_at(self, answers: Iterable[Answer]) -> None:
@@ -137,8 +140,8 @@ class ConfusionScores(EffectiveScores):
         """Linearize the metric at the answers of the best candidates.
 
         Use at least `min_candidates` candidates. Add candidates until there are at least as many
-        answers as examples, and `ENOUGH_ANSWERS` for each correct label. A candidate's labels
-        replace its answers.
+        answers as examples, and `ENOUGH_ANSWERS` for each correct label. If a candidate has labels,
+        they replace its recorded answers.
         """
         reference: list[Answer] = []
         for number, (records, labels) in enumerate(best_first, start=1):
@@ -168,7 +171,7 @@ class ConfusionScores(EffectiveScores):
         return float(self._scores[self._rows[example], self._columns.get(answer, -1)])
 
     def value(self, answers: Iterable[Answer]) -> float:
-        """Return the metric of these answers, with each label weighted by its share among all examples."""
+        """Return the metric of these answers, with each label weighted by its frequency among all examples."""
         return self._value_of(self._weighted(self._count(answers)))
 
     def clip(self, value: float) -> float:
@@ -181,17 +184,17 @@ class ConfusionScores(EffectiveScores):
         return list(examples.values())
 
     def alternate_labels(self, num_examples: int) -> list[int]:
-        """Order the first `num_examples` examples so that labels alternate, starting with the positive label."""
+        """Return the first `num_examples` examples, ordered so that labels alternate. The positive label is first."""
         groups = self.strata(num_examples)
         groups.sort(key=lambda group: self._right_labels[group[0]] != self._metric.label)
         turns = itertools.zip_longest(*groups)
         return [example for example in itertools.chain.from_iterable(turns) if example is not None]
 
     def weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
-        """Return weights for scores that give each label its share among all examples.
+        """Return weights that make each label as influential as it is among all examples, ``[m, e]``.
 
-        The array ``[m, e]`` has a row for each of ``m`` candidates and a column for each of
-        ``e`` examples. The weights of a row's known scores average 1. Unknown scores get 0.
+        Rows are candidates, and columns are examples. In each row, the mean weight of known scores
+        is 1, and the weights of unknown scores are 0.
         """
         is_of_label = self._is_of_label[examples]
         num_known = known.sum(axis=1, keepdims=True)
@@ -199,10 +202,9 @@ class ConfusionScores(EffectiveScores):
         return np.where(known, weight_of_label @ is_of_label.T, 0.0)
 
     def reweighted(self, table: Array, examples: NDArray[np.int64]) -> Array:
-        """Return scores, ``[m, e]``, rescaled so that their plain means are weighted means.
+        """Return the scores ``[m, e]``, rescaled so that each row's plain mean equals its weighted mean.
 
-        The plain mean of a row equals the mean of the original scores with the weights from
-        `weights()`. Unknown scores are NaN.
+        The weights are those that `weights()` returns. Unknown scores are NaN.
         """
         weights = self.weights(~np.isnan(table), examples)
         return np.asarray(self._value + weights * (table - self._value))
@@ -215,8 +217,8 @@ class ConfusionScores(EffectiveScores):
         return counted
 
     def information_weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
-        # A value above 1 means that the scored examples matter more than random examples. An
-        # example with a rare label, for instance, affects the metric more.
+        # A value above 1 means that the scored examples affect the metric more than random
+        # examples. Examples with a rare label are one reason.
         counts = known @ self._is_of_label[examples]
         shares = self._shares * (counts > 0)
         shares /= shares.sum(axis=1, keepdims=True)
@@ -235,11 +237,12 @@ class ConfusionScores(EffectiveScores):
     def resampled(self, answered: Sequence[Pair]) -> tuple[Array, Array]:
         """Return the metric of each of two programs on bootstrap samples, ``[draws, 2]``.
 
-        A sample is drawn from the examples that both programs answered: first the number of
-        examples with each label, then pairs of answers for each label. Labels without an
+        For each sample, first draw the number of examples with each label. Then draw pairs of
+        answers for each label from the examples that both programs answered. Labels without an
         answered example are ignored.
 
-        Also return the values of the same samples with drawn answers to examples with these labels.
+        The second array, ``[draws, 2]``, holds the metric of the same samples after answers to
+        examples with these labels have been drawn, too.
         """
         rng = np.random.default_rng(0)
         size = len(self.labels)
@@ -274,8 +277,8 @@ class ConfusionScores(EffectiveScores):
     def draw_values(self, rows: Sequence[Answers], rng: np.random.Generator) -> tuple[float, Array]:
         """Return the metric of random orderings' answers, and draws of its value on new examples, ``[draws]``.
 
-        There is a row of answers for each ordering. Labels without an answered example are
-        ignored in the value. In the draws, the answers to examples with these labels are drawn, too.
+        `rows` holds the answers of each ordering. The metric ignores labels without an answered
+        example. Each draw includes random answers to examples with these labels.
         """
         size = len(self.labels)
         orderings = RandomOrderings.draw(len(rows), rng)
@@ -301,15 +304,15 @@ class ConfusionScores(EffectiveScores):
             drawn_counts[:, label] = totals[:, [label]] * shares
         _draw_unseen(drawn_counts, totals, [label for label in present if label not in calls_of], rng)
         draws = np.array([self._value_of(draw) for draw in drawn_counts])
-        # A metric such as F1 is lower on average if the counts vary.
+        # A metric such as F1 is lower on average if the counts vary. Subtract this bias.
         bias = float(draws.mean()) - self._value_of(drawn_counts.mean(axis=0))
         return self._value_of(weighted), np.clip(draws - bias, *self.bounds)
 
     def _calls(self, rows: Sequence[Answers], label: int) -> tuple[Array, NDArray[np.bool_]]:
         """Return the answers of R rows to the E examples with a label.
 
-        The answers, ``[k + 1, R, E]``, are 1 for the column of an answer and 0 for all other
-        columns. The second array, ``[R, E]``, says which answers are known.
+        The first array is the one-hot encoding of the answers, ``[k + 1, R, E]``. The second array
+        says which answers are known, ``[R, E]``.
         """
         examples = np.flatnonzero(self._rows == label).tolist()
         columns = [[self._columns.get(row.get(example), -1) for example in examples] for row in rows]
@@ -317,22 +320,22 @@ class ConfusionScores(EffectiveScores):
         return np.moveaxis(np.eye(len(self.labels) + 1)[np.array(columns)], -1, 0), known
 
     def _values_of_programs(self, counts: Array) -> Array:
-        """Return the metric of each program's draws ``[2, draws, k, k + 1]`` as an array ``[draws, 2]``."""
+        """Return the metric ``[draws, 2]`` of the drawn counts ``[2, draws, k, k + 1]`` of two programs."""
         return np.array([[self._value_of(draw) for draw in of_program] for of_program in counts]).T
 
     def scarce_labels(self, examples: Iterable[int], minimum: int) -> list[str]:
-        """Return the labels that fewer than `minimum` of these distinct examples have.
+        """Return the labels that fewer than `minimum` of these examples have.
 
-        Labels that no example has are left out.
+        Repeated examples count once. Labels that do not occur in any example at all are omitted.
         """
         counts = self._is_of_label[[*set(examples)]].sum(axis=0)
         is_scarce = (counts < minimum) & (self._num_of_label > 0)
         return [self.labels[number] for number in np.flatnonzero(is_scarce)]
 
     def largest_influence(self) -> float:
-        """Return the largest deviation of a correct answer's score from the metric.
+        """Return the largest deviation of a correct answer's score from the metric's value.
 
-        If the scores of all correct answers equal the metric, consider all answers.
+        If the scores of all correct answers equal this value, consider all answers.
         """
         has_examples = self._num_of_label > 0
         deviations = np.abs(self._scores - self._value)
@@ -344,8 +347,8 @@ class ConfusionScores(EffectiveScores):
 
         `scores` are the scores of all examples, and `value` is the metric's value.
 
-        Each of the K labels that affect the metric gets 2 / K extra answers with the highest score.
-        It gets as many with the lowest score. So the error is above 0 even if all answers are
+        For each of the K labels that affect the metric, add 2 / K answers with the highest score
+        and 2 / K answers with the lowest score. So the error is above 0 even if all answers are
         correct (R. Price and D. Bonett, Computational Statistics & Data Analysis 45, 2004). If a
         label has a single example, the error is infinite.
         """
@@ -378,7 +381,7 @@ class ConfusionScores(EffectiveScores):
         return counts
 
     def _weighted(self, counts: Array) -> Array:
-        """Scale each row so that the row's sum is the label's number of examples. Empty rows stay empty."""
+        """Scale each row to sum to the label's number of examples. Rows of zeros are unchanged."""
         return np.asarray(counts * ratio(self._num_of_label, counts.sum(axis=1))[:, None])
 
     def _derivative(self, counts: Array) -> Array:
@@ -395,7 +398,7 @@ class ConfusionScores(EffectiveScores):
         return derivative
 
     def _value_of(self, counts: Array) -> float:
-        """Return the metric of these counts, and widen the bounds to include the returned value."""
+        """Return the metric of these counts, and widen `bounds` to include the returned value."""
         value = self._metric.value(counts, self.labels)
         self.bounds = min(value, self.bounds[0]), max(value, self.bounds[1])
         return value
@@ -407,13 +410,14 @@ def _mean_by_row(values: Array, weights: Array) -> Array:
 
 
 def _wrong_answers(answers: Array, label: int) -> Array:
-    """Return the shares of answers among the wrong answers to examples with a label.
+    """Return the expected distribution of wrong answers to examples with a label, ``[..., k + 1]``.
 
-    Wrong answers are as frequent as among all answers, ``[..., k + 1]``. If each of them were
-    unparsable, it would count against all other labels.
+    The distribution is proportional to the counts of all answers, ``[..., k + 1]``, except that the
+    label itself has probability 0. Treating all wrong answers as unparsable would be too
+    pessimistic, because an unparsable answer is a false positive for every other label.
     """
     wrong = answers.copy()
-    # Even a program that always gives the right answer can be wrong.
+    # A wrong answer is possible even if all answers so far are correct.
     wrong[..., :-1] += PSEUDO_EXAMPLES / wrong.shape[-1]
     wrong[..., label] = 0.0
     return np.asarray(wrong / wrong.sum(axis=-1, keepdims=True))
@@ -422,8 +426,8 @@ def _wrong_answers(answers: Array, label: int) -> Array:
 def _draw_unseen(counts: Array, totals: Array, unseen: Sequence[int], rng: np.random.Generator) -> None:
     """Draw a program's answers to examples with unseen labels, in place.
 
-    Nothing is known of the accuracy on these labels. A draw has the same accuracy for all of
-    them, because a program that never answers one of them may never answer another.
+    Nothing is known about the accuracy on these labels. Each draw uses one accuracy for all of
+    them, because a program that never predicts one of them may never predict any of them.
 
     Args:
         counts: The drawn counts of answers, ``[draws, k, k + 1]``.

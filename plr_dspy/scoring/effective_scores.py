@@ -14,7 +14,7 @@ Labels: TypeAlias = Mapping[int, int]  # maps example indices to label indices
 
 
 class EffectiveScores:
-    """The scores that the metric returned. `ConfusionScores` derives scores from a metric over a set instead."""
+    """Scores exactly as the metric returned them. For a metric over a set, `ConfusionScores` is used instead."""
 
     def score_of(self, example: int, record: CallRecord) -> float | None:
         """Return the score of a call on an example, or None if the call has no score."""
@@ -23,8 +23,8 @@ class EffectiveScores:
     def set_reference(self, best_first: Iterable[tuple[Records, Labels]], *, min_candidates: int = 1) -> None:
         """Do nothing, because the metric's own scores need no reference.
 
-        A subclass may calculate scores relative to a reference: the answers of the best
-        candidates, of at least `min_candidates` of them. A candidate's labels replace its
+        A subclass may calculate scores relative to a reference, which consists of the answers of at
+        least `min_candidates` of the best candidates. If a candidate has labels, they replace its
         recorded answers.
         """
 
@@ -38,9 +38,9 @@ class EffectiveScores:
     def information_weights(
         self, known: NDArray[np.bool_], examples: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Return the mean information in each row's known scores, ``[m]``.
+        """Return how informative each row's known scores are on average, ``[m]``.
 
-        The unit is the information in a score on a random example.
+        The value of a score on a random example is 1.
 
         Args:
             known: Whether each candidate's score on each example is known, ``[m, e]``.

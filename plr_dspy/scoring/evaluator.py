@@ -41,12 +41,12 @@ class NothingRan(RuntimeError):
 class Evaluator:
     """An evaluator that calls candidates on examples and never repeats an answered call.
 
-    A call counts towards the first phase that requests the call. Logged calls count, too, so a
-    resumed run makes the same decisions as an uninterrupted run.
+    A call counts towards the first phase that requests it, even if the call was already logged. So
+    a resumed run makes the same decisions as an uninterrupted run.
 
     Args:
         payer: The interface that makes the calls.
-        bootstrapped: Keys of the calls that bootstrapped demos.
+        bootstrapped: Keys of the calls from which demos were bootstrapped.
         influence: Scores of answers for a metric over a set, or None for other metrics.
 
     Attributes:
@@ -65,9 +65,9 @@ class Evaluator:
         self.phase = SEARCH
         self._num_reserved = 0
         self._fingerprints: dict[tuple[Candidate, int | None], str] = {}
-        self._candidates: dict[str, Candidate] = {}  # the first candidate with each prompt
+        self._candidates: dict[str, Candidate] = {}  # for each fingerprint, the first candidate
         self._phases: dict[CallKey, str] = dict.fromkeys(bootstrapped, BOOTSTRAP)
-        self._examples: dict[Candidate, dict[int, None]] = {}  # requested examples, as keys in order
+        self._examples: dict[Candidate, dict[int, None]] = {}  # requested examples, in order
         self.unscored: set[CallKey] = set()
 
     def begin_phase(self, phase: str, *, reserved: int = 0, planned: int = 0) -> None:
@@ -75,9 +75,9 @@ class Evaluator:
 
         Args:
             phase: One of `PHASES`.
-            reserved: Number of calls to leave in `max_calls`. The budget reserves money and time
-                for them, too.
-            planned: Number of calls planned in this phase and later ones, as in
+            reserved: Number of calls in `max_calls` to leave for later phases. The budget also
+                reserves money and time for these calls.
+            planned: Number of calls planned for this phase and all later phases, as in
                 `Budget.reserve`.
         """
         self.phase = phase
@@ -87,7 +87,7 @@ class Evaluator:
     @property
     def unreserved_calls(self) -> int:
         """The number of new calls that `max_calls` allows in the current phase."""
-        # Unlike `num_calls()`, the number in the log includes proposals of instructions.
+        # Unlike `num_calls()`, `log.num_calls` includes the calls that propose instructions.
         return max(0, self.budget.max_calls - self.log.num_calls - self._num_reserved)
 
     def key(self, candidate: Candidate, example: int) -> CallKey:
@@ -107,15 +107,15 @@ class Evaluator:
         return self._candidates.get(prompt)
 
     def num_calls(self, phase: str = "") -> int:
-        """Count the calls that a phase requested first. If `phase` is empty, count all calls."""
+        """Count the calls that count towards a phase. If `phase` is empty, count all calls."""
         if not phase:
             return len(self._phases)
         return list(self._phases.values()).count(phase)
 
     def affordable(self, wanted: Wanted) -> Wanted:
-        """Return as many of the first candidates as the unreserved calls allow.
+        """Return the candidates in `wanted` up to the first one for which the unreserved calls do not suffice.
 
-        Calls that were made before are free.
+        Calls that are already in the log are free.
         """
         new: set[CallKey] = set()
         affordable: Wanted = {}
@@ -129,7 +129,7 @@ class Evaluator:
     def evaluate(self, wanted: Mapping[Candidate, Sequence[int]]) -> CallRecords:
         """Make the wanted calls that are not in the log.
 
-        Return the calls of all candidates up to the first candidate with missing calls.
+        Return the calls of the candidates that come before the first candidate with missing calls.
         """
         requested: dict[CallKey, Candidate] = {}
         for candidate, examples in wanted.items():
@@ -165,8 +165,8 @@ class Evaluator:
         try:
             if unpaid:
                 payer.pay(unpaid)
-                # If a limit prevents the repeat of a failed call, the call counts as failed, as in
-                # the earlier run.
+                # If a limit prevents a failed call from being repeated, it stays failed, as in the
+                # earlier run.
                 for key in unpaid:
                     if key not in self.log.records:
                         self.budget.recall(key, example=key[1], last_failures=True)

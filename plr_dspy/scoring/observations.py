@@ -15,19 +15,19 @@ from plr_dspy.search.space import Candidate, Scores, WholeProgram
 # Nothing predicts the score of a new whole program, so score it on at least this many examples.
 MIN_FIRST_OF_PROGRAM = 4
 
-CallRecords: TypeAlias = dict[Candidate, dict[int, CallRecord]]  # maps candidates to example indices to calls
+CallRecords: TypeAlias = dict[Candidate, dict[int, CallRecord]]  # each candidate's calls, keyed by example
 
 
 class Observations:
     """The calls made for each candidate, and the resulting scores.
 
-    An unparsable reply gets the worst score of all calls, but at most 0. For a metric over a
-    set, an unparsable reply is an answer without a label. A failed call gets the worst score,
-    too, but examples on which all candidates failed are ignored.
+    An unparsable reply gets the worst score of all calls, but at most 0. For a metric over a set,
+    it counts as an answer without a label instead. A failed call gets the worst score, too, but
+    examples on which all candidates failed are ignored.
 
     Args:
         effective_scores: The conversion of single calls to scores.
-        favored: A candidate whose failed calls are ignored, so that chance failures do not
+        favored: A candidate whose failed calls are ignored, so that random failures do not
             make other candidates look better.
     """
 
@@ -82,7 +82,7 @@ class Observations:
         return scores
 
     def counted(self) -> Scores:
-        """Return the scores, rescaled as if label shares were the same for all candidates."""
+        """Return the scores, rescaled as if all candidates had the same proportions of labels."""
         return self.effective_scores.counted(self.scores())
 
     def table(
@@ -121,16 +121,17 @@ def _answered(row: dict[int, CallRecord]) -> set[int]:
 class ExampleSchedule:
     """The order in which examples are assigned to candidates.
 
-    All candidates go through the same cycle of examples, but start at different points. A
-    candidate is new until it has a call record, even if that call failed.
+    All candidates go through the same cycle of examples, but start at different points. A candidate
+    is "known" if it has a call record, even of a failed call, and "new" otherwise.
 
     Attributes:
-        strata: Groups of examples. The cycle takes one example from each group in turn. Groups
-            that are shorter than the longest group start again, so their examples repeat.
+        strata: Groups of examples. The cycle takes one example from each group in turn. A group
+            that is shorter than the longest group starts again, so its examples repeat.
         num_first: Number of examples for a new candidate.
         num_more: Number of additional examples for a known candidate.
-        shifted: Whether each pass through the examples starts one example later. Otherwise, if
-            `num_first` divides the cycle, the same candidates always share their examples.
+        shifted: Whether each pass through the cycle starts one example later. Without this shift,
+            if `num_first` divides the cycle's length, two new candidates share either all of their
+            examples or none.
         retired: Examples that are no longer assigned. Calls that were already made on them still
             count.
         paired: Candidates that all start at the first example of the cycle when they are new, so
@@ -163,21 +164,22 @@ class ExampleSchedule:
     ) -> dict[Candidate, list[int]]:
         """Return the examples to score each candidate on, including those it was called on.
 
-        The examples of a candidate are distinct. Those it was called on come first, in the order
-        of its records, and are never left out. The next examples come from the cycle. There, a
-        known candidate starts at the first example in its records, and skips those it has. New
-        candidates start one after another, as if those before them in `candidates` were already
-        known. If the cycle has no other examples, there are fewer than requested.
+        A candidate's examples are distinct. Those it was called on come first, in the order of its
+        records, and are always included. Further examples follow the cycle. A known candidate
+        starts at the first example in its records, and skips the examples that it has. New
+        candidates start one after another, as if those before them in `candidates` were known. If
+        the cycle runs out of examples, a candidate gets fewer than requested.
 
         Args:
             candidates: The candidates to score.
             observations: All calls so far.
-            num_examples: Total number of examples for each candidate, known ones included. By
-                default, a new candidate gets `num_first`, or `num_paired` if that is more and the
-                candidate is paired. A known candidate gets `num_more` additional examples. A new
-                `WholeProgram` gets at least `MIN_FIRST_OF_PROGRAM`, even if fewer are requested.
-            min_new: Minimum number of examples to add for each candidate, if the default is less.
-                It is ignored if `num_examples` is passed.
+            num_examples: Total number of examples for each candidate, including those it was called on.
+                By default, a new candidate gets `num_first`, or `num_paired` if that is more and
+                the candidate is paired. A known candidate gets `num_more` additional examples. A
+                new `WholeProgram` gets at least `MIN_FIRST_OF_PROGRAM`, even if fewer are
+                requested.
+            min_new: For some candidates, a minimum number of examples to add, if the default is
+                less. Ignored if `num_examples` is passed.
         """
         num_seen = len(observations.records)
         wanted: dict[Candidate, list[int]] = {}
@@ -201,7 +203,7 @@ class ExampleSchedule:
         return wanted
 
     def _default_count(self, candidate: Candidate, known: Sequence[int]) -> int:
-        """Return how many examples to add for a candidate that was called on the known examples."""
+        """Return how many examples to add for a candidate. `known` holds the examples it was called on."""
         if known:
             return self.num_more
         if candidate in self.paired:
@@ -209,7 +211,7 @@ class ExampleSchedule:
         return self.num_first
 
     def _start(self, num_seen: int) -> int:
-        """Return a new candidate's start position in the cycle, after `num_seen` candidates before it."""
+        """Return the position in the cycle at which a new candidate starts, after `num_seen` other candidates."""
         start = num_seen * self.num_first
         if self.shifted and len(self._cycle) % self.num_first == 0:
             start += start // len(self._cycle)

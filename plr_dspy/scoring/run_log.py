@@ -1,4 +1,4 @@
-"""The run log: the calls of a run and their results, kept in a file so that no call is paid for twice.
+"""The run log, which stores a run's calls and results in a file so that no call is paid for twice.
 
 The file has two kinds of JSON lines: calls, and headers with the facts that determine scores.
 """
@@ -29,7 +29,7 @@ from plr_dspy.scoring.values import Unreadable, Unwritable, ValueCodec
 logger = logging.getLogger(__name__)
 
 FILE = "calls.jsonl"
-FUNCTION_FACT = "the function"  # the name of a function that is not an optimizer
+FUNCTION_FACT = "the function"  # the fact that names the function if it is not an optimizer
 SCHEMA_VERSION = 13
 
 CallKey: TypeAlias = tuple[str, int]  # prompt fingerprint and example index
@@ -46,7 +46,7 @@ class CallRecord:
     outcome: str = ""  # `WRONG` or `FAILED` after an exception, else empty
     error: str = ""  # the exception's class name
     message: str = ""  # the exception's message
-    value: Any = None  # the call's result if not a score, such as a predicted label
+    value: Any = None  # the call's result if it is not a score, such as a predicted label
     label_logprobs: tuple[float, ...] | None = None  # log-probability of each label, if known
     unseen_labels: tuple[int, ...] = ()  # indices of labels whose log-probabilities are upper bounds
     refused: str = ""  # the reason why no call can return log-probabilities, or empty
@@ -122,7 +122,7 @@ class RunLog:
         return any(record.score is not None or record.value for record in records)
 
     def number_examples(self, keys: Sequence[str]) -> None:
-        """Set the content keys of examples 0, 1 and so on. The keys of duplicates get a numbered suffix."""
+        """Set the content keys of all examples, in order. The keys of duplicates get a numbered suffix."""
         self._example_keys = numbered(keys)
         index_of = {key: index for index, key in enumerate(self._example_keys)}
         self.records = {}
@@ -161,14 +161,14 @@ class RunLog:
         self._batch += 1
 
     def repeat_outside_failures(self) -> None:
-        """Forget the calls that failed outside the program, so that this run repeats these calls."""
+        """Forget the calls that failed for a reason outside the program, so that this run repeats them."""
         for name, call in list(self._recallable.items()):
             if cause_of(call.record.error) is not None:
                 del self._recallable[name]
                 self.failed_before.append(call.record.error)
 
     def repeat_failures(self) -> None:
-        """Forget all failed calls, so that this run repeats these calls. No later call may depend on them."""
+        """Forget all failed calls, so that this run repeats them. No later call may depend on them."""
         for name, call in list(self._recallable.items()):
             if _has_failed(call.record):
                 self._last_failures[name] = self._recallable.pop(name)
@@ -209,9 +209,8 @@ class RunLog:
         assert self._file is not None
         content = as_json(line) + b"\n"
         num_written = os.write(self._file, content)
-        if num_written < len(
-            content
-        ):  # Cut off the partial line, because later lines would be appended to it.
+        if num_written < len(content):
+            # Remove the partial line, because later lines would be appended to it.
             os.ftruncate(self._file, os.fstat(self._file).st_size - num_written)
             raise OSError(f"no space left on the disk that holds {self.path}: free some space, and run again")
 
@@ -221,7 +220,7 @@ class RunLog:
             logger.warning("%s: the next run will repeat the calls that returned such values", reason)
 
     def _read(self, path: Path) -> None:
-        """Read all complete lines, and cut off a last line that is incomplete."""
+        """Read all complete lines, and remove an incomplete last line from the file."""
         path.touch(0o600)
         content = path.read_bytes()
         num_whole = content.rfind(b"\n") + 1
@@ -262,7 +261,7 @@ class RunLog:
         self._recallable[name] = LoggedCall(_RECORD.validate_python(content), tokens, self._batch)
 
     def _set_last_failures_aside(self) -> None:
-        """Set aside the failed calls of the last batch with an answer and of all later batches.
+        """Set aside the failed calls of the last batch that has an answer, and of all later batches.
 
         This run repeats these calls. Earlier failures are kept, because later calls depend on
         them. The order of calls within a batch is ignored, because it depends on the threads.
@@ -305,8 +304,8 @@ def open_log(
 ) -> Iterator[RunLog]:
     """Open and lock the run log in a folder. If `folder` is None, keep the log in memory.
 
-    If the identity that `describe` returns has changed, a log without answers is replaced.
-    A log with answers is continued only if `accept_changes` is true, and never by another function.
+    If the identity that `describe` returns has changed, a log without answers is replaced. A log
+    with answers is continued only if `accept_changes` is true and the same function made its calls.
 
     Raises:
         ValueError: If the folder cannot be used, or its log has a different identity or
@@ -342,7 +341,7 @@ def open_log(
             if log.identity != identity:
                 log.write_header(identity)
             if log.tokens_before:
-                # Say "result", not "call", because one result, a proposed instruction, takes several calls.
+                # Say "result", because a proposed instruction is one result of several calls.
                 logger.info("%s holds %s from earlier runs", folder, count(len(log.tokens_before), "result"))
             if log.failed_before:
                 calls = count(len(log.failed_before), "call")
@@ -379,13 +378,14 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _function(identity: Facts) -> object:
-    """Return the function that makes the calls of a run, in words."""
+    """Return a name for the function that makes the calls of a run."""
     return identity.get(FUNCTION_FACT, "an optimizer")
 
 
 def _changes(previous: Facts, current: Facts) -> str:
     """Describe the differences between two identities, without the values of digests."""
-    if _function(previous) != _function(current):  # Other functions have other facts, so do not list these.
+    if _function(previous) != _function(current):
+        # Different functions have different facts, so do not compare them.
         return f"its calls were made by {_function(previous)}, not by {_function(current)}"
     phrases = []
     for name in {**previous, **current}:

@@ -18,7 +18,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 TAG = "$type"
-"""Key of the type tag in a dict that encodes a value of a type that JSON does not have."""
+"""Key of the type tag in the JSON data of a value whose type does not exist in JSON."""
 AS_TEXT = "json"
 """Tag of text and numbers that orjson cannot write."""
 CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (tuple, set, frozenset, dict)}
