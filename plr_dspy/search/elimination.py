@@ -1,4 +1,4 @@
-"""A search that scores whole programs on the same examples, and drops programs that look bad."""
+"""A search that scores whole programs on the same examples, and drops those that are unlikely to be best."""
 
 import math
 from collections.abc import Sequence
@@ -8,17 +8,17 @@ from plr_dspy.search.model.paired import FittedPrograms, ProgramModel
 from plr_dspy.search.search import Search
 from plr_dspy.search.space import Candidate, OrderingSpace, ScoreEstimate, Scores, WholeProgram
 
-# The search may end, or drop programs, if the expected improvement that is lost is below these
-# limits. The unit is the standard error of a program's final mean score.
+# Maximum expected improvement that the search may lose by ending or by dropping programs. The unit
+# is the standard error of a program's final mean score.
 MAX_LOSS_BY_ENDING = 0.045
-MAX_LOSS_BY_DROPPING = 0.025  # limit for the sum over all programs dropped in one round
+MAX_LOSS_BY_DROPPING = 0.025  # limit of the sum over all programs dropped in one round
 
 
 class EliminationSearch(Search):
-    """A search that proposes all remaining programs in each round, and drops programs that look bad.
+    """A search that proposes all remaining programs in each round, and drops those unlikely to be best.
 
     Args:
-        space: A space without demos to order, whose `programs` exclude the baseline.
+        space: A space without demos to order. Its `programs` do not include the baseline.
         first: The baseline. It is never dropped, because all other programs are compared with
             it.
 
@@ -48,16 +48,16 @@ class EliminationSearch(Search):
     def can_change(self, leader: Candidate, num_examples: int) -> bool:
         """Return whether any program's expected improvement over the leader justifies more calls.
 
-        The leader is the program that would be chosen now. The improvement is the one expected
-        after scoring each program on `num_examples` examples.
+        The leader is the program that would be chosen now. The improvement is what the search
+        expects to gain if it scores each program on `num_examples` examples before it chooses.
         """
         return max(self._improvements(leader, num_examples).values()) >= MAX_LOSS_BY_ENDING
 
     def drop(self, leader: Candidate, num_examples: int) -> None:
         """Drop programs, as long as the sum of their expected improvements is negligible.
 
-        The improvements are over the leader, after `num_examples` examples. Always keep the
-        leader, the baseline, and the program with the largest expected improvement.
+        The arguments are as in `can_change()`. The leader, the baseline, and the program with the
+        largest expected improvement are never dropped.
         """
         improvements = self._improvements(leader, num_examples)
         baseline = self.alive[0]
@@ -70,7 +70,7 @@ class EliminationSearch(Search):
                 self.alive.remove(program)
 
     def _improvements(self, leader: Candidate, num_examples: int) -> dict[Candidate, float]:
-        """Return a dict that maps each remaining program to its expected improvement over the leader.
+        """Return each remaining program's expected improvement over the leader.
 
         The unit is the standard error of a mean score after `num_examples` examples.
         """

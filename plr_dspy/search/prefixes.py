@@ -1,4 +1,4 @@
-"""Prefixes that prompts share, which a server with a prefix cache processes only once."""
+"""Shared prefixes of prompts. A server with a prefix cache processes each of them only once."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -7,10 +7,10 @@ from plr_dspy.search.space import Candidate, Ordering, WholeProgram
 
 
 def by_prefix(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return the candidates in an order in which neighbors share long prompt prefixes.
+    """Return the candidates, sorted so that the prompts of neighbors share long prefixes.
 
-    Whole programs come first. The last blocks are compared first, because they hold the
-    instructions, with which prompts begin.
+    Whole programs come first. Orderings are compared from the last block to the first, because the
+    last blocks hold the instructions, and prompts begin with them.
     """
     programs = []
     orderings = []
@@ -23,9 +23,9 @@ def by_prefix(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def num_new_items(previous: Ordering, ordering: Ordering) -> int:
-    """Return the number of items of an ordering that come after shared prefixes.
+    """Return the number of items of an ordering that follow the prefixes shared with `previous`.
 
-    In each block, the shared prefix is the longest beginning that `previous` has too.
+    Each block has its own shared prefix.
     """
     number = 0
     for before, items in zip(previous, ordering, strict=True):

@@ -31,13 +31,12 @@ class Quotas:
     def first(self, ranking: Sequence[int], length: int) -> tuple[int, ...]:
         """Return `length` items of a complete ranking, chosen so that they meet the quotas.
 
-        Go through the ranking and skip items that would leave too few places to meet the
-        quotas. `length` must be at least `total`, and the ranking must contain the minimum of
-        each class.
+        Items that would leave too few places to meet the quotas are skipped. `length` must be at
+        least `total`, and the ranking must contain the minimum number of items of each class.
 
-        If the ranking is a draw from a Plackett-Luce distribution, the result is equivalent to
-        drawing items one by one. Each item is drawn from the items that leave enough places,
-        with probabilities proportional to ``exp(logits)``.
+        If the ranking is a draw from a Plackett-Luce distribution, the result has the same
+        distribution as drawing items one by one. Each item is drawn from the items that leave
+        enough places, with probabilities proportional to ``exp(logits)``.
         """
         if not self.minimums:
             return tuple(ranking[:length])
@@ -56,7 +55,7 @@ class Quotas:
         return tuple(items)
 
     def spare(self, items: Sequence[int]) -> Sequence[int]:
-        """Return the positions of items, any one of which can be dropped without violating a quota."""
+        """Return the positions of all items that could be dropped, one at a time, without violating a quota."""
         if not self.minimums:
             return range(len(items))
         num_spare = Counter(self.classes[item] for item in items)
@@ -64,7 +63,7 @@ class Quotas:
         return [position for position, item in enumerate(items) if num_spare[self.classes[item]] > 0]
 
     def replacements(self, items: Sequence[int], unused: Sequence[int]) -> Sequence[int]:
-        """Return codes of all replacements after which the quotas are still met.
+        """Return the codes of all replacements after which the quotas are still met.
 
         A replacement puts the item ``unused[index]`` at a position. Its code is
         ``position * len(unused) + index``.
@@ -84,9 +83,10 @@ class Quotas:
         return numbers
 
     def of_kinds(self, kinds: Sequence[int]) -> dict[int, tuple[int, list[int]]]:
-        """Return a dict that maps each class to its minimum and to the kinds of its items.
+        """Return the minimum of each class and the kinds of its items, keyed by class index.
 
-        The keys are class indices. Items without a class have the index -1.
+        `kinds` holds the kind of each item, as in `OrderingSpace`. Items without a class have the
+        index -1.
         """
         kinds_of_class = defaultdict(list)
         for item, kind in enumerate(kinds):

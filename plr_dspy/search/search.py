@@ -1,4 +1,4 @@
-"""The base class of searches for the best ordering, random search, and the PLR paper's cross-entropy search."""
+"""The base class of searches over orderings, a random search, and the PLR paper's cross-entropy search."""
 
 import math
 from abc import ABC, abstractmethod
@@ -25,8 +25,8 @@ from plr_dspy.search.space import (
 
 MAX_BATCHES = 20  # maximum number of batches drawn to obtain enough allowed orderings
 MAX_REDRAWS = 50  # maximum number of batches drawn to obtain enough new orderings
-# Number of items by which successive beginnings of an ordering differ. With a step of 1, the
-# candidates would begin fewer orderings, so they would show too few different items.
+# Number of items by which successive beginnings of an ordering differ. With a step of 1, a round
+# would contain beginnings of fewer orderings, and show too few different items.
 BEGINNING_STEP = 2
 # Only one in `RANDOM_CHOICES_EVERY` random orderings gets random choices, such as a random
 # instruction. All others get the first item of each choice, because a bad instruction would
@@ -40,16 +40,16 @@ class Search(ABC):
 
     If the space counts positions from the end, the first item drawn from a distribution is
     shown last. A draw skips items that would leave too few places to meet the quotas. Skipping
-    puts items of rare classes last, so uniform draws are shuffled afterwards. An ordering that
-    is not allowed is shortened: items are dropped from its beginning until it is allowed.
-    Items required by a quota are kept.
+    puts items of rare classes last, so uniform draws are shuffled afterwards. If an ordering is not
+    allowed, items are dropped from its beginning until it is. Items required by a quota are kept.
 
     Attributes:
-        model: The model that predicts scores on new examples. Unless a subclass replaces it, it
-            has no features, so it cannot predict that similar orderings have similar scores.
+        model: The model that predicts scores on new examples. Unless a subclass replaces this
+            model, it has no features, so it does not assume that similar orderings have similar
+            scores.
         distributions: The current distribution of each block.
-        fitted: The model after its fit to the latest scores. None before the first scores, and
-            always None in searches that fit no model.
+        fitted: The model fitted to the latest scores. None before the first scores, and always
+            None in searches that fit no model.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Search(ABC):
         """Learn from the scores of a round, and return the elites, best first.
 
         Args:
-            orderings: The candidates of the round, including repeats.
-            scores: All known scores. Maps each candidate to a dict that maps examples to scores.
+            orderings: The candidates of the round, including duplicates.
+            scores: All known scores of each candidate, as a dict that maps examples to scores.
 
         Raises:
-            ValueError: If scores are missing or not finite. The search is then unchanged.
+            ValueError: If scores are missing or not finite. The search stays unchanged.
         """
         if not orderings:
             raise ValueError(
@@ -159,9 +159,9 @@ class Search(ABC):
     def fresh(self, number: int, known: Container[Candidate]) -> list[Candidate]:
         """Return up to `number` candidates that are not in `known`.
 
-        The space's first candidates come first, then random orderings. At most half of the
-        candidates are first candidates, unless the identity and all whole programs need more
-        places.
+        The result begins with the space's `first_candidates`, followed by random orderings. First
+        candidates make up at most half of it, unless the identity and the whole programs alone are
+        more.
         """
         candidates = self._first(number, known)
         for _ in range(MAX_REDRAWS):
@@ -176,12 +176,12 @@ class Search(ABC):
         return list(candidates)
 
     def nested(self, number: int) -> list[Candidate]:
-        """Return `number` candidates, many of which are beginnings of other candidates.
+        """Return `number` candidates. Many of them are beginnings of other candidates.
 
-        The space's first candidates come first, then random orderings and some of their
-        beginnings. Successive beginnings differ by two items, so a server with a prefix cache
-        processes only two new items per prompt. The items are dealt like cards from a shuffled
-        deck, so that all items are tried about equally often.
+        The result begins with the space's `first_candidates`, followed by random orderings and some
+        of their beginnings. Successive beginnings differ by two items, so a server with a prefix
+        cache processes only two new items per prompt. The items are dealt like cards from a
+        shuffled deck, so that all items are tried about equally often.
         """
         candidates = self._first(number, ())
         num_first = len(candidates)
@@ -198,12 +198,12 @@ class Search(ABC):
                 num_dealt += 1
         chosen = list(candidates)[: max(number, num_first)]
         # Shuffle the orderings. Otherwise, similar orderings would be scored on the same examples,
-        # whose effects would be confounded with those of the orderings.
+        # so the effects of examples and orderings would be confounded.
         shuffled = self._permutation(len(chosen) - num_first)
         return [*chosen[:num_first], *(chosen[num_first + place] for place in shuffled)]
 
     def _permutation(self, size: int) -> list[int]:
-        """Draw a permutation of ``range(size)`` using the search's own random generator."""
+        """Draw a permutation of ``range(size)``."""
         permutation: list[int] = torch.randperm(size, generator=self._generator).tolist()
         return permutation
 
@@ -214,16 +214,16 @@ class Search(ABC):
         return dict.fromkeys(candidate for candidate in first if candidate not in known)
 
     def _deal(self) -> Iterator[Ordering]:
-        """Shuffle the items of each block, and yield orderings of the maximum length made from them.
+        """Shuffle the items of each block, and deal them out as orderings of the maximum length.
 
-        Stop when a block has too few unused items for another ordering.
+        Stop when a block has too few items left for another ordering.
         """
         most = [upper for _, upper in self.space.limits]
         rankings = []
         for size, upper in zip(self.space.sizes, most, strict=True):
             items = self._permutation(size)
-            # If an ordering skips items to meet its quotas, it needs other items in their place. So
-            # append the items dealt earlier to each ranking.
+            # An ordering that skips items to meet its quotas needs other items in their place.
+            # Append the items dealt earlier to each ranking.
             rankings.append(
                 [[*items[start:], *items[:start]] for start in range(0, size - upper + 1, max(1, upper))]
             )
@@ -234,11 +234,11 @@ class Search(ABC):
                 yield ordering
 
     def _beginnings(self, ordering: Ordering, num_dropped: int) -> Iterator[Ordering]:
-        """Yield the allowed, nonempty beginnings of an ordering, longest first.
+        """Yield beginnings of an ordering that are allowed and not empty, longest first.
 
-        The first beginning omits the last `num_dropped` items. Each of the others is shorter by
-        `BEGINNING_STEP` items than the one before. If a beginning does not meet the quotas, it
-        also shows the next items that are needed to meet them.
+        The first beginning omits the last `num_dropped` items. Each further beginning is
+        `BEGINNING_STEP` items shorter. If a beginning does not meet the quotas, it also shows the
+        next items that are needed to meet them.
         """
         num_blocks = len(ordering) - len(self.space.choices)
         longest = max(map(len, ordering[:num_blocks]), default=0)
@@ -252,15 +252,15 @@ class Search(ABC):
         """Refit the distributions to the elites.
 
         Start from uniform distributions if `from_uniform`, else from the current distributions.
-        Without elites, for example because a limit allowed only calls of whole programs, there
-        is nothing to fit.
+        If no elite is an ordering, for example because a limit allowed only calls of whole
+        programs, do nothing.
         """
         orderings = [elite.ordering for elite in elites if not isinstance(elite.ordering, WholeProgram)]
         if not orderings:
             return
         scores = torch.tensor([elite.score for elite in elites], dtype=torch.float64)
         weights = None
-        # Deviation from PLR: Weights must be positive. So if any score is 0 or less, give all elites
+        # Deviation from PLR: Weights must be positive. If any score is 0 or less, give all elites
         # the same weight.
         if self._rule.weighted and bool((scores > 0).all()):
             weights = scores / scores.mean()
@@ -283,7 +283,7 @@ class Search(ABC):
     ) -> Tensor:
         """Return the previous length probabilities, moved towards the elites' length frequencies.
 
-        A small uniform share is mixed in, so that no length becomes impossible.
+        The result is mixed with a uniform distribution, so that no length becomes impossible.
         """
         probabilities = previous.length_probabilities
         assert probabilities is not None
@@ -304,10 +304,10 @@ class Search(ABC):
         return with_lengths
 
     def _reverse(self, items: Sequence[int]) -> Sequence[int]:
-        """Return an ordering as a ranking, or a ranking as an ordering.
+        """Convert a block's items to a ranking, or a ranking to items.
 
-        If the space counts positions from the end, a ranking begins with the item shown last.
-        So the items are reversed.
+        If the space counts positions from the end, a ranking begins with the item shown last, so
+        the items are reversed.
         """
         if not self.space.from_end:
             return items
@@ -343,8 +343,8 @@ class CrossEntropySearch(Search):
         update: Rule that refits the distributions: "ema", "mle", "mixture" or an update
             object.
         num_samples: Number of orderings per round (B).
-        elite_fraction: Share of a round's orderings that are elites, to which the distributions
-            are refitted (rho).
+        elite_fraction: Fraction of a round's orderings to which the distributions are refitted
+            (rho).
         seed: Seed for the search's random numbers.
     """
 
@@ -365,7 +365,7 @@ def _complete(distribution: PlackettLuce) -> PlackettLuce:
 def _with_quotas(quotas: Quotas, rankings: Tensor, complete: Tensor) -> Tensor:
     """Return rankings that meet the quotas and are as long as those in `rankings`.
 
-    Their items are taken from the rankings of all items in `complete`.
+    Their items are taken from `complete`, which holds rankings of all items.
     """
     lengths = (rankings != NOT_SHOWN).sum(dim=-1).tolist()
     rows = [quotas.first(row, length) for row, length in zip(complete.tolist(), lengths, strict=True)]

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 Ordering: TypeAlias = tuple[tuple[int, ...], ...]  # the items of each block, in order
-# The ordering without demos. It is valid only in a space with one block, which may be empty.
+# The ordering without demos. It is valid only in a space with a single block that may be empty.
 WITHOUT_DEMOS: Ordering = ((),)
-MAX_MOVES = 100  # number of random moves from the identity to an ordering that depends little on it
+MAX_MOVES = 100  # number of random moves after which an ordering hardly depends on the identity
 MAX_TRIES = 1_000  # maximum number of draws or moves tried to obtain an allowed ordering
 
 
@@ -59,7 +59,7 @@ def best_first(estimates: Iterable[tuple[Candidate, float]]) -> list[ScoreEstima
 class OrderingSpace:
     """The possible orderings of items in one or more blocks.
 
-    If there are limits, an ordering may show only some items.
+    If there are limits, an ordering may show only some of the items.
 
     Attributes:
         kinds: For each block, the kind of each item. Items of the same kind look the same.
@@ -70,9 +70,9 @@ class OrderingSpace:
         allowed: A function that returns whether an ordering is allowed, for example by a token
             limit. None allows all orderings.
         programs: Whole programs that compete with the orderings.
-        choices: The last blocks of a space may be choices, which show exactly one item, such as an
-            instruction. For each choice, the index of the block with the same predictor's demos, or
-            None if there is none.
+        choices: Describes the last blocks, if each of them shows exactly one item, such as an
+            instruction. For each of these blocks, holds the index of the block with the same
+            predictor's demos, or None if there is none.
         quotas: For each block, the minimum number of items from each class. The default is 0.
         from_end: Whether positions are counted from the end. True if limits were given.
 
@@ -151,9 +151,9 @@ class OrderingSpace:
 
     @cached_property
     def num_distinct(self) -> int:
-        """The number of whole programs plus distinct orderings that meet the limits and quotas.
+        """The number of whole programs and distinct orderings that meet the limits and quotas.
 
-        Orderings that `allowed` rejects are counted too.
+        The number includes orderings that `allowed` rejects.
         """
         total = 1
         for kinds, quotas, (lower, upper) in zip(self.kinds, self.quotas, self.limits, strict=True):
@@ -241,17 +241,17 @@ class OrderingSpace:
     def first_items(self, rankings: Sequence[Sequence[int]], lengths: Sequence[int]) -> Ordering:
         """Return an ordering that shows the first items of the given rankings.
 
-        For each block, `rankings` holds a ranking of all items, and `lengths` holds the number
-        of items to show. Items are skipped if this is necessary to meet the quotas.
+        For each block, `rankings` holds a ranking of all items, and `lengths` holds the number of
+        items to show. Items are skipped if the quotas require it.
         """
         blocks = zip(self.quotas, rankings, lengths, strict=True)
         return tuple(quotas.first(ranking, length) for quotas, ranking, length in blocks)
 
     def shuffled(self, ordering: Ordering, permutation: Callable[[int], Sequence[int]]) -> Ordering:
-        """Return the ordering with each block that has quotas shuffled.
+        """Return the ordering after shuffling each block that has quotas.
 
-        Without shuffled blocks, items of rare classes would usually come last, because
-        `first_items()` skips other items near the end.
+        Without shuffling, items of rare classes would usually come last, because `first_items()`
+        skips other items near the end.
         """
         blocks = list(ordering)
         for block, quotas in enumerate(self.quotas):
@@ -261,17 +261,16 @@ class OrderingSpace:
         return tuple(blocks)
 
     def allows(self, ordering: Ordering) -> bool:
-        """Return whether an ordering meets the quotas and is allowed. It must be within the limits."""
+        """Return whether an ordering meets the quotas and is allowed. The ordering must be within the limits."""
         if not all(quotas.are_met(items) for quotas, items in zip(self.quotas, ordering, strict=True)):
             return False
         return self.allowed is None or self.allowed(ordering)
 
     def shortened(self, ordering: Ordering) -> Ordering | None:
-        """Return an allowed ordering, or None if even the shortest ordering is not allowed.
+        """Drop items until the ordering is allowed. Return None if even the shortest ordering is not.
 
-        Until the ordering is allowed, items are dropped from the beginnings of blocks. Each
-        dropped item comes from the block whose length is furthest above its minimum. Items
-        required by a quota are kept.
+        Each item is dropped from the beginning of the block whose length is furthest above its
+        minimum. Items required by a quota are kept.
         """
         while not self.allows(ordering):
             num_spare = [len(items) - lower for items, (lower, _) in zip(ordering, self.limits, strict=True)]
@@ -315,8 +314,8 @@ class OrderingSpace:
             ordering = self.canonical(items)
             if self.allows(ordering):
                 return ordering
-        # Few orderings are allowed, for example because of a token limit. So walk among them from
-        # the identity, which is always allowed.
+        # Few orderings are allowed, for example because of a token limit. Make random moves from
+        # the identity instead, which is always allowed.
         ordering = self.identity
         for _ in range(MAX_MOVES):
             moved = self.moved(ordering, rng)
@@ -326,7 +325,7 @@ class OrderingSpace:
         return ordering
 
     def draw_longest(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
-        """Draw orderings with replacement, each of which shows as many items as allowed."""
+        """Draw orderings with replacement. Each ordering shows as many items as allowed."""
         orderings = []
         most = [upper for _, upper in self.limits]
         for _ in range(num_draws):
@@ -362,10 +361,7 @@ class OrderingSpace:
         return ordering
 
     def _move_numbers(self, ordering: Ordering) -> dict[tuple[int, str], Sequence[int]]:
-        """Return a dict that maps blocks and kinds of moves to the indices of possible moves.
-
-        Possible moves respect the limits and quotas.
-        """
+        """Return the indices of all moves within the limits and quotas, for each block and kind of move."""
         numbers: dict[tuple[int, str], Sequence[int]] = {}
         for block, (items, (lower, upper)) in enumerate(zip(ordering, self.limits, strict=True)):
             length = len(items)
@@ -406,7 +402,10 @@ def _interleaved(first: Sequence[int], second: Sequence[int]) -> list[int]:
 
 
 def _arrangements(kinds: tuple[int, ...], length: int, unused: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield one of each set of arrangements of `length` unused items that look alike, in lexicographic order."""
+    """Yield the arrangements of `length` unused items in lexicographic order.
+
+    Of arrangements that look alike, only the first is yielded.
+    """
     if length == 0:
         yield ()
         return
@@ -440,7 +439,7 @@ def _move(items: tuple[int, ...], kind: str, number: int, size: int) -> tuple[in
 
 
 def _unused(items: Sequence[int], size: int) -> list[int]:
-    """Return the items of a block that are not in `items`. The block has `size` items."""
+    """Return the items of a block of `size` items that are not in `items`."""
     return sorted(set(range(size)) - set(items))
 
 

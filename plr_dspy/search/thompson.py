@@ -1,4 +1,4 @@
-"""Thompson sampling of orderings, with scores drawn from the model of scores."""
+"""Thompson sampling of orderings, with scores drawn from the posterior of a model."""
 
 from collections.abc import Sequence
 
@@ -16,8 +16,8 @@ NUM_CANDIDATES = 300
 NUM_CLIMBS = 5  # number of steps in the hill climb
 NUM_CLIMBERS = 10  # beam width of the hill climb
 NUM_MOVES = 20  # number of random moves to try from each ordering in the beam
-NUM_TRIES = 3  # number of random moves drawn, of which the move that keeps the longest prefix is made
-MIN_ELITES = 5  # minimum number of elites
+NUM_TRIES = 3  # number of random moves from which the one that keeps the longest prefix is selected
+MIN_ELITES = 5
 
 
 class ThompsonSearch(Search):
@@ -28,7 +28,7 @@ class ThompsonSearch(Search):
     distributions, random orderings, and random variations of good orderings. A hill climb on the
     posterior mean adds more candidates. `ask()` draws scores from the joint posterior of all
     candidates, and returns the best candidate in each draw. An ordering with a few bad scores is
-    rarely the best in a draw, so it gets few more calls.
+    rarely the best in a draw, so few more calls are spent on it.
 
     Source: W. R. Thompson, Biometrika 25, 1933; O. Chapelle and L. Li, "An empirical
     evaluation of Thompson sampling", NIPS 2011.
@@ -36,14 +36,15 @@ class ThompsonSearch(Search):
     Args:
         space: The orderings to search.
         num_examples: Number of examples. An ordering is finished once it is scored on all examples,
-            or once a round with it added no scores. `ask()` does not return finished orderings.
+            or once a round that requested it added no scores. `ask()` does not return finished
+            orderings.
         classes: For each block, the class of each item, such as a demo's answer.
         example_classes: The class of each example, such as its answer.
         update: As in `CrossEntropySearch`, but each round starts from uniform distributions.
         num_samples: Maximum number of orderings per round.
         num_initial: Number of candidates in the first round: the identity, other first
             candidates of the space, and random orderings.
-        elite_fraction: Share of the scored orderings to which the distributions are fitted.
+        elite_fraction: Fraction of the scored orderings to which the distributions are fitted.
         responses: Access to the log-probabilities of labels, or None if they are unavailable.
         seed: As in `CrossEntropySearch`.
     """
@@ -80,16 +81,17 @@ class ThompsonSearch(Search):
         self._num_initial = num_initial
         self._seed = seed
         self._has_responses = responses is not None
-        # If log-probabilities are available, more varied orderings help more than cached prefixes.
+        # If log-probabilities are available, varied orderings help more than cached prefixes do.
         self._keeps_prefixes = space.from_end and responses is None
         self._counts: dict[Candidate, int] = {}  # number of scores for each candidate after the last round
         self._finished: set[Candidate] = set()  # candidates for which a round added no scores
         self._num_rounds = 0
 
     def ask(self) -> list[Candidate]:
-        """Return different unfinished candidates, each of which has the best score in a posterior draw.
+        """Return the best unfinished candidates of several posterior draws, without duplicates.
 
-        If all candidates are finished, return an empty list.
+        In the first round, return the initial candidates. If all candidates are finished, return an
+        empty list.
         """
         with one_thread():
             if self.fitted is None:
@@ -149,10 +151,7 @@ class ThompsonSearch(Search):
         return candidate in self._finished or self._counts.get(candidate, 0) >= self._num_examples
 
     def _propose(self, fitted: FittedModel, rng: np.random.Generator) -> list[Candidate]:
-        """Return candidates that have no scores.
-
-        If the space is small, return all of them, else a selection.
-        """
+        """Return candidates without scores: all of them if the space is small, else a selection."""
         candidates: dict[Candidate, None] = {}
         if self.space.num_distinct <= NUM_CANDIDATES:
             candidates |= dict.fromkeys(self.space.enumerate())

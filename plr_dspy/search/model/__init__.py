@@ -1,6 +1,6 @@
 """A model that predicts scores of orderings from known scores and log-probabilities of labels.
 
-Searches use `ordering_model`.
+Searches use `ordering_model` and `paired`.
 
 module          what it computes
 ordering_model  estimates, gains and posterior draws of orderings
@@ -43,7 +43,7 @@ M       scores       [E, L]     score of each label on each example
 F_i     features     [m, d]     one family of features
 K_i     kernels      [m, m]     F_i F_i^T; the identity for own effects
 
-A candidate without features, such as a whole program, is an "outsider". An outsider's score
-depends only on an effect of its own. `earlier` is the `state` of an earlier fit. A fit that
-starts from this state takes fewer steps. A "cell" is the call for one ordering and one example.
+A candidate without features, such as a whole program, is called an "outsider". Its effect is
+independent of all other effects. `earlier` is the `state` of an earlier fit. A fit that starts from
+this state takes fewer steps. A "cell" is the call of one ordering on one example.
 """

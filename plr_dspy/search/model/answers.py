@@ -176,8 +176,9 @@ class Answers:
         mean_gains = gains @ weights
         min_gains = np.zeros(len(options))
         # Require a gain of more than one standard error, unless the metric is a metric over a set.
-        # With such a metric, the first option is no calibration. A few rare examples dominate
-        # both the gain and its standard error, so this requirement would rule out calibration.
+        # For metrics over a set, the first option leaves answers uncalibrated. A few rare examples
+        # dominate both the gain and its standard error, so this requirement would rule out
+        # calibration.
         if options[0].calibrates:
             min_gains = np.sqrt((gains - mean_gains[:, None]) ** 2 @ weights**2)
         best = int(np.where(mean_gains > min_gains, mean_gains, 0.0).argmax())
@@ -221,14 +222,14 @@ class Answers:
             share = is_unread.sum() / is_called.sum()
             mean_score = self._call_scores[number, is_unread].mean()
             before = float((1 - share) * before + share * mean_score)
-            # If original answers are scored, a calibrated program may still read labels from
-            # such replies. So correct `after` only if calibrated answers are scored.
+            # Correct `after` only if calibrated answers are scored. Otherwise, a calibrated program
+            # may still read labels from these replies.
             if self._are_calibrated:
                 after = float((1 - share) * after + share * mean_score)
         return CalibrationEstimate(offsets, before, after)
 
     def corrected(self, number: int) -> tuple[float, float, Array]:
-        """Return an ordering's uncalibrated score, its gain from calibration, and errors of the gain.
+        """Return an ordering's uncalibrated score, its gain from calibration, and the errors of this gain.
 
         The score and the gain are expected values. They are corrected by the mean error of the
         predictions on the ordering's own calls, including calls with unread replies. For each
@@ -260,8 +261,8 @@ class Answers:
 
     def _own_expected_scores(self, number: int, examples: Numbers) -> Array:
         """Return an ordering's expected scores without calibration, and with calibration, ``[2, n]``."""
-        # An ordering may have been selected because of its log-probabilities, which biases them. So
-        # predict its logits from its effects instead.
+        # An ordering may have been selected because of its log-probabilities, so they are biased.
+        # Predict its logits from its effects instead.
         logits, variances = self._logits.under(self._logits.effects[[number]], examples)
         offsets = self.calibrated_labels.offsets[number]
         chances = [self._own_chances(logits, variances), likeliest_chances(logits + offsets, variances)]
@@ -276,8 +277,8 @@ class Answers:
         unseen = self._labels.unseen
         never_seen: Mask = np.asarray(unseen[known].all(axis=0) & known.any())
         log_means, own_shares, shrinkage = self._log_means
-        # Whole programs have no effects from which to predict probabilities. So average the mean
-        # probabilities in their own cells with the target shares.
+        # Whole programs have no effects from which to predict probabilities. Instead, average the
+        # mean probabilities in their own cells with the target shares.
         of_programs = np.log(np.maximum(shrinkage * own_shares + (1 - shrinkage) * shares, 1e-300))
         log_means = np.where(self._calls.is_program[:, None], of_programs, log_means)
         calibrates = not np.isnan(shares).any()

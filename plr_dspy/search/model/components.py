@@ -24,10 +24,10 @@ from plr_dspy.statistics.arrays import Array
 Variances: TypeAlias = Sequence[float] | None  # variances of an earlier fit, from which a new fit can start
 Measure: TypeAlias = Callable[[Array, Array], tuple[Array, float]]  # maps K and (K + E)^-1 to y and s
 
-# Prior mean of the variance between orderings, relative to the noise. At accuracy 0.6, 0.02
-# means a standard deviation of 0.07.
+# Prior mean of the variance between orderings, relative to the noise. At an accuracy of 0.6, the
+# value 0.02 means a standard deviation of 0.07.
 PRIOR_VARIANCE = 0.02
-PRIOR_SHAPE = 0.3  # shape of each variance's Gamma prior; small, so that useless components can vanish
+PRIOR_SHAPE = 0.3  # shape of each variance's Gamma prior; low, so that unneeded components can vanish
 NUM_FIRST_STEPS = 15  # number of steps in a fit that starts from default variances
 NUM_STEPS = 3  # number of steps in a fit that starts from the variances of an earlier fit
 MIN_VARIANCE = 1e-9
@@ -88,8 +88,8 @@ def fit_components(
 ) -> Components:
     """Return the sum of Gaussian processes, fitted to measured values.
 
-    The variances maximize the restricted likelihood times Gamma priors. They are calculated
-    using fixed-point steps (D. A. Harville, JASA 72, 1977).
+    The variances maximize the restricted likelihood times Gamma priors, using fixed-point steps (D.
+    A. Harville, JASA 72, 1977).
 
     Args:
         measure: A function that returns the measured values and the variance of the noise,
@@ -98,8 +98,8 @@ def fit_components(
         total: Prior mean and initial value of the sum of the variances.
         noise: Initial variance of the noise.
         fixed: As in the module's table of symbols.
-        extra_variances: Variances to add to the prior variances, ``[m]``. Their unit is the
-            square of the unit of the values.
+        extra_variances: Variances to add to the prior variances, ``[m]``. Their unit is the squared
+            unit of the measured values.
     """
     stacked: Array = np.stack(kernels)
     count = len(kernels)

@@ -2,8 +2,8 @@
 
     z[o, e]  =  a[e]  +  b[o]  +  q[o] g[e]  +  noise          (3)
 
-Log-probabilities on two examples determine an ordering's label bias b almost exactly. So a few
-examples suffice to predict the ordering's scores on all other examples. The effects and their
+Log-probabilities on two examples determine an ordering's label bias b almost exactly. A few
+examples are therefore enough to predict the ordering's scores on all others. The effects and their
 variances are fitted using expectation-maximization (N. M. Laird and J. H. Ware, Biometrics 38,
 1982).
 """
@@ -59,8 +59,8 @@ class ResponseEffects:
     def __init__(
         self, contrasts: Array, directions: Array, *, is_outsider: Mask, num_sweeps: int = NUM_SWEEPS
     ) -> None:
-        # Operations on a few large tables are faster than operations on many short rows. So make
-        # contrasts the first axis.
+        # Make contrasts the first axis, because operations on a few large tables are faster than on
+        # many short rows.
         is_known = ~np.isnan(contrasts[..., 0])
         num_contrasts = contrasts.shape[2]
         self._known = is_known.astype(np.float64)
@@ -128,9 +128,9 @@ class ResponseEffects:
         num_contrasts = len(self._contrasts)
         bias_priors = self._label_bias_variance + np.where(self._is_outsider, OUTSIDER_LABEL_BIAS, 0.0)
         slope_priors = self._slope_variance + np.where(self._is_outsider, OUTSIDER_SLOPE, 0.0)
-        # An example's effect, if estimated from all cells, would include part of each cell's
-        # noise. This part would look like an effect of the ordering. So compare each cell with an
-        # estimate from the other orderings only.
+        # Compare each cell with an estimate of the example's effect from the other orderings only.
+        # Otherwise, the estimate would contain part of the cell's noise, which would look like an
+        # effect of the ordering.
         own_precision = self._known / noise
         precision = 1.0 / self.example_variances - own_precision
         scaled = (self._examples / self.example_variances)[:, None] - own_precision * self._example_responses
@@ -181,7 +181,7 @@ def _posterior_variance(squares: Array, prior: float) -> float:
 class EffectProcess:
     """A Gaussian process of label biases or slopes.
 
-    Each ordering is measured with a precision of its own.
+    The measurements of different orderings have different precisions.
 
     Attributes:
         fit: The fitted components, with variances relative to `unit`.
@@ -198,8 +198,8 @@ class EffectProcess:
         earlier: Variances = None,
     ) -> None:
         self.level = measured.prior_mean
-        # The process has a prior of its own. So remove the old prior from each posterior, which
-        # leaves the likelihood of the ordering's cells.
+        # Remove the prior from each posterior, because the process has its own prior. What remains
+        # is the likelihood of the ordering's cells.
         posterior = 1.0 / measured.variances
         prior = 1.0 / measured.prior_variances
         self._precisions = np.maximum(posterior - prior, 1e-6)
@@ -221,10 +221,10 @@ class EffectProcess:
         self.variances = self.fit.posterior_variances
 
     def errors(self, noise: Array, is_measured: Mask) -> Array:
-        """Return the covariance of errors in the posterior means that are due to noise.
+        """Return the covariance ``[c, c]`` of the errors that noise causes in the posterior means.
 
-        The covariance has the shape ``[c, c]`` for the `c` orderings in the mask `is_measured`.
-        `noise` is the covariance ``[c, c]`` of these orderings' noise, in any unit.
+        It covers the `c` orderings in the mask `is_measured`. `noise` is the covariance ``[c, c]``
+        of their noise, in any unit.
         """
         deviations = 1.0 / np.sqrt(self._precisions[is_measured] * np.diag(noise))
         gain = (self.fit.covariance @ self.fit.inverse)[np.ix_(is_measured, is_measured)]

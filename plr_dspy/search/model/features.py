@@ -31,8 +31,8 @@ REGION = 1.0
 NUM_REGION = 0.25  # length scale of "number", relative to the maximum number of items
 NUM_REFERENCES = 300  # number of random orderings used to center and scale the features
 # Maximum number of pairs of items in "adjacency", divided equally among the blocks. Blocks with
-# more pairs do not have this family. For example, 50 items have 2,500 pairs, of which a search
-# of a few hundred calls sees few. Their features would take half of the search's time.
+# more pairs do not have this family. For example, 50 items have 2,500 pairs. A search of a few
+# hundred calls sees few of them, and their features would take half of its time.
 MAX_PAIRS = 1_500
 
 
@@ -42,7 +42,7 @@ class Features:
     Each family has mean 0 and mean squared norm 1 over random orderings.
 
     Attributes:
-        names: Names of the used families. Random orderings differ in each of them.
+        names: Names of the families in which random orderings differ. Other families are not used.
         references: Features of the random orderings.
     """
 
@@ -80,7 +80,7 @@ class Features:
         return [(values[name] - mean) * scale for name, (mean, scale) in self._moments.items()]
 
     def _unscaled(self, orderings: Sequence[Ordering]) -> dict[str, Array]:
-        """Return a dict that maps each family to its unscaled features, with all blocks side by side."""
+        """Return the unscaled features of each family, with all blocks side by side."""
         blocks = [block(orderings) for block in self._blocks]
         blocks += [choice(orderings, blocks) for choice in self._choices]
         families = {}
@@ -113,7 +113,7 @@ class _Block:
         self._may_be_empty = bool(space.choices)
 
     def __call__(self, orderings: Sequence[Ordering]) -> dict[str, Array]:
-        """Return a dict that maps each family to its features. The first axis of each array is ``[m]``."""
+        """Return the features of each family. The first axis of each array is ``[m]``."""
         rows = []
         for ordering in orderings:
             from_end = ordering[self._number][::-1]
@@ -143,8 +143,7 @@ class _Choice:
 
     Args:
         number: Index of the block.
-        partner: Index of the block whose effect may depend on the choice, or None if there is no
-            such block.
+        partner: Index of the block whose effect may depend on the choice, or None.
     """
 
     def __init__(self, space: OrderingSpace, number: int, partner: int | None) -> None:
@@ -154,7 +153,7 @@ class _Choice:
         self._items = np.eye(size) - 1.0 / size
 
     def __call__(self, orderings: Sequence[Ordering], blocks: Sequence[dict[str, Array]]) -> dict[str, Array]:
-        """Return a dict that maps each family to its features, given the features of the other blocks."""
+        """Return the features of each family, given the features of the other blocks."""
         chosen = self._items[[ordering[self._number][0] for ordering in orderings]]
         families = {"choice": chosen}
         if self._partner is not None:

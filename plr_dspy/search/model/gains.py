@@ -1,6 +1,6 @@
 """Gains of orderings over a reference ordering on new examples.
 
-The gains are averaged over hypotheses, each of which scales the prior and error covariances.
+The gains are averaged over hypotheses. Each hypothesis scales the prior and error covariances.
 
 W        =  (s K + k A + v N)^-1                      (7)
 mu       =  1' W y / 1' W 1                           (8)
@@ -97,7 +97,7 @@ class Gains(NamedTuple):
         return Gains(probabilities, means, variances, possible)
 
     def summary(self, *, margin: float = 0.0) -> GainSummary:
-        """Return averages over the hypotheses.
+        """Return the gains, averaged over the hypotheses.
 
         The probabilities refer to gains above and below ``-margin`` instead of 0.
         """
@@ -158,10 +158,10 @@ def expected_gains(
 ) -> Gains:
     """Return the gains of orderings over a reference.
 
-    If orderings do not really differ, the variance between them is estimated from noise. So the
-    hypotheses scale this variance by several factors. The covariance of errors is estimated
-    with `num_examples - 1` degrees of freedom. To be cautious, the hypotheses may enlarge this
-    covariance, but never reduce it.
+    If orderings do not really differ, the estimated variance between them is due to noise. The
+    hypotheses therefore scale this variance by several factors. The covariance of errors is
+    estimated with `num_examples - 1` degrees of freedom. To be cautious, the hypotheses may enlarge
+    this covariance, but never reduce it.
 
     Args:
         means, covariance, outsiders, noise, reference: As in the module's table of symbols.
@@ -179,9 +179,9 @@ def independent_gains(
 ) -> Gains:
     """Return gains like `expected_gains()`, but for errors that are strongly correlated.
 
-    Errors on a few shared examples move many orderings together. So the variance between many
-    orderings is little more precise than that between a few. Its degrees of freedom are therefore
-    estimated from the covariance of errors. Here, `outsiders` holds variances, ``[m]``.
+    Errors on shared examples affect many orderings alike, so more orderings hardly make the
+    estimated variance between them more precise. Its degrees of freedom are therefore estimated
+    from the covariance of errors. `outsiders` holds variances, ``[m]``.
     """
     errors = noise - noise.mean(axis=0) - noise.mean(axis=1)[:, None] + noise.mean()
     error_variances = np.diag(errors)

@@ -2,11 +2,11 @@
 
     y[o, e] - s[o, e]  =  a[e]  +  f(o)  +  b[c(e)] l(o)  +  noise          (2)
 
-y is the score of ordering o on example e, and s the part of it that log-probabilities predict,
-which is 0 if they are not used. A Gaussian process models the rest: an effect a of the example,
-an effect f of the ordering, and the ordering's label bias l, whose effect b depends on the
-example's class c(e). The process includes label bias only if the examples have classes and
-log-probabilities are not used.
+y is the score of ordering o on example e. s is the score that log-probabilities predict, or 0 if
+they are not used. A Gaussian process models the difference as the sum of an effect a of the
+example, an effect f of the ordering, and noise. If the examples have classes and log-probabilities
+are not used, the ordering's label bias l is included, too. Its effect b depends on the example's
+class c(e).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from plr_dspy.search.space import (
 )
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-# Maximum number of orderings to which the process is fitted, to limit the time of a fit. The
-# better half consists of the most promising orderings. The other half is spread evenly over all
-# remaining orderings, so that the process also sees bad orderings.
+# Maximum number of orderings to which the process is fitted, to limit the time of a fit. Half of
+# them are the most promising orderings. The other half are spread evenly over the remaining
+# orderings, so that the process also sees bad orderings.
 MAX_MODELED = 176
-# The process is always fitted to this many of the candidates with the most scores, because they
+# The process is always fitted to this number of candidates with the most scores, because they
 # include the finalists.
 MOST_SCORED = 32
-# Use log-probabilities only if more than this share of the calls have them. Otherwise, scores
+# Use log-probabilities only if more than this fraction of the calls has them. Otherwise, scores
 # alone predict better.
 LEAST_SHARE = 0.5
 DEVIATIONS = 1.96  # half of the width of a 95% interval, in standard errors
@@ -84,8 +84,8 @@ class OrderingModel:
     Attributes:
         information_weights: A function that returns, for each candidate, how informative one
             of its scores is. None if all scores are equally informative.
-        calibrates_answers: Whether the model uses the scores of calibrated answers. If not, it uses
-            the metric's scores of the original answers.
+        calibrates_answers: Whether the model uses the scores of calibrated answers instead of the
+            original answers.
         varies_in_length: Whether orderings may show different numbers of demos.
     """
 
@@ -112,8 +112,9 @@ class OrderingModel:
     ) -> FittedModel:
         """Return the model fitted to the scores.
 
-        A fit is faster if `earlier` holds the `variances` of an earlier fit. If there are more
-        than `MAX_MODELED` candidates, only some are fitted. These contain all in `include`.
+        A fit is faster if `earlier` holds the `variances` of an earlier fit. If there are more than
+        `MAX_MODELED` candidates, the model is fitted to a selection, which contains all candidates
+        in `include`.
         """
         earlier = earlier or {}
         with one_thread():
@@ -146,8 +147,8 @@ class OrderingModel:
     def clipped(self, estimates: Sequence[ScoreEstimate], scores: Scores) -> list[ScoreEstimate]:
         """Return the estimates, clipped to the range of all known scores and label scores.
 
-        The process is linear, so the estimates may be impossible scores. An example is 1.035
-        for a metric that returns 0 or 1.
+        The process is linear, so it may predict an impossible score, such as 1.035 for a metric
+        that returns 0 or 1.
         """
         values = [score for row in scores.values() for score in row.values()]
         if self._responses is not None:
@@ -159,7 +160,7 @@ class OrderingModel:
     def features(self, candidates: Sequence[Candidate]) -> list[Array]:
         """Return the features ``[m, d]`` in each family.
 
-        All features of outsiders are 0, so that they are treated like an average ordering.
+        All features of outsiders are 0, so that outsiders are treated like an average ordering.
         """
         if self._features is None:
             return []
@@ -219,18 +220,15 @@ class Gain:
     probability: float  # probability of a gain above 0
     worse: float = 0.0  # probability of a gain below 0
     deviation: float = 0.0  # standard deviation of the posterior
-    # The next two fields are the probabilities of gains above and below 0 if the reference is
-    # calibrated too. They have the values 1 and 0 for the reference itself. All orderings have
-    # these values if there is no calibration.
+    # The next two fields are the probabilities of gains above and below 0 over the calibrated
+    # reference. They are 1 and 0 for the reference itself, and for all orderings if there is no
+    # calibration.
     probability_alike: float = 1.0
     worse_alike: float = 0.0
 
     @property
     def min_probability(self) -> float:
-        """The lower of the two probabilities of a gain above 0.
-
-        One compares with the original reference, the other with the calibrated reference.
-        """
+        """The lower of the probabilities of a gain above 0 over the original and the calibrated reference."""
         return min(self.probability, self.probability_alike)
 
 
@@ -241,8 +239,8 @@ class FittedModel:
     Only `predict()`, `sample()` and `expected_at_random()` accept other orderings.
 
     Attributes:
-        counted_scores: The scores to which the model is fitted, ``[m, E]``. They are scores of
-            calibrated answers if answers are calibrated, else the metric's scores.
+        counted_scores: The scores to which the model is fitted, ``[m, E]``. If answers are
+            calibrated, these are the scores of the calibrated answers.
         calibrates_answers: Whether `counted_scores` are the scores of calibrated answers. Always
             False if there are no log-probabilities.
         variances: The fitted variances, as JSON data, from which the next fit can start.
@@ -296,9 +294,8 @@ class FittedModel:
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
         """Return the 95% interval for an ordering's expected score.
 
-        The standard error is estimated from the scores of the ordering and of the reference. If
-        all of n scores are equal, the margin is 3 / n (J. Hanley and A. Lippman-Hand, JAMA
-        1983).
+        The standard error is estimated from the scores of the ordering and of the reference. If all
+        n scores are equal, the margin is 3 / n (J. Hanley and A. Lippman-Hand, JAMA 1983).
         """
         error = self._error(ordering, reference)
         if not error and 0.0 <= score <= 1.0:
@@ -312,8 +309,8 @@ class FittedModel:
     def _error(self, *orderings: Candidate) -> float:
         """Return the standard error of the sum of the orderings' mean scores, estimated from their calls."""
         rows = self._all_scores[:, [self.orderings.index(ordering) for ordering in set(orderings)]]
-        # With a metric over a set, scores vary more in a row whose decisive examples are rare. So
-        # use a row's own deviation if it is larger than the deviation of all scores.
+        # With a metric over a set, scores vary more in rows with few examples of a decisive label.
+        # Use a row's own deviation if it is larger than the deviation of all scores.
         deviations = np.maximum(
             np.nanstd(self._all_scores, axis=(1, 2)).max(), np.nanstd(rows, axis=2).max(axis=0)
         )
@@ -385,18 +382,18 @@ class FittedModel:
         return counted
 
     def revised_labels(self, ordering: Candidate) -> dict[int, int]:
-        """Return a dict that maps examples to the labels that replace an ordering's original answers.
+        """Return the labels that replace an ordering's original answers, keyed by example.
 
-        If the ordering's answers are not replaced, the dict is empty.
+        If its answers are not replaced, the dict is empty.
         """
         if not self.calibrates_answers or ordering not in self.orderings:
             return {}
         return self.calibrated_labels(ordering)
 
     def calibrated_labels(self, ordering: Candidate) -> dict[int, int]:
-        """Return a dict that maps examples to an ordering's calibrated answers.
+        """Return an ordering's calibrated answers, keyed by example.
 
-        Only examples with log-probabilities are included.
+        Examples without log-probabilities are omitted.
         """
         assert self.responses is not None
         number = self.orderings.index(ordering)
@@ -442,7 +439,7 @@ class FittedModel:
         num_draws: int,
         rng: np.random.Generator,
     ) -> Array:
-        """Draw how much more the `longest` orderings score than those in `drawn`, ``[draws]``.
+        """Draw the difference in mean score between the `longest` and the `drawn` orderings, ``[draws]``.
 
         The arguments are as in `expected_at_random`. If all orderings have the same length, the
         result is 0.

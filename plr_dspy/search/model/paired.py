@@ -27,11 +27,13 @@ from plr_dspy.statistics.arrays import Array
 # in this module are relative to the standard deviation of scores.
 EFFECT_DEVIATIONS = (0.04, 0.08, 0.16, 0.32)
 PRIOR_NO_EFFECT = 0.05  # prior probability that all programs score the same on new examples
-PRIOR_OUTSIDER = 0.5  # prior probability that one program is unlike all others, given that programs differ
+PRIOR_OUTSIDER = (
+    0.5  # prior probability that one program (the outsider) is unlike all others, if programs differ
+)
 OUTSIDER_DEVIATION = 0.2  # additional prior deviation of an outsider's effect
 PRIOR_EXAMPLES = 50.0  # weight of the prior that errors are independent, as a number of examples
 MAX_ROUNDING = 1e-9  # maximum relative deviation of scores that are equal except for rounding errors
-MIN_VARIANCE = 0.02  # minimum variance of errors, because programs may score the same by chance
+MIN_VARIANCE = 0.02  # minimum variance of errors, because equal scores on a few examples may be chance
 
 
 class PairedProcess:
@@ -51,8 +53,8 @@ class PairedProcess:
         values = np.where(table.known, (table.scores - level) / self._unit, 0.0)
         counts = np.maximum(1.0, known.sum(axis=0))
         deviations = known * (values - values.sum(axis=0) / counts)
-        # The Laplacian is singular, because a common shift of all effects cannot be identified.
-        # So take the pseudoinverse.
+        # Take the pseudoinverse, because the Laplacian is singular. A common shift of all effects
+        # cannot be identified.
         inverse = np.linalg.inv(_laplacian(known) + 1.0 / len(known)) - 1.0 / len(known)
         self._effects = inverse @ deviations.sum(axis=1)
         example_effects = (values - self._effects[:, None] * known).sum(axis=0) / counts
@@ -148,8 +150,8 @@ def _unit_of(scores: Array) -> float:
 def _laplacian(known: Array, weights: Array | float = 1.0) -> Array:
     """Return the Laplacian ``[n, n]`` of the graph that links programs scored on the same examples.
 
-    `known` is 1 for each example on which a program was scored, else 0, ``[n, E]``. `weights`
-    holds the weight of each example for each program, ``[n, E]``.
+    `known` is 1 where a program was scored on an example, else 0, ``[n, E]``. `weights` holds a
+    weight for each of these scores.
     """
     weighted = known * weights
     counts = np.maximum(1.0, known.sum(axis=0))
@@ -165,9 +167,9 @@ class FittedPrograms(FittedModel):
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
         """Return the 95% interval for a program's expected score.
 
-        The score may have been shrunk too strongly. So the upper end is calculated from the
-        unshrunk score if that score is larger. Only the program's own error is used, because the
-        reference's error cancels when scores on the same examples are compared.
+        The upper end is calculated from the unshrunk score if that is higher, because the score may
+        have been shrunk too strongly. Only the program's own error is used, because the reference's
+        error cancels when scores on the same examples are compared.
         """
         own = float(self.process.unshrunk[self.orderings.index(ordering)])
         low, _ = super().interval(ordering, score, reference=ordering)

@@ -2,8 +2,8 @@
 
     y[o, e]  =  a[e]  +  f(o)  +  b[c(e)] l(o)  +  g[o, e]  +  noise          (2)
 
-The process f is a sum. It has a linear function of each feature family, a smooth function of the
-label bias l, and an independent effect of each ordering (its "own effect"). The effect b of the
+The process f is the sum of linear functions of all feature families, a smooth function of the label
+bias l, and an independent effect of each ordering, called its "own effect". The effect b of the
 label bias depends on the class c of the example. Preferences g are interactions between orderings
 and examples.
 """
@@ -24,15 +24,15 @@ from plr_dspy.statistics.arrays import Array, Mask, Numbers
 # Prior variance of an outsider's effect, relative to the noise. It is so large that the prior has
 # hardly any influence.
 OUTSIDER_VARIANCE = 1.0
-PRIOR_SHARE = 0.2  # prior mean of the share of the residual variance that preferences explain
-MAX_SHARE = 0.95  # maximum share of the residual variance that preferences may explain
-PRIOR_PRECISION = (
-    40.0  # prior precision of each kernel's share, as a number of pairs of scores on one example
-)
+PRIOR_SHARE = 0.2  # prior mean of the fraction of the residual variance that preferences explain
+MAX_SHARE = 0.95  # maximum fraction of the residual variance that preferences may explain
+# Prior precision of the fraction that each kernel explains, as a number of pairs of scores on one
+# example.
+PRIOR_PRECISION = 40.0
 # Centers of the Gaussian bumps that represent a smooth function of the label bias. The unit is the
 # standard deviation of the label bias among random orderings.
 CENTERS = np.arange(-4.0, 4.01, 0.5)
-MIN_FREE_SHARE = 0.25  # minimum degrees of freedom of the noise, as a share of the number of scores
+MIN_FREE_SHARE = 0.25  # minimum degrees of freedom of the noise, as a fraction of the number of scores
 
 
 class LabelBias:
@@ -116,8 +116,8 @@ def covariance_of_means(kernels: Families, table: ScoreTable) -> Array:
     Its unit is the noise variance of a single score. Similar orderings do well on the same
     examples, so their errors on shared examples are correlated.
     """
-    # Nearly identical orderings agree more than linear functions of features can express. So add
-    # kernels that contain the cubes of the correlations.
+    # Add kernels with cubed correlations, because nearly identical orderings agree more than linear
+    # functions of features can express.
     sharper = []
     for kernel in kernels:
         lengths = np.sqrt(np.diag(kernel)) + 1e-12
@@ -136,11 +136,11 @@ def covariance_of_means(kernels: Families, table: ScoreTable) -> Array:
 
 
 def preference_shares(kernels: Families, residuals: Array, known: Mask) -> Array:
-    """Return the share of the residuals' variance that each kernel explains.
+    """Return the fraction of the residuals' variance that each kernel explains.
 
-    The shares are estimated using non-negative least squares. The data are products of two
-    orderings' residuals on the same example (J. K. Haseman and R. C. Elston, Behavior Genetics
-    2, 1972). `residuals` has the shape ``[m, E]``.
+    The fractions are estimated from products of two orderings' residuals on the same example, using
+    non-negative least squares (J. K. Haseman and R. C. Elston, Behavior Genetics 2, 1972).
+    `residuals` has the shape ``[m, E]``.
     """
     total = float(np.vdot(residuals, residuals))
     if total <= 0.0 or not kernels:

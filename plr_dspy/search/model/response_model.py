@@ -96,7 +96,7 @@ class ResponseModel:
     def _draw(self, effects: Array, variances: Array) -> Array:
         """Return expected mean scores ``[draws, m]`` under random effects.
 
-        Each draw adds the same standard normal noise to the effects of all orderings.
+        Each draw shifts the effects of all orderings by the same number of standard deviations.
         """
         half = np.random.default_rng(0).normal(size=(NUM_DRAWS // 2, effects.shape[1]))
         num_contrasts = effects.shape[1] - 1
@@ -133,8 +133,8 @@ class ResponseModel:
         if self._unread.process is not None:
             share_gains = self._unread.process.gains(reference).condensed()
             share_gains = share_gains.times(float(self._read_means[reference]) - self._unread.mean_score)
-        # All candidates without log-probabilities are treated as the same average ordering. So
-        # compute gains for only one such candidate.
+        # Compute gains for only one candidate without log-probabilities, because all of them are
+        # treated as the same average ordering.
         is_mute = self._logits.is_mute
         representatives = np.where(is_mute, is_mute.argmax(), np.arange(len(is_mute)))
         chosen, columns = np.unique(representatives, return_inverse=True)
@@ -153,10 +153,7 @@ class ResponseModel:
         return label_gains.plus(share_gains)
 
     def _example_errors(self, chosen: Numbers) -> Array:
-        """Return the covariance of errors in mean scores that are due to the sampling of examples.
-
-        Its shape is ``[c, c]`` for the `c` chosen orderings.
-        """
+        """Return the covariance ``[c, c]`` of the errors in mean scores that come from sampling examples."""
         examples = self._weights.columns
         weights = self._weights.of_columns
         read_scores = self.answers.expected_scores(self._logits.effects[chosen], examples, weights)
@@ -168,10 +165,7 @@ class ResponseModel:
         return np.asarray((centered * weights**2) @ centered.T / share_free)
 
     def _effect_errors(self, chosen: Numbers) -> Array:
-        """Return the covariance of errors in mean scores that are due to errors in the effects.
-
-        Its shape is ``[c, c]`` for the `c` chosen orderings.
-        """
+        """Return the covariance ``[c, c]`` of the errors in mean scores that come from errors in the effects."""
         is_mute = self._logits.is_mute
         places = np.flatnonzero(~is_mute[chosen])
         bias_errors, slope_errors = self._logits.effect_errors(~is_mute)
@@ -196,8 +190,8 @@ def _are_drawn(calls: Calls) -> bool:
     chances = softmax(labels.logs[known])
     likeliest = np.take_along_axis(of_labels, chances.argmax(axis=1)[:, None], axis=1)[:, 0]
     num_agreeing = np.isclose(call_scores, likeliest).sum()
-    # The scores of all calls agree if each answer is the likeliest label, but fewer agree if
-    # answers are sampled. So find out which of the two expected counts is closer.
+    # If each answer is the likeliest label, every call has the score of that label. If answers are
+    # sampled, fewer calls do. Assume the case with the closer expected number.
     num_if_likeliest = len(of_labels)
     num_if_drawn = (chances * np.isclose(of_labels, likeliest[:, None])).sum()
     return bool(2 * num_agreeing < num_if_likeliest + num_if_drawn)

@@ -53,8 +53,8 @@ class LabelResponses:
         scores: Score of each label on each example, ``[E, L]``.
         logprobs_of: A function of a candidate and an example. Returns the log-probabilities of
             labels and the indices of unseen labels, or None if these are unknown.
-        shares: For each label, the share of examples for which the label is correct, ``[L]``.
-            Alternative shares have the shape ``[S, L]``. None means equal shares.
+        shares: The fraction of examples for which each label is correct, ``[L]``. Several
+            alternatives have the shape ``[S, L]``. None means equal fractions.
         are_calibrated: Whether calibrated answers are scored.
         influence: The `ConfusionScores` of a metric over a set. None if the metric scores
             single examples.

@@ -102,8 +102,8 @@ class ScoreTable:
     def ordering_effects(self, effects: Array) -> Array:
         """Return the orderings' mean scores after subtracting the effects of examples, ``[m]``.
 
-        `effects` holds earlier estimates of the orderings' effects. The effects of examples are
-        estimated from them.
+        `effects` holds earlier estimates of the orderings' effects, from which the effects of
+        examples are estimated.
         """
         sums = self._sums - self._is_known @ self.example_effects(effects)
         return np.asarray(sums / np.maximum(1, self.counts))

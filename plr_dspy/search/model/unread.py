@@ -1,4 +1,4 @@
-"""A model of the replies in which no label can be read: their mean score, and how often they occur."""
+"""A model of the mean score and the frequency of replies in which no label can be read."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ from plr_dspy.statistics.arrays import Array
 class UnreadReplies:
     """The mean score of unread replies, and the share of read replies for each ordering.
 
-    Orderings may differ far more in this share than in their answers. So the shares have a
-    process of their own.
+    Orderings may differ far more in this share than in their answers, so the shares have their own
+    process.
 
     Attributes:
         mean_score: Mean score of unread replies.
