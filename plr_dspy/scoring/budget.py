@@ -107,25 +107,25 @@ class Budget:
         was used before. On exit, the previous estimates and reserves are restored.
         """
         names = ("expected_cost", "largest_cost", "needs_one", "_cost_of_paid", "_num_paid", "_num_timed")
-        saved = {
+        old_values = {
             name: getattr(self, name) for name in (*names, "share", "refused", "_num_reserved", "_planned")
         }
-        began = time.monotonic()
+        start = time.monotonic()
         timed_from = self._timed_from
         used = 0.0
         if self.max_cost is not None:
             used = max(used, self.cost / self.max_cost)
         if self.max_seconds is not None:
-            used = max(used, (began - self._started) / self.max_seconds)
+            used = max(used, (start - self._started) / self.max_seconds)
         self.reserve(0)
         self.expect(expected_cost)
         self.share = min(1.0, used + share)
         try:
             yield
         finally:
-            for name, value in saved.items():
+            for name, value in old_values.items():
                 setattr(self, name, value)
-            self._timed_from = timed_from + time.monotonic() - began
+            self._timed_from = timed_from + time.monotonic() - start
 
     def recall(self, key: CallKey, *, example: int | None = None, last_failures: bool = False) -> bool:
         """Reuse a logged call without paying again. Return False if the call is not in the log.
@@ -189,8 +189,8 @@ class Budget:
 
     def _calls_by_limit(self) -> dict[StopReason, float]:
         """Return the number of further calls that each limit allows."""
-        # As long as a run only recalls calls, it must plan like the run that made them. So it
-        # ignores the cost of logged calls that it has not recalled yet.
+        # As long as a run only recalls calls, it must plan like the run that made them. Ignore the
+        # cost of logged calls that it has not recalled yet.
         spent = self._cost_of_log if self._num_made else self.cost
         return {
             StopReason.BUDGET: self.max_calls - self.log.num_calls,

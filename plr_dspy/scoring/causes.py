@@ -22,7 +22,7 @@ CAUSES = (
     ),
     Cause(
         ("LMAuthError", "AuthenticationError", "PermissionDeniedError"),
-        "check the key (api_key), and that the key has access to this model",
+        "check the key (api_key) and its access to this model",
         is_fatal=True,
     ),
     Cause(

@@ -75,8 +75,8 @@ class ConfusionScores(EffectiveScores):
 
         s(i, j) = M(C) + n (D[i, j] - sum_j C[i, j] D[i, j] / sum_j C[i, j]),    D = dM / dC.
 
-    For each label, the mean score over the reference is M(C). So the frequencies of labels in a
-    sample do not affect the sample's mean score. To calculate D, `PSEUDO_EXAMPLES` are added to C.
+    For each label, the mean score over the reference is M(C). The frequencies of labels in a sample
+    therefore do not affect its mean score. To calculate D, `PSEUDO_EXAMPLES` are added to C.
 
     Source: F. R. Hampel, "The influence curve and its role in robust estimation", JASA 69,
         1974.
@@ -184,14 +184,14 @@ class ConfusionScores(EffectiveScores):
         return list(examples.values())
 
     def alternate_labels(self, num_examples: int) -> list[int]:
-        """Return the first `num_examples` examples, ordered so that labels alternate. The positive label is first."""
+        """Return the first `num_examples` examples, with alternating labels and the positive label first."""
         groups = self.strata(num_examples)
         groups.sort(key=lambda group: self._right_labels[group[0]] != self._metric.label)
         turns = itertools.zip_longest(*groups)
         return [example for example in itertools.chain.from_iterable(turns) if example is not None]
 
     def weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
-        """Return weights that make each label as influential as it is among all examples, ``[m, e]``.
+        """Return weights ``[m, e]`` that restore each label's frequency among all examples.
 
         Rows are candidates, and columns are examples. In each row, the mean weight of known scores
         is 1, and the weights of unknown scores are 0.
@@ -218,7 +218,7 @@ class ConfusionScores(EffectiveScores):
 
     def information_weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
         # A value above 1 means that the scored examples affect the metric more than random
-        # examples. Examples with a rare label are one reason.
+        # examples. For instance, examples with a rare label do.
         counts = known @ self._is_of_label[examples]
         shares = self._shares * (counts > 0)
         shares /= shares.sum(axis=1, keepdims=True)
@@ -241,8 +241,8 @@ class ConfusionScores(EffectiveScores):
         answers for each label from the examples that both programs answered. Labels without an
         answered example are ignored.
 
-        The second array, ``[draws, 2]``, holds the metric of the same samples after answers to
-        examples with these labels have been drawn, too.
+        In the second array, ``[draws, 2]``, the same samples also include random answers to
+        examples with these labels.
         """
         rng = np.random.default_rng(0)
         size = len(self.labels)
@@ -348,9 +348,9 @@ class ConfusionScores(EffectiveScores):
         `scores` are the scores of all examples, and `value` is the metric's value.
 
         For each of the K labels that affect the metric, add 2 / K answers with the highest score
-        and 2 / K answers with the lowest score. So the error is above 0 even if all answers are
-        correct (R. Price and D. Bonett, Computational Statistics & Data Analysis 45, 2004). If a
-        label has a single example, the error is infinite.
+        and 2 / K answers with the lowest score. This keeps the error above 0 even if all answers
+        are correct (R. Price and D. Bonett, Computational Statistics & Data Analysis 45, 2004). If
+        a label has a single example, the error is infinite.
         """
         deviations = np.array(scores) - value
         lowest = (self._scores - self._value).min(axis=1)
@@ -413,8 +413,8 @@ def _wrong_answers(answers: Array, label: int) -> Array:
     """Return the expected distribution of wrong answers to examples with a label, ``[..., k + 1]``.
 
     The distribution is proportional to the counts of all answers, ``[..., k + 1]``, except that the
-    label itself has probability 0. Treating all wrong answers as unparsable would be too
-    pessimistic, because an unparsable answer is a false positive for every other label.
+    label itself has probability 0. It would be too pessimistic to assume unparsable answers,
+    because each of them is a false positive for every other label.
     """
     wrong = answers.copy()
     # A wrong answer is possible even if all answers so far are correct.
@@ -433,7 +433,6 @@ def _draw_unseen(counts: Array, totals: Array, unseen: Sequence[int], rng: np.ra
         counts: The drawn counts of answers, ``[draws, k, k + 1]``.
         totals: The drawn numbers of examples with each label, ``[draws, k]``.
         unseen: The labels without an answered example.
-        rng: Source of random numbers.
     """
     accuracies = rng.beta(PSEUDO_EXAMPLES, PSEUDO_EXAMPLES, size=(len(counts), 1))
     answers = counts.sum(axis=1)

@@ -23,9 +23,8 @@ class EffectiveScores:
     def set_reference(self, best_first: Iterable[tuple[Records, Labels]], *, min_candidates: int = 1) -> None:
         """Do nothing, because the metric's own scores need no reference.
 
-        A subclass may calculate scores relative to a reference, which consists of the answers of at
-        least `min_candidates` of the best candidates. If a candidate has labels, they replace its
-        recorded answers.
+        A subclass may calculate scores relative to the answers of at least `min_candidates` of the
+        best candidates. If a candidate has labels, they replace its recorded answers.
         """
 
     def counted(self, scores: Scores) -> Scores:
@@ -49,7 +48,7 @@ class EffectiveScores:
         return np.ones(len(known))
 
     def strata(self, num_examples: int) -> Sequence[Sequence[int]]:
-        """Return the first `num_examples` examples in groups. A candidate is scored on all groups in turn."""
+        """Return the first `num_examples` examples in groups. Candidates are scored on the groups in turn."""
         return [range(num_examples)]
 
     def clip(self, value: float) -> float:

@@ -13,7 +13,7 @@ from plr_dspy.search.space import Candidate, WholeProgram
 
 Wanted: TypeAlias = dict[Candidate, list[int]]  # the examples to evaluate each candidate on
 
-# The phases that count calls, as keys of `ReportData.program_calls`.
+# Phases to which calls are assigned. They are the keys of `ReportData.program_calls`.
 BOOTSTRAP = "bootstrap"
 SEARCH = "search"
 RACE = "race"
@@ -41,8 +41,8 @@ class NothingRan(RuntimeError):
 class Evaluator:
     """An evaluator that calls candidates on examples and never repeats an answered call.
 
-    A call counts towards the first phase that requests it, even if the call was already logged. So
-    a resumed run makes the same decisions as an uninterrupted run.
+    A call counts towards the first phase that requests it, even if the call was already logged. A
+    resumed run therefore makes the same decisions as an uninterrupted run.
 
     Args:
         payer: The interface that makes the calls.
@@ -103,11 +103,11 @@ class Evaluator:
         return self._fingerprints[prompt], example
 
     def candidate_with(self, prompt: str) -> Candidate | None:
-        """Return the first candidate whose prompt has this fingerprint, or None if there is none."""
+        """Return the first candidate whose prompt has this fingerprint, or None."""
         return self._candidates.get(prompt)
 
     def num_calls(self, phase: str = "") -> int:
-        """Count the calls that count towards a phase. If `phase` is empty, count all calls."""
+        """Return the number of calls that a phase requested first. If `phase` is empty, include all phases."""
         if not phase:
             return len(self._phases)
         return list(self._phases.values()).count(phase)
@@ -145,7 +145,7 @@ class Evaluator:
         return complete
 
     def call_unscored(self, payer: Payer, cells: Mapping[CallKey, Candidate]) -> list[CallRecord]:
-        """Make calls that score no candidate, and return the records of all calls that were made.
+        """Make calls that score no candidate, and return the records of those that were made.
 
         `payer` must use the same log and budget as the evaluator.
         """
@@ -154,10 +154,7 @@ class Evaluator:
         return [self.log.records[key] for key in cells if key in self.log.records]
 
     def _pay(self, requested: Mapping[CallKey, Candidate], payer: Payer) -> None:
-        """Make the requested calls that are not in the log.
-
-        Assign every requested call that is then in the log to the current phase, unless it already has one.
-        """
+        """Make the requested calls that are not in the log, and count them towards the current phase."""
         new = {key: candidate for key, candidate in requested.items() if key not in self.log.records}
         unpaid = {
             key: candidate for key, candidate in new.items() if not self.budget.recall(key, example=key[1])
@@ -214,7 +211,7 @@ class Evaluator:
         return observations.table(candidates, examples)
 
     def raise_if_all_failed(self, observations: Observations) -> None:
-        """Raise `NothingRan` if there are calls, and all of them failed."""
+        """Raise `NothingRan` if calls were made and all of them failed."""
         records = observations.flat_records()
         if records and not observations.answered():
             raise self.nothing_ran_error(records)

@@ -65,11 +65,13 @@ class Observations:
         for candidate, row in self.records.items():
             # Examples on which all candidates failed count only for candidates that have no
             # other examples.
-            counted = answered & row.keys() or row.keys()
+            counted_examples = answered & row.keys() or row.keys()
             if candidate == self._favored:
-                counted = _answered(row) or counted
+                counted_examples = _answered(row) or counted_examples
             new = {
-                example: self._score(example, record) for example, record in row.items() if example in counted
+                example: self._score(example, record)
+                for example, record in row.items()
+                if example in counted_examples
             }
             if new:
                 scores[candidate] = new
@@ -134,8 +136,8 @@ class ExampleSchedule:
             examples or none.
         retired: Examples that are no longer assigned. Calls that were already made on them still
             count.
-        paired: Candidates that all start at the first example of the cycle when they are new, so
-            that their scores can be compared.
+        paired: Candidates that start at the first example of the cycle, so that their scores can be
+            compared.
         num_paired: Minimum number of examples for a new candidate in `paired`.
     """
 
@@ -203,7 +205,7 @@ class ExampleSchedule:
         return wanted
 
     def _default_count(self, candidate: Candidate, known: Sequence[int]) -> int:
-        """Return how many examples to add for a candidate. `known` holds the examples it was called on."""
+        """Return how many examples to add for a candidate that was called on the `known` examples."""
         if known:
             return self.num_more
         if candidate in self.paired:
@@ -211,7 +213,7 @@ class ExampleSchedule:
         return self.num_first
 
     def _start(self, num_seen: int) -> int:
-        """Return the position in the cycle at which a new candidate starts, after `num_seen` other candidates."""
+        """Return where in the cycle a new candidate starts, after `num_seen` other candidates."""
         start = num_seen * self.num_first
         if self.shifted and len(self._cycle) % self.num_first == 0:
             start += start // len(self._cycle)

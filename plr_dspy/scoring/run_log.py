@@ -29,7 +29,7 @@ from plr_dspy.scoring.values import Unreadable, Unwritable, ValueCodec
 logger = logging.getLogger(__name__)
 
 FILE = "calls.jsonl"
-FUNCTION_FACT = "the function"  # the fact that names the function if it is not an optimizer
+FUNCTION_FACT = "the function"  # name of the fact that holds the function; optimizers do not record it
 SCHEMA_VERSION = 13
 
 CallKey: TypeAlias = tuple[str, int]  # prompt fingerprint and example index
@@ -131,7 +131,7 @@ class RunLog:
                 self.records[prompt, index_of[key]] = call.record
 
     def recall(self, key: CallKey, *, last_failures: bool = False) -> LoggedCall | None:
-        """Return an earlier run's call and add it to this run, or return None if there is no such call.
+        """Add an earlier run's call to this run and return it. Return None if there is no such call.
 
         If `last_failures`, recall a failed call that this run should repeat but cannot.
         """
@@ -277,7 +277,7 @@ class RunLog:
 
 
 def numbered(keys: Sequence[str]) -> list[str]:
-    """Return the keys. Duplicates get a numbered suffix."""
+    """Return the keys, with a numbered suffix for each duplicate."""
     num_alike: Counter[str] = Counter()
     names = []
     for key in keys:
