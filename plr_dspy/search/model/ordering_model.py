@@ -324,7 +324,7 @@ class FittedModel:
     def gains(self, reference: Candidate, *, margin: float = 0.0) -> dict[Candidate, Gain]:
         """Return each fitted ordering's gain over the uncalibrated reference.
 
-        The gains' probabilities refer to gains above and below ``-margin`` instead of 0.
+        The probabilities refer to gains above and below ``-margin`` instead of 0.
         """
         number = self.orderings.index(reference)
         above_alike = np.ones(len(self.orderings))
