@@ -160,8 +160,8 @@ class Search(ABC):
         """Return up to `number` candidates that are not in `known`.
 
         The result begins with the space's `first_candidates`, followed by random orderings. First
-        candidates make up at most half of it, unless the identity and the whole programs alone are
-        more.
+        candidates make up at most half of the result, unless the identity and the whole programs
+        alone exceed half.
         """
         candidates = self._first(number, known)
         for _ in range(MAX_REDRAWS):
