@@ -41,12 +41,12 @@ logger = logging.getLogger(__name__)
 
 PendingCalls: TypeAlias = deque[tuple[CallKey, Candidate | None]]
 
-# Other demos might avoid these errors, so they count as wrong answers, not as failures.
+# Other demos might avoid these errors, so treat them as wrong answers, not as failures.
 WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
 PROVIDER_PACKAGES = ("dspy", "lm15", "litellm", "openai")
-CACHED_TOKENS = ("cached_tokens", "cache_creation_tokens")  # kinds of prompt tokens that have their own price
+CACHED_TOKENS = ("cached_tokens", "cache_creation_tokens")  # prompt tokens that are priced separately
 SECONDS_AFTER_INTERRUPT = 2.0  # maximum wait for running calls after an interrupt
-MAX_LINE = 200  # maximum number of characters of an error's message in the log
+MAX_LINE = 200  # maximum number of characters in a logged error message
 FAILED_SHARE = 0.05  # share of calls that may fail, unless DSPy's max_errors allows more
 
 
@@ -64,7 +64,7 @@ class WrongAnswer(Exception):
 
 
 class MetricWork:
-    """The work of making program calls on examples and scoring them with a metric.
+    """Calls of programs on examples, scored with a metric.
 
     Args:
         metric: A metric over a set, or a metric that scores each example.
@@ -73,7 +73,7 @@ class MetricWork:
     """
 
     signal: Signal | None = None  # kind of results that a search learns from
-    failure_advice = ""  # end of the error message if too many calls fail
+    failure_advice = ""  # last part of the error message if too many calls fail
 
     def __init__(self, metric: Metric, examples: Sequence[dspy.Example], labels: Sequence[str] = ()) -> None:
         self.sample = ""  # the first answer and its score
@@ -136,7 +136,7 @@ class MetricWork:
 
 
 def _truncation_counting() -> dict[str, list[Any]]:
-    """Return the settings by which DSPy reports LM calls to the counter of truncated replies."""
+    """Return the settings with which DSPy reports LM calls to the counter of truncated replies."""
     counter = dspy.settings.get("plr_dspy_truncated")
     if counter is None:
         return {}
@@ -149,7 +149,7 @@ def _truncation_counting() -> dict[str, list[Any]]:
 def error_name(error: BaseException) -> str:
     """Return the name of an exception's class.
 
-    If a provider's error has the same name, prefix the name with the exception's package.
+    If the class is not a provider's error but has the same name as one, prefix its package.
     """
     name = type(error).__name__
     package = type(error).__module__.partition(".")[0]
@@ -218,7 +218,7 @@ class ProgramEvaluator:
         self._lock = threading.Lock()
         self._ended_by: BaseException | None = None
         self._failed_examples: set[int] = set()
-        self._priced: set[Candidate] = set()  # rivals that were called to learn their price
+        self._priced: set[Candidate] = set()  # rivals that were called to learn what a call costs
         self._warnings: set[str] = set()
 
     def fingerprint(self, ordering: Candidate, example: int | None) -> str:
@@ -242,7 +242,7 @@ class ProgramEvaluator:
         while pending and self.budget.needs_one:
             self._call_all(deque([pending.popleft()]), programs)
         if self._num_threads == 1:
-            # Use no other thread, because the program may use objects that only work in this one.
+            # Stay in this thread, because the program may use objects that work in no other thread.
             self._call_all(pending, programs)
         else:
             self._call_in_threads(pending, programs)
@@ -281,7 +281,7 @@ class ProgramEvaluator:
                 worker.result()
         except BaseException as error:
             self._ended_by = error
-            # Wait for running calls, because they are already paid for.
+            # Wait for running calls, because they cost money even if their results are lost.
             wait(workers, timeout=SECONDS_AFTER_INTERRUPT)
             raise
         finally:
@@ -295,7 +295,7 @@ class ProgramEvaluator:
                     return
                 key, ordering = pending[0]
                 example = key[1]
-                # A program of the work's own is not called on the examples to score.
+                # If `work` runs its own program, it does not call the program on an example to score.
                 scored_example = None if ordering is None else example
                 if not self.budget.begin(scored_example):
                     return
@@ -385,7 +385,7 @@ class ProgramEvaluator:
 class Usage(UsageTracker):
     """The token usage of one program call, and the number of replies that report no usage.
 
-    All threads of the program share it.
+    All threads of the program share one tracker.
     """
 
     def __init__(self) -> None:

@@ -253,7 +253,7 @@ def _check_examples(student: dspy.Module, name: str, dataset: str, examples: Seq
 
 
 def needed_inputs(program: dspy.Module) -> dict[str, Any]:
-    """Return a dict that maps the names of a program's required inputs to their types."""
+    """Return the types of a program's required inputs, keyed by input name."""
     return {name: value.annotation for name, value in program_inputs(program).items() if value.is_required}
 
 
@@ -265,7 +265,7 @@ class ProgramInput(NamedTuple):
 
 
 def program_inputs(program: dspy.Module) -> dict[str, ProgramInput]:
-    """Return a dict that maps the names of a program's inputs to the inputs.
+    """Return a program's inputs, keyed by name.
 
     If the program is a single predictor, the inputs are those of its signature. Otherwise, they
     are the parameters of `forward`.
@@ -281,7 +281,7 @@ def program_inputs(program: dspy.Module) -> dict[str, ProgramInput]:
 
 
 def predictor_inputs(predictor: dspy.Predict) -> dict[str, ProgramInput]:
-    """Return a dict that maps the names of a predictor's inputs to the inputs."""
+    """Return a predictor's inputs, keyed by name."""
     inputs = {}
     for name, field in predictor.signature.input_fields.items():
         is_required = field.is_required() and not annotation_allows_none(field.annotation)
@@ -317,7 +317,7 @@ def warn_of_json_obstacle(program: dspy.Module) -> None:
     obstacle = json_obstacle(program)
     if obstacle:
         logger.warning(
-            "%s: program.save('x.json') will fail. Convert the value to plain data, or pass save_program=True.",
+            "%s, so program.save('x.json') will fail: convert the value to plain data, or pass save_program=True",
             obstacle,
         )
 

@@ -22,8 +22,8 @@ class ProgramFactory:
     """A factory that copies a program for each order to score, and never changes the original.
 
     `Module.deepcopy` would also copy corpora, indexes, and each LM with its history. A factory
-    copies only modules, their small lists, dicts and sets, and objects that refer to a module.
-    Examples are containers and bound methods. Everything else is shared.
+    copies only modules, their small lists, dicts and sets, and all objects that refer to a
+    module. Copies share everything else.
     """
 
     def __init__(self, program: dspy.Module) -> None:
@@ -84,9 +84,9 @@ def _shared_parts(program: dspy.Module) -> dict[int, Any]:
 
 
 def _reachable(program: Any) -> tuple[dict[int, Any], dict[int, list[int]]]:
-    """Return the objects that a program refers to, and the holders of each object.
+    """Return the objects that a program refers to, and the ids of the objects that hold each of them.
 
-    Both dicts are keyed by `id`. The second dict contains the ids of the holders.
+    Both dicts are keyed by `id`.
     """
     values: dict[int, Any] = {id(program): program}
     holders: dict[int, list[int]] = defaultdict(list)

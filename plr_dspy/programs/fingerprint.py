@@ -171,7 +171,7 @@ def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[
 
 
 def _private_parts(value: object) -> dict[str, object]:
-    """Return the private attributes that hold plain values, such as strings and numbers, but no secrets."""
+    """Return the private attributes with plain values, such as strings and numbers. Omit secrets."""
     parts = {}
     for name, part in attributes(value).items():
         is_private = name.startswith("_") and name != COMPILED and not SECRET.search(name)
@@ -233,7 +233,7 @@ def _parts_of_class(kind: type) -> dict[str, object]:
 def _global_variables(function: FunctionType) -> dict[str, object]:
     """Return the global variables that a function uses.
 
-    A module that belongs to the user is replaced by those of its attributes that the function uses.
+    For a module of the user, return only the attributes that the function uses.
     """
     variables: dict[str, object] = {}
     global_names, attributes = _names(function.__code__)
@@ -292,7 +292,8 @@ def _source(code: CodeType) -> str:
     except (OSError, SyntaxError, ValueError):
         if not code.co_name.startswith("__"):  # Methods that Python generates for dataclasses have no source.
             logger.warning(
-                "%s has no readable source code, so log_dir cannot detect changes to it", code.co_name
+                "%s has no readable source code, so log_dir cannot detect changes to it: define it in a file",
+                code.co_name,
             )
         return code.co_name
 

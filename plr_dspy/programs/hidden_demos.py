@@ -44,15 +44,15 @@ def warn_of_hidden_demos(program: dspy.Module, program_name: str) -> None:
 def warn_if_none_is_shown(program: dspy.Module, demos: Sequence[Any]) -> None:
     """Log a warning if the only predictor of a program shows none of these demos.
 
-    If there are several predictors, it is usual that they show only bootstrapped demos.
+    A program with several predictors often cannot show examples as demos, so log nothing for it.
     """
     predictors = program.predictors()
     if not demos or len(predictors) > 1 or len(hidden_demos(predictors[0], demos)) < len(demos):
         return
     missing = missing_fields(predictors[0], demos[0])
     logger.warning(
-        "the adapter shows none of the %d examples that may become demos, because %s is missing: add this field to the "
-        "examples, or only demos of the student and its own answers can be chosen",
+        "the adapter shows none of the %d examples that may become demos, because %s is missing. Only demos of the "
+        "student and its own answers can be chosen: add the missing fields to the examples",
         len(demos),
         " and ".join(map(repr, missing)) or "a field",
     )

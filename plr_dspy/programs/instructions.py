@@ -15,7 +15,7 @@ from plr_dspy.programs.tokens import token_counter
 
 OWN_INSTRUCTION = "student"  # origin of the student's own instruction
 MOST_REASONS = 3  # maximum number of reasons in an error message
-PLACEHOLDER = "..."  # stands for an unknown input, or an instruction that is not known yet
+PLACEHOLDER = "..."  # replaces an unknown input, or an instruction that has not been proposed yet
 
 GivenInstructions: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
 
@@ -34,8 +34,8 @@ class InstructionChoices:
     """The usable and unusable instructions of predictors.
 
     Attributes:
-        by_predictor: Usable instructions of each predictor that has several; its own instruction
-            comes first.
+        by_predictor: Usable instructions of each predictor that has several. The predictor's own
+            instruction comes first.
         dropped: Unusable instructions of each predictor that has any.
     """
 
@@ -90,8 +90,8 @@ def usable_instructions(
 ) -> InstructionChoices:
     """Return the instructions that change a predictor's prompt, and the instructions that cannot be used.
 
-    The program's own instructions come first, followed by `known`, which are known to be usable,
-    and `instructions`. The instructions of rivals' matching predictors come last.
+    The program's own instructions come first, then `known`, which are not checked again, then
+    `instructions`. The instructions of rivals' matching predictors come last.
     """
     by_predictor = {}
     dropped = {}

@@ -10,8 +10,7 @@ from plr_dspy.dspy_compat import (
     split_message_content_for_custom_types,
 )
 
-# Token counts replace all parts that are not text with this image, because litellm cannot count the
-# tokens of audio.
+# Token counts replace all parts that are not text with this image, because litellm cannot count audio.
 PLACEHOLDER_IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 
 
@@ -26,7 +25,7 @@ def replaced_in(text: str, replacement: Callable[[str], str]) -> str:
 
 
 def text_without(value: Any) -> str:
-    """Return a value as text after removing embedded images, audio clips and files."""
+    """Return a value as text without embedded images, audio clips and files."""
     return replaced_in(str(serialize_object(value)), lambda data: "")
 
 

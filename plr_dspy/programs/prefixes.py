@@ -53,7 +53,7 @@ class PromptPrefixes:
     def num_new(self, calls: Iterable[tuple[Candidate, Tokens]]) -> int | None:
         """Return the number of uncached prompt tokens if calls are made in the given order.
 
-        Return None if the tokens of a reply were not counted.
+        Return None if the model did not report the tokens of a call.
         """
         previous: Candidate | None = None
         num_new = 0
@@ -88,8 +88,7 @@ class PromptPrefixes:
         for message in [*instructions, *messages_of(predictor, predictor.demos)]:
             text = as_text([message])
             if text not in self._sizes:
-                # The counter adds a few tokens to each list of messages. The difference cancels
-                # these tokens.
+                # The counter adds a few tokens to each list of messages. Subtraction cancels them.
                 self._sizes[text] = self._count([message, message]) - self._count([message])
             texts.append(text)
         return texts

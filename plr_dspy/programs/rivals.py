@@ -1,4 +1,4 @@
-"""The user's other programs, such as results of other optimizers, as rivals of the search's candidates."""
+"""Rivals: programs of the user, such as results of other optimizers, that compete with a search's candidates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -41,9 +41,7 @@ def named_programs(programs: Programs, *, min_number: int = 1) -> dict[str, dspy
 
 
 class Rival:
-    """One of the user's other programs.
-
-    The program competes with the search's candidates and is never changed.
+    """One of the user's other programs, which is never changed.
 
     Args:
         name: The program's name in reports.
@@ -68,7 +66,7 @@ class Rival:
     def build(self, *, guarded: bool = False) -> dspy.Module:
         """Return a copy of the program.
 
-        If `guarded`, the copy retrieves no demos while the scored example is unknown.
+        If `guarded`, the copy retrieves demos only if it knows which example is being scored.
         """
         program = self._factory.build({})
         for predictor in _predictors_of(program):
@@ -80,8 +78,8 @@ class Rival:
     def matching(self, name: str, predictor: dspy.Predict) -> dspy.Predict | None:
         """Return the predictor that matches one of the student's predictors, or None if there is no match.
 
-        A match has the same name and the same fields. If there is no such predictor, but only
-        one predictor has the same fields, this predictor matches.
+        A match has the same name and the same fields. If there is no such predictor, the only
+        predictor with the same fields matches.
         """
         matches = [own for own in self.predictors if _fields(own) == _fields(predictor)]
         namesake = dict(self.program.named_predictors()).get(name)
@@ -103,7 +101,7 @@ class Rival:
         """Return the examples that the program's demos show.
 
         The program may copy the answers to these examples from its demos. If `with_retrieved`,
-        include the demos that it may retrieve.
+        consider the demos that it may retrieve, too.
         """
         demos = self.demos
         if with_retrieved:

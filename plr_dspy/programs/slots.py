@@ -1,4 +1,4 @@
-"""The parts of a program that a search varies: the order of its demos, or demos chosen from pools."""
+"""Slots: the demo lists of a program's predictors, which a search reorders or fills from pools."""
 
 import copy
 import hashlib
@@ -42,16 +42,16 @@ class PooledDemo:
 
 @dataclass(frozen=True)
 class Slot:
-    """One predictor's list of demos, or its pool of demos as a single block.
+    """The demos of one predictor: a list to reorder, or a pool to choose from.
 
     Attributes:
         predictor: Name of the predictor in the program.
         demos: The demos in their original order. In a pool, the student's own demos come first.
         blocks: Groups of indices of demos that can swap places. Most adapters show incomplete
-            demos before complete demos, so these are separate groups.
-        classes: For each block, the classes of its demos. Demos of one class have the same answer.
-        kinds: For each block, the kinds of its demos. Demos of one kind are identical in a prompt.
-        pool: The pooled demos; empty if only the order varies.
+            demos before complete demos, so these are separate groups. A pool is a single group.
+        classes: The classes of each block's demos. Demos of the same class have the same answer.
+        kinds: The kinds of each block's demos. Demos of the same kind look the same in a prompt.
+        pool: The pooled demos, or empty if only the order varies.
     """
 
     predictor: str
@@ -107,7 +107,7 @@ class PromptSlots(ABC):
 
     @property
     def classes(self) -> tuple[tuple[int, ...], ...]:
-        """For each block of the search space, the classes of its items."""
+        """The classes of the items in each block of the search space."""
         return tuple(classes for slot in self.slots for classes in slot.classes)
 
     def instructions(self, candidate: Candidate) -> dict[str, int]:
@@ -161,7 +161,7 @@ class PromptSlots(ABC):
 
 
 def _without_sets(demo: Any) -> dict[str, Any]:
-    """Return a demo's fields. Sets become sorted text, which is the same in every process."""
+    """Return a demo's fields. Replace sets by sorted text, which is the same in every process."""
     fields = dict(demo.items())
     for name, value in fields.items():
         if isinstance(value, (set, frozenset)):
@@ -177,7 +177,7 @@ class WholeProgramSlots(PromptSlots):
     def __init__(self, rivals: Sequence[Rival]) -> None:
         super().__init__(rivals[0].program, rivals)
         self.original = self.competing[0]
-        # The empty ordering stands for the first program.
+        # The empty ordering represents the first program.
         self.space = OrderingSpace((), programs=self.competing[1:])
 
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
@@ -216,7 +216,7 @@ class ProgramSlots(PromptSlots):
         return shown
 
     def _slot(self, name: str, predictor: dspy.Predict) -> Slot:
-        """Return a predictor's slot. Demos are rendered to find the blocks, which depend on the adapter."""
+        """Return a predictor's slot. Render its demos to find the blocks, which depend on the adapter."""
         demos = tuple(predictor.demos)
         texts = demo_texts(predictor, demos)
         kinds = {i: texts.index(text) for i, text in enumerate(texts) if text}
@@ -266,7 +266,7 @@ def _fewest_tokens(
     min_demos: int,
     quotas_of: Mapping[str, Callable[[Sequence[Any]], Quotas]],
 ) -> int:
-    """Return the number of tokens in the shortest demos of all pools that meet the minimum and the quotas."""
+    """Return the smallest number of demo tokens that satisfies the minimum and the quotas of every pool."""
     tokens = 0
     for name, pool in pools.items():
         quotas = quotas_of.get(name, _no_quotas)([pooled.demo for pooled in pool])
@@ -277,7 +277,7 @@ def _fewest_tokens(
 
 
 class PoolSlots(PromptSlots):
-    """The demo pools of a program's predictors, and the space of arrangements that limits allow.
+    """The demo pools of a program's predictors, and the space of arrangements within the limits.
 
     Args:
         program: The student.
@@ -288,8 +288,8 @@ class PoolSlots(PromptSlots):
         max_tokens: Maximum total number of tokens in all demos.
         rivals: The user's programs to compare with the arrangements.
         programs: Other whole programs to compare with the arrangements.
-        alternatives: The instructions of each predictor that has several, beginning with the
-            program's own.
+        alternatives: The instructions of each predictor that has several. The program's own
+            instruction comes first.
         quotas_of: For each predictor, a function that returns the minimum number of demos of
             each class in a pool.
 
@@ -337,7 +337,7 @@ class PoolSlots(PromptSlots):
         if not slots:
             least_tokens = min((pooled.tokens for pooled in itertools.chain(*pools.values())), default=0)
         if least_tokens > token_limit:
-            # Without the limit, the pools have more demos, and the quotas may require longer ones.
+            # Demos above the limit were dropped, but the quotas of the full pools may require them.
             least_tokens = max(least_tokens, _fewest_tokens(pools, min_demos, quotas_of))
             raise too_many_tokens(least_tokens, max_tokens, min_demos, has_quotas=bool(quotas_of))
         fits = lambda ordering: self.tokens(ordering) <= token_limit  # noqa: E731
@@ -357,7 +357,7 @@ class PoolSlots(PromptSlots):
     ) -> OrderingSpace:
         """Return the space with a block for each pool, and a choice for each predictor's instructions.
 
-        `limits`, `quotas` and `shortest` are those of the pools.
+        `limits`, `quotas` and `shortest` have one entry for each pool.
         """
         numbers_of_slots = {slot.predictor: number for number, slot in enumerate(self.slots)}
         kinds = [slot.kinds[0] for slot in self.slots]
@@ -445,9 +445,9 @@ def add_labeled_demos(
 ) -> list[str]:
     """Add labeled examples as demos to a program without demos.
 
-    Return the names of the predictors with new demos. If any predictor already has demos, the
-    program is not changed, because the others are probably without demos on purpose. At least
-    two examples remain for scoring.
+    Return the names of the predictors with new demos. Change nothing if any predictor already has
+    demos, because the others probably lack demos on purpose. Leave at least two examples for
+    scoring.
     """
     predictors = dict(program.named_predictors())
     if any(predictor.demos for predictor in predictors.values()):
@@ -487,5 +487,5 @@ def demo_texts(predictor: dspy.Predict, demos: Sequence[Any]) -> list[str]:
 
 
 def as_text(messages: Messages) -> str:
-    """Return messages as one string, which is different for different prompts."""
+    """Return messages as one string. Different prompts give different strings."""
     return json.dumps(messages, default=repr, sort_keys=True)

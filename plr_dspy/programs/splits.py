@@ -20,9 +20,9 @@ from plr_dspy.programs.fingerprint import digest
 logger = logging.getLogger(__name__)
 
 TRAIN_SHARE = 0.8
-# Distinct answers are treated as classes if they have at least this many examples on average.
+# Answers are treated as classes if there are, on average, at least this many examples per distinct answer.
 EXAMPLES_PER_CLASS = 4
-# A demo that matches more than this share of the examples has a common value, and duplicates none of them.
+# If a demo matches more than this share of the examples, they only have a common value, and it shows none of them.
 COMMON_SHARE = 0.1
 
 Examples: TypeAlias = Sequence[dspy.Example]
@@ -47,7 +47,7 @@ class Splits:
     def classes(self) -> list[int] | None:
         """The classes of the train examples, then of the selection examples.
 
-        This is None if the labels are not classes.
+        None if the labels are not classes.
         """
         labels = [dict(example.labels().items()) for example in (*self.train, *self.selection)]
         names = {name for fields in labels for name in fields}
@@ -112,7 +112,7 @@ def make_splits(
 
 
 def _has_inputs(example: dspy.Example) -> bool:
-    """Return whether an example has no inputs, or at least one of them has a value."""
+    """Return whether at least one input of an example has a value, or the example has no inputs."""
     values = [value for _, value in example.inputs().items()]
     return not values or not all(value is None or (isinstance(value, str) and not value) for value in values)
 
@@ -150,7 +150,7 @@ def _split_off(
     by_class = list(range(count))
     if balanced and are_classes(labels):
         by_class.sort(key=lambda place: labels.index(labels[place]))
-    # Evenly spaced positions in class order give both splits their share of each class.
+    # Take evenly spaced positions in class order, so that both splits have the same class proportions.
     places = {by_class[int((i + 0.5) * count / num_selection)] for i in range(num_selection)}
     train = [index for place, index in enumerate(shuffled) if place not in places]
     selection = [shuffled[place] for place in sorted(places)]
@@ -175,12 +175,11 @@ def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, fix: str)
 def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str] = ()) -> set[int]:
     """Return the indices of examples that demos show. Scores on these examples would be too high.
 
-    By the first rule, a demo shows an example if they share inputs and agree on all of them. By the
-    second rule, a demo shows an example if the demo has every input value of the example. The names
-    may differ, because inner predictors may rename inputs. Two values are equal if `input_key`
-    returns the same key for both. If a rule matches several examples, and more than a tenth of all
-    examples, its matches are ignored. Then a demo shows only the examples whose inputs it has under
-    the same names.
+    By the first rule, a demo shows an example if all inputs that they have in common are equal. By
+    the second rule, a demo shows an example if the demo contains all of the example's input values.
+    Names may differ, because inner predictors may rename inputs. Values are equal if `input_key`
+    returns the same key. If a rule matches several examples, and more than a tenth of all examples,
+    the demo shows only those whose inputs it has under the same names.
 
     Args:
         demos: The demos, as examples or dicts.
@@ -261,7 +260,7 @@ def are_classes(labels: Sequence[Any]) -> bool:
 def answer_classes(rows: Sequence[Any], names: Sequence[str]) -> list[int]:
     """Return each row's class index. Rows with equal answers in the fields `names` share a class.
 
-    Fields whose values are mostly distinct, such as reasoning, are ignored.
+    Ignore fields whose values are mostly distinct, such as reasoning.
     """
     columns = []
     for name in names:

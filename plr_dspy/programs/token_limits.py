@@ -1,4 +1,4 @@
-"""The error if the demos that must be shown exceed the limit on tokens."""
+"""The error that is raised if the demos that must be shown exceed the token limit."""
 
 from plr_dspy.errors import UserError
 
@@ -6,7 +6,7 @@ from plr_dspy.errors import UserError
 def too_many_tokens(
     least_tokens: int, max_tokens: int | None, min_demos: int, *, has_quotas: bool
 ) -> UserError:
-    """Return an error, because even the shortest arrangement exceeds the token limit."""
+    """Return the error for a token limit that even the shortest arrangement exceeds."""
     minimums = {}
     if min_demos:
         minimums["min_demos"] = f"{min_demos=}"

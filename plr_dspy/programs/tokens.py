@@ -1,4 +1,7 @@
-"""Counts of prompt tokens. GPT-4o's tokenizer is used for all models."""
+"""Counts of prompt tokens.
+
+GPT-4o's tokenizer is used for all models, because litellm would have to download most others.
+"""
 
 import os
 import sys
@@ -12,7 +15,6 @@ Messages = list[dict[str, Any]]
 # This environment variable keeps litellm from downloading prices when it is imported.
 LOCAL_PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
 # Names of models with GPT-4o's tokenizer begin with one of these texts, after the provider's name.
-# litellm would have to download the tokenizers of most other models.
 SAME_TOKENIZER = ("gpt-4o", "chatgpt-4o", "gpt-4.1", "gpt-4.5", "gpt-5", "gpt-oss", "o1", "o3", "o4")
 
 
@@ -33,7 +35,7 @@ def token_counter() -> Callable[[Messages], int]:
             del os.environ[LOCAL_PRICES]
 
     def count(messages: Messages) -> int:
-        # Nothing is downloaded: litellm includes this tokenizer, and does not open images.
+        # litellm includes this tokenizer, and the second option keeps it from opening images.
         options: dict[str, Any] = {"messages": countable(messages), "use_default_image_token_count": True}
         return int(litellm.token_counter("gpt-4o", **options))
 

@@ -1,4 +1,4 @@
-"""The classes of the values in a program's fields."""
+"""The user-defined classes in the types of a program's fields."""
 
 import dataclasses
 from contextlib import suppress
