@@ -13,7 +13,7 @@ from plr_dspy.labels.reader import Reading
 from plr_dspy.statistics.calibration import calibrated, likeliest_labels
 
 
-# Files from later versions may have unknown fields, which must not be ignored.
+# Reject unknown fields, which files from later versions may contain.
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Calibration:
     """A calibration, which adds an offset to each label's log-probability.
@@ -45,7 +45,7 @@ class Calibration:
         return cls(names, (0.0,) * len(names))
 
     def applied(self, reading: Reading) -> Reading:
-        """Return a calibrated copy of a reading, whose label is the likeliest after calibration.
+        """Return a calibrated copy of a reading, with the likeliest label after calibration.
 
         `likeliest_labels` says which label wins a tie.
         """

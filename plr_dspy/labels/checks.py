@@ -24,7 +24,8 @@ from plr_dspy.report.formats import listed
 
 logger = logging.getLogger(__name__)
 
-# If more than this share of at least this many values in a label field differ, they are probably free text.
+# The values in a label field are probably free text if there are at least MIN_REPEATING values, and
+# more than the share MAX_DISTINCT of them are distinct.
 MAX_DISTINCT = 0.5
 MIN_REPEATING = 10
 NUM_SCORED = 3  # number of examples on which a metric must return no score to be rejected
@@ -76,13 +77,13 @@ def check_labels(program: dspy.Module, metric: Metric, **datasets: Sequence[dspy
     """Raise a ValueError if the metric needs labels that examples do not have.
 
     A metric over a set needs a label in every example. Other metrics, such as judges, may work
-    without labels. For such a metric, missing labels are an error only if the metric fails on
-    examples without labels. If it is unclear whether labels are needed, a warning is logged.
+    without labels. For these metrics, missing labels are an error only if the metric fails on
+    examples without labels. If it is unclear whether labels are needed, log a warning.
 
-    A warning also names values in label fields that are not labels, unless the metric accepts
-    them. If no answer to any example in a list can be correct for this reason, raise a ValueError.
-    Raise a ValueError, too, if the metric reads a field that no example in a list has.
-    Raise a TypeError if a metric by example returns something other than a score.
+    Also log a warning about values in label fields that are not labels, unless the metric accepts
+    them. Raise a ValueError if, for this reason, no answer to any example in a list can be correct.
+    Raise a ValueError, too, if the metric reads a field that no example in a list has. Raise a
+    TypeError if a metric that scores single examples returns something other than a score.
 
     Args:
         datasets: Lists of examples, each passed as a keyword argument. Messages refer to a list
@@ -119,8 +120,8 @@ def warn_of_labels_without_examples(program: dspy.Module, examples: Sequence[dsp
     if not missing or not counts.any():
         return
     logger.warning(
-        "no example has the labels %s in %r, so no score says how well inputs with these labels are answered: add "
-        "such examples, or remove these labels from the output's type",
+        "no example has the labels %s in %r, so scores do not show how well the program recognizes these labels: add "
+        "examples with these labels, or remove the labels from the output's type",
         listed(map(repr, missing), MOST_SHOWN),
         output.name,
     )
@@ -171,9 +172,8 @@ def _check_fields(
 ) -> None:
     """Raise a ValueError if the metric reads a field that no example has.
 
-    Score one answer to find out. The fields of the answer are unknown unless the program is a single
-    predictor. Then score an answer only if no example has any of the outputs, because the metric
-    may be slow.
+    Score one answer to find out. If examples have outputs, check only single predictors, because
+    the fields of other programs' answers are unknown.
     """
     outputs = output_types(program)
     has_output = any(name in example for example in examples for name in outputs)
@@ -251,7 +251,7 @@ def _check_labels_of_set(
 def _warn_of_free_text(
     metric: SetMetric, examples: Sequence[dspy.Example], field: str, dataset: str, *, is_label: bool
 ) -> None:
-    """Log a warning if the values in the label field of a metric over a set hardly repeat.
+    """Log a warning if the values in the label field of a metric over a set are mostly distinct.
 
     `is_label` says whether the program's output has a type with few possible values.
     """
@@ -259,8 +259,8 @@ def _warn_of_free_text(
     if is_label or len(examples) < MIN_REPEATING or num_values <= MAX_DISTINCT * len(examples):
         return
     logger.warning(
-        "%s: the field %r has %d different values in %d examples, and %r takes each value for a label. If this is "
-        "free text, pass a metric that scores single examples.",
+        "%s: the field %r has %d different values in %d examples, and %r treats each value as a label. If the field "
+        "holds free text, pass a metric that scores single examples.",
         dataset,
         field,
         num_values,
@@ -367,7 +367,7 @@ def _unaccepted(
     as on other examples.
 
     Args:
-        examples: A dict that maps values which are not labels to an example with this value.
+        examples: One example for each value that is not a label, keyed by the value's repr.
         labeled: At most one example with a label, for comparison.
     """
     scores = label_scores(metric, [*labeled, *examples.values()], output)
@@ -422,7 +422,7 @@ def _needs_label(metric: Metric, example: dspy.Example, output: LabelOutput) -> 
 def _returns_outputs(program: dspy.Module) -> bool:
     """Return whether a program is a single predictor that returns exactly its signature's outputs.
 
-    A subclass with a `forward` of its own may return other fields.
+    A subclass that overrides `forward` may return other fields.
     """
     forward = getattr(type(program), "forward", None)
     return is_single_step(program) and forward in (dspy.Predict.forward, dspy.ChainOfThought.forward)
@@ -431,8 +431,7 @@ def _returns_outputs(program: dspy.Module) -> bool:
 def _is_empty(value: Value, annotation: Annotation) -> bool:
     """Return whether a label is missing.
 
-    NaN always counts as missing. None and blank text count as missing unless the output's type
-    allows them.
+    NaN is always missing. None and blank text are missing unless the output's type allows them.
     """
     if value is None:
         return not annotation_allows_none(annotation)

@@ -60,9 +60,9 @@ class LabelOutput:
         return np.bincount(known, minlength=len(self.labels)).astype(np.float64)
 
     def other_values(self, examples: Sequence[Value]) -> dict[str, list[int]]:
-        """Return a dict that maps values that are not labels to the indices of the examples with this value.
+        """Return the indices of the examples with each value that is not a label, keyed by the value's repr.
 
-        The keys are the values' reprs. Missing values are ignored.
+        Missing values are ignored.
         """
         indices: dict[str, list[int]] = {}
         for index, example in enumerate(examples):

@@ -59,8 +59,8 @@ class LogprobRequests:
 
         Return whether to repeat the call without requesting log-probabilities.
         """
-        # Exception types vary by provider, so search the message. Parse errors do not count,
-        # because their messages quote the reply.
+        # Exception types vary by provider, so search the message. Ignore parse errors, because
+        # their messages quote the reply.
         rejects = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
         if self.given or not rejects or isinstance(error, AdapterParseError):
             return False
@@ -87,7 +87,7 @@ class _RecordedCalls(BaseCallback):  # type: ignore[misc]
         self.calls.append((instance, inputs))
 
     def remove_logprobs(self) -> None:
-        """Remove log-probabilities from histories and the memory cache, to save 3 MB per 150 tokens."""
+        """Remove log-probabilities from histories and the memory cache, where 150 tokens take 3 MB."""
         for entry in self.history:
             entry.update(response=None, outputs=[_without_logprobs(output) for output in entry["outputs"]])
         drop_from_memory_cache(self.calls)
@@ -117,7 +117,7 @@ class LabelReader:
     """A mixin that makes an adapter read label probabilities in the replies to its calls."""
 
     readings: list[Reading | None]  # one per call for the label output; None if no label was read
-    unread: Reading | None  # the first unparsable reply's reading, if any; always None with a decision
+    unread: Reading | None  # reading of the first unparsable reply, if any; always None with a decision
     label_output: LabelOutput
     _requests: LogprobRequests
     _decision: Decision | None
@@ -161,7 +161,7 @@ class LabelReader:
         # Pass `recorded` as a caller, because DSPy appends to the history of each caller.
         callers = [recorded, *(dspy.settings.caller_modules or [])]
         callbacks = [*(dspy.settings.callbacks or []), recorded]
-        # Do not stream: chunks lack log-probabilities, and a decision may replace the label.
+        # Do not stream replies, because chunks lack log-probabilities, and a decision may replace the label.
         context = dspy.context(
             caller_modules=callers, callbacks=callbacks, send_stream=None, plr_dspy_asked=True
         )
@@ -213,8 +213,8 @@ class LabelReader:
         reading = readings[0]
         logprobs = completions[0].get("logprobs") if completions else None
         given = any(len(place.top_logprobs or ()) > 1 for place in _places(logprobs))
-        # A certain label needs no alternatives. But if no other reply had any, the server may never
-        # return them. A search must not rely on this label.
+        # A reply with a certain label may lack alternatives. But if no reply has had any so far, the
+        # server may never return them, so a search must not rely on this label.
         if self._decision is None and not (given or self._requests.given):
             reading = None
         self.readings.append(reading)
@@ -226,7 +226,7 @@ class LabelReader:
         return completions
 
     def _read_and_decide(self, fields: Fields) -> Reading | None:
-        """Return what was read from a completion. If there is a decision, replace the answer with the decided label."""
+        """Return a completion's reading. If there is a decision, replace the answer with the decided label."""
         output = self.label_output
         label = output.label_of(fields)
         # A decision must not replace the answer None, which may be valid.
@@ -313,10 +313,10 @@ def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Read
         alternatives = (place, *(place.top_logprobs or ()))
         after[text] = {alternative.token: alternative.logprob for alternative in alternatives}
     masses = from_alternatives(after, labels)
-    # This is an upper bound on the log-probabilities of labels that are not alternatives.
+    # This is an upper bound on the log-probabilities of labels that are not among the alternatives.
     least = min(after[""].values())
     if len(after[""]) < 2:
-        # A server without alternatives tells nothing about the other labels, unless the label is certain.
+        # Without alternatives, nothing is known about the other labels unless the label is certain.
         if least < MIN_CERTAIN:
             return None
         least = MIN_LOGPROB
@@ -360,7 +360,7 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
                 pending.append((text + token, {i: rests[i][len(spelling) :] for i in matches}, mass))
                 continue
             # If another token spells the rest of a label in full, the model would choose that token
-            # for the label. The label gets no share of this token's probability.
+            # for the label, so the label gets no share of this token's probability.
             others = set(spellings.values()) - {spelling}
             candidates = [i for i in matches if rests[i] not in others] or matches
             masses[candidates] += mass / len(candidates)
@@ -370,7 +370,7 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
 
 
 def _matching_labels(spelling: str, rests: Mapping[int, str]) -> list[int]:
-    """Return the indices of the labels that a token with this spelling could spell.
+    """Return the indices of the labels that a token with this spelling could continue or complete.
 
     `rests` holds the rest of each label after the text so far. A token can continue any number
     of labels, but complete only one: the longest label that the token contains in full.

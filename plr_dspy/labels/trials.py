@@ -1,4 +1,4 @@
-"""Answers that a metric scores before any program call, to find out whether the metric can score them."""
+"""Trials: answers that a metric scores before any program call, to find out whether it raises an error."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -12,14 +12,14 @@ from plr_dspy.metrics.copies import own_copy
 
 
 class Trial(NamedTuple):
-    """The error that a metric raised when it scored an answer, if any, and the example that the metric got."""
+    """The error that a metric raised for an answer, if any, and the example that was passed to the metric."""
 
     error: BaseException | None
     example: dspy.Example
 
 
 class Trials:
-    """A metric's results for the answers in examples. Each answer is scored at most once, as metrics may be slow."""
+    """A metric's trials on the answers in examples. Each answer is scored only once, because metrics may be slow."""
 
     def __init__(self, program: dspy.Module, metric: Metric) -> None:
         self._outputs = output_types(program)
@@ -36,7 +36,7 @@ class Trials:
 def tried(metric: Metric, example: dspy.Example, answer: Mapping[str, Value]) -> Trial:
     """Score an answer with a metric.
 
-    If the metric calls a language model, stop the metric before that call. This is no error.
+    If the metric tries to call a language model, stop it before the call, and return no error.
     """
     calls = NoCalls()
     call_metric = metric_caller(metric)
@@ -56,7 +56,7 @@ def fails(metric: Metric, example: dspy.Example, answer: Mapping[str, Value]) ->
 
 
 def as_answer(example: dspy.Example, outputs: Iterable[str]) -> dict[str, Value]:
-    """Return the fields of a correct answer. Outputs that the example does not have are empty."""
+    """Return the fields of a correct answer. Outputs that the example does not have are empty text."""
     return {name: example.get(name, "") for name in outputs}
 
 
