@@ -47,7 +47,7 @@ class NearestDemos:
             are dropped first. None means no limit.
     """
 
-    # A file from a later version may contain unknown settings. Reject them instead of ignoring them.
+    # Reject unknown settings, which files from later versions may contain.
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     num_demos: int = 8
@@ -78,7 +78,7 @@ def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
     try:
         vectorizer.fit(texts)
     except ValueError:
-        # None of the texts contains a word. Any vocabulary will do, because all vectors will be 0.
+        # The texts contain no words. Any vocabulary will do, because all vectors will be 0.
         vectorizer.fit(["none"])
     vectors = vectorizer.transform(texts)
     by_word = vectors.T.tocsr()
@@ -100,7 +100,7 @@ class Pool:
             define the demos' classes.
         demos: The demos to search, as examples or dicts.
         sources: For each demo, the identifier of the program inputs from which the demo was made.
-        embedder: The embedder for the texts to compare. None means that words are compared.
+        embedder: The embedder for the texts to compare. If None, words are compared instead.
         vectors: Embeddings of the demos, ``[n, d]``, or None if they are unknown.
         known: A cache that maps texts to unit embeddings. It is updated in place.
         tokens: Number of prompt tokens in each demo, ``[n]``, or empty if they are unknown.
@@ -206,9 +206,8 @@ class Pool:
         if without is not None:
             source = source_of(without)
             values = set(map(input_key, without.values()))
-            # If an input of the predictor is also an input of the program, skip demos with the same
-            # inputs. Inputs that the program derived may be the same for demos from other
-            # examples.
+            # Skip demos with the same inputs if one of these is also an input of the program. Inputs
+            # that the program computes may be the same for other examples.
             if any(input_key(inputs[name]) in values for name in self.names if name in inputs):
                 own_key = self._input_key(inputs)
         best = np.argsort(-cosines, kind="stable")

@@ -1,4 +1,4 @@
-"""Predictors that retrieve demos for the inputs of each call, and saving and loading of such predictors."""
+"""Predictors that retrieve demos for the inputs of each call, with functions to save and load them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Retrieval:
 
     Attributes:
         pool, nearest: The pool and the settings.
-        guarded: Whether to retrieve demos only if the example that is being scored is known. If
-            it is unknown, a retrieved demo may show the answer to this example.
+        guarded: Whether to retrieve demos only if it is known which example is being scored.
+            Otherwise, a retrieved demo may show the answer to this example.
     """
 
     pool: Pool
@@ -39,7 +39,7 @@ class Retrieval:
 
     @property
     def facts(self) -> list[Any]:
-        """All settings and data that affect which demos are retrieved. Program digests include them."""
+        """All settings and data that affect which demos are retrieved, for digests of programs."""
         pool = self.pool
         demos = [dict(demo.items()) for demo in pool.demos]
         return [asdict(self.nearest), demos, pool.sources, pool.tokens, pool.embedder]
@@ -62,7 +62,7 @@ class Retrieval:
 
 
 class RetrievingPredict(dspy.Predict):
-    """A predictor that shows its fixed demos, then demos that are retrieved for the inputs of each call."""
+    """A predictor that shows fixed demos, followed by demos that it retrieves for the inputs of each call."""
 
     retrieval: Retrieval
 
@@ -85,7 +85,7 @@ class RetrievingPredict(dspy.Predict):
         return [*self.demos, *self.retrieval.demos_for(inputs, without=scored)]
 
     def reset(self) -> None:
-        """Reset the predictor, and make it an ordinary predictor, so that optimizers can choose its demos."""
+        """Reset the predictor to an ordinary predictor without demos, so that optimizers can choose its demos."""
         super().reset()
         self.__class__ = type(self).__bases__[0]
         del self.retrieval
@@ -139,7 +139,7 @@ def warn_of_unknown_example() -> None:
     logger.warning(
         "A predictor retrieves no demos, because its thread was started without the context that identifies the "
         "example being scored. Start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, which "
-        "pass on the context, or pass PLFewShot(demos='fixed')."
+        "pass the context on, or use PLFewShot(demos='fixed')."
     )
 
 
@@ -148,13 +148,13 @@ def _retrieving(kind: type[dspy.Predict]) -> type[RetrievingPredict]:
     """Return a subclass of the predictor class that retrieves demos."""
     if kind is dspy.Predict:
         return RetrievingPredict
-    # The predictor's class may change the inputs. Put it first, so that demos are retrieved for the
+    # Put the predictor's own class first. If it changes the inputs, demos are then retrieved for the
     # changed inputs.
     return type(f"Retrieving{kind.__name__}", (kind, RetrievingPredict), {})
 
 
 def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Embedder | None) -> Retrieval:
-    """Return the `Retrieval` of a predictor, restored from saved state.
+    """Restore the `Retrieval` of a predictor from saved state.
 
     Args:
         predictor: The predictor that will show the demos.

@@ -1,4 +1,4 @@
-"""The search space if demos are retrieved: arrangements of fixed demos, and settings for retrieval."""
+"""The search space with retrieval: arrangements of fixed demos, and settings for retrieving demos."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ from plr_dspy.statistics.arrays import Array
 
 NEAREST_LAST = "nearest last"
 FREQUENT_LABELS = "frequent labels"
-# If no search is made, demos with frequent labels are preferred in pools of at least this size.
-# The preference helped with 1,000 demos, but not with 100.
+# Without a search, demos with frequent labels are preferred in pools of at least this size. In
+# experiments, this raised scores with 1,000 demos, but not with 100 (docs/evidence.md).
 LARGE_POOL = 320
 
 
 def variations(max_demos: int, min_demos: int, max_tokens: int | None) -> dict[str, NearestDemos]:
-    """Return a dict that maps names to the retrieval settings to try. Identical settings are omitted."""
+    """Return the retrieval settings to try, keyed by name. Omit identical settings."""
     first = NearestDemos(max_demos, num_candidates=max(32, 2 * max_demos), max_tokens=max_tokens)
     others = {
         "half as many": replace(first, num_demos=max(1, min_demos, max_demos // 2)),
@@ -45,9 +45,9 @@ def fixed_and_retrieved(
     """Return the demos of each pool that can be fixed, and those that can be retrieved.
 
     Args:
-        pools: For each predictor, all its demos. The keys are predictor names.
-        examples: The examples that can be fixed demos. The keys are trainset indices.
-        retrievable: The examples that can be retrieved. The keys are trainset indices.
+        pools: All demos of each predictor, keyed by predictor name.
+        examples: The examples that can be fixed demos, keyed by trainset index.
+        retrievable: The examples that can be retrieved, keyed by trainset index.
         max_tokens: Maximum number of tokens in a retrieved demo.
     """
     only_retrieved = {f"trainset[{number}]" for number in retrievable.keys() - examples.keys()}
@@ -71,13 +71,12 @@ def make_pools(
     embedder: dspy.Embedder | None,
     known: dict[str, Array],
 ) -> dict[str, Pool]:
-    """Return a dict that maps each predictor with demos to retrieve to a pool of these demos.
+    """Return a searchable pool for each predictor with demos to retrieve, keyed by predictor name.
 
     Args:
         program: The program whose predictors determine which fields to compare.
-        retrieved: For each predictor, the demos that can be retrieved. The keys are predictor
-            names.
-        examples: The examples from which the demos were made. The keys are trainset indices.
+        retrieved: The demos that each predictor can retrieve, keyed by predictor name.
+        examples: The examples from which the demos were made, keyed by trainset index.
         embedder, known: As in `Pool`.
     """
     sources = {}
@@ -104,8 +103,8 @@ class RetrievalSlots(PoolSlots):
     """Arrangements of demos, and programs that retrieve demos for each input.
 
     Args:
-        nearest: The retrieval settings to try. The keys are their names.
-        found: The pools from which demos are retrieved. The keys are predictor names.
+        nearest: The retrieval settings to try, keyed by name.
+        found: The pools from which demos are retrieved, keyed by predictor name.
         program, pools, limits: As in `PoolSlots`.
     """
 
@@ -126,8 +125,8 @@ class RetrievalSlots(PoolSlots):
         super().__init__(program, pools, programs=self.whole_programs, **limits)
         self.embedder = next((pool.embedder for pool in found.values()), None)
         self._program_digests: dict[WholeProgram, str] = {}
-        # With these methods, the inputs of the program are also the inputs of its predictor. So the
-        # retrieved demos are known before the call.
+        # These methods pass the program's inputs on to its predictor unchanged, so the retrieved
+        # demos are known before the call.
         forwards = (dspy.Predict.forward, dspy.ChainOfThought.forward)
         patched_forward = vars(program).get("forward")  # set by dspy.syncify
         self._passes_inputs_on = (
@@ -136,7 +135,7 @@ class RetrievalSlots(PoolSlots):
 
     @property
     def without_calls(self) -> WholeProgram:
-        """The program to use if no search is made. It retrieves the nearest demos for each input."""
+        """The program to use without a search. It retrieves the nearest demos for each input."""
         largest = max(len(pool.demos) for pool in self.found.values())
         name = FREQUENT_LABELS if largest >= LARGE_POOL else NEAREST_LAST
         return next(whole for whole in self.whole_programs if whole.name == name)
@@ -169,7 +168,8 @@ class RetrievalSlots(PoolSlots):
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
         """Return a digest of the demos in the prompts for the inputs.
 
-        If these demos are unknown, return a digest of the program and its retrieval settings.
+        If the demos are unknown before the call, return a digest of the program and its retrieval
+        settings.
         """
         if not isinstance(candidate, WholeProgram) or candidate in self.rivals:
             return super().fingerprint(candidate)
