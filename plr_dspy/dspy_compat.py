@@ -70,7 +70,7 @@ def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:
 
 
 def rendered_signature(predictor: dspy.Predict) -> type[dspy.Signature]:
-    """Return the signature that the adapter renders, without fields that native model features replace."""
+    """Return the signature that the adapter renders, without fields that the model handles natively."""
     signature: type[dspy.Signature] = predictor.signature
     lm = predictor.lm or dspy.settings.lm
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
@@ -82,9 +82,9 @@ def rendered_signature(predictor: dspy.Predict) -> type[dspy.Signature]:
 
 
 def field_not_found(error: BaseException, example: dspy.Example) -> str | None:
-    """Return the name of the field if an error was raised because `example` itself has no field of this name.
+    """Return the name of a field if an error was raised because `example` does not have this field.
 
-    Return None for any other error, such as one raised by an example that is a value in `example`.
+    Return None for any other error, such as an error raised by an example nested in `example`.
     """
     if not isinstance(error, (AttributeError, KeyError)):
         return None
@@ -94,7 +94,7 @@ def field_not_found(error: BaseException, example: dspy.Example) -> str | None:
 
 
 class _Sent(BaseException):
-    """An exception that carries a call's messages. It is a BaseException, so that no adapter retries the call."""
+    """An exception with a call's messages. It is a BaseException, so that adapters do not retry the call."""
 
     def __init__(self, messages: list[dict[str, Any]]) -> None:
         super().__init__()
@@ -129,8 +129,8 @@ def sent_messages(predictor: dspy.Predict, inputs: Mapping[str, Any]) -> list[di
 def call_back(optimizer: Teleprompter, event: str, outputs: object) -> None:
     """Call the method `event` of each DSPy callback that has this method.
 
-    DSPy itself has no events during `compile()`. The arguments are the same as for DSPy's
-    events at the end of a call. The call ID is that of `compile()`.
+    DSPy itself has no events during `compile()`. The method gets the same arguments as DSPy's
+    events at the end of a call, with the call ID of `compile()`.
     """
     callbacks = [*(dspy.settings.callbacks or []), *getattr(optimizer, "callbacks", [])]
     for callback in callbacks:
@@ -139,7 +139,7 @@ def call_back(optimizer: Teleprompter, event: str, outputs: object) -> None:
             continue
         try:
             handler(call_id=ACTIVE_CALL_ID.get(), outputs=outputs, exception=None)
-        except Exception as error:  # As in DSPy, an error in a callback does not end the call.
+        except Exception as error:  # DSPy, too, continues after an error in a callback.
             logger.warning(
                 "%s of the callback %r raised %s: %s", event, callback, type(error).__name__, error
             )
@@ -147,7 +147,7 @@ def call_back(optimizer: Teleprompter, event: str, outputs: object) -> None:
 
 @dataclass
 class _Reply:
-    """An LM call in progress, and the number of tokens in its reply if known."""
+    """The maximum and the actual number of tokens in the reply to the LM call in progress, if known."""
 
     max_tokens: int | None
     num_tokens: int | None = None
@@ -166,15 +166,15 @@ def note_reply_tokens(usage: Mapping[str, Any]) -> None:
 class TruncationCounter(BaseCallback):  # type: ignore[misc]
     """A counter of truncated replies.
 
-    Calls are counted in a context with `caller_modules=[counter]`, because DSPy appends each
-    call to the histories of its callers. The counter acts as its own history, but keeps no
-    entries. If DSPy's history is disabled, the context also needs `callbacks=[counter]`. A
-    reply then counts as truncated if it has `max_tokens` tokens.
+    The counter counts calls in a context with `caller_modules=[counter]`, because DSPy appends
+    each call to the histories of its callers. The counter acts as its own history, but keeps no
+    entries. If DSPy's history is disabled, the context also needs `callbacks=[counter]`. Then a
+    reply with `max_tokens` tokens is counted as truncated.
 
     Attributes:
         num_truncated: Number of truncated replies.
-        num_unknown: Number of replies without history that may be truncated, because
-            `max_tokens` or the number of their tokens is unknown.
+        num_unknown: Number of replies that may be truncated. If DSPy's history is disabled, this
+            is unknown for replies without `max_tokens` or without a token count.
     """
 
     def __init__(self) -> None:
@@ -188,7 +188,7 @@ class TruncationCounter(BaseCallback):  # type: ignore[misc]
     def append(self, entry: Mapping[str, Any]) -> None:
         """Count the entry if a reply reached the maximum number of tokens.
 
-        A custom LM may add entries without a response, which are not counted.
+        Ignore entries without a response, which a custom LM may add.
         """
         response = entry.get("response")
         replies = response if isinstance(response, tuple) else [response]

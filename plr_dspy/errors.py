@@ -18,7 +18,7 @@ class MetricError(UserTypeError):
 
 
 class MissingFieldError(UserError):
-    """An error for a metric that reads a field which no example has, so that it would fail on every example."""
+    """An error for a metric that reads a field that no example has, and so would fail on every example."""
 
 
 class FatalLMError(Exception):

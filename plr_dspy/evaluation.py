@@ -86,9 +86,9 @@ def evaluate_programs(
     """Score programs on the same examples, with 95% confidence intervals.
 
     If a call fails, its example is omitted for all programs and metrics, with a warning.
-    Each interval is computed after two artificial answers with the lowest and two with the
-    highest possible score are added. Otherwise, equal scores on a few examples would look
-    certain. For metrics over a set, intervals use the infinitesimal jackknife.
+    For each interval, two artificial answers with the lowest possible score and two with the
+    highest are added. Otherwise, equal scores on a few examples would look certain. For
+    metrics over a set, intervals use the infinitesimal jackknife.
 
     Args:
         programs: A dict that maps names to programs. The first program is the baseline with
@@ -99,8 +99,8 @@ def evaluate_programs(
             example, even with several metrics.
         num_threads, max_errors, display_progress: As in `PLReorder`.
         inputs: As in `PLReorder.compile`. By default, they are inferred from the first program.
-        log_dir: A folder for finished calls. A later evaluation with the same metrics, examples
-            and model reuses those of unchanged programs, under any name. It repeats failed calls.
+        log_dir: A folder for finished calls. A later evaluation with the same metrics, examples and
+            model reuses them for unchanged programs, even under other names. Failed calls are repeated.
         accept_changes: As in `PLReorder`.
 
     Raises:
@@ -120,7 +120,7 @@ def evaluate_programs(
         accept_changes=accept_changes,
     )
     runs = [_ProgramRun(name, program, metrics, examples) for name, program in programs.items()]
-    # Calls are logged under the program's content, because names may change between evaluations.
+    # Log calls under the programs' digests, because names may change between evaluations.
     _make_calls(runs, [rival.digest for rival in rivals], partial(_identity, metrics, examples), options)
     indices = _examples_without_failure(runs, len(examples))
     answered = [examples[index] for index in indices]
@@ -172,8 +172,8 @@ def _warn_of_shown_examples(programs: Iterable[Rival], examples: Examples) -> No
         num_shown = len(program.leaked(examples, with_retrieved=True))
         if num_shown:
             logger.warning(
-                "programs[%r] may show %d of the %d examples in devset as demos, so its score is too high: use other "
-                "examples",
+                "programs[%r] may show %d of the %d examples in devset as demos, so its score may be too high: use "
+                "other examples",
                 program.name,
                 num_shown,
                 len(examples),
@@ -182,7 +182,7 @@ def _warn_of_shown_examples(programs: Iterable[Rival], examples: Examples) -> No
 
 @arguments
 class _Options(Checked):
-    """Arguments of `evaluate_programs` that are checked as in optimizers."""
+    """Arguments of `evaluate_programs` that are checked in the same way as those of optimizers."""
 
     log_dir: Folder | None = None
     accept_changes: Flag = False
@@ -194,7 +194,7 @@ def _make_calls(
     identity: Callable[[], dict[str, object]],
     options: _Options,
 ) -> None:
-    """Call each program on each example, unless the folder of an earlier evaluation has the call.
+    """Call each program on each example, unless an earlier evaluation has logged the call.
 
     Args:
         runs: The runs of the programs.
@@ -221,7 +221,7 @@ def _make_calls(
                 )
                 continue
             logger.warning(
-                "programs[%r] is the same program as programs[%r], so its calls are not repeated",
+                "programs[%r] is the same program as programs[%r], so both share the same calls",
                 run.name,
                 first_run.name,
             )
@@ -290,7 +290,7 @@ class _ProgramRun(MetricWork):
         return CallRecord(0.0, value=results)
 
     def record_by(self, metric_name: str, index: int) -> CallRecord:
-        """Return the record of the call on an example, scored by one metric, without a score if it was not read."""
+        """Return an example's record, scored by one metric. Unparsable replies have no score."""
         result = (self.records[index].value or {}).get(metric_name)
         return CallRecord(None) if result is None else CallRecord(result[0], value=result[1])
 
@@ -355,7 +355,7 @@ class _MeanScores:
     def score(self, records: Sequence[CallRecord]) -> ProgramScore:
         """Return the mean score and its confidence interval.
 
-        The interval is calculated after two best and two worst possible scores are added.
+        Two scores at each end of the possible range are added before the interval is calculated.
 
         Source: A. Agresti and B. Coull, The American Statistician 52, 1998.
         """
@@ -410,8 +410,8 @@ class _SetScores:
     ) -> tuple[float, float]:
         """Return the confidence interval for the difference between two programs' scores.
 
-        The metric is linearized at the answers of both programs. If they differ a lot, such as
-        when no reply of one program can be parsed, the linear approximation is poor. So the
+        The metric is linearized at the answers of both programs. This approximation is poor if
+        the answers differ a lot, such as when no reply of one program can be parsed. So the
         interval is widened to include the difference itself.
         """
         self._influence.linearize_at([*_labels(before), *_labels(after)])

@@ -206,7 +206,7 @@ def _check_prompts_are_fixed(program: dspy.Module) -> None:
             )
         if "forward" in vars(part):
             raise UserError(
-                f"{name}.forward was replaced, as by dspy.KNNFewShot, so the prompt may not be fixed: "
+                f"{name}.forward was replaced, as dspy.KNNFewShot does, so the prompt may not be fixed: "
                 "compile the program with an optimizer that keeps forward, such as PLFewShot(demos='fixed')"
             )
 
@@ -277,7 +277,7 @@ def _matching_input(
 ) -> PromptInput:
     """Return the way in which the adapter shows an input.
 
-    Prompts filled in each possible way are compared with the messages that DSPy sends.
+    To find it, fill the prompt in each possible way, and compare it with the messages that DSPy sends.
     """
     field = predictor.signature.input_fields[field_name]
     cases = []

@@ -1,4 +1,4 @@
-"""Loading of saved programs."""
+"""A function that loads a saved program, including its wrappers and retrieved demos."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from plr_dspy.retrieval.predict import loaded, retrieve_in
 
 logger = logging.getLogger(__name__)
 
-# In saved programs, a field without a description is described by its name, as in "${review}".
+# Saved programs describe a field without a description by its name, as in "${review}".
 OWN_NAME = re.compile(r"\$\{(\w+)\}")
 
 
@@ -71,7 +71,7 @@ def load_program(
         program.load_state(state, allow_unsafe_lm_state=allow_unsafe_lm_state)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(
-            f"{path} cannot be loaded into the student ({type(error).__name__}: {error}). The file holds "
+            f"{path} cannot be loaded into the student ({type(error).__name__}: {error}). The file has the entries "
             f"{sorted(state)}. Create the student in the same way as the saved program. DSPy does not save compiled "
             "modules, so set their _compiled to False before you save the program."
         ) from error
@@ -94,7 +94,6 @@ def _check_fields(
         return
     names = [match.group(1) for match in map(OWN_NAME.fullmatch, saved) if match is not None]
     if len(saved) != len(fields) or not fields.keys() >= set(names):
-        # A field without a description of its own is described by its name, as in "${question}".
         shown = [OWN_NAME.sub(r"\1", description) for description in saved]
         raise UserError(
             f"{path} must hold a program with the student's fields {list(fields)}; got the fields {shown}: create the "

@@ -35,7 +35,7 @@ _shows_progress = ContextVar("shows_progress", default=True)
 SECRET_NAME = re.compile(
     r"(^|_|-)(key|secret|passw|password|credential|credentials|token|authorization)$", re.I
 )
-# Patterns of likely secrets. The text that a pattern's first group matches is not hidden.
+# Patterns of likely secrets. The text in a pattern's first group stays visible.
 SECRET_SHAPES = (
     # "api_key": "...", token=..., Authorization: Basic ...
     r"(?i)((?:^|[^\w])(?:x[-_])?(?:api[-_]?key|access[-_]?token|auth[-_]?token|authorization|password|secret|token)"
@@ -103,7 +103,7 @@ class Unfailing:
 
 
 class _FirstOnly(logging.Filter):
-    """A filter that lets each warning pass once, and counts its repetitions in `numbers`."""
+    """A filter that lets each warning pass once, and counts in `numbers` how often it was logged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class _FirstOnly(logging.Filter):
 
 @contextmanager
 def warnings_once(name: str) -> Iterator[None]:
-    """Show each line of the logger `name` only once. At the end, log how often it was repeated."""
+    """Show each line of the logger `name` only once. At the end, log how often each line occurred."""
     source = logging.getLogger(name)
     first_only = _FirstOnly()
     source.addFilter(first_only)
@@ -136,7 +136,7 @@ def progress_bar(
 ) -> Iterator[tqdm]:
     """Show a progress bar for up to `total` program calls, then call `at_end`.
 
-    Meanwhile, DSPy's warnings about replies, such as truncated ones, are shown only once.
+    Show DSPy's warnings about replies, such as truncated replies, only once.
     """
     token = _shows_progress.set(display)
     is_disabled = os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
@@ -164,9 +164,9 @@ def progress_bar(
 def interrupts() -> Iterator[threading.Event]:
     """Raise `KeyboardInterrupt` in the main thread on SIGINT and SIGTERM, and set the yielded event.
 
-    The event stays set even if a program catches the exception. A user's SIGINT handler is
-    called first, unless it is asyncio's, which would wait for the next await. A user's SIGTERM
-    handler stays in place.
+    The event stays set even if a program catches the exception. Call the user's SIGINT handler
+    first, unless it is asyncio's, which would wait for the next await. Keep the user's SIGTERM
+    handler.
     """
     received = threading.Event()
     handlers: dict[int, Any] = {}
@@ -218,7 +218,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 class Redactor:
-    """A callable that hides secrets in text: known secrets, and text that looks like a secret.
+    """A callable that hides known secrets in text, and anything that looks like a secret.
 
     Args:
         models: LMs or embedders. Arguments with names such as "api_key" are secrets.

@@ -160,7 +160,7 @@ def _examples(args: argparse.Namespace, program: dspy.Module) -> dict[str, Any]:
 
 
 def _other_programs(args: argparse.Namespace, first: dspy.Module) -> dict[str, dspy.Module]:
-    """Load the programs to compare with the first program. Return a dict that maps references to programs."""
+    """Load the programs to compare with the first program, keyed by the references that name them."""
     programs: dict[str, dspy.Module] = {}
     for reference in args.programs:
         if reference == args.program or reference in programs:
@@ -184,7 +184,7 @@ def _passed(args: argparse.Namespace, names: Collection[str]) -> dict[str, Any]:
 
 
 def _selecting(args: argparse.Namespace) -> dict[str, Any]:
-    """Return a dict that maps the options that need --select to their values."""
+    """Return the values of the options that need --select, keyed by option."""
     return {
         "--max-demos": args.max_demos,
         "--min-per-class": args.min_per_class,
@@ -272,8 +272,8 @@ def _language_model(args: argparse.Namespace) -> Iterator[None]:
 def _named_object(reference: str, *, others: str = "") -> Any:
     """Import the object that a reference names.
 
-    If the reference names a file, the file can import modules from its own folder. `others` are
-    other valid values, for the error message.
+    If the reference names a file, the file can import modules from its own folder. `others`
+    completes the list of valid references in the error message.
     """
     place, _, name = reference.rpartition(":")
     if not place:

@@ -18,7 +18,7 @@ def read_examples(
 ) -> list[dspy.Example]:
     """Read examples from a file, or from a split of a data set on the hub.
 
-    Their values are converted to the types of the program's fields.
+    Convert their values to the types of the program's fields.
     """
     rows = load_hub_split(source) if isinstance(source, HubSplit) else load_file(source)
     examples = as_examples(

@@ -43,7 +43,7 @@ PYTHON_ONLY = (
     "num_demos",
     "num_samples",
 )
-"""Arguments without an option that messages propose."""
+"""Arguments that messages mention, but that have no option."""
 
 PHRASES = {
     r"pass an instance of this class, as in metric=(\w+)\(\.\.\.\)": (
@@ -91,18 +91,18 @@ PHRASES = {
     r"with dspy\.inspect_history\(\) that": "with dspy.inspect_history() in Python that",
     r"set disable_history=False in dspy\.settings, or pass": "pass",
 }
-"""A dict that maps phrases to what they are on the command line. Both are as in `re.sub`."""
+"""Patterns of phrases in messages, and the replacements for the command line, as in `re.sub`."""
 
 STRING = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 LIST = rf"""\[(?:{STRING}|[^\]'"])*\]"""
 VALUE = rf"{STRING}|{LIST}|[\w.+-]+"
 NAMES = "|".join(OPTIONS)
-# Arguments whose names are no words, so that they need no context.
+# Names that are not English words, so that they can be recognized without context.
 CERTAIN_NAMES = "|".join(name for name in OPTIONS if "_" in name or name.endswith("set"))
 ROW = re.compile(r"\b(trainset|valset|devset)\[(\d+)\]")
 PROGRAM = re.compile(rf"\bprograms\[({STRING})\]")
 # Quoted text is the user's, unless it is an argument's value or a program's name. An apostrophe
-# within a word opens no quote.
+# within a word does not begin quoted text.
 QUOTED = re.compile(rf"={LIST}|\bprograms\[(?:{STRING})\]|(?<![\w=])({STRING}|`[^`]*`)(?!\w)")
 KEPT = re.compile("\0(\\d+)\0")  # a placeholder for text that must stay unchanged
 # An argument with a value. Arguments in calls, such as PLReorder(auto='light'), stay unchanged.
@@ -161,9 +161,9 @@ def _option(match: re.Match[str]) -> str:
 
 
 def _with_value(option: str, text: str) -> tuple[str, str]:
-    """Return an option and the value of its argument, given the value's repr, as in a shell command.
+    """Return an option and its value as in a shell command, given the repr of the argument's value.
 
-    The value is empty if the option takes none.
+    The value is empty if the option takes no value.
     """
     try:
         value = ast.literal_eval(text)

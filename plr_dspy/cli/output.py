@@ -1,7 +1,4 @@
-"""Functions that print a command's output, even if its reader closes the pipe early.
-
-For example, `head` does so in `plr-dspy report FILE | head`.
-"""
+"""Functions that print a command's output to a pipe that its reader may close early, as `head` does."""
 
 import os
 import sys
@@ -21,7 +18,7 @@ def show(text: object) -> None:
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """Raise `OutputClosed` if the reader of the output has closed the pipe when this context prints.
+    """Raise `OutputClosed` if text is printed in this context after the reader has closed the pipe.
 
     Do not run the user's code in this context, because that code may use other pipes.
     """
@@ -29,16 +26,16 @@ def printing() -> Iterator[None]:
         try:
             yield
         finally:
-            if sys.stdout is not None:  # Python has no standard output if it is closed at the start.
+            if sys.stdout is not None:  # It is None if the output was already closed when Python started.
                 sys.stdout.flush()
     except BrokenPipeError as error:
         raise OutputClosed from error
 
 
 def discard_output() -> None:
-    """Discard the output that could not be written, because its reader has closed the pipe.
+    """Discard the output that could not be written because its reader has closed the pipe.
 
-    Otherwise, Python would try to write this output again at exit, and would print an error.
+    Otherwise, Python would try to write the output again at exit and print an error.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
