@@ -86,9 +86,9 @@ def evaluate_programs(
     """Score programs on the same examples, with 95% confidence intervals.
 
     If a call fails, its example is omitted for all programs and metrics, with a warning.
-    For each interval, two artificial answers with the lowest possible score and two with the
-    highest are added. Otherwise, equal scores on a few examples would look certain. For
-    metrics over a set, intervals use the infinitesimal jackknife.
+    Each interval is computed with four additional, artificial answers: two with the lowest
+    possible score, and two with the highest. Without them, an interval for equal scores would
+    have no width. For metrics over a set, intervals use the infinitesimal jackknife.
 
     Args:
         programs: A dict that maps names to programs. The first program is the baseline with
@@ -99,8 +99,9 @@ def evaluate_programs(
             example, even with several metrics.
         num_threads, max_errors, display_progress: As in `PLReorder`.
         inputs: As in `PLReorder.compile`. By default, they are inferred from the first program.
-        log_dir: A folder for finished calls. A later evaluation with the same metrics, examples and
-            model reuses them for unchanged programs, even under other names. Failed calls are repeated.
+        log_dir: A folder for finished calls. A later evaluation with the same metrics, examples
+            and model reuses them for unchanged programs, even under other names. Failed calls
+            are repeated.
         accept_changes: As in `PLReorder`.
 
     Raises:

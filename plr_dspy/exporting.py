@@ -111,7 +111,7 @@ class ExportedPrompt:
         def replacement(match: re.Match[str]) -> str:
             name = match["name"]
             if name is None:
-                return match[0][0]  # Two braces stand for one brace.
+                return match[0][0]  # A double brace represents a single brace.
             if self.inputs[name].is_block and not texts[name]:
                 return ""  # Adapters that write blocks also strip the space before an empty value.
             return match["space"] + texts[name]

@@ -1,4 +1,4 @@
-"""A function that loads a saved program, including its wrappers and retrieved demos."""
+"""A function that loads a saved program, with its calibration and the demos to retrieve."""
 
 from __future__ import annotations
 

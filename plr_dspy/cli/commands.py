@@ -209,8 +209,8 @@ OF_COMPILE: Options = {
     "--programs": {
         "nargs": "+",
         "default": [],
-        "help": "programs to compare with the result, which are not changed: saved versions of the program (JSON), or "
-        "other programs as FILE.py:NAME",
+        "help": "programs to compare with the result: saved versions of the program (JSON), or other programs as "
+        "FILE.py:NAME",
     },
     "--min-per-class": {
         "type": int,
@@ -230,8 +230,8 @@ OF_COMPILE: Options = {
     },
     "--accept-changes": {
         "action": "store_true",
-        "help": "reuse the calls in --log-dir even if code or arguments have changed. Pass this only if the scores "
-        "are still valid",
+        "help": "reuse the calls in --log-dir even if code or arguments have changed. Pass this only if the logged "
+        "scores are still valid",
     },
     "--estimate": {"action": "store_true", "help": "print the expected cost, and make no calls"},
 }

@@ -116,8 +116,8 @@ WITHOUT_VALUE = re.compile(
 def in_options(message: str, args: argparse.Namespace) -> str:
     """Return a message with options in place of the arguments of Python functions.
 
-    Rows of files replace indices of examples. Quoted text stays unchanged, because it may be the
-    user's. If the message names an argument without an option, add that it needs Python.
+    Also replace indices of examples by rows of files. Quoted text stays unchanged, because it may be
+    the user's. If the message names an argument without an option, add that it needs Python.
     """
     kept: list[str] = []  # text that must stay unchanged
 
@@ -146,7 +146,7 @@ def in_options(message: str, args: argparse.Namespace) -> str:
 
 
 def _row(match: re.Match[str], args: argparse.Namespace) -> str:
-    """Return the row of a file that a matched index of an example refers to."""
+    """Return the row of the user's file for a matched index, such as "trainset[3]"."""
     sources = {
         "trainset": getattr(args, "train", None),
         "valset": getattr(args, "val", None),

@@ -33,8 +33,8 @@ def calibrated_output(program: dspy.Module, predictor: str | None = None) -> Lab
         fix = f", or pass one of the names {names} as predictor"
     output = needed_output(program, PURPOSE, only=predictor, fix=fix)
     for _, part in program.named_sub_modules():
-        reads_itself = isinstance(part, (CalibratedProgram, PerInputOrder))
-        if reads_itself and predictors[output.predictor] in part.predictors():
+        is_wrapper = isinstance(part, (CalibratedProgram, PerInputOrder))
+        if is_wrapper and predictors[output.predictor] in part.predictors():
             raise UserError(
                 f"predictor {output.predictor!r} is in a {type(part).__name__}, which cannot be calibrated: pass the "
                 f"program inside the {type(part).__name__}"

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 # more than the share MAX_DISTINCT of them are distinct.
 MAX_DISTINCT = 0.5
 MIN_REPEATING = 10
-NUM_SCORED = 3  # number of examples on which a metric must return no score to be rejected
+NUM_SCORED = 3  # maximum number of examples on which to check that a metric returns a score
 NAMES_OF_CLASSES = (
     "to get class names from a ClassLabel column, pass the data set itself or as_examples(dataset, program)"
 )
@@ -99,7 +99,7 @@ def check_labels(program: dspy.Module, metric: Metric, **datasets: Sequence[dspy
             _check_labels_of_set(program, metric, examples, name)
         else:
             columns = set(columns_of(examples))
-            # A list with all columns of an earlier list lacks no field that the earlier list has.
+            # Skip a list with all columns of a checked list, because the result would be the same.
             if not checked_columns or not checked_columns <= columns:
                 _check_fields(program, trials, examples, name)
                 checked_columns = columns
@@ -348,11 +348,9 @@ def _check_values(
         )
         fix = "replace these values with labels, or drop these rows"
         if not is_certain or not _returns_outputs(program):
-            message += (
-                f"Unless the metric or the program converts labels, no answer to them is correct: {fix}"
-            )
+            message += f"Unless the metric or the program converts labels, these examples have no correct answer: {fix}"
         else:
-            message += f"No answer to them can be correct: {fix}"
+            message += f"These examples have no correct answer: {fix}"
             if num_examples == len(examples):
                 raise UserError(message)
         logger.warning("%s", message)

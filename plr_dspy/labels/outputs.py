@@ -107,7 +107,7 @@ def _is_missing(value: Value) -> bool:
 
 
 def _simplified(text: str) -> str:
-    """Return a text without the differences in case and whitespace that are typical of typing errors."""
+    """Return a text in lower case, with single spaces between words."""
     return " ".join(text.casefold().split())
 
 
@@ -154,7 +154,7 @@ def needed_output(
 ) -> LabelOutput:
     """Return the program's label output. Raise a ValueError unless there is exactly one.
 
-    The error's message names `purpose` and `fix`.
+    The error message contains `purpose` and `fix`.
     """
     output = label_output(program, only=only)
     if isinstance(output, LabelOutput):

@@ -19,12 +19,12 @@ class Trial(NamedTuple):
 
 
 class Trials:
-    """A metric's trials on the answers in examples. Each answer is scored only once, because metrics may be slow."""
+    """Trials of a metric on the answers in examples. Each answer is scored only once, because metrics may be slow."""
 
     def __init__(self, program: dspy.Module, metric: Metric) -> None:
         self._outputs = output_types(program)
         self._metric = metric
-        self._known: dict[int, Trial] = {}  # by the ids of examples, which the caller keeps
+        self._known: dict[int, Trial] = {}  # keyed by `id` of the example, which stays in memory
 
     def of(self, example: dspy.Example) -> Trial:
         """Score the answer in an example, unless it has been scored before."""
@@ -40,14 +40,14 @@ def tried(metric: Metric, example: dspy.Example, answer: Mapping[str, Value]) ->
     """
     calls = NoCalls()
     call_metric = metric_caller(metric)
-    given = own_copy(example)
+    example_copy = own_copy(example)
     try:
         with dspy.context(callbacks=[calls], trace=[]):
-            as_score(call_metric(given, dspy.Prediction(dict(answer))))
+            as_score(call_metric(example_copy, dspy.Prediction(dict(answer))))
     except (Exception, SystemExit) as error:
         if not calls.stopped:
-            return Trial(error, given)
-    return Trial(None, given)
+            return Trial(error, example_copy)
+    return Trial(None, example_copy)
 
 
 def fails(metric: Metric, example: dspy.Example, answer: Mapping[str, Value]) -> bool:

@@ -115,14 +115,14 @@ class LabelWork(MetricWork):
         # the original program's, the labels may differ, too.
         if self.requests.reason or _signatures(program) != self._signatures:
             return super().__call__(program, example)
-        stays_original = self._original == _demos(program)
-        decision = None if stays_original else self._likeliest
+        is_original = self._original == _demos(program)
+        decision = None if is_original else self._likeliest
         try:
             with labels_read(program, self.output, self.requests, decision=decision) as reader:
                 prediction = self._answered(program, example)
         except WrongAnswer as wrong:
             wrong.record_fields = {"refused": self.requests.reason}
-            if stays_original:
+            if is_original:
                 wrong.record_fields |= _label_fields(reader.unread)
             raise
         # Read the label before scoring, because a metric may modify the prediction.
@@ -136,7 +136,7 @@ class LabelWork(MetricWork):
                 )
             return replace(record, refused=SEVERAL)
         reading = reader.readings[0] if reader.readings else None
-        if stays_original and (reading or reader.unread):
+        if is_original and (reading or reader.unread):
             # Score the original program's own answer, but log the probabilities in its first
             # reply, because calibration would use that reply.
             return replace(record, **_label_fields(reader.unread or reading))

@@ -120,11 +120,11 @@ class MetricWork:
             # Metrics may read the token usage. DSPy does not set it while another tracker is
             # active, so set it here.
             prediction.set_lm_usage(dspy.settings.usage_tracker.get_total_tokens())
-        given = own_copy(self.examples[example])
+        example_copy = own_copy(self.examples[example])
         try:
-            return self._metric(given, prediction)
+            return self._metric(example_copy, prediction)
         except (AttributeError, KeyError) as error:
-            check_field(error, given, self.examples)
+            check_field(error, example_copy, self.examples)
             raise
 
     def _scored(self, example: int, prediction: Any) -> CallRecord:
@@ -149,7 +149,7 @@ def _truncation_counting() -> dict[str, list[Any]]:
 def error_name(error: BaseException) -> str:
     """Return the name of an exception's class.
 
-    If the class is not a provider's error but has the same name as one, prefix its package.
+    Prefix the package to a name that could be mistaken for a provider's error.
     """
     name = type(error).__name__
     package = type(error).__module__.partition(".")[0]
@@ -171,7 +171,7 @@ def _raised_by_metric(error: BaseException) -> bool:
 
 
 class ProgramEvaluator:
-    """An implementation of `Payer` that calls the programs of candidates on examples.
+    """A `Payer` that calls the programs of candidates on examples.
 
     Args:
         slots: Builds a program for each candidate. May be replaced between calls.

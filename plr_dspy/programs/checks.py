@@ -306,8 +306,8 @@ def json_obstacle(program: dspy.Module) -> str:
                     orjson.dumps(serialize_object(value))
                 except TypeError as error:
                     return (
-                        f"demo {i} of predictor {name!r} holds a {type(value).__name__} in field {field!r}, which JSON "
-                        f"cannot store ({error})"
+                        f"demo {i} of predictor {name!r} has a value of type {type(value).__name__} in field "
+                        f"{field!r}, which JSON cannot store ({error})"
                     )
     return ""
 

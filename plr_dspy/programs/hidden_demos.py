@@ -38,6 +38,8 @@ def warn_of_hidden_demos(program: dspy.Module, program_name: str) -> None:
     warning = f"{program_name}: the adapter leaves out {', '.join(phrases)}"
     if len(program.predictors()) > 1:
         warning += ". Labeled examples often lack fields of inner predictors"
+    else:
+        warning += ": complete these demos, or remove them"
     logger.warning("%s", warning)
 
 
@@ -51,8 +53,8 @@ def warn_if_none_is_shown(program: dspy.Module, demos: Sequence[Any]) -> None:
         return
     missing = missing_fields(predictors[0], demos[0])
     logger.warning(
-        "the adapter shows none of the %d examples that may become demos, because %s is missing. Only demos of the "
-        "student and its own answers can be chosen: add the missing fields to the examples",
+        "the adapter shows none of the %d examples that may become demos, because %s is missing. Only the student's "
+        "demos and answers can be chosen: add the missing fields to the examples",
         len(demos),
         " and ".join(map(repr, missing)) or "a field",
     )

@@ -17,8 +17,8 @@ from plr_dspy.scoring.budget import UNCOUNTED
 from plr_dspy.scoring.run_log import Tokens
 from plr_dspy.search.space import Candidate
 
-# Maximum ratio of uncached demo tokens to example tokens. Scoring a candidate on more examples
-# at a time lowers the ratio.
+# Maximum ratio of uncached demo tokens to tokens of the examples that a candidate is scored on.
+# More examples at a time lower the ratio, because they share the demos.
 NEW_SHARE = 0.4
 
 Prefix: TypeAlias = dict[str, list[str]]  # for each predictor, the messages before the inputs

@@ -80,7 +80,7 @@ class PromptSlots(ABC):
     def permutations(self, candidate: Candidate) -> dict[str, list[int]]:
         """Return the indices of each predictor's demos in prompt order.
 
-        The lists are empty for whole programs.
+        The lists are empty if the candidate is a whole program.
         """
         if isinstance(candidate, WholeProgram) or candidate == WITHOUT_DEMOS:
             return {slot.predictor: [] for slot in self.slots}
@@ -423,7 +423,7 @@ class PoolSlots(PromptSlots):
         return self._digest(self.demos(candidate), self._other_texts(candidate))
 
     def _other_texts(self, candidate: Candidate) -> dict[str, str]:
-        """Return each predictor's instruction, except the program's own instructions."""
+        """Return the instructions that differ from the program's own, keyed by predictor name."""
         chosen = self.instructions(candidate)
         return {name: self.alternatives[name][number].text for name, number in chosen.items() if number}
 
@@ -461,7 +461,7 @@ def add_labeled_demos(
             filled_predictors.append(name)
     if filled_predictors:
         logger.warning(
-            "student has no demos: %d labeled examples from trainset were added to %s, to search for their order. "
+            "student has no demos, so %d labeled examples from trainset were added to %s. The search only orders them. "
             "To choose demos as well, use PLFewShot (--select on the command line)",
             *(len(demos), ", ".join(filled_predictors)),
         )

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 TRAIN_SHARE = 0.8
 # Answers are treated as classes if there are, on average, at least this many examples per distinct answer.
 EXAMPLES_PER_CLASS = 4
-# If a demo matches more than this share of the examples, they only have a common value, and it shows none of them.
+# A demo that matches more than this share of the examples only has a common value, and shows none of them.
 COMMON_SHARE = 0.1
 
 Examples: TypeAlias = Sequence[dspy.Example]
@@ -175,8 +175,8 @@ def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, fix: str)
 def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str] = ()) -> set[int]:
     """Return the indices of examples that demos show. Scores on these examples would be too high.
 
-    By the first rule, a demo shows an example if all inputs that they have in common are equal. By
-    the second rule, a demo shows an example if the demo contains all of the example's input values.
+    By the first rule, a demo shows an example if they have inputs in common, all of which are equal.
+    By the second rule, a demo shows an example if it contains all of the example's input values.
     Names may differ, because inner predictors may rename inputs. Values are equal if `input_key`
     returns the same key. If a rule matches several examples, and more than a tenth of all examples,
     the demo shows only those whose inputs it has under the same names.

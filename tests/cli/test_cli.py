@@ -438,11 +438,11 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments(program="reviews_app.py:number"), "program must be a DSPy module"),
         (
             compile_arguments(program="reviews_app.py:unsaveable"),
-            "--out: demo 2 of predictor 'self' holds a set",
+            "--out: demo 2 of predictor 'self' has a value of type set",
         ),
         (
             compile_arguments("--select", "--train", "large.jsonl"),
-            "--out: demo 1 of predictor 'self' holds a int",
+            "--out: demo 1 of predictor 'self' has a value of type int",
         ),
         (
             compile_arguments(program="broken_app.py:program"),

@@ -347,7 +347,7 @@ def test_demos_that_json_cannot_store_cause_a_warning(engine, caplog, tmp_path, 
     assert reorder.report.program_calls["resumed"] == reorder.report.program_calls["total"] > 0
     warnings = [message for message in caplog.messages if "x.json" in message]
     assert len(warnings) == 2  # Each compile run warns once.
-    said = f"demo 2 of predictor 'self' holds a {type(value).__name__} in field {field!r}"
+    said = f"demo 2 of predictor 'self' has a value of type {type(value).__name__} in field {field!r}"
     assert said in warnings[0]
     with pytest.raises(RuntimeError):
         result.save(tmp_path / "x.json")

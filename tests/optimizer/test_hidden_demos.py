@@ -46,7 +46,10 @@ def test_of_a_program_are_named_once(caplog, name):
     argument, run = RUNS[name]
     program = student([*EXAMPLES[:3], *UNANSWERED])
     warnings = warnings_before_calls(caplog, lambda: run(program))
-    expected = f"{argument}: the adapter leaves out 3 of 6 demos of predictor 'self' (demo 3 has no 'answer')"
+    expected = (
+        f"{argument}: the adapter leaves out 3 of 6 demos of predictor 'self' (demo 3 has no 'answer'): complete these "
+        "demos, or remove them"
+    )
     assert warnings.count(expected) == 1
 
 
