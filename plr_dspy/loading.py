@@ -19,7 +19,7 @@ from plr_dspy.retrieval.predict import loaded, retrieve_in
 
 logger = logging.getLogger(__name__)
 
-# Saved programs describe a field without a description by its name, as in "${review}".
+# If a field has no description, DSPy saves its name as the description, as in "${review}".
 OWN_NAME = re.compile(r"\$\{(\w+)\}")
 
 

@@ -130,7 +130,7 @@ def warn_of_labels_without_examples(program: dspy.Module, examples: Sequence[dsp
 def check_evaluation(
     programs: Mapping[str, dspy.Module], metric: Metric, devset: Sequence[dspy.Example]
 ) -> None:
-    """Raise an error if a metric cannot score the answers of the programs of `evaluate_programs`."""
+    """Raise an error if a metric cannot score the programs passed to `evaluate_programs`."""
     first = next(iter(programs))
     for name, program in programs.items():
         check_answers(program, metric, devset, name="devset", program_name=f"programs[{name!r}]")

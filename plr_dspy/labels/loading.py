@@ -1,4 +1,4 @@
-"""A function that restores the wrappers of a saved program before the program's state is loaded."""
+"""A function that wraps a program like the saved program, before the saved state is loaded."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace

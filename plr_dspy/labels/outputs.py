@@ -60,7 +60,7 @@ class LabelOutput:
         return np.bincount(known, minlength=len(self.labels)).astype(np.float64)
 
     def other_values(self, examples: Sequence[Value]) -> dict[str, list[int]]:
-        """Return the indices of the examples with each value that is not a label, keyed by the value's repr.
+        """Return the values that are not labels, as reprs, with the indices of the examples that have them.
 
         Missing values are ignored.
         """

@@ -213,8 +213,8 @@ class LabelReader:
         reading = readings[0]
         logprobs = completions[0].get("logprobs") if completions else None
         given = any(len(place.top_logprobs or ()) > 1 for place in _places(logprobs))
-        # A reply with a certain label may lack alternatives. But if no reply has had any so far, the
-        # server may never return them, so a search must not rely on this label.
+        # A label with a probability near 1 may have no alternatives. But if no reply has had any so
+        # far, the server may never return them, so a search must not rely on this label.
         if self._decision is None and not (given or self._requests.given):
             reading = None
         self.readings.append(reading)
@@ -316,7 +316,7 @@ def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Read
     # This is an upper bound on the log-probabilities of labels that are not among the alternatives.
     least = min(after[""].values())
     if len(after[""]) < 2:
-        # Without alternatives, nothing is known about the other labels unless the label is certain.
+        # Without alternatives, nothing is known about the other labels unless the probability is near 1.
         if least < MIN_CERTAIN:
             return None
         least = MIN_LOGPROB

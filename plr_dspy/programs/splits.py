@@ -175,7 +175,7 @@ def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, fix: str)
 def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str] = ()) -> set[int]:
     """Return the indices of examples that demos show. Scores on these examples would be too high.
 
-    By the first rule, a demo shows an example if they have inputs in common, all of which are equal.
+    By the first rule, a demo shows an example if they have inputs in common and agree on all of them.
     By the second rule, a demo shows an example if it contains all of the example's input values.
     Names may differ, because inner predictors may rename inputs. Values are equal if `input_key`
     returns the same key. If a rule matches several examples, and more than a tenth of all examples,
