@@ -239,7 +239,7 @@ def _exported(name: str, predictor: dspy.Predict, format: Format) -> ExportedPro
 
 
 def _template(content: str, marks: Mapping[str, str], format: Format) -> str:
-    """Return a message with placeholders instead of marks."""
+    """Return a message as a template. Replace the mark of each input by a placeholder."""
     template = content
     if format == "langchain":
         template = content.replace("{", "{{").replace("}", "}}")

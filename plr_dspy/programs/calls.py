@@ -57,7 +57,7 @@ class WrongAnswer(Exception):
         text = str(error)
         if isinstance(error, AdapterParseError):
             reply = " ".join(str(error.lm_response).split())
-            text = f"{error.adapter_name} could not read the reply {shorten(reply, SHOWN)!r}"
+            text = f"{error.adapter_name} could not parse the reply {shorten(reply, SHOWN)!r}"
         super().__init__(text)
         self.error = error
         self.record_fields: dict[str, Any] = {}

@@ -64,7 +64,7 @@ def test_messages_name_options(message, translation):
         "use PLReorder(auto='light')",
         "pass the key explicitly (api_key= on dspy.LM)",
         'got "it\'s max_tokens=100, in trainset[3]"',
-        "could not read the reply 'set max_tokens=100'",
+        "could not parse the reply 'set max_tokens=100'",
         "the column `log_dir` has no labels",
         "got the shares {'log_dir': 0.5, 'omit seed': 0.5}",
     ],

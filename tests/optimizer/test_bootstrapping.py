@@ -109,7 +109,7 @@ class TestTeachers:
         errors = []
         if message is None:
             error = "AdapterParseError"
-            message = "could not read the reply 'Well, let me see ...'"
+            message = "could not parse the reply 'Well, let me see ...'"
             model.mumbles = lambda texts: model.num_calls <= 5
         else:
             error = "ContextWindowExceededError"
