@@ -173,7 +173,7 @@ def test_the_local_model_gets_plain_text_unless_adapter_is_passed(
 def test_added_demos_are_reported(folder, caplog):
     assert cli.main(compile_arguments(program="reviews_app.py:bare")) == 0
     added = "8 labeled examples from trainset were added to self"
-    message = f"student has no demos: {added}, to search for their order"
+    message = f"student has no demos, so {added}. The search only orders them"
     assert message in caplog.text
     assert "--select" in caplog.text
 
@@ -506,7 +506,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments("--programs", "reviews_app.py:program"), "'reviews_app.py:program' twice"),
         (
             compile_arguments("--programs", "reviews_app.py:unsaveable"),
-            "--out: demo 2 of predictor 'self' holds",
+            "--out: demo 2 of predictor 'self' has a value",
         ),
         (compile_arguments("--min-per-class", "1"), "--min-per-class needs --select"),
         (compile_arguments("--lm", "hosted_vllm/some-model", "--adapter", "plain"), "--api-base"),
