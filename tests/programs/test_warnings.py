@@ -200,7 +200,12 @@ BOTH = r"'yes ' \(15 examples; nearest label: 'yes'\), 'Yes' \(15 examples; near
             columns(answer=[1, 2, "2"]),
             r"20 of 60 .*'2' \(20 examples; nearest label: 2\)",
         ),
-        (by_answer, LABEL, columns(answer=["yes", "no", "perhaps"]), r"'perhaps' \(20 examples\). These examples"),
+        (
+            by_answer,
+            LABEL,
+            columns(answer=["yes", "no", "perhaps"]),
+            r"'perhaps' \(20 examples\). These examples",
+        ),
         (
             by_answer,
             Literal["yes", "no", ""],
