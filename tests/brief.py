@@ -1,4 +1,4 @@
-"""Examples with the first words of the bundled reviews, which a model reads quickly."""
+"""Examples made from the first words of the bundled reviews, which a model reads quickly."""
 
 import json
 from typing import Literal

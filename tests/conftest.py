@@ -52,8 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Speed up tests: exclude imported objects from garbage collection, and reuse pydantic's schema of `str`.
 
-    DSPy builds this schema again for each field of each demo in each prompt. This took a seventh
-    of the total time.
+    Otherwise, DSPy builds this schema for each field of each demo in each prompt, which took a
+    seventh of the total time.
     """
     import pydantic
     from dspy.adapters import utils

@@ -64,7 +64,11 @@ class OrderSensitiveEngine:
         return chat_response(said, prompt_tokens=sum(map(len, texts)) // 4)
 
     def answer(self, system: str, texts: list[str]) -> str:
-        """Return the answer to a conversation without its system message."""
+        """Return the answer to a conversation.
+
+        Args:
+            system: The system message.
+            texts: All other messages."""
         demos = [digest(text) for text in texts[:-1:2]]
         sorted_share = ascending_share(demos)
         values = [value.strip() for _, value in FIELD.findall(texts[-1])]
@@ -119,7 +123,7 @@ def chat_response(
 
 
 def logprobs_of(tokens: list[dict[str, float]]) -> dict[str, Any]:
-    """Return a reply's log-probabilities, with the likeliest token at each position as the reply."""
+    """Return the log-probabilities of a reply that has the likeliest token at each position."""
 
     content = []
     for top in tokens:
@@ -141,7 +145,7 @@ def questions(count: int, *, classes: int = 3) -> list[dspy.Example]:
 
 
 def student(demos: Any = 6, signature: str = "question -> answer", **config: Any) -> dspy.Predict:
-    """Return a predictor with the list `demos`, or with that number of questions as demos."""
+    """Return a predictor with these demos or, if `demos` is a number, with this number of questions as demos."""
     program = dspy.Predict(signature, **config)
     program.demos = questions(demos) if isinstance(demos, int) else list(demos)
     return program
@@ -325,17 +329,17 @@ class LabelEngine:
 
     Args:
         labels: The labels.
-        probabilities: Returns label probabilities for the demos' texts, in order, and an input's text.
+        probabilities: Returns label probabilities, given the demos' texts in order and the input's text.
         logprobs: Whether replies have log-probabilities if requested.
         refusal: Exception to raise if a request asks for log-probabilities.
 
     Attributes:
         prompts: The texts of each request, in the order of requests.
-        asked: How many log-probabilities each request asked for.
+        asked: Number of log-probabilities that each request asked for.
         at: Functions to call when calls begin, by call index.
         silent: Indices of calls whose replies have no log-probabilities.
-        mumbles: Returns whether the reply for given demos and an input is no label.
-        written: Number of times that each text was written as a new input.
+        mumbles: Returns whether the reply is not a label, given the demos and the input.
+        written: How often the engine wrote each text as a new input.
     """
 
     def __init__(

@@ -75,7 +75,7 @@ class Classifier(LabelEngine):
 
 
 def normal(text: str) -> float:
-    """Return a number for a text. Over many texts, the numbers are about standard normal."""
+    """Return a number for a text. The numbers of many texts have about a standard normal distribution."""
     return sum(digest(f"{text} {i}") for i in range(12)) - 6
 
 
@@ -112,7 +112,7 @@ def stripped_fields(text: str) -> dict[str, str]:
 
 
 class Decider:
-    """An engine for DSPy's decision outputs, whose replies state probabilities.
+    """An engine for DSPy's decision outputs. Its replies state probabilities.
 
     For any other output, the reply is the likeliest label.
 

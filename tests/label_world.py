@@ -1,4 +1,4 @@
-"""A classifier with log-probabilities, and a bias that depends on the order of demos."""
+"""A classifier with log-probabilities, whose label bias depends on the order of demos."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def two(z: float) -> list[float]:
 
 
 def probabilities(demos: list[str], text: str) -> list[float]:
-    """Return label probabilities with a bias to the demos' labels, to which later demos contribute more."""
+    """Return label probabilities that are biased towards the demos' labels, more so for later demos."""
     own = (1 if number(text) % 2 else -1) * 1.2 + 0.8 * normal(text)
     lean = 0
     for place, demo in enumerate(demos, start=1):

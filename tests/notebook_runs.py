@@ -1,4 +1,4 @@
-"""A runner for the code of notebooks, in this process and the current folder."""
+"""A function that runs the code of a notebook in this process and in the current folder."""
 
 import ast
 import contextlib

@@ -94,8 +94,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 class ChatServer(Server):
     """A server that answers chats with an engine from `fakes`.
 
-    `trouble` takes a request's index and last message. It returns a function that handles the
-    request instead of the engine, or None.
+    `trouble` takes a request's index and last message. It returns None, or a function
+    that handles the request instead of the engine.
     """
 
     def __init__(self, engine: Any, trouble: Callable[[int, str], Any]) -> None:

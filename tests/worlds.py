@@ -13,7 +13,7 @@ ORDERINGS = list(OrderingSpace.of_sizes(4).enumerate())
 
 
 class TablePayer:
-    """A payer that takes scores from a table, in which NaN stands for a failed call."""
+    """A payer that takes scores from a table, in which NaN marks a failed call."""
 
     def __init__(self, table, log=None):
         self.log = log or RunLog()

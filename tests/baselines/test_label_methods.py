@@ -119,7 +119,7 @@ class TestWinners:
         assert chosen in best
 
 
-METHODS = [LocalE, GlobalE, PDO]  # without DEmO, which returns another kind of program
+METHODS = [LocalE, GlobalE, PDO]  # Omit DEmO, because it returns another kind of program.
 
 
 @pytest.mark.parametrize(
@@ -229,8 +229,8 @@ class TestEveryMethod:
         table = Table()
         optimizer = kind(exact, num_candidates=10, seed=5)
         order = table.chosen(optimizer)
-        unlabelled = [dspy.Example(text=text).with_inputs("text") for text in table.texts]
-        assert table.chosen(kind(exact, num_candidates=10, seed=5), trainset=unlabelled) == order
+        unlabeled = [dspy.Example(text=text).with_inputs("text") for text in table.texts]
+        assert table.chosen(kind(exact, num_candidates=10, seed=5), trainset=unlabeled) == order
 
 
 class TestInputs:

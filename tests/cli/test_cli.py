@@ -198,7 +198,7 @@ def test_a_calibrated_program_is_saved(folder, capsys):
     ],
 )
 def test_metrics_over_a_set_have_names(folder, metric, name, capsys):
-    """Metrics over a set are named on the command line, for rows with unused columns."""
+    """The rows have columns that the program does not use."""
     assert cli.main(compile_arguments("--report", "found.json", "--train", "large.jsonl", metric=metric)) == 0
     report = Report.load("found.json")
     assert report.settings["metric"] == name
@@ -263,7 +263,7 @@ REVIEWS = {row.review: row.sentiment for row in brief_reviews("train", 24)}
 
 
 class NeedsDemos(PlainLabels):
-    """A model that knows the labels of reviews, but only if the prompt shows demos."""
+    """A model that labels reviews correctly only if the prompt shows demos."""
 
     def tops(self, texts, wanted):
         *demos, asked = texts[-1].split("Review: ")[1:]

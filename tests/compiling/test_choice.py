@@ -55,17 +55,17 @@ def compiled_by_the_paper(scores, **options):
     return search, PaperRun(search, Evaluator(payer), **options).run().decision
 
 
-@pytest.mark.parametrize("favourite", [ORDERINGS[0], ORDERINGS[-1]])
-def test_finalists_of_the_paper_are_original_best_mode_and_draws_without_duplicates(favourite):
+@pytest.mark.parametrize("favorite", [ORDERINGS[0], ORDERINGS[-1]])
+def test_finalists_of_the_paper_are_original_best_mode_and_draws_without_duplicates(favorite):
     scores = table()
-    scores[ORDERINGS.index(favourite)] = 1.0
+    scores[ORDERINGS.index(favorite)] = 1.0
     search, decision = compiled_by_the_paper(scores, num_iterations=30)
     entries = decision.candidates
     orderings = [entry.ordering for entry in entries]
     assert orderings[0] == ORDERINGS[0]
     assert len(set(orderings)) == len(orderings) <= 1 + 1 + 1 + 10
-    assert {search.mode(), favourite} <= set(orderings)
-    assert decision.ordering == favourite
+    assert {search.mode(), favorite} <= set(orderings)
+    assert decision.ordering == favorite
 
 
 @pytest.mark.parametrize("seed", [0, 3, 6])
@@ -202,7 +202,12 @@ class TestOwnPrograms:
     SEARCHED = ORDERINGS[5]
 
     def decided(self, own, searched, *, min_probability=None):
-        """Decide, given the numbers of the original's incorrect and correct answers that each candidate changes."""
+        """Return the decision.
+
+        Args:
+            own: How many incorrect and correct answers of the original the user's program changes.
+            searched: The same for the ordering.
+            min_probability: The minimum probability of a gain."""
         space = OrderingSpace(OrderingSpace.of_sizes(4).kinds, programs=(self.OWN,))
         right = np.arange(40) % 2
         scores = {}

@@ -9,10 +9,10 @@ from landscapes import OwnEffectsLandscape
 from replay import Pool, compile_with
 
 BUDGETS = {"light": 400, "logprobs": 150, "calibrated": 150, "paper": None, "top-k": 1_000}
-"""Program calls by mode. With log-probabilities, there are more rounds, and each takes longer."""
+"""Program calls by mode. Compiles with log-probabilities make fewer calls, because they have more and slower rounds."""
 
 LEANING = partial(OwnEffectsLandscape, common=1.0, own=0.3, leaning=True)
-"""Each order leans towards a label, and every order is right on half of the new examples, calibrated or not."""
+"""Each order is biased towards a label, and every order is right on half of the new examples, calibrated or not."""
 
 
 class TestNothingToFind:

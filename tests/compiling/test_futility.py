@@ -60,7 +60,7 @@ class TestEnoughCalls:
         ("number", "said"), [(59, ""), (60, "every score was 1 in 60 calls of the search")]
     )
     def test_enough_equal_scores_stop_the_search(self, number, said):
-        # A failed call has no score, so it does not count.
+        # Failed calls are ignored, because they have no score.
         failed = {("order", number): CallRecord(None, FAILED)}
         assert self.said({("order", example): 1.0 for example in range(number)} | failed) == said
 

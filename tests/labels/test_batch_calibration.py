@@ -137,7 +137,7 @@ class TestOffsets:
 def world(seed, rare, lean):
     """Return a trainset with a share `rare` of negative texts, label probabilities, and the true labels.
 
-    The label probabilities lean towards "positive" by `lean`.
+    The label probabilities are biased towards "positive" by `lean`.
     """
 
     def right(text):
@@ -191,7 +191,7 @@ class TestChoiceByLabels:
             ways = [name for name in scores if not name.startswith("always")]
             promised = max(scores[name] for name in ways)
             missed += [after - promised, before - scores["as it is"]]
-        assert np.mean(gains[0.5, 2.0]) > 0.05  # Calibration helps a model that leans towards one label.
+        assert np.mean(gains[0.5, 2.0]) > 0.05  # Calibration helps a model that is biased towards one label.
         assert min(map(np.mean, gains.values())) > -0.02  # Calibration does no harm to other models.
         error = np.sqrt(0.15 * (1 / 64 + 1 / 600))
         assert abs(np.mean(missed)) < 0.02
@@ -222,7 +222,7 @@ class TestChoiceByLabels:
 
     @pytest.mark.parametrize("fallback", [True, False])
     def test_unparsable_replies_count_in_the_students_score(self, fallback):
-        """Check scores if a third of the replies are unparsable. With `fallback`, ChatAdapter retries such replies."""
+        """A third of the replies are unparsable. With `fallback`, ChatAdapter retries such replies."""
         trainset, probabilities, _ = world(1, 0.5, 0.0)
         engine = Classifier(probabilities, unreadable=lambda text: number(text) % 3 == 0)
         optimizer = BatchCalibration(num_inputs=150, num_threads=1, display_progress=False)

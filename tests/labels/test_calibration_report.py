@@ -22,7 +22,7 @@ def labeled(count, *, num_negative, first=0):
     return [dspy.Example(text=text, label=label).with_inputs("text") for text, label in pairs]
 
 
-def unlabelled(count):
+def unlabeled(count):
     return [example.without("label").with_inputs("text") for example in labeled(count, num_negative=0)]
 
 
@@ -46,7 +46,7 @@ MIXED = labeled(60, num_negative=20)
         (MIXED, {}),
         (MIXED, {"metric": F1("negative")}),
         (MIXED, {"prior": {"negative": 0.2, "positive": 0.8}}),
-        (unlabelled(30), {}),
+        (unlabeled(30), {}),
     ],
     ids=["labels", "metric", "prior", "no labels"],
 )
@@ -95,7 +95,7 @@ def test_answers_that_stay_unchanged():
 
 
 def test_counts_the_examples(caplog):
-    """Check that duplicates, unlabelled examples, and examples used as demos are ignored."""
+    """Check that duplicates, unlabeled examples, and examples used as demos are ignored."""
     distinct = labeled(60, num_negative=20)
     without = [example.without("label").with_inputs("text") for example in distinct[-5:]]
     program = student()

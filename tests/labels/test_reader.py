@@ -24,7 +24,7 @@ from plr_dspy.lm.plain_text_adapter import labels_of
 
 
 class Scripted(LabelEngine):
-    """An engine that always replies with the same tokens, each a string or a dict of probabilities."""
+    """An engine that always replies with the same tokens. Each token is a string or a dict of probabilities."""
 
     def __init__(self, *tokens):
         super().__init__([], None)
@@ -111,7 +111,7 @@ class TestReading:
         assert probabilities(reading) == pytest.approx(expected, rel=1e-6)
 
 
-class TestUnchangedBehaviour:
+class TestUnchangedBehavior:
     @pytest.mark.parametrize("adapter", [dspy.ChatAdapter, dspy.JSONAdapter, PlainTextAdapter])
     def test_callbacks_are_called_equally_often(self, adapter):
         class Counting(dspy.utils.BaseCallback):
@@ -367,8 +367,9 @@ class TestFromAlternatives:
     ("reply", "labels", "answered", "name", "position"),
     [
         ("[[| ##| mood| ##| ]]\n|positive|\n\n|[[ ## completed ## ]]", "positive negative", 0, "mood", 5),
-        # The following rows are: an unparsable reply; labels in the reasoning (2 rows); JSON (2 rows); parts of words;
-        # no label; a label after the answer; a label that is also a word of the format; another word as the answer.
+        # The replies in the following rows contain: no parsable label, labels in the reasoning (2 rows), JSON (2 rows),
+        # labels inside words, no label, a label after the answer, a label that is also a word of the format,
+        # and another word as the answer.
         ("It| is| negative| or| positive", "positive negative", None, "label", 2),
         ("not| positive| at| all|\n\n|negative|,| not| positive", "positive negative", 1, "label", 5),
         ("[[ ## why ## ]]\na label: |no|, or so|\n\n[[ ## label ## ]]\n|no", "yes no", 1, "label", 4),

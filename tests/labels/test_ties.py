@@ -37,7 +37,7 @@ class TieWorld:
     Args:
         lean: Standard deviation of the labels' log-probabilities. If it is 0, all labels tie.
         noise: Standard deviation of the differences between inputs.
-        missing: Whether the first label is always or sometimes not among the likeliest tokens.
+        missing: "always" or "sometimes" if the first label is missing from the likeliest tokens, or None.
         shares: The label shares to which answers are calibrated, or "none" for uncalibrated answers.
     """
 

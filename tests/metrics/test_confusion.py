@@ -147,7 +147,9 @@ class TestLabels:
 @pytest.mark.parametrize("metric", [*BY_SKLEARN, F1("b")], ids=repr)
 @given(both=BOTH, unread=st.integers(0, 39))
 def test_an_unparsable_reply_scores_no_higher_than_an_incorrect_label(metric, both, unread):
-    if isinstance(metric, plr_dspy.MatthewsCorrelation):  # This metric divides an unparsable reply.
+    if isinstance(
+        metric, plr_dspy.MatthewsCorrelation
+    ):  # This metric divides an unparsable reply among the incorrect labels, so use only two labels.
         both = [pair for pair in both if {*pair} <= {"a", "b"}]
     right_labels = [label for label, _ in both]
     assume({"a", "b"} <= {*right_labels})
@@ -273,7 +275,7 @@ def test_unseen_labels_leave_the_evidence_for_a_gain(num_labels, num_unseen):
 
 @pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
 def test_drawn_values_of_random_orderings_are_as_uncertain_as_their_examples(right):
-    """Five orderings give the same answers to six examples with two labels, and then to one label."""
+    """Five orderings give the same answers to six examples with two labels, and then to examples with one label."""
     confusion = ConfusionScores(plr_dspy.BalancedAccuracy(), [*"ab"] * 10)
     row = {example: "ab"[example % 2] if example < 6 * right else None for example in range(6)}
     value, draws = confusion.draw_values([row] * 5, np.random.default_rng(0))
@@ -289,7 +291,7 @@ def test_drawn_values_of_random_orderings_are_as_uncertain_as_their_examples(rig
 
 @pytest.mark.parametrize(("num_labels", "num_unseen"), [(30, 0), (30, 3), (100, 10)])
 def test_drawn_f1_of_random_orderings_is_near_its_value_despite_unseen_labels(num_labels, num_unseen):
-    """Eight orderings are right on 80% of the answers to four examples with each seen label."""
+    """Eight orderings answer four examples with each seen label, and 80% of these answers are right."""
     labels = [f"label {index % num_labels}" for index in range(4 * num_labels)]
     seen = [index for index in range(len(labels)) if index % num_labels < num_labels - num_unseen]
     rows = [guesses(seen, labels, 0.8, seed) for seed in range(8)]

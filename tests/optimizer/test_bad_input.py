@@ -383,7 +383,7 @@ def compiled(reorder=None, program=None, **data):
 
 
 class TestFixes:
-    """The fix that each error advises works."""
+    """Check that the fix in each error works."""
 
     def test_of_overlapping_sets(self, engine):
         message = r"of the 60 examples in trainset, 0 are left, because the others are .* in valset"

@@ -18,7 +18,7 @@ from plr_dspy.labels.reader import NoProbabilities
 
 EXAMPLES = questions(60)
 CLOCK = "plr_dspy.scoring.budget.time.monotonic"
-UNLABELLED = [example.without("answer").with_inputs("question") for example in EXAMPLES]
+UNLABELED = [example.without("answer").with_inputs("question") for example in EXAMPLES]
 
 
 def predict(kind=dspy.Predict, demos=()):
@@ -198,7 +198,7 @@ class TestMetrics:
             "the metric compares the right fields",
         ):
             assert (warning in caplog.text) == (wrong is None)
-        assert "dspy.Parallel" not in caplog.text  # The program starts no threads.
+        assert "dspy.Parallel" not in caplog.text  # This program starts no threads.
 
 
 @pytest.mark.parametrize("candidates", ["both", "bootstrapped"])
@@ -213,7 +213,7 @@ def test_answers_become_demos_if_examples_lack_output_fields(engine, candidates)
     def is_right(example, prediction):
         return gold[example.question] == prediction.answer
 
-    cases = [(predict(), UNLABELLED, "answer"), (renaming, EXAMPLES, "said")]
+    cases = [(predict(), UNLABELED, "answer"), (renaming, EXAMPLES, "said")]
     for program, trainset, field in cases:
         optimizer = chooser(is_right, candidates=candidates)
         estimate = optimizer.estimate(program, trainset=trainset)
@@ -250,9 +250,9 @@ def test_a_compile_without_time_for_demos_returns_the_student_and_can_be_resumed
     gold = {example.question: example.answer for example in EXAMPLES}
     options = {"candidates": "both", "max_seconds": 40, "log_dir": tmp_path}
     optimizer = chooser(lambda e, p: gold[e.question] == p.answer, **options)
-    assert not optimizer.compile(predict(), trainset=UNLABELLED).demos
+    assert not optimizer.compile(predict(), trainset=UNLABELED).demos
     assert engine.num_calls == 10
-    optimizer.compile(predict(), trainset=UNLABELLED)
+    optimizer.compile(predict(), trainset=UNLABELED)
     assert optimizer.report.program_calls["bootstrap"] == 15
 
 

@@ -267,7 +267,7 @@ def test_without_calibrate_reports_estimate_the_effect_of_calibration():
     program, report = go(Engine(), max_metric_calls=150, seed=1)
     assert isinstance(program, dspy.Predict)
     effect = report.calibration
-    # Orders differ only in how strongly they lean towards a label.
+    # Orders differ only in how strongly they are biased towards a label.
     assert effect.original_calibrated > effect.original + 0.05
     assert "use BatchCalibration, or calibrate=True" in str(report)
     assert Report.model_validate(json.loads(json.dumps(report.to_dict()))) == report

@@ -133,7 +133,7 @@ class TestPrices:
 
     @pytest.mark.parametrize(("price_of_cached", "expected"), [(0.0, 400), (None, 1000)])
     def test_cached_tokens_may_be_free(self, monkeypatch, price_of_cached, expected):
-        """If cached tokens have no price of their own, they cost as much as other prompt tokens."""
+        """If cached tokens have no separate price, they cost as much as other prompt tokens."""
         monkeypatch.setitem(litellm.model_cost[MODEL], "cache_read_input_token_cost", price_of_cached)
         tokens = {"prompt_tokens": 1000, "cached_tokens": 600}
         assert cost_of({MODEL: tokens}) == pytest.approx(expected * PROMPT)

@@ -1,4 +1,4 @@
-"""DSPy's decision outputs, whose replies state probabilities."""
+"""DSPy's decision outputs, for which replies state probabilities."""
 
 from typing import Annotated, Literal
 

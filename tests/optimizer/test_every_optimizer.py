@@ -49,10 +49,10 @@ BROKEN = ("PLReorder", "paper", "TopKOrder")
 TIMED = ("PLReorder", "calibrated", "paper", "PLFewShot", "demos for each input", "TopKOrder", "F1")
 METRICS = {kind: F1("positive") for kind in ("F1", "F1, calibrated")}
 BUDGET = {"paper": 300, "TopKOrder": 200}
-"""The maximum number of program calls by kind, where it is not 100."""
+"""Maximum number of program calls by kind. For all other kinds, it is 100."""
 OFTEN = {"demos for each input": 3, "programs": 2, "instructions": 3}
-"""Maximum number of calls with the same prompt, if it is not 1. Two variations of retrieval, or a user's program and
-the search, may show the same demos. Instructions are not part of these prompts."""
+"""Maximum number of calls with the same prompt by kind. For all other kinds, it is 1. Two variations of retrieval, or a
+user's program and the search, may show the same demos. Instructions are not part of these prompts."""
 
 
 def compiled(kind, engine, *, metric=None, program=None, trainset=EXAMPLES, **options):
@@ -207,7 +207,7 @@ class TestResuming:
         assert not engine.prompts
         compiled(kind, engine, metric=other, log_dir=tmp_path, accept_changes=True)
         before = len(engine.prompts)
-        # The accepted metric no longer counts as a change.
+        # Once accepted, the metric is no longer a change.
         budget = int(1.5 * BUDGET.get(kind, 100))
         _, optimizer = compiled(kind, engine, metric=other, max_metric_calls=budget, log_dir=tmp_path)
         calls = optimizer.report.program_calls

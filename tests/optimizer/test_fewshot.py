@@ -7,7 +7,7 @@ import fakes
 import pytest
 from fakes import exact_match, questions, student, using
 from label_engines import LABELS, classifier, exact
-from label_world import EXAMPLES as LABELLED
+from label_world import EXAMPLES as LABELED
 
 from plr_dspy import PLFewShot
 
@@ -192,7 +192,7 @@ def test_log_probabilities_are_used_if_replies_need_demos_to_have_them(least, li
     engine = fakes.LabelEngine(LABELS, probabilities)
     engine.mumbles = lambda demos, text: len(demos) < least
     with using(engine, "openai/fake"):
-        chooser.compile(classifier(), trainset=LABELLED)
+        chooser.compile(classifier(), trainset=LABELED)
     assert chooser.report.signal.used == "logprobs"
     assert max(len(prompt) // 2 for prompt in engine.prompts) == most
 

@@ -10,7 +10,7 @@ import litellm
 import pytest
 from fakes import LabelEngine, digest, exact_match, questions, student, using
 from label_engines import exact
-from label_world import EXAMPLES as LABELLED
+from label_world import EXAMPLES as LABELED
 from label_world import Engine, labeled
 from label_world import student as with_demos
 
@@ -210,7 +210,7 @@ class TestCheapest:
     def test_the_cheapest_program_is_built_if_any_loss_is_allowed(self, calibrate):
         options = {"calibrate": calibrate, "min_probability": 0.0, "metric": exact}
         with using(Engine(), "fake/x"):
-            program, optimizer = compiled(with_demos(), trainset=LABELLED, **options)
+            program, optimizer = compiled(with_demos(), trainset=LABELED, **options)
             cheapest = optimizer.program_with(within=1)
             as_good = optimizer.program_with(within=0)
         assert len(program.predictors()[0].demos) > 0
@@ -314,7 +314,7 @@ def losses(chance, within, *, demos=0):
 
 class TestSimulatedWorlds:
     def test_useful_demos_are_kept(self):
-        """Each demo is worth .06, so no cheaper program is as good."""
+        """Each demo increases the true score by .06, so no cheaper program is as good."""
         lost, _ = losses(lambda num_demos: 0.5 + 0.06 * num_demos, 0.01)
         assert sum(loss > 0.01 for loss in lost) <= 0.25 * NUM_COMPILES
         assert mean(lost) <= 0.01

@@ -183,7 +183,7 @@ class TestLevers:
             assert line[:end_of_scores].endswith(f" {changed.mean_score:.2f}")
             assert f"  {changed.gain:+.2f} " in line
             assert changed.note in line
-        # This is the share of correct answers, not the expected score, which is closer to the program's score.
+        # The table shows the share of correct answers. The expected score would be closer to the program's score.
         assert lever(result, "no demos").mean_score != pytest.approx(lever(result, "no demos").score)
         assert rows[-1].endswith("run PLFewShot; all sets scored the same")
 
@@ -299,7 +299,7 @@ class TestCalibration:
 
     @pytest.mark.parametrize("max_calls", [100, 200, 400])
     def test_advice_that_keeps_the_program_says_what_it_rests_on(self, max_calls):
-        """A small gain by calibration is not proven, so the advice says on how many examples, and what would help."""
+        """A small gain by calibration is not proven. The advice states the number of examples, and how to find out."""
         engine = Engine(
             probabilities=lambda demos, text: [0.6, 0.4] if int(text.split()[-1]) % 10 else [0.4, 0.6]
         )

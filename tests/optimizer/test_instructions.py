@@ -19,7 +19,7 @@ from fakes import (
     student,
     using,
 )
-from label_world import EXAMPLES as LABELLED
+from label_world import EXAMPLES as LABELED
 from label_world import Engine, exact
 from label_world import student as classifier
 
@@ -267,7 +267,7 @@ class TestCalls:
 
 
 class SharingEngine(InstructedEngine):
-    """An engine whose accuracy depends on the instruction and the last demo; `clash` is added if both are good."""
+    """An engine whose accuracy depends on the instruction and the last demo. If both are good, `clash` is added."""
 
     def __init__(self, *, clash=0.0, **options):
         super().__init__({example.question: example.answer for example in EXAMPLES}, **options)
@@ -473,18 +473,18 @@ class TestCombinations:
                 display_progress=False,
                 **options,
             )
-            program = optimizer.compile(classifier(), trainset=LABELLED)
+            program = optimizer.compile(classifier(), trainset=LABELED)
             (predictor,) = program.predictors()
             (entry,) = optimizer.report.instructions
             assert predictor.signature.instructions == entry.alternatives[entry.chosen].text
-            assert program(text=LABELLED[0].text).label
+            assert program(text=LABELED[0].text).label
 
     def test_a_metric_over_a_set(self):
         with using(InstructedLabels(), "fake/x"):
             optimizer = PLFewShot(
                 F1("positive"), instructions=[GOOD], max_metric_calls=120, display_progress=False
             )
-            optimizer.compile(classifier(), trainset=LABELLED)
+            optimizer.compile(classifier(), trainset=LABELED)
         assert optimizer.report.instructions[0].alternatives
 
     @pytest.mark.parametrize("demos", ["auto", "retrieved"])
@@ -516,8 +516,8 @@ class ProposingEngine:
 
     Attributes:
         texts: Instructions to propose before the search.
-        revise: Returns an instruction to propose from failures, given the conversation. By default,
-            it returns the first text.
+        revise: Returns an instruction to propose from failures, given the conversation. The default
+            is the first text.
         at: Functions to call when calls begin, by the index of the call.
         prompts: The conversations so far.
     """
@@ -945,8 +945,8 @@ class TestProposalsFromFailures:
                 display_progress=False,
                 **options,
             )
-            program = optimizer.compile(classifier(), trainset=LABELLED)
-            assert program(text=LABELLED[0].text).label
+            program = optimizer.compile(classifier(), trainset=LABELED)
+            assert program(text=LABELED[0].text).label
         (entry,) = optimizer.report.instructions
         assert [choice.text for choice in entry.alternatives][2:] == [GOOD]
         assert entry.alternatives[2].score is not None

@@ -24,7 +24,7 @@ def examples_of(labels):
 
 
 def imbalanced(names, number):
-    """Return one example of each class, and more examples, most of which have one of the first classes."""
+    """Return one example of each class, and further examples, mostly of the first classes."""
     rng = random.Random(0)
     rest = [names[int(len(names) * rng.random() ** 3)] for _ in range(number - len(names))]
     return examples_of([*names, *rest])

@@ -1,4 +1,4 @@
-"""Metrics that read a field which no example has: an error before any call, or when the metric reads the field."""
+"""Errors if a metric reads a field that no example has: before any call, or after the metric has read the field."""
 
 import dspy
 import pytest
@@ -91,7 +91,7 @@ def test_the_error_names_a_similar_column():
 
 
 def test_a_failed_lookup_elsewhere_is_not_taken_for_a_missing_column():
-    """The metric fails because of a dict of its own, a value of examples, and answers without a field."""
+    """The failed lookup is in the metric's own dict, in a value of an example, or in an answer."""
     values = {}
     rows = [example.copy(meta=dspy.Example(size=1)) for example in EXAMPLES]
 

@@ -203,7 +203,7 @@ class TestCompleted:
             assert num_failed > 5
             reports.append(chosen(tmp_path, kind, max_errors=1_000))
             num_last = engine.num_calls - num_calls
-            # Only failed calls of the final comparison, the last batch, are repeated.
+            # Only failed calls of the last batch, which is the final comparison, are repeated.
             assert num_last <= len(reports[0].candidates) * reports[0].comparison.num_examples
             reports.append(chosen(tmp_path, kind, max_errors=1_000, accept_changes=True))
             assert engine.num_calls == num_calls + num_last + num_failed

@@ -65,7 +65,7 @@ def single():
 
 
 class TestCalls:
-    def test_of_an_arrangement_are_consecutive_and_neighbours_share_demos(self, single):
+    def test_of_an_arrangement_are_consecutive_and_neighbors_share_demos(self, single):
         engine, _ = single
         shown = [tuple(message["content"] for message in prompt[:-1]) for prompt in engine.prompts]
         runs = [demos for demos, _ in itertools.groupby(shown)]
@@ -138,8 +138,8 @@ class TestUncachedTokens:
         assert 0 < estimate.cost_with_cache < estimate.cost
 
 
-class TestLooks:
-    def test_are_longer_if_prompts_have_more_uncached_demos(self, single):
+class TestSharedDemos:
+    def test_arrangements_with_more_uncached_demos_are_scored_on_more_examples(self, single):
         engine, _ = single
         longest = {}
         for demos, run in itertools.groupby(engine.prompts, key=itemgetter(slice(0, -1))):
@@ -147,7 +147,7 @@ class TestLooks:
         assert longest[9] >= 5
         assert MOST_EXAMPLES >= 5
 
-    def test_of_the_first_round_share_demos_but_cover_most_of_the_pool(self):
+    def test_prompts_of_the_first_round_share_demos_but_show_most_of_the_pool(self):
         space = OrderingSpace.of_sizes(40, max_length=8, identity=((),))
         search = ThompsonSearch(space, num_examples=60, num_initial=30)
         asked = search.ask()
@@ -159,7 +159,7 @@ class TestLooks:
         assert len(shown) >= 35
         assert {len(items) for (items,) in asked} == set(range(9))
 
-    def test_are_ordered_by_instruction_then_by_demos_after_whole_programs(self):
+    def test_orderings_follow_whole_programs_sorted_by_instruction_then_by_demos(self):
         program = WholeProgram(0, "nearest last")
         orderings = [((1, 0), (1,)), ((0,), (0,)), ((1,), (1,)), ((0, 2), (0,))]
         expected = [program, ((0,), (0,)), ((0, 2), (0,)), ((1,), (1,)), ((1, 0), (1,))]

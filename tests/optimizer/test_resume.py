@@ -489,7 +489,7 @@ class TestSignals:
         assert "KeyboardInterrupt" not in types
 
     def test_ctrl_c_while_the_report_is_built(self):
-        """The nearest-neighbour vote calls the metric after all program calls."""
+        """The nearest-neighbor vote calls the metric after all program calls."""
         rung = []
 
         def metric(example, prediction):
@@ -511,7 +511,7 @@ class TestSignals:
 
     @pytest.mark.parametrize("interrupted", [False, True])
     def test_after_ctrl_c_simple_methods_are_not_scored(self, interrupted):
-        """Their scores may take seconds, in which the user waits for the end of the process."""
+        """Scoring them may take seconds, and the user is waiting for the process to end."""
         chooser = PLFewShot(exact, max_metric_calls=60, num_threads=1, display_progress=False)
         ending = contextlib.nullcontext()
         with fakes.using(label_world.Engine()) as engine:

@@ -16,7 +16,7 @@ RARE = [labeled(f"text {2 * i + (i % 10 == 0)}", LABELS[i % 10 == 0]) for i in r
 
 
 def shy(demos, text):
-    """Return label probabilities that favour the rare label only if the last demo has it."""
+    """Return label probabilities that favor the rare label only if the last demo has it."""
     odd = int(text.split()[-1]) % 2
     last = int(demos[-1].split()[-1]) % 2 if demos else 0
     easy = int(text.split()[-1]) // 20 % 5 != 0
@@ -28,7 +28,7 @@ def rare_first():
 
 
 def cost(counts, labels):
-    """Return a score that penalizes a missed positive like nine false alarms."""
+    """Return a score that penalizes a missed positive as much as nine false alarms."""
     assert labels == LABELS
     missed = counts[1, [0, 2]].sum()
     false_alarms = counts[0, [1, 2]].sum()

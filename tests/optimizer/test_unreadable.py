@@ -87,7 +87,7 @@ class TestRaceOfPrograms:
         assert "40 of 40 answers could not be parsed ('plain', 'instructed')" in caplog.text
 
     def test_the_report_counts_the_replies_that_could_not_be_parsed(self):
-        """The score in the list is expected on new examples, so it need not be 0."""
+        """The list has scores expected on new examples, which may be above 0."""
         engine = model(without_demos)
         programs = {"plain": dspy.Predict("question -> answer"), "demos": student()}
         report = choose(engine, programs).report

@@ -209,7 +209,7 @@ class TestFewCalls:
             assert row.num_examples <= len(scored) < report.settings["num_train"]
 
     def test_there_is_no_row_but_a_reason_if_a_label_was_hardly_scored(self):
-        """One of 40 examples is rare. If it is scored, it is the only one."""
+        """Only one of 40 examples is rare, so at most one rare example is scored."""
         trainset = [*items(1), *(item for item in items(60) if item.label == "usual")]
         row, report = random_of(Chancy({"rare": 1.0, "usual": 0.9}), BalancedAccuracy(), trainset)
         assert row is None
@@ -347,7 +347,7 @@ class TestVote:
         assert "is not expected to do better than" in str(report)
 
     def test_the_gain_over_a_calibrated_program_is_over_its_calibrated_answers(self):
-        """The program is always correct after calibration, and without it on half of the examples."""
+        """The program is always correct after calibration, and on half of the examples before."""
 
         def leaning(demos, text):
             return (0.6, 0.4) if number_in(text) % 2 else (0.9, 0.1)

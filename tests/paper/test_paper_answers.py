@@ -153,7 +153,7 @@ def test_an_answer_equals_itself_in_every_presentation(answer):
     assert same_expression(f"First $x = 1$.\nThe answer is ${answer}$.", answer)
 
 
-def test_neighbouring_answers_in_the_list_differ():
+def test_neighboring_answers_in_the_list_differ():
     assert not [(a, b) for a, b in pairwise(OWN_ANSWERS) if same_expression(b, a)]
 
 

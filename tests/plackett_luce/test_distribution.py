@@ -1,4 +1,4 @@
-"""The Plackett-Luce distribution, compared with its definition by enumeration of all rankings."""
+"""The Plackett-Luce distribution, compared with calculations from its definition over all rankings."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Warnings if a program is loaded with another adapter or model than those saved with the program."""
+"""Warnings if the adapter or model at loading differs from the one that was saved with the program."""
 
 import json
 import logging

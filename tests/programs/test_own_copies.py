@@ -119,7 +119,7 @@ def calibrate(world, **options):
 
 
 def ask_in_orders(world):
-    """Call a program of DEmO, which calls the model with several orders."""
+    """Call a program like those that DEmO returns, which calls the model with several orders."""
     orders = [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0]]
     kept = [{"permutations": {"predict": order}, "content_free": [0.5, 0.5]} for order in orders]
     PerInputOrder(world.program(), kept)(**world.trainset[0].inputs())

@@ -41,7 +41,7 @@ class TestBlocks:
         assert slots.space.num_distinct == 2
 
     def test_native_reasoning_depends_on_the_lm(self):
-        """With native reasoning, prompts omit the reasoning field, so that demos without it are complete."""
+        """With native reasoning, prompts omit the reasoning field, so demos without this field are complete."""
         program = dspy.ChainOfThought("question -> answer", rationale_field_type=dspy.Reasoning)
         program.predict.demos = [demo(0), demo(1, reasoning=False), demo(2)]
         reasoner = type("Reasoner", (dspy.LM,), {"supports_reasoning": True})
@@ -81,7 +81,7 @@ class TestBlocks:
             assert slots.num_demos(ordering) == num_shown
 
 
-class TestLabelledDemos:
+class TestLabeledDemos:
     def test_are_not_added_to_optimized_programs_or_if_prompts_would_not_show_them(self):
         first = dspy.Predict("question -> hint")
         frozen = dspy.ChainOfThought("question -> answer")

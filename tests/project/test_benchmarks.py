@@ -73,7 +73,7 @@ def run(tmp_path, monkeypatch, capsys):
 
 
 def test_sides_keep_to_their_calls_and_all_calls_are_counted(run):
-    """Sides without a number have the random search's limit. The calls of "half of it" count for PLReorder."""
+    """Sides without a number have the random search's limit. Calls of "half of it" are added to those of PLReorder."""
     sides = ("random search", "half of it", "half of it, PLReorder", "PLReorder", "PLFewShot@30")
     counted = ("original", "calibrated", "TopK calibrated@100", "calibrate@40")
     num_calls = {}

@@ -35,7 +35,7 @@ LINK = re.compile(r"\]\(([^()\s]+)\)")
 LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"?(https?://[^\s\">]+)")
 MOST_NOT_RUN = 3
 BUDGET = 60
-"""Number of program calls here, instead of the number for `auto="light"`, and of numbers above 99 on pages."""
+"""Number of program calls in these tests. It replaces the number for `auto="light"`, and numbers above 99 on pages."""
 
 EXAMPLES = questions(40)
 LABELS = ["negative", "positive"]

@@ -69,7 +69,7 @@ def test_the_citation_and_the_changelog_name_this_version():
     assert (citation["version"], citation["license"], headings[0]) == (version, "MIT", version)
 
 
-def test_the_release_passes_twine_and_has_a_licence_and_a_command(release, wheel):
+def test_the_release_passes_twine_and_has_a_license_and_a_command(release, wheel):
     assert len(list(release.iterdir())) == 2
     run(sys.executable, "-m", "twine", "check", "--strict", *release.iterdir())
     named = {name.partition(".dist-info/")[2]: data for name, data in contents(wheel).items()}

@@ -22,7 +22,7 @@ from fakes import (
     using,
 )
 from label_engines import LABELS, classifier, exact
-from label_world import EXAMPLES as LABELLED
+from label_world import EXAMPLES as LABELED
 from label_world import Engine
 from matplotlib import pyplot
 
@@ -43,17 +43,17 @@ def examples(count=45, first=0):
     return [example(i) for i in range(first, first + count)]
 
 
-def colour(question):
+def color(question):
     return question.split()[-3]
 
 
-def by_colour(**options):
-    return CopyingEngine(lambda demo, asked: colour(demo) == colour(asked), **options)
+def by_color(**options):
+    return CopyingEngine(lambda demo, asked: color(demo) == color(asked), **options)
 
 
 class Teaching(CopyingEngine):
     def otherwise(self, asked):
-        return ANSWERS[colour(asked)] if len(self.shown) <= 8 else "wrong"
+        return ANSWERS[color(asked)] if len(self.shown) <= 8 else "wrong"
 
 
 def predict(signature="question -> answer"):
@@ -85,7 +85,7 @@ def compiled(engine, *, student=None, trainset=None, valset=None, asks=1, **opti
     student = student or predict()
     trainset = trainset or examples()
     with using(engine), warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)  # from numpy, if numbers are not finite
+        warnings.simplefilter("error", RuntimeWarning)  # numpy warns of numbers that are not finite
         program = optimizer.compile(student, trainset=trainset, valset=valset)
     num_calls = optimizer.report.program_calls["total"]
     assert engine.num_calls / asks == num_calls <= optimizer.max_metric_calls
@@ -173,7 +173,7 @@ class TestLeaks:
                     return f"[[ ## hint ## ]]\nsee {fields['question']}\n\n[[ ## completed ## ]]"
                 demos = [dict(FIELD.findall(text))["hint"] for text in texts[:-1:2]]
                 leaks.append(fields["hint"] in demos)
-                return self.formatted(system, texts, ANSWERS[colour(fields["hint"])])
+                return self.formatted(system, texts, ANSWERS[color(fields["hint"])])
 
         leaks = []
         hint = predict("question -> hint")
@@ -221,15 +221,15 @@ class TestLeaks:
 class TestChoice:
     @MODES
     def test_helpful_demos_are_retrieved(self, demos):
-        """A demo of the same colour shows the answer, and the nearest demos include such a demo."""
+        """A demo of the same color shows the answer, and the nearest demos include such a demo."""
         options = {"demos": demos, "max_demos": 2, "max_metric_calls": 150}
-        program, optimizer = compiled(by_colour(), **options)
+        program, optimizer = compiled(by_color(), **options)
         report = optimizer.report
         assert report.retrieves
         assert report.comparison.chosen > report.comparison.original == 0
         devset = examples(15, first=100)
         evaluate = dspy.Evaluate(devset=devset, metric=exact_match, num_threads=4)
-        with using(by_colour()) as engine:
+        with using(by_color()) as engine:
             score = evaluate(program).score
             assert engine.num_calls == 15
         assert score > 90
@@ -238,7 +238,7 @@ class TestChoice:
     def test_the_final_comparison_includes_the_best_retrieved_and_the_best_fixed_demos(self, likeness_helps):
         engine = engine_for(examples())
         if likeness_helps:
-            engine = by_colour()
+            engine = by_color()
         _, optimizer = compiled(engine, demos="auto", max_metric_calls=150)
         (original, *others) = optimizer.report.candidates
         assert original.ordering == {"self": []}
@@ -252,7 +252,7 @@ class TestChoice:
         engine = Engine()
         with using(engine, "fake/x"), warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)
-            optimizer.compile(classifier(), trainset=LABELLED)
+            optimizer.compile(classifier(), trainset=LABELED)
         report = optimizer.report
         assert report.signal.used == "logprobs"
         assert len(engine.prompts) == report.program_calls["total"] <= 120
@@ -288,7 +288,7 @@ class TestChoice:
             optimizer.program_with(8)
 
     def test_limits_on_demos_and_tokens_are_respected(self, tmp_path):
-        engine = by_colour()
+        engine = by_color()
         _, optimizer = compiled(engine, max_demos=3, min_demos=2)
         assert {len(demos) for demos in engine.shown} == {0, 2, 3}
         returned = optimizer.report.returned
@@ -296,7 +296,7 @@ class TestChoice:
         long = examples(1)[0].copy(question="long " * 300 + "is red all over")
         limits = {"max_demos": 4, "max_demo_tokens": 2 * tokens, "max_metric_calls": 200}
         for demos in ("retrieved", "auto"):
-            engine = by_colour()
+            engine = by_color()
             program, _ = compiled(engine, demos=demos, trainset=[long, *examples()], **limits)
             # A demo that is too long must not prevent shorter demos from being shown.
             assert max(map(len, engine.shown)) in (1, 2)
@@ -319,7 +319,7 @@ class TestChoice:
 
         def report(**options):
             student = Program(both, one=predict(), other=predict())
-            _, optimizer = compiled(by_colour(), student=student, asks=2, **options)
+            _, optimizer = compiled(by_color(), student=student, asks=2, **options)
             return optimizer.report
 
         tokens = report(max_metric_calls=0).returned.demo_tokens
@@ -329,20 +329,20 @@ class TestChoice:
     @MODES
     def test_an_async_program_can_be_compiled_after_syncify(self, demos):
         student = dspy.syncify(fakes.OnlyAsync(predict()))
-        _, optimizer = compiled(by_colour(), student=student, demos=demos)
+        _, optimizer = compiled(by_color(), student=student, demos=demos)
         assert optimizer.report.comparison is not None
 
     @MODES
     def test_no_prompt_is_paid_for_twice(self, demos):
         """Variations and fixed orders that show the same demos for an example share one call."""
-        engine = by_colour()
+        engine = by_color()
         options = {"max_demos": 2, "min_demos": 2, "max_metric_calls": 150}
         compiled(engine, demos=demos, trainset=examples(12), **options)
         assert max(engine.requests.values()) == 1
 
     def test_calls_are_resumed_with_another_order_or_embedder(self, tmp_path):
         """Calls are resumed if the trainset is in another order. With an embedder, fewer calls are resumed."""
-        engine = by_colour()
+        engine = by_color()
         compiled(engine, log_dir=tmp_path)
 
         def lengths(texts):
@@ -361,7 +361,7 @@ class TestChoice:
 
     def test_the_report_describes_retrieval_and_the_vote(self, tmp_path):
         for limit in (0, 120):
-            _, optimizer = compiled(by_colour(), max_metric_calls=limit)
+            _, optimizer = compiled(by_color(), max_metric_calls=limit)
             report = optimizer.report
             report.save(tmp_path / "report.json")
             assert type(report).load(tmp_path / "report.json") == report
@@ -403,7 +403,7 @@ class TestChoice:
         _, optimizer = compiled(CopyingEngine(), student=asking, **options)
         assert optimizer.report.vote is None
         monkeypatch.setattr("plr_dspy.optimizer.yardsticks.MAX_SECONDS", 0.0)
-        _, optimizer = compiled(by_colour(), max_metric_calls=0)
+        _, optimizer = compiled(by_color(), max_metric_calls=0)
         assert optimizer.report.vote is None
 
 
@@ -422,7 +422,7 @@ class TestRetrievingStudents:
 
 
 def test_without_calls_frequent_labels_are_preferred_in_a_large_pool():
-    trainset = [LABELLED[i % 2].copy(text=f"text {i}") for i in range(320)]
+    trainset = [LABELED[i % 2].copy(text=f"text {i}") for i in range(320)]
     with using(Engine(), "fake/x"):
         program = without_calls().compile(classifier(), trainset=trainset)
         few = without_calls().compile(classifier(), trainset=trainset[:40])
@@ -432,9 +432,9 @@ def test_without_calls_frequent_labels_are_preferred_in_a_large_pool():
 
 def test_a_calibrated_retrieving_program_can_be_saved_and_loaded(tmp_path):
     with using(Engine(), "fake/x"):
-        inner = without_calls().compile(classifier(), trainset=LABELLED)
+        inner = without_calls().compile(classifier(), trainset=LABELED)
         calibration = BatchCalibration(num_inputs=20, display_progress=False)
-        program = calibration.compile(inner, trainset=LABELLED)
+        program = calibration.compile(inner, trainset=LABELED)
         program.save(tmp_path / "p.json")
         with pytest.raises(KeyError):
             classifier().load(tmp_path / "p.json")
@@ -482,7 +482,7 @@ class TestBadInput:
         embedder = dspy.Embedder(embed, caching=False, api_key="topsecretvalue")
         optimizer = chooser(embedder=embedder, log_dir=tmp_path)
         data = {"trainset": examples(), "valset": examples(20, first=45)}
-        with using(by_colour()):
+        with using(by_color()):
             optimizer.estimate(predict(), trainset=examples())
             assert len(asked) == 45
             optimizer.compile(predict(), **data)
@@ -505,7 +505,7 @@ class TestBadInput:
             return [[1.0] for _ in texts]
 
         optimizer = chooser(embedder=dspy.Embedder(embed, caching=False), max_seconds=0.1)
-        with using(by_colour()) as engine:
+        with using(by_color()) as engine:
             optimizer.compile(predict(), trainset=examples(), valset=examples(20, first=45))
         assert engine.num_calls == 0
         assert optimizer.report.stopped == "time limit"
@@ -532,5 +532,5 @@ class Private(dspy.Module):
 
 
 def test_variations_of_a_private_predictor_have_different_digests():
-    _, optimizer = compiled(by_colour(), student=Private())
+    _, optimizer = compiled(by_color(), student=Private())
     assert optimizer.report.program_calls["total"] > 110

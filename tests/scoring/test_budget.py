@@ -132,15 +132,15 @@ class TestCost:
 
     @pytest.mark.parametrize(("expected", "largest", "number"), [(None, 1, 9), (3, 3, 3)])
     def test_later_calls_may_cost_more_than_a_cheap_first_call(self, expected, largest, number):
-        """If no cost is expected, they are assumed to cost as much as the first call."""
+        """Without an expected cost, later calls are assumed to cost as much as the first call."""
         budget = Budget(max_cost=10, expected_cost=expected)
         make(budget, 1)
         assert (budget.largest_cost, begun(budget)) == (largest, number)
 
 
 class TestTimeAndCalls:
-    def test_the_pace_is_measured_on_new_calls(self, clock, resumed):
-        """Check that recalled calls, which take no time, do not affect the pace."""
+    def test_the_time_per_call_is_measured_on_new_calls(self, clock, resumed):
+        """Check that recalled calls, which take no time, do not affect the measured time."""
         budget = Budget(resumed(*[0] * 500), max_seconds=1000)
         for number in range(500):
             budget.recall((f"order {number}", 0))

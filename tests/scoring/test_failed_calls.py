@@ -1,4 +1,4 @@
-"""Failed calls in a run log: which of them the next run repeats, and what happens if a limit prevents the repeat."""
+"""Failed calls in a run log: which of them the next run repeats, and what happens if a limit prevents this."""
 
 import itertools
 

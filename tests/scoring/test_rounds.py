@@ -159,7 +159,7 @@ class TestExamples:
 
     @pytest.mark.parametrize(("calls", "count"), [(0, 0), (3, 0), (4, 1), (11, 2), (12, 3), (99, 5)])
     def test_only_complete_orderings_count_when_the_budget_runs_out(self, calls, count):
-        """Check that only the orderings before the first incomplete ordering are returned."""
+        """Only the orderings before the first incomplete ordering are returned."""
         payer = TablePayer(table())
         payer.pay([("4", example) for example in range(16, 20)])
         payer.most = 4 + calls
@@ -182,8 +182,8 @@ class TestFailures:
         first, second = scores_of_round(Rounds(TablePayer(values), num_first=8), ORDERINGS[:2])
         assert first[2] == -1.0
         assert mean(first) == mean(second) == 2.5 / 8
-        favouring = Rounds(TablePayer(values), num_first=8, favored=ORDERINGS[0])
-        first, _ = scores_of_round(favouring, ORDERINGS[:2])
+        favoring = Rounds(TablePayer(values), num_first=8, favored=ORDERINGS[0])
+        first, _ = scores_of_round(favoring, ORDERINGS[:2])
         assert first == {e: 0.5 for e in range(8) if e != 2}
 
     def test_an_ordering_that_always_fails_gets_the_worst_score(self):

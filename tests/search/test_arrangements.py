@@ -109,9 +109,9 @@ class TestWorlds:
 
     @pytest.mark.parametrize(("kind", "num_known"), [("nothing", 10), ("harm", 40)])
     def test_rarely_claims_a_gain_or_loses_score_if_no_demo_helps(self, kind, num_known):
-        """At most one of four compile runs may claim that its choice is better."""
-        # If demos harm, 1 of 40 compile runs returns a program with demos. This lowers the
-        # program's score by .19.
+        """At most one of four compiles may claim that its choice is better."""
+        # If demos do harm, 1 of 40 compiles returns a program with demos. This lowers the score
+        # by .19.
         better = []
         replaced = []
         change = []
@@ -126,8 +126,8 @@ class TestWorlds:
         assert kind == "nothing" or sum(replaced) <= 1
 
 
-def test_random_arrangements_of_a_small_pool_differ_in_parity_and_keep_most_instructions():
-    """A deal from 6 items has only one arrangement of 4 items, so the counts must span the deals."""
+def test_random_arrangements_of_a_small_pool_have_all_lengths_and_keep_most_instructions():
+    """A shuffle of 6 items contains only one arrangement of 4 items, so the lengths must vary over shuffles."""
     items = tuple(range(6))
     space = OrderingSpace((items, items[:5]), ((0, 4), (1, 1)), ((), (0,)), choices=(0,))
     arrangements = ThompsonSearch(space, num_examples=50, num_initial=60).nested(60)

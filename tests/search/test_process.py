@@ -175,7 +175,7 @@ def variances_of(process):
 def conditioned(world, variances):
     """Return the mean and covariance of f, given the scores of all cells.
 
-    Scores of two orderings on the same example are correlated by the example's preferences.
+    Scores of two orderings on the same example are correlated, because the example prefers some orderings.
     """
     features = [np.concatenate(pair) for pair in zip(world.known, world.new, strict=True)]
     prior = sum(v * (f @ f.T) for v, f in zip(variances[:-1], features, strict=True))
@@ -186,7 +186,7 @@ def conditioned(world, variances):
     observed = prior[np.ix_(rows, rows)] + same * effects[np.ix_(rows, rows)]
     observed += np.diag(np.maximum(1.0 - np.diag(effects), 1.0 - MAX_SHARE)[rows])
     gain = np.linalg.solve(observed, prior[rows]).T
-    # Subtract the mean by generalised least squares.
+    # Subtract the mean by generalized least squares.
     weights = np.linalg.solve(observed, np.ones(len(rows)))
     scores = world.scores[rows, columns]
     scores = scores - weights @ scores / weights.sum()

@@ -101,13 +101,13 @@ class TestSpace:
         assert (shortened is None) == (fewest > most)
         assert shortened is None or meets(space, shortened)
 
-    def test_moves_reach_exactly_the_neighbours_that_meet_the_quotas(self):
+    def test_moves_reach_exactly_the_neighbors_that_meet_the_quotas(self):
         quotas = Quotas((0, 0, 1, 1, -1), (1, 1))
         space = OrderingSpace((tuple(range(5)),), ((2, 3),), quotas=(quotas,))
         for (begin,) in (((0, 2),), ((0, 1, 2),), ((2, 4, 0),)):
             rng = np.random.default_rng(0)
             reached = {space.moved((begin,), rng) for _ in range(3_000)}
-            neighbours = set()
+            neighbors = set()
             for (items,) in everything(space):
                 shared = set(items) & set(begin)
                 num_changed = sum(a != b for a, b in zip(items, begin, strict=False))
@@ -118,8 +118,8 @@ class TestSpace:
                 )
                 is_permuted = set(items) == set(begin) and items != begin
                 if is_replaced or is_longer or is_permuted:
-                    neighbours.add((items,))
-            assert reached == neighbours
+                    neighbors.add((items,))
+            assert reached == neighbors
 
     def test_new_choices_are_shown_only_with_orderings_that_meet_the_quotas(self):
         quotas = (Quotas((0, 1, 1), (1, 1)), Quotas())

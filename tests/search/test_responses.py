@@ -137,14 +137,14 @@ def test_effect_process_equals_gaussian_conditioning(seed, outputs):
 @pytest.mark.parametrize("num_labels", [2, 4])
 def test_two_examples_per_ordering_predict_its_score(num_labels):
     """Check that predictions are better than the accuracy on three times as many examples."""
-    modelled = []
+    modeled = []
     counted = []
     for seed in range(5):
         world = World(seed=seed, num_labels=num_labels, num_orderings=60, num_examples=40)
-        modelled.append(correlation(world.model().means, world.truth))
+        modeled.append(correlation(world.model().means, world.truth))
         counted.append(correlation(world.right[:, :6].mean(axis=1), world.truth))
-    assert np.mean(modelled) > 0.6
-    assert np.mean(modelled) > np.mean(counted) + 0.1
+    assert np.mean(modeled) > 0.6
+    assert np.mean(modeled) > np.mean(counted) + 0.1
 
 
 def test_gains_are_rarely_claimed_if_orderings_do_not_differ():
@@ -189,7 +189,7 @@ class TestOrderingModel:
         numbers = [[gain.expected, gain.probability] for gain in fitted.gains(first).values()]
         assert np.isfinite([*np.ravel(numbers), *offsets_of(fitted, first)]).all()
 
-    def test_only_promising_and_some_bad_orderings_are_modelled_if_there_are_many(self):
+    def test_only_promising_and_some_bad_orderings_are_modeled_if_there_are_many(self):
         world = World(num_orderings=400, lean=2.0)
         fitted = OrderingModel(SPACE, responses=self.responses(world)).fit(self.scores_of(world))
         ranked = [world.orderings[i] in fitted.orderings for i in np.argsort(-world.truth)]
@@ -206,7 +206,7 @@ class TestOrderingModel:
             assert (fitted.estimates() == alone) == is_ignored
 
     def test_gains_over_a_program_without_readable_labels_are_predicted(self):
-        """Check gains over an ordering without demos, whose replies never contain a label."""
+        """Check gains over an ordering without demos. The replies to its prompts never contain a label."""
         world = World(lean=2.0)
         scores = {WITHOUT_DEMOS: dict.fromkeys(range(25), 0.0), **self.scores_of(world)}
         fitted = OrderingModel(SPACE, responses=self.responses(world)).fit(scores)

@@ -102,7 +102,7 @@ def test_intervals_of_equal_scores_have_width_and_gains_stay_below_the_maximum_s
 @pytest.mark.parametrize("num_examples", [10, 20, 40])
 @pytest.mark.parametrize(("own", "other"), [(0.0, 0.9), (0.5, 1.0), (0.5, 0.0), (1.0, 0.1), (0.0, 0.0)])
 def test_gains_lead_from_a_possible_score_to_a_possible_score(num_examples, own, other):
-    """All gains are between the bounds minus the program's score on new examples."""
+    """The program's score on new examples plus any gain is within the bounds of the metric."""
     scores = np.zeros((8, num_examples))
     scores[0, : round(own * num_examples)] = 1.0
     scores[1:6, num_examples - round(other * num_examples) :] = 1.0

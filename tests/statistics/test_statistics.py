@@ -39,7 +39,7 @@ class TestBatchOffsets:
 
     @given(TABLES)
     def test_offsets_make_mean_probabilities_of_labels_equal(self, table):
-        """The probabilities are not normalised again after calibration."""
+        """The probabilities are not normalized again after calibration."""
         moved = np.exp(table + batch_offsets(table)).mean(axis=0)
         np.testing.assert_allclose(moved, moved[0], rtol=1e-9)
 
