@@ -90,7 +90,7 @@ def reanchored(table: np.ndarray, right_labels: np.ndarray) -> np.ndarray:
 def by_labels(table: np.ndarray, right_labels: np.ndarray) -> np.ndarray:
     """Return the offsets ``[labels]`` with the best cross-validated accuracy.
 
-    Candidates are zeros, and the offsets of batch calibration for each of the likely label shares.
+    Candidates are zeros, and the offsets of batch calibration for each choice of likely label shares.
     """
     num_labels = table.shape[1]
     accuracy = (table.argmax(axis=1) == right_labels).mean()

@@ -42,7 +42,7 @@ from plr_dspy.search.elimination import EliminationSearch
 from plr_dspy.search.model.paired import ProgramModel
 from plr_dspy.search.space import Candidate, OrderingSpace, WholeProgram
 
-TOLERANCE = 0.005  # If a program's true score is this close to the best score, choosing it counts as correct.
+TOLERANCE = 0.005  # maximum difference of a correctly chosen program from the best true score
 EFFECTS = (0.3, 0.6, 1.0)  # standard deviations of interactions, relative to that of the examples' ease
 ABILITIES = (0.5, 0.8)  # range from which the true mean score of the other programs is drawn
 

@@ -1,4 +1,4 @@
-"""A check of figures in the docs against newly computed figures. Only figures that need no model are checked.
+"""A comparison of figures in the docs with newly computed figures. Figures that need a model are not checked.
 
 python benchmarks/evidence.py                      # a few compiles for each figure, 20 minutes on 2 cores
 python benchmarks/evidence.py --only recorded --compiles 48
@@ -28,7 +28,7 @@ from scipy.stats import t
 
 FILES = {"MR": RECORDED / "mr.npz", "SUBJ": RECORDED / "subj.npz", "AG News": RECORDED / "agnews.npz"}
 ROUNDING = 0.0006
-"""Maximum rounding error of a figure, which is always allowed as a difference."""
+"""Maximum rounding error of a figure. Differences up to this size are always allowed."""
 LEVEL = 0.0005
 """Significance level of the t test that decides whether a figure disagrees."""
 
@@ -38,7 +38,7 @@ class Figure:
     """A figure in the docs, and new values whose mean must agree with the figure."""
 
     name: str
-    cell: str  # text of the figure in the docs
+    cell: str  # the figure as written in the docs
     values: Sequence[float]
     num_in_docs: int  # number of compiles behind the figure in the docs; 0 if the figures must be identical
 
@@ -80,7 +80,7 @@ def tolerance(values: np.ndarray, num_in_docs: int) -> float:
     spread = values.std(ddof=1)
     freedom = len(values) - 1.0
     if set(values) <= {0.0, 1.0}:
-        # Add one success and one failure, because 0 of 8 does not mean that the share is 0.
+        # Add one success and one failure, because 0 of 8 does not prove a share of 0.
         share = (values.sum() + 1) / (len(values) + 2)
         spread = np.sqrt(share * (1 - share))
         freedom = np.inf
@@ -98,7 +98,7 @@ def text(name: str) -> str:
 
 
 def rows(name: str, first_column: str) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of a page's table. An empty cell in the first two columns stands for the cell above."""
+    """Yield the rows of a page's table. An empty cell in the first two columns means the same as the cell above."""
     frame = read_table(page(name), first_column)
     frame.iloc[:, :2] = frame.iloc[:, :2].replace("", pd.NA).ffill()
     return frame.itertuples(index=False, name=None)
@@ -119,7 +119,7 @@ def recorded(compiles: Compiles) -> Iterator[Figure]:
 
 
 def best_of_five(compiles: Compiles) -> Iterator[Figure]:
-    """Measure gains over an original order that is the best of five."""
+    """Measure gains over an original order that is the best of five random orders."""
     pattern = r"`PLReorder` gain (.+?) on MR, (.+?) on\s+SUBJ and (.+?) on AG News"
     (cells,) = re.findall(pattern, page("evidence"), re.S)
     for cell, (task, path) in zip(cells, FILES.items(), strict=True):
@@ -175,7 +175,7 @@ def claims(compiles: Compiles) -> Iterator[Figure]:
 
 
 def lone_original(compiles: Compiles) -> Iterator[Figure]:
-    """Measure how often a worse order replaces an original that is better than all others."""
+    """Measure how often a worse order replaces an original that is better than all other orders."""
     for limit, *cells in rows("evidence", "calls | scores"):
         for mode, cell in zip(("light", "logprobs", "calibrated"), cells, strict=True):
             method = f"{mode}@{without_comma(limit)}"

@@ -63,7 +63,7 @@ class World:
         sizes |= {CALIBRATED: 1, BOTH: headroom.NUM_SETS}
         numbers = itertools.count()
         rows = {name: list(itertools.islice(numbers, size)) for name, size in sizes.items() if size}
-        if not self.has_demos:  # The first set is already in the first order.
+        if not self.has_demos:  # The rows of random sets already contain the first set in its first order.
             rows[ORDERS][0] = rows[RANDOM][0]
         return rows
 
@@ -124,7 +124,7 @@ class World:
 
 @cache
 def shared_variance(accuracy: float, disagreement: float) -> float:
-    """Return the share of variance that two programs must have in common to disagree on a share of the examples.
+    """Return the share of variance that two programs have in common if they disagree on a share of the examples.
 
     Args:
         accuracy: Accuracy of two equally good programs.
@@ -149,8 +149,8 @@ def covers(interval: tuple[float, float], truth: float) -> bool:
 def results(world: World, tables: int) -> dict[str, list[float]]:
     """Return four values for each lever, and the rates of two kinds of advice.
 
-    The values are how often the interval covers the truth, how often it excludes 0, its mean width, and the mean error
-    of the gain. The advice is to keep the program ("kept"), or to use an instruction ("instructed").
+    The values are how often the interval contains the true gain, how often it excludes 0, its mean width, and the mean
+    error of the expected gain. The advice is to keep the program ("kept"), or to use an instruction ("instructed").
     """
     comparisons.NUM_DRAWS = 2_000
     comparisons.NUM_FLIPS = 999

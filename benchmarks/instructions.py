@@ -57,7 +57,7 @@ class Effects:
     Attributes:
         demos: The kind of the `ArrangementWorld`.
         best: Effect of the best instruction, relative to the program's own.
-        others: Effect of all other instructions.
+        others: Effect of each other instruction.
         best_alone, others_alone: Additional effects if no demos are shown.
         spread: Standard deviation of each instruction's effects on single examples.
     """
@@ -122,7 +122,7 @@ class InstructedLookup(Lookup):
 
 
 class InstructedEngine(ReplayEngine):
-    """A replay engine for worlds with instructions, which caches answers by demos and instruction."""
+    """A replay engine for worlds with instructions. It caches answers by demos and instruction."""
 
     def __init__(self, world: InstructedWorld) -> None:
         super().__init__(world)

@@ -1,4 +1,4 @@
-"""Landscapes, which define the answers to all examples for each order of the demos without a model.
+"""Landscapes. A landscape defines the answers to all examples for each order of the demos, without a model.
 
 Synthetic landscapes combine the effects seen in recorded answers of a real model: of each demo, of each demo at each
 position, of adjacent demos, and of the sequence of labels. An order has a leaning and a quality. The leaning towards a
@@ -87,7 +87,7 @@ class SyntheticLandscape(Landscape):
     """A random landscape with two labels, which are equally frequent among demos and examples.
 
     The kind is one of `KINDS`, or "triples". Triples are effects of the relative order of three demos, which none of
-    the searches can model. The mean accuracy of an order is .60, with a standard deviation of .09, and two orders
+    the searches can model. The mean accuracy of orders is .60, with a standard deviation of .09. Two orders
     disagree on 35% of the examples. In the recorded answers of a real model, the mean accuracy is .46 to .68, the
     standard deviation .04 to .10, and the disagreement 7 to 42%.
     """
@@ -115,7 +115,7 @@ class SyntheticLandscape(Landscape):
         return self._margin + leaning + quality + 0.6 * noise
 
     def _effect(self, kind: str, rng: np.random.Generator) -> Effect:
-        """Draw a random effect of the given kind."""
+        """Draw a random effect of this kind."""
         n = self.num_demos
         if kind == "item":
             scores = rng.normal(size=n)
@@ -163,10 +163,10 @@ def _standardized(effect: Effect, sample: np.ndarray) -> Effect:
 
 
 class OwnEffectsLandscape(Landscape):
-    """A landscape where each demo at each position has a common effect and an own effect on each example.
+    """A landscape where each demo at each position has a common effect, and an effect on each single example.
 
     `own` and `common` are the standard deviations of the effects over orders, in logits. If `common` is 0, all
-    orders are equally good on new examples. If `leaning`, the common effect favors one label, correct or not.
+    orders are equally good on new examples. With `leaning`, the common effect favors one label, which may be incorrect.
     """
 
     def __init__(
@@ -253,14 +253,14 @@ STRENGTHS = {
     "harm": (0.0, 0.0, 0.0, 0.5),
     "cost": (0.0, 0.0, -0.2, 0.0),
 }
-"""For each kind, the weights of the leaning, the worths and the log number of demos, and the harm of any demos."""
+"""For each kind, the strengths of leaning, demos' values and log number of demos, and the loss if any demos are shown."""
 
 
 class ArrangementWorld(Landscape):
     """A landscape whose accuracy depends on which demos are shown, how many, and in what order.
 
     As in `SyntheticLandscape`, an arrangement has a quality and a leaning. The quality is a weighted sum of the demos'
-    worths, with larger weights towards the end, and grows with the number of demos. The leaning is a constant of the
+    values, with larger weights towards the end, and grows with the number of demos. The leaning is a constant of the
     model plus a sum over the classes of the demos, with similar weights. The kind decides what matters most: "classes",
     as in recorded answers, or "items". In "nothing", all arrangements are equal. In "harm", any demos lower the
     accuracy. In "cost", each additional demo lowers the accuracy.
@@ -268,7 +268,7 @@ class ArrangementWorld(Landscape):
 
     num_held_out = 2_000
     max_shown = 8
-    noise = 0.6  # standard deviation of an arrangement's own effects on single examples
+    noise = 0.6  # standard deviation of an arrangement's effects on single examples
 
     def __init__(self, kind: str, num_demos: int, seed: int, num_examples: int = 2_100) -> None:
         rng = np.random.default_rng([num_demos, seed])
@@ -327,7 +327,7 @@ class RecordedLandscape(Landscape):
 
 
 class Rearranged(Landscape):
-    """A landscape with the demos, and optionally the examples, in another original order."""
+    """A landscape whose demos, and optionally examples, are in another original order."""
 
     def __init__(self, landscape: Landscape, demos: Sequence[int], examples: Sequence[int] = ()) -> None:
         self._landscape = landscape

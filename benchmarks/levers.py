@@ -94,7 +94,7 @@ class Record:
 
     @cached_property
     def sizes(self) -> dict[int, list[int]]:
-        """For each number of demos, largest first, the indices of the random arrangements."""
+        """The indices of the random arrangements for each number of demos, beginning with the largest number."""
         sizes: dict[int, list[int]] = {}
         for number in self.of_kind(RANDOM):
             sizes.setdefault(len(self.plan[number].demos), []).append(number)
@@ -153,7 +153,7 @@ def known_part(is_known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def splits(number: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield random halves of the examples, each pair in both orders."""
+    """Yield random halves of the examples. Each pair of halves is yielded twice, in both orders."""
     rng = np.random.default_rng(0)
     for _ in range(NUM_SPLITS):
         shuffled = rng.permutation(number)
@@ -187,7 +187,7 @@ def with_interval(values: np.ndarray, *, sign: str = "") -> str:
 
 @dataclass(frozen=True)
 class Spread:
-    """Variances of accuracies, for the sample itself or for each bootstrap sample.
+    """Variances of accuracies, for the examples themselves or for each bootstrap sample.
 
     Attributes:
         seen: Variance of the accuracies.

@@ -21,7 +21,7 @@ half of it, PLReorder
 BootstrapFewShot, MIPROv2, SIMBA, GEPA
                   these optimizers of DSPy (`peers.py`); the model itself writes instructions
 random search, then PLFewShot; MIPROv2, then PLFewShot; GEPA, then PLFewShot
-                  PLFewShot with programs=[the program that the other optimizer makes with half of the calls]
+                  PLFewShot with the program that the other optimizer makes with half of the calls, as programs=
 PLFewShot propose PLFewShot(instructions="propose")
 PLFewShot, PLFewShot calibrated, PLFewShot auto, PLFewShot auto calibrated
                   "calibrated" with calibrate=True, "auto" with demos="auto"
@@ -155,7 +155,7 @@ class Draw:
         self._results: dict[str, Result] = {}
 
     def _drawn(self, examples: Sequence[dspy.Example], number: int) -> list[dspy.Example]:
-        """Return random examples. If a label is rare, it gets the share of the examples that --share states."""
+        """Return random examples. If a label is rare, its share of the examples is --share."""
         if self.rare is None:
             return self.rng.sample(examples, min(number, len(examples)))
         field = self.task.output_field
@@ -256,7 +256,7 @@ def optimized(
 
 
 class CallCounter(BaseCallback):
-    """A counter of LM calls, including cached calls, which a side would have to make if it ran alone."""
+    """A counter of LM calls. It includes cached calls, which a side would have to make if it ran alone."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
@@ -268,7 +268,7 @@ class CallCounter(BaseCallback):
 def batch_calibrated(
     draw: Draw, calls: int | None, *, base: str = ORIGINAL, by_f1: bool = False
 ) -> SideProgram:
-    """Calibrate the original or another side. The other side leaves 64 of its calls for calibration."""
+    """Calibrate the original or another side. Another side leaves 64 of its calls for the calibration."""
     spent = 0
     num_inputs = calls or CALIBRATION_CALLS
     if base != ORIGINAL:

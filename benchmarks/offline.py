@@ -15,8 +15,8 @@ top-k          random search
 halving        successive halving of random orders, or of arrangements
 batch          BatchCalibration with up to 64 calls
 fixed          PLFewShot with demos="fixed", which learns from scores
-retrieved      the same with demos="retrieved"; "retrieved@0" makes no calls
-auto           the same with demos="auto"
+retrieved      PLFewShot with demos="retrieved"; "retrieved@0" makes no calls
+auto           PLFewShot with demos="auto"
 
 In the worlds "classes", "items", "nothing", "harm" and "cost", the methods choose demos, and `--demos` is the size
 of the pool. `--pools` is the number of known examples, for both splits; all other examples are held out. In

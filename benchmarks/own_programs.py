@@ -51,7 +51,7 @@ POINT = 0.01
 
 @dataclass(frozen=True)
 class Programs:
-    """How the programs a and b change the log-odds of a correct answer, and which kind of `ArrangementWorld` it is."""
+    """How the programs a and b change the log-odds of a correct answer, and the kind of the `ArrangementWorld`."""
 
     demos: str
     effects: tuple[float, float]

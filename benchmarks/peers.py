@@ -21,7 +21,7 @@ MINIBATCH = 25  # examples in a trial of MIPROv2
 FULL_EVALUATION_STEPS = 5  # trials of MIPROv2 between two evaluations on the whole valset
 BATCH = 12  # examples in a step of SIMBA
 CANDIDATES = 3  # candidates in a step of SIMBA, and in SIMBA's last evaluation on all examples
-METRICS = {  # servers' counters of prompt tokens, with the sign of each counter in the sum
+METRICS = {  # servers' counters of prompt tokens, and the sign with which each is added
     "llamacpp:prompt_tokens_total": 1,  # excludes tokens in the prefix cache
     "vllm:prompt_tokens_total": 1,
     "vllm:prefix_cache_hits_total": -1,
@@ -120,7 +120,7 @@ def simba(peer: Peer) -> dspy.Module:
     """Return the program of SIMBA after as many steps as the calls allow.
 
     Each step samples answers to a batch, and scores new candidates on the same batch. SIMBA gets only half of the
-    examples, because it finally scores its best programs on all examples that it gets.
+    examples, because at the end it scores its best programs on all examples that it has.
     """
     per_step = 2 * BATCH * CANDIDATES
     num_steps = (peer.calls - CANDIDATES * len(peer.trainset)) // per_step

@@ -5,8 +5,8 @@ python benchmarks/probability.py --records benchmarks/recorded/mr.npz
 
 This is the paper's ablation. The paper's search (auto="paper") runs on half of the examples, with EMA and with maximum
 likelihood. Then all 120 orders are scored on the other half. The seed determines the split and the search. With
---beside, the figure also shows results of `python examples/paper run --ablations probability`, for example for fewer
-demos.
+--beside, the figure also shows results of `python examples/paper run --ablations probability`, such as results for
+fewer demos.
 """
 
 import logging

@@ -7,7 +7,7 @@ Each test example is answered without demos, with its nearest demos, and with ra
 demos come from `--pool` labeled examples. `--demos 8 4 2 --sets 12 8 8 --orders 3 1 1` means 12 sets of 8 demos in 3
 orders each, 8 sets of 4 demos in 1 order, and 8 sets of 2 demos in 1 order.
 
-The beginning of each reply is supplied in the adapter's format. On its own, a small model may begin differently, mostly
+The beginning of each reply is supplied in the adapter's format. Left alone, a small model may begin differently, mostly
 in prompts without demos. The file says for each prompt whether the model would begin in the adapter's format.
 
 The file is written after each arrangement. If the command is interrupted, run it again to resume. With more sets,
@@ -39,7 +39,7 @@ NO_DEMOS = "no demos"
 NEAREST = "nearest"
 RANDOM = "random"
 BATCH_TOKENS = 4_096  # maximum tokens in a batch; larger batches are no faster
-NUM_NEAREST = 16  # examples between two saves for nearest demos, which are slow because prompts share none
+NUM_NEAREST = 16  # examples between two saves for nearest demos, which are slow without common prefixes
 NONE = -1  # index that fills the rows of arrangements with fewer demos than others
 
 
@@ -239,7 +239,7 @@ class Arrangement:
     """The demos that are shown before an example.
 
     Attributes:
-        kind: Choice of the demos: `NO_DEMOS`, `NEAREST` or `RANDOM`.
+        kind: How the demos are chosen: `NO_DEMOS`, `NEAREST` or `RANDOM`.
         demos: Indices of the demos in the pool, in prompt order; empty unless random.
         set: Index of the random set among the sets of equal size.
     """

@@ -1,4 +1,4 @@
-"""Runs of methods that choose orders of demos. Landscapes take the place of a language model."""
+"""Runs of methods that choose orders of demos, with a landscape in place of a language model."""
 
 import functools
 import re
@@ -26,14 +26,14 @@ LEARNS: dict[str, dict[str, Any]] = {
     "logprobs": {"signal": "logprobs"},
     "calibrated": {"calibrate": True},
 }
-"""Settings of optimizers, named after what the search learns from a call."""
+"""Settings of optimizers, keyed by what the search learns from a call."""
 
 SHOWS: dict[str, dict[str, Any]] = {
     "fixed": {"demos": "fixed", "signal": "score"},
     "retrieved": {"demos": "retrieved", "signal": "score"},
     "auto": {"demos": "auto", "signal": "score"},
 }
-"""Settings of `PLFewShot`, named after how the program gets its demos."""
+"""Settings of `PLFewShot`, keyed by how the program gets its demos."""
 
 BY_F1 = [f"F1 {method}" for method in (*LEARNS, "batch")]
 METHODS = [*LEARNS, "paper", "top-k", "batch", *SHOWS, *BY_F1]
@@ -41,7 +41,7 @@ METHODS = [*LEARNS, "paper", "top-k", "batch", *SHOWS, *BY_F1]
 
 @dataclass(frozen=True)
 class Pool:
-    """A landscape with its first examples known and its other examples held out.
+    """A landscape whose first examples are known and whose other examples are held out.
 
     If `share` is set, scores are the F1 of the `rare` label, and examples are weighted to give this label this share.
     """

@@ -54,7 +54,7 @@ LABELS = ["negative", "positive"]
 TASK = "review -> sentiment: Literal['negative', 'positive']"
 NUM_CALLS = 300
 NUM_SCORED = 40  # reviews on which the random search scores each set of demos
-# Number of sets of demos with which the random search makes about 300 calls, including its bootstrap calls.
+# With this number of sets of demos, the random search makes about 300 calls, including those that bootstrap demos.
 NUM_SETS = 4
 
 P = ParamSpec("P")
@@ -241,7 +241,7 @@ def few_shot(reviews: list[dspy.Example], num_demos: int) -> None:
 
 
 class CountingEngine:
-    """An LM engine that counts prompt tokens like llama.cpp with one slot, and answers reviews pseudo-randomly.
+    """An LM engine that counts prompt tokens like llama.cpp with one slot, and gives pseudo-random answers.
 
     Answers have log-probabilities of the labels. Each label is one token.
     """

@@ -5,7 +5,7 @@ python examples/chains.py mipro --lm openai/gpt-4o-mini     # on any other model
 python examples/chains.py                                   # lists the chains
 
 Each function takes a student, examples, a metric and an LM. It returns the program with its demos in the best order
-found. Settings are small, so that each chain takes minutes. Omit the settings to use DSPy's defaults.
+that was found. Settings are small, so that each chain takes minutes. Omit them to use DSPy's defaults.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def gepa(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) 
 
 
 def better_together(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """Run all steps in one optimizer. It returns the best program from any step."""
+    """Run all steps in one optimizer, which returns the best program from any step."""
     student = student.deepcopy()
     student.set_lm(lm)
     optimizer = dspy.BetterTogether(

@@ -1,4 +1,4 @@
-"""A run that orders a sentiment program's demos with a local model, and scores orders on held-out reviews.
+"""A script that orders a sentiment program's demos with a local model, and scores orders on held-out reviews.
 
 python examples/quickstart.py                                       # the bundled reviews
 python examples/quickstart.py --task mr                             # a task of the paper, from the Hugging Face hub

@@ -35,8 +35,8 @@ _NUMBERS = (re.compile(r"[-+]?\d+"), re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+)"))
 def same_number(predicted: str, gold: str) -> bool:
     """Return whether the final answer of an output is the gold number, such as "1,250" (GSM8K).
 
-    Answers with several numbers are incorrect, and so is an unevaluated "3 * 4". Ignore currency, units and thousands
-    commas.
+    Answers with several numbers are incorrect, and so are unevaluated products such as "3 * 4". Ignore currency,
+    units and thousands commas.
     """
     expected = rational(tidy(gold))
     stated = stated_answer(predicted)
@@ -64,8 +64,8 @@ def same_expression(predicted: str, gold: str) -> bool:
 def lenient(predicted: str, gold: str) -> bool:
     """Return whether the gold answer appears anywhere in an output. The published code scores answers in this way.
 
-    A gold number must appear in the output, and a gold expression must appear as LaTeX. So "Note" counts as the answer
-    "No", and "3 apples and 4 pears make 7" counts as 3. Use this metric only to compare with published numbers.
+    A gold number must appear in the output, and a gold expression must appear as LaTeX. So "Note" is accepted for "No",
+    and "3 apples and 4 pears make 7" for 3. Use this metric only for comparisons with published numbers.
 
     Deviation: Also ignore thousands commas, so that "1,250" contains 1250. In the published code, "1,250" contains only
     1 and 250. "3.5" contains the integers 3 and 5, as in the published code for GSM8K, but not for the other tasks.
@@ -124,7 +124,10 @@ def boxes(text: str) -> list[tuple[str, int, int]]:
 
 
 def stated_answer(output: str) -> str | None:
-    """Return the answer in the last box, else after the last "answer is", "Answer:" or "####", else None."""
+    """Return the answer in the last box or, without a box, after the last "answer is", "Answer:" or "####".
+
+    Return None if there is no such mark.
+    """
     output = _BOLD.sub("", output)
     contents: list[str] = []
     last_end = 0

@@ -123,11 +123,7 @@ def _add_run_arguments(run: argparse.ArgumentParser) -> None:
     add("--model", default=LOCAL, help="litellm name of the model (default: local, which is SmolLM2-135M)")
     add_list("--api-base", default=[], metavar="URL", help="addresses of the model's servers")
     add("--api-key-env", help="environment variable that holds the API key")
-    add(
-        "--cache",
-        action="store_true",
-        help="let DSPy cache answers, so that identical calls of several methods are made only once",
-    )
+    add("--cache", action="store_true", help="let DSPy cache answers, so that methods share identical calls")
     add(
         "--data-dir",
         type=Path,

@@ -22,7 +22,7 @@ from .tasks import TASKS, Task
 logger = logging.getLogger(__name__)
 
 NUM_HELD_OUT = 2_000
-"""If a data set has no test split, a fifth of its examples are held out, but at most this many."""
+"""If a data set has no test split, a fifth of its examples are held out, but at most this number."""
 
 
 class DataError(ValueError):
@@ -45,7 +45,7 @@ class HubSource:
     Attributes:
         split: The split of the data set.
         text, answer: Names of the columns. Class indices are replaced by class names.
-        labels: The paper's label words, by class name; empty if answers are open.
+        labels: The paper's label words, keyed by class name. Empty if answers are open.
         read: Extracts the answer from a value of the answer column, or returns an empty string.
         is_streamed: Whether to fetch only the two columns, without saving the data set to disk.
     """

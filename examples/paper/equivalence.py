@@ -1,6 +1,6 @@
 """A comparison of LaTeX expressions by math-verify in a child process, which runs this file.
 
-math-verify limits its time using signals. Only the main thread may set signals, but a metric runs in worker threads.
+math-verify uses signals to limit its time. Only the main thread may set signals, but a metric runs in worker threads.
 Some expressions also keep sympy busy forever, in code that no thread can interrupt. So the operating system kills the
 child if a pair of expressions takes too much CPU time. The parent kills the child if a pair takes too much wall-clock
 time.

@@ -2,7 +2,7 @@
 
 Answers are normalized first, to remove variations in notation. Then numbers are compared exactly, and words as text.
 The order and the brackets matter in tuples and intervals, but not in lists and sets. A computer algebra system compares
-all other expressions. Answers that cannot be compared count as unequal.
+all other expressions. Answers that cannot be compared are unequal.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ _MENTION = re.compile(
     r"(?:(?<![\w)\].}^])-)?(?<![\w.^])[$\u20ac\u00a3]?"
     r"(?P<number>\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?!\.?\d)(?:/(?P<under>\d+))?"
     r"(?:\s*(?P<scale>hundred|thousand|million|billion|dozen)\b)?"
-    # Exclude numbers before a variable or an abbreviated scale, such as 5x or 5k.
+    # Exclude numbers before a variable, such as 5x, or before an abbreviated scale, such as 5k.
     r"(?![xyznkMBK](?![A-Za-z]))"
 )
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "dozen": 12}
@@ -171,7 +171,7 @@ def mentions(text: str) -> list[Mention]:
 
 
 def stated_number(answer: str) -> Fraction | None:
-    """Return the number in a stated answer such as "$18 a day" if there is exactly one number, else None."""
+    """Return the number in a stated answer, such as "$18 a day", or None if there is not exactly one number."""
     number = _whole_number(answer)
     if number is not None:
         return number

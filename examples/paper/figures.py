@@ -137,7 +137,8 @@ def rank_frame(frame: pd.DataFrame) -> pd.DataFrame:
         index="method", columns=["task", "num_demos"], values="accuracy", aggfunc="count", observed=True
     )
     complete = means[(counts == counts.max()).all(axis=1)]
-    ranks = complete.round(9).rank(ascending=False)  # Round, so that rounding errors do not break ties.
+    # Round accuracies, so that rounding errors do not break ties.
+    ranks = complete.round(9).rank(ascending=False)
     return ranks.loc[ranks.mean(axis=1).sort_values(kind="stable").index]
 
 

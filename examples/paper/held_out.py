@@ -21,7 +21,7 @@ from .results import Ranking
 
 
 def digest(examples: Sequence[dspy.Example]) -> str:
-    """Return a hash of the examples, which depends on their order."""
+    """Return a hash of the examples and their order."""
     text = json.dumps([example.toDict() for example in examples], sort_keys=True, default=repr)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -1,4 +1,4 @@
-"""The results of an experiment. They are stored as one JSON line per run, so that no run is repeated."""
+"""The results of an experiment, stored as one JSON line per run."""
 
 from __future__ import annotations
 

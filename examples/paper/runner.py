@@ -75,7 +75,7 @@ def _prepare(experiment: Experiment, run: Run, lm: dspy.LM) -> Iterator[tuple[ds
         log_dir=experiment.folder_of(run),
         display_progress=False,
     )
-    # Disable DSPy's history of calls, which would take gigabytes.
+    # Disable DSPy's history of calls, which would take gigabytes of memory.
     with dspy.context(lm=lm, adapter=task.adapter(experiment.format), disable_history=True):
         yield program, optimizer, drawn
 
@@ -151,11 +151,11 @@ def run_here(experiment: Experiment, runs: Sequence[Run]) -> Iterator[tuple[Run,
 
 
 class Worker:
-    """A process of a Ray cluster, which keeps the model open between runs."""
+    """A process of a Ray cluster. It keeps the model loaded between runs."""
 
     def __init__(self, experiment: Experiment, number: int, num_workers: int) -> None:
         self._experiment = experiment
-        self._stack = ExitStack()  # Stays open until the process exits, and so keeps the model open.
+        self._stack = ExitStack()  # stays open until the process exits, so that the model stays loaded
         num_threads = max(1, (os.cpu_count() or 1) // num_workers)
         model = experiment.model.open(format=experiment.format, number=number, num_threads=num_threads)
         self._make_lm = self._stack.enter_context(model)
@@ -194,7 +194,7 @@ def run_on_ray(
     ray.init(address=address, num_cpus=num_cpus, log_to_driver=False, include_dashboard=False)
     try:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)  # Ray has replaced the handler.
+            signal.signal(signal.SIGTERM, handler)  # Restore the handler, which Ray has replaced.
         count = min(len(runs), num_workers or int(ray.cluster_resources().get("CPU", 1)))
         make_worker: Any = ray.remote(num_cpus=1, runtime_env={"env_vars": {"PYTHONPATH": python_path}})(
             Worker

@@ -23,7 +23,7 @@ AVERAGE = "average"
 BASE = "Static"
 PARTIAL = "†"
 MARKS = {1: "**{}**", 2: "<ins>{}</ins>", 3: "*{}*"}
-"""For each of the three best ranks in a column, the markup of its cell."""
+"""The markup of cells with the three best ranks in a column, keyed by rank."""
 
 PAPER = "arXiv:2603.21373"
 PAPER_SEEDS = 5
@@ -153,7 +153,7 @@ def sign_flip_test(groups: Sequence[Sequence[float]]) -> float:
     """
     sums = np.array([math.fsum(group) for group in groups])
     if sums.size < 2:
-        return 1.0  # Both signs of a single group are equally far from 0.
+        return 1.0  # With a single group, both signs give means that are equally far from 0.
     test = stats.permutation_test(
         (sums,),
         lambda values, axis: values.sum(axis=axis),
@@ -222,7 +222,7 @@ def accuracy_table(frame: pd.DataFrame) -> Table:
     with_averages = _with_averages(frame)
     cells = _mean_cells(with_averages, ["num_demos", "block", "task", "method"])
     complete = _has_all_seeds(cells, with_averages)
-    # Round, so that rounding errors do not break ties.
+    # Round accuracies, so that rounding errors do not break ties.
     means = cells["mean"].round(9).where(complete)
     columns = means.groupby([cells.num_demos, cells.task], observed=True)
     ranks = columns.rank("min", ascending=False).where(columns.transform("count") > 1)
@@ -245,7 +245,7 @@ def accuracy_table(frame: pd.DataFrame) -> Table:
 def _with_averages(frame: pd.DataFrame) -> pd.DataFrame:
     """Add rows for an extra task, "average": the mean over all tasks of a block.
 
-    A method and seed gets such a row only if it has a run on every task of the block.
+    A method gets such a row for a seed only if it has runs with this seed on all tasks of the block.
     """
     num_tasks = frame.groupby("num_demos").task.nunique()
     keys = ["num_demos", "block", "method", "seed"]

@@ -39,7 +39,7 @@ class Task:
 
     @property
     def reasoning(self) -> bool:
-        """Whether answers are open and need reasoning."""
+        """Whether the task has open answers, which need reasoning."""
         return not self.labels
 
     @cached_property

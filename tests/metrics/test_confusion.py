@@ -147,9 +147,8 @@ class TestLabels:
 @pytest.mark.parametrize("metric", [*BY_SKLEARN, F1("b")], ids=repr)
 @given(both=BOTH, unread=st.integers(0, 39))
 def test_an_unparsable_reply_scores_no_higher_than_an_incorrect_label(metric, both, unread):
-    if isinstance(
-        metric, plr_dspy.MatthewsCorrelation
-    ):  # This metric divides an unparsable reply among the incorrect labels, so use only two labels.
+    # Matthews' correlation divides an unparsable reply among the incorrect labels, so use only two labels.
+    if isinstance(metric, plr_dspy.MatthewsCorrelation):
         both = [pair for pair in both if {*pair} <= {"a", "b"}]
     right_labels = [label for label, _ in both]
     assume({"a", "b"} <= {*right_labels})

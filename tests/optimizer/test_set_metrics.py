@@ -357,7 +357,7 @@ def test_an_unchanged_value_of_the_metric_is_no_gain(calibrate):
         assert all(candidate.probability > 0 for candidate in promising)
         if report.comparison.gain == 0.0:
             alike.append(report.comparison)
-    assert alike or calibrate  # Calibrated answers are seldom the same.
+    assert alike or calibrate  # With calibration, two programs seldom have the same value.
     assert all(c.expected_gain == c.probability == 0.0 for c in alike)
 
 
