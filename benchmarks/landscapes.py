@@ -253,7 +253,7 @@ STRENGTHS = {
     "harm": (0.0, 0.0, 0.0, 0.5),
     "cost": (0.0, 0.0, -0.2, 0.0),
 }
-"""For each kind, the strengths of leaning, demos' values and log number of demos, and the loss if any demos are shown."""
+"""For each kind, the weights of leaning, demos' values and log number of demos, and the loss if any demos are shown."""
 
 
 class ArrangementWorld(Landscape):

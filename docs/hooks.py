@@ -1,4 +1,4 @@
-"""What the site adds to the pages of this folder: other files of the repository, notebooks, llms.txt."""
+"""Hooks of MkDocs that add other files of the repository, the notebooks and llms.txt to the site."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ADDED = {
     "CHANGELOG.md": "changelog.md",
     "SKILL.md": "skill.md",
 }
-"""Files of the repository and their pages."""
+"""Files of the repository, and the names of their pages."""
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add them, with their links to docs/ and to each other as those of a page."""
+    """Add the files and notebooks as pages, and change their links to match."""
     for name, page in ADDED.items():
         text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
         for other, page_of_other in ADDED.items():
@@ -36,14 +36,14 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links to them: from the files, which a reader of the repository follows, to the pages."""
+    """Change links to the added files, which work in the repository, into links to their pages."""
     for name, page in ADDED.items():
         markdown = re.sub(rf"\]\(\.\./{re.escape(name)}(?=[#)])", f"]({page}", markdown)
     return re.sub(r"\]\((?:\.\./)?notebooks/(\w+)\.ipynb\)", r"](notebooks/\1.md)", markdown)
 
 
 def on_post_build(config: Any) -> None:
-    """Write llms.txt, in the form of llmstxt.org: what each page is about, for coding assistants."""
+    """Write llms.txt for coding assistants, in the format of llmstxt.org, with a sentence about each page."""
     lines = [f"# {config['site_name']}", "", f"> {config['site_description']}", "", "## Docs", ""]
     for path in sorted(Path(config["docs_dir"]).glob("*.md"), key=lambda path: path.stem != "index"):
         title, *paragraphs = path.read_text(encoding="utf-8").split("\n\n")
