@@ -140,7 +140,7 @@ def grouped_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
         return math.nan, math.nan
     mean = np.mean(np.concatenate(groups))
     mean_size = np.mean([len(group) for group in groups])
-    # The parts have the mean of all values, and the variance of the groups' sums of residuals.
+    # The mean of these values is that of all values. Their variance is that of the groups' sums of residuals.
     parts = [float(mean + np.sum(np.subtract(group, mean)) / mean_size) for group in groups]
     return mean_interval(parts)
 

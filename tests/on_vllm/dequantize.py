@@ -1,4 +1,4 @@
-"""A conversion of the local model's GGUF file to a folder for vLLM: python dequantize.py GGUF FOLDER."""
+"""A script that converts the local model's GGUF file to a folder for vLLM: python dequantize.py GGUF FOLDER."""
 
 import sys
 from pathlib import Path

@@ -104,7 +104,7 @@ def blocks(page):
 
 @pytest.fixture
 def no_network(page, tmp_path, monkeypatch):
-    """Replace all models with fakes and block the network, in a folder and with settings for one page."""
+    """Replace all models with fakes, block the network, and use a new folder and settings for one page."""
     of_reviews = page not in of_pages("budget report order servers", None)
     engine = fakes.LabelEngine(LABELS, label_shares) if of_reviews else fakes.engine_for(EXAMPLES)
 
