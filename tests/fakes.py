@@ -68,7 +68,8 @@ class OrderSensitiveEngine:
 
         Args:
             system: The system message.
-            texts: All other messages."""
+            texts: All other messages.
+        """
         demos = [digest(text) for text in texts[:-1:2]]
         sorted_share = ascending_share(demos)
         values = [value.strip() for _, value in FIELD.findall(texts[-1])]

@@ -207,7 +207,8 @@ class TestOwnPrograms:
         Args:
             own: How many incorrect and correct answers of the original the user's program changes.
             searched: The same for the ordering.
-            min_probability: The minimum probability of a gain."""
+            min_probability: The minimum probability of a gain.
+        """
         space = OrderingSpace(OrderingSpace.of_sizes(4).kinds, programs=(self.OWN,))
         right = np.arange(40) % 2
         scores = {}
