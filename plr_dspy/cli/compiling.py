@@ -53,8 +53,9 @@ def run_compile(args: argparse.Namespace) -> None:
             raise UserError(f"{option} needs --select, which is missing: pass --select, or omit {option}")
     if args.out is None and not args.estimate:
         raise UserError("--out is missing: pass a file for the compiled program, or pass --estimate")
-    program = _named_program(args.program, args.demos)
-    programs = _other_programs(args, program)
+    student = _named_program(args.program)
+    program = _with_saved_state(student, args.demos)
+    programs = _other_programs(args, student)
     metric = _named_metric(args.metric, program)
     examples = _examples(args, program)
     if args.out is not None:
@@ -109,10 +110,11 @@ def _check_command(args: argparse.Namespace) -> str:
 
 def run_evaluate(args: argparse.Namespace) -> None:
     """Run the command `evaluate`: print the scores of a program and its saved versions."""
-    program = _named_program(args.program, args.demos)
+    student = _named_program(args.program)
+    program = _with_saved_state(student, args.demos)
     programs = {args.program: program}
     for path in args.programs:
-        programs[str(path)] = _named_program(args.program, path)
+        programs[str(path)] = load_program(student, path)
     with _language_model(args):
         metrics = {reference: _named_metric(reference, program) for reference in args.metric}
         devset = read_examples(args.data, args.inputs, program)
@@ -127,8 +129,9 @@ def run_choose(args: argparse.Namespace) -> None:
     Save the report if --report is passed, and the chosen program if --out is passed. If
     --estimate is passed, only print the estimated cost.
     """
-    first = _named_program(args.program, args.demos)
-    programs = {args.program: first, **_other_programs(args, first)}
+    student = _named_program(args.program)
+    first = _with_saved_state(student, args.demos)
+    programs = {args.program: first, **_other_programs(args, student)}
     metric = _named_metric(args.metric, first)
     examples = _examples(args, first)
     names = inspect.signature(choose_program).parameters.keys() - {"programs", "metric"}
@@ -159,8 +162,12 @@ def _examples(args: argparse.Namespace, program: dspy.Module) -> dict[str, Any]:
     }
 
 
-def _other_programs(args: argparse.Namespace, first: dspy.Module) -> dict[str, dspy.Module]:
-    """Load the programs to compare with the first program, keyed by the references that name them."""
+def _other_programs(args: argparse.Namespace, student: dspy.Module) -> dict[str, dspy.Module]:
+    """Load the programs to compare with the first program, keyed by the references that name them.
+
+    Saved programs are loaded into the student without --demos, because a calibrated program
+    can only load calibrated programs.
+    """
     programs: dict[str, dspy.Module] = {}
     for reference in args.programs:
         if reference == args.program or reference in programs:
@@ -170,11 +177,9 @@ def _other_programs(args: argparse.Namespace, first: dspy.Module) -> dict[str, d
                 raise UserError(
                     f"file not found: {reference}: pass the path of a program saved with program.save"
                 )
-            programs[reference] = load_program(first, reference)
+            programs[reference] = load_program(student, reference)
         else:
-            programs[reference] = _named_program(
-                reference, None, others=", or a saved program that ends in .json"
-            )
+            programs[reference] = _named_program(reference, others=", or a saved program that ends in .json")
     return programs
 
 
@@ -296,11 +301,10 @@ def _named_object(reference: str, *, others: str = "") -> Any:
         ) from error
 
 
-def _named_program(reference: str, saved_path: Path | None, *, others: str = "") -> dspy.Module:
-    """Return the program that a reference names, with the state saved in a file if there is one.
+def _named_program(reference: str, *, others: str = "") -> dspy.Module:
+    """Return the program that a reference names: a DSPy module, or the result of a function.
 
-    The reference names a DSPy module, or a function that returns a DSPy module. `others` is as
-    in `_named_object`.
+    `others` is as in `_named_object`.
     """
     program = _named_object(reference, others=others)
     if callable(program) and not isinstance(program, dspy.Module):
@@ -316,4 +320,9 @@ def _named_program(reference: str, saved_path: Path | None, *, others: str = "")
             f"program must be a DSPy module, or a function that returns one; got {program!r} from {reference}: pass "
             "the name of such a module or function"
         )
-    return program if saved_path is None else load_program(program, saved_path)
+    return program
+
+
+def _with_saved_state(student: dspy.Module, path: Path | None) -> dspy.Module:
+    """Return the student with the state saved in a file, or the student itself if there is no file."""
+    return student if path is None else load_program(student, path)

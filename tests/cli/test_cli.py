@@ -187,8 +187,10 @@ def test_a_calibrated_program_is_saved(folder, capsys):
     assert program.calibration.labels == ("negative", "positive")
     assert program.calibration.offsets == tuple(Report.load("found.json").calibration.offsets)
     assert "the program needs a model that returns label probabilities" in capsys.readouterr().out
-    assert cli.main(compile_arguments("--demos", "program.json", "--estimate")) == 2
-    assert "must not be calibrated" in capsys.readouterr().err
+    save_two_demos("saved.json")
+    for others in ((), ("--programs", "saved.json")):
+        assert cli.main(compile_arguments("--demos", "program.json", "--estimate", *others)) == 2
+        assert "must not be calibrated" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
