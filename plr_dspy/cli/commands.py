@@ -243,10 +243,9 @@ OF_EVALUATE: Options = {
     },
     "--data": {"type": _data, "required": True, "help": f"examples that no optimizer has seen: {DATA}"},
     "--programs": {
-        "type": _file,
         "nargs": "+",
         "default": [],
-        "help": "saved programs (JSON) to compare with the program",
+        "help": "programs to compare with the program: saved versions of it (JSON), or other programs as FILE.py:NAME",
     },
     "--log-dir": OF_COMPILE["--log-dir"],
     "--accept-changes": OF_COMPILE["--accept-changes"],
@@ -276,7 +275,10 @@ COMMANDS = {
         "find the best order of a program's demos (with --select, also the best demos), and save the program",
         OF_PROGRAM | OF_COMPILE,
     ),
-    "evaluate": ("compare the scores of a program and its saved versions", OF_PROGRAM | OF_EVALUATE),
+    "evaluate": (
+        "compare the scores of a program, its saved versions and other programs",
+        OF_PROGRAM | OF_EVALUATE,
+    ),
     "choose": ("choose the best of several programs in a race", OF_PROGRAM | OF_CHOOSE),
     "report": ("print a saved report", OF_REPORT),
 }

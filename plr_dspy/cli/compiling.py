@@ -32,7 +32,7 @@ from plr_dspy.optimizer.choosing import choose_program
 from plr_dspy.optimizer.estimating import estimate
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
-from plr_dspy.programs.checks import json_obstacle
+from plr_dspy.programs.checks import PICKLE, json_obstacle
 from plr_dspy.programs.copying import ProgramFactory
 
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
@@ -109,12 +109,10 @@ def _check_command(args: argparse.Namespace) -> str:
 
 
 def run_evaluate(args: argparse.Namespace) -> None:
-    """Run the command `evaluate`: print the scores of a program and its saved versions."""
+    """Run the command `evaluate`: print the scores of a program, its saved versions and other programs."""
     student = _named_program(args.program)
     program = _with_saved_state(student, args.demos)
-    programs = {args.program: program}
-    for path in args.programs:
-        programs[str(path)] = load_program(student, path)
+    programs = {args.program: program, **_other_programs(args, student)}
     with _language_model(args):
         metrics = {reference: _named_metric(reference, program) for reference in args.metric}
         devset = read_examples(args.data, args.inputs, program)
@@ -172,7 +170,7 @@ def _other_programs(args: argparse.Namespace, student: dspy.Module) -> dict[str,
     for reference in args.programs:
         if reference == args.program or reference in programs:
             raise UserError(f"the programs must be distinct; got {reference!r} twice: pass each program once")
-        if Path(reference).suffix == ".json":
+        if Path(reference).suffix in (".json", PICKLE):
             if not Path(reference).is_file():
                 raise UserError(
                     f"file not found: {reference}: pass the path of a program saved with program.save"

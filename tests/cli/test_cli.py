@@ -396,6 +396,14 @@ def test_evaluate_takes_a_calibrated_program(folder, capsys, kind):
     assert "over the first" in rows["calibrated.json"]
 
 
+def test_evaluate_takes_programs_of_files_and_modules(folder, capsys):
+    save_two_demos("saved.json")
+    others = ("reviews_app.py:bare", "saved.json", "reviews_app:program")
+    assert cli.main(evaluate("--data", "train.jsonl", *ACCURACY, "--programs", *others)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {"reviews_app.py:program", *others} < {line.split()[0] for line in lines if line.strip()}
+
+
 def test_evaluate_by_several_metrics(folder, capsys):
     """Several metrics score the same calls, with one table for each metric."""
     names = ["reviews_app.py:accuracy", "mcc", "f1:positive"]
@@ -530,7 +538,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments(*CHAT, "--calibrate", **PICKY), "Omit --calibrate to search by scores"),
         (
             evaluate("--data", "train.jsonl", *ACCURACY, "--programs", "none.json"),
-            "--programs: file not found: none",
+            "file not found: none.json: pass the path of a program saved with program.save",
         ),
         (evaluate("--data", "train.jsonl", *ACCURACY, "--programs", "train.jsonl"), "train.jsonl"),
         (CHOOSE_MISSING, "file not found: none.json"),
