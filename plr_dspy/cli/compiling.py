@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import dspy
@@ -277,26 +278,47 @@ def _language_model(args: argparse.Namespace) -> Iterator[None]:
 def _named_object(reference: str, *, others: str = "") -> Any:
     """Import the object that a reference names.
 
-    If the reference names a file, the file can import modules from its own folder. `others`
-    completes the list of valid references in the error message.
+    `others` completes the list of valid references in the error message.
     """
     place, _, name = reference.rpartition(":")
-    if not place:
-        raise UserError(f"{reference} names no file or module: pass FILE.py:NAME or MODULE:NAME{others}")
-    folder = Path.cwd()
-    module_name = place
-    if place.endswith(".py"):
-        folder = Path(place).resolve().parent
-        module_name = Path(place).stem
-    if module_name not in sys.modules:
-        sys.path.insert(0, str(folder))
+    file = reference.removesuffix(":")
+    if file.endswith(".py"):
+        raise UserError(f"{file} names a file, but no object in it: pass {file}:NAME{others}")
+    if not place or not name:
+        raise UserError(
+            f"{reference} names no object in a file or module: pass FILE.py:NAME or MODULE:NAME{others}"
+        )
     try:
-        return getattr(importlib.import_module(module_name), name)
-    except (Exception, SystemExit) as error:
+        module = _module(place)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:  # Importing runs the user's code.
         raise UserError(
             f"{reference} cannot be loaded ({type(error).__name__}: {error}): pass FILE.py:NAME or MODULE:NAME"
             f"{others}, and check that Python can import the file or module"
         ) from error
+    if not hasattr(module, name):
+        raise UserError(f"{place} has no object {name!r}: pass {place}:NAME with the name of an object in it")
+    return getattr(module, name)
+
+
+def _module(place: str) -> ModuleType:
+    """Import a module, given its name or its file. A file can import modules from its own folder."""
+    if not place.endswith(".py"):
+        if place not in sys.modules:
+            sys.path.insert(0, str(Path.cwd()))
+        return importlib.import_module(place)
+    path = Path(place).resolve()
+    if not path.is_file():
+        raise UserError(f"file not found: {place}: pass the path of an existing file")
+    if path.stem not in sys.modules:
+        sys.path.insert(0, str(path.parent))
+    module = importlib.import_module(path.stem)
+    if module.__file__ is None or Path(module.__file__).resolve() != path:
+        raise UserError(
+            f"{place} cannot be loaded, because another module is also called {path.stem}: rename the file"
+        )
+    return module
 
 
 def _named_program(reference: str, *, others: str = "") -> dspy.Module:

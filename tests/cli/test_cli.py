@@ -453,9 +453,18 @@ PICKY = {"metric": "reviews_app.py:picky"}
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (compile_arguments(program="nowhere.py:program"), "nowhere.py:program cannot be loaded"),
-        (compile_arguments(program="reviews_app.py:missing"), "has no attribute 'missing'"),
-        (compile_arguments(program="reviews_app"), "reviews_app names no file or module: pass FILE.py:NAME"),
+        (compile_arguments(program="nowhere.py:program"), "file not found: nowhere.py"),
+        (compile_arguments(program="nowhere:program"), "nowhere:program cannot be loaded (ModuleNotFound"),
+        (compile_arguments(program="reviews_app.py:missing"), "reviews_app.py has no object 'missing'"),
+        (compile_arguments(program="reviews_app"), "reviews_app names no object in a file or module: pass"),
+        (
+            compile_arguments(program="reviews_app.py"),
+            "reviews_app.py names a file, but no object in it: pass reviews_app.py:NAME",
+        ),
+        (
+            compile_arguments(program="json.py:program"),
+            "json.py cannot be loaded, because another module is also called json: rename the file",
+        ),
         (compile_arguments(program="reviews_app.py:number"), "program must be a DSPy module"),
         (
             compile_arguments(program="reviews_app.py:unsaveable"),
@@ -549,6 +558,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
 )
 def test_user_errors_are_reported(folder, capsys, arguments, words):
     (folder / "broken_app.py").write_text("raise SystemExit(7)")
+    (folder / "json.py").write_text("")
     (folder / "demos.pkl").write_text("")
     (folder / "wide.csv").write_text("review,sentiment\nshort,\nlong, too,negative\n")
     (folder / "short.csv").write_text("review,sentiment\nshort\nlong,negative\n")
