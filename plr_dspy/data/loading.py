@@ -7,6 +7,8 @@ import json
 import re
 import tempfile
 import warnings
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +22,8 @@ HUB = "hub:"
 
 _HUB_NAME = re.compile(r"hub:(?P<path>[^:]+)(?::(?P<config>[^:[\]]+))?:(?P<split>[^:[\]]+(?:\[[^\]]*\])?)")
 ENCODING = "utf-8-sig"  # UTF-8 with or without a byte order mark
+OTHER_SEPARATORS = ";\t|"
+SHOWN = 150  # maximum number of characters of a line in messages
 
 
 class HubSplit(NamedTuple):
@@ -80,6 +84,8 @@ def load_file(path: Path) -> datasets.Dataset | list[dict[str, Any]]:
     """
     kind = path.suffix.lower()
     try:
+        if path.stat().st_size == 0:
+            raise UserError(f"{path} must have at least one row; got an empty file: pass a file with rows")
         if kind == ".parquet":
             return _load("parquet", path)
         rows = _csv_rows(path) if kind == ".csv" else _json_rows(path)
@@ -116,7 +122,12 @@ def _csv_rows(path: Path) -> list[dict[str, Any]]:
     from pandas.errors import ParserWarning
 
     with path.open(encoding=ENCODING, newline="") as file:
-        columns = [name.strip() for name in next(csv.reader(file), [])]
+        lines = csv.reader(file)
+        columns = [name.strip() for name in next(lines, [])]
+        has_rows = any(lines)
+    _check_columns(path, columns)
+    if not has_rows:
+        raise UserError(f"{path} must have at least one row; got only the columns {columns}: add rows")
     with warnings.catch_warnings():
         warnings.simplefilter("error", ParserWarning)  # Otherwise, pandas drops extra cells with a warning.
         dataset = _load(
@@ -139,6 +150,20 @@ def _csv_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def _check_columns(path: Path, columns: Sequence[str]) -> None:
+    """Raise a ValueError if a CSV file seems to have another separator, or if two columns have the same name."""
+    if len(columns) == 1 and any(separator in columns[0] for separator in OTHER_SEPARATORS):
+        raise UserError(
+            f"the columns of {path} must be separated by commas; got the single column {columns[0]!r}: save the file "
+            "with commas"
+        )
+    repeated = sorted(name for name, number in Counter(columns).items() if number > 1)
+    if repeated:
+        raise UserError(
+            f"the columns of {path} must have different names; got {repeated} more than once: rename the columns"
+        )
+
+
 def _as_it_is(cell: str | None) -> str | None:
     return cell
 
@@ -157,11 +182,15 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
         except ValueError as error:
             raise UserError(
-                f"{path} cannot be read (line {number}: {error}): pass one JSON object per line"
+                f"{path} cannot be read (line {number}: {error}): pass a file with one JSON object per line, or a "
+                ".csv or .parquet file"
             ) from error
         if not isinstance(row, dict):
+            from plr_dspy.report.formats import shorten  # imported late, because it imports slow packages
+
             raise UserError(
-                f"line {number} of {path} must be a JSON object; got {line!r}: write the row as {{column: value, ...}}"
+                f"line {number} of {path} must be a JSON object; got {shorten(repr(line), SHOWN)}: write the row as "
+                "{column: value, ...}"
             )
         rows.append(row)
     return rows
