@@ -6,10 +6,12 @@ This module imports no slow packages, so that --help is fast.
 import argparse
 import io
 import logging
+import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from plr_dspy._version import __version__
 from plr_dspy.cli.fixes import OptionFormatter, in_options
@@ -65,6 +67,7 @@ def _exit_code(args: argparse.Namespace) -> int:
         if args.debug:
             raise
         message = in_options(" ".join([str(error), *getattr(error, "__notes__", ())]), args)
+        message = re.sub(r"\s*\n\s*", " ", message)
         message = Redactor([], variables=[getattr(args, "api_key_env", None)])(message)
         if isinstance(error, USER_ERRORS):
             print(f"plr-dspy: {message}", file=sys.stderr)
@@ -96,8 +99,12 @@ def _run(args: argparse.Namespace) -> None:
 
 def _file(text: str) -> Path:
     path = Path(text)
+    if text and path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is a folder: pass the path of a file")
     if not path.is_file():
-        raise argparse.ArgumentTypeError(f"file not found: {path}: pass the path of an existing file")
+        raise argparse.ArgumentTypeError(
+            f"file not found: {text or repr(text)}: pass the path of an existing file"
+        )
     return path
 
 
@@ -125,7 +132,30 @@ def _new_file(text: str) -> Path:
     path = Path(text)
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"folder not found: {path.parent}: create the folder first")
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is a folder: pass the path of a file")
+    if not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"folder not writable: {path.parent}: pass a file in another folder")
     return path
+
+
+def _folder(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty: pass the path of a folder")
+    return Path(text)
+
+
+def _model_name(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty: pass a name such as openai/gpt-4o-mini")
+    return text
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1; got {number}: pass a larger number")
+    return number
 
 
 def _new_program(text: str) -> Path:
@@ -158,12 +188,13 @@ OF_PROGRAM: Options = {
     "--inputs": {"nargs": "+", "help": "names of the input columns (default: the program's inputs)"},
     "--demos": {"type": _file, "help": "saved program (JSON) to start from"},
     "--lm": {
+        "type": _model_name,
         "required": True,
         "help": "litellm name of the model, such as openai/gpt-4o-mini, or local for SmolLM2",
     },
     "--api-base": {"help": "address of the model's server"},
     "--api-key-env": {"help": "environment variable that contains the API key"},
-    "--max-tokens": {"type": int, "help": "maximum number of tokens in an answer"},
+    "--max-tokens": {"type": _count, "help": "maximum number of tokens in an answer"},
     "--adapter": {
         "choices": ["chat", "json", "plain"],
         "help": "prompt format (default: chat, or plain with --lm local)",
@@ -225,7 +256,7 @@ OF_COMPILE: Options = {
     "--max-cost": {"type": float, "help": "maximum cost in US dollars, at litellm's list prices"},
     "--seed": {"type": int, "default": 0, "help": "random seed (default: 0)"},
     "--log-dir": {
-        "type": Path,
+        "type": _folder,
         "help": "folder for finished calls, so that an interrupted run can be resumed",
     },
     "--accept-changes": {
@@ -284,9 +315,16 @@ COMMANDS = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors do not repeat all options."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USER_ERROR, f"{self.prog}: {message}\n{self.prog}: pass --help for all options\n")
+
+
 def _parser() -> argparse.ArgumentParser:
     description = "Choose the few-shot demos of a DSPy program and their order."
-    parser = argparse.ArgumentParser(prog="plr-dspy", description=description)
+    parser = _Parser(prog="plr-dspy", description=description)
     parser.add_argument("--version", action="version", version=f"plr-dspy {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (purpose, options) in COMMANDS.items():

@@ -7,7 +7,7 @@ import inspect
 import os
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
@@ -114,11 +114,11 @@ def run_evaluate(args: argparse.Namespace) -> None:
     student = _named_program(args.program)
     program = _with_saved_state(student, args.demos)
     programs = {args.program: program, **_other_programs(args, student)}
+    metrics = {reference: _named_metric(reference, program) for reference in args.metric}
+    devset = read_examples(args.data, args.inputs, program)
+    metric = metrics if len(metrics) > 1 else metrics[args.metric[0]]
+    options = _passed(args, {"num_threads", "log_dir", "accept_changes"})
     with _language_model(args):
-        metrics = {reference: _named_metric(reference, program) for reference in args.metric}
-        devset = read_examples(args.data, args.inputs, program)
-        metric = metrics if len(metrics) > 1 else metrics[args.metric[0]]
-        options = _passed(args, {"num_threads", "log_dir", "accept_changes"})
         show(evaluate_programs(programs, metric, devset, **options))
 
 
@@ -133,6 +133,8 @@ def run_choose(args: argparse.Namespace) -> None:
     programs = {args.program: first, **_other_programs(args, student)}
     metric = _named_metric(args.metric, first)
     examples = _examples(args, first)
+    if args.out is not None:
+        _check_json(programs.values())
     names = inspect.signature(choose_program).parameters.keys() - {"programs", "metric"}
     options = _passed(args, names)
     with _language_model(args):
@@ -218,8 +220,12 @@ def _check_saveable(
     for name, predictor in program.named_predictors():
         if adds_demos or not predictor.demos:
             possible_demos[name] = trainset
-    candidates = [program, ProgramFactory(program).build(possible_demos), *others.values()]
-    for obstacle in map(json_obstacle, candidates):
+    _check_json([program, ProgramFactory(program).build(possible_demos), *others.values()])
+
+
+def _check_json(programs: Iterable[dspy.Module]) -> None:
+    """Raise a ValueError if a program has a demo that JSON cannot store."""
+    for obstacle in map(json_obstacle, programs):
         if obstacle:
             raise UserError(f"--out: {obstacle}: convert the value to plain data, such as text")
 
@@ -250,6 +256,11 @@ def _language_model(args: argparse.Namespace) -> Iterator[None]:
     options: dict[str, Any] = {}
     if args.max_tokens is not None:
         options["max_tokens"] = args.max_tokens
+    variable = args.api_key_env
+    if variable is not None and args.lm != "local" and not os.environ.get(variable):
+        raise UserError(
+            f"--api-key-env: the environment variable {variable!r} is not set: set it to the API key"
+        )
     adapter = args.adapter or ("plain" if args.lm == "local" else "chat")
     if args.lm == "local":
         if getattr(args, "estimate", False):

@@ -10,7 +10,7 @@ import dspy
 import numpy as np
 
 from plr_dspy.errors import MetricError, UserError, UserTypeError
-from plr_dspy.report.formats import shorten
+from plr_dspy.report.formats import one_line
 
 Metric: TypeAlias = Callable[..., Any]
 
@@ -35,7 +35,7 @@ def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
     fix = fix_for_metric(metric, otherwise="pass a function of an example and a prediction")
     raise UserTypeError(
         "metric must be callable as metric(example, prediction), and must be neither async nor a class; got "
-        f"{shorten(repr(metric), SHOWN)}: {fix}"
+        f"{one_line(repr(metric), SHOWN)}: {fix}"
     )
 
 

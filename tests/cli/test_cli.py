@@ -44,6 +44,10 @@ def needing(argument):
     return argument
 
 
+def failing():
+    raise ValueError("first\\nsecond")
+
+
 def unsaveable():
     student = program()
     student.demos[2]["notes"] = {"a"}
@@ -404,6 +408,13 @@ def test_evaluate_takes_programs_of_files_and_modules(folder, capsys):
     assert {"reviews_app.py:program", *others} < {line.split()[0] for line in lines if line.strip()}
 
 
+def test_evaluate_reads_the_rows_before_the_model_starts(folder, monkeypatch, capsys):
+    monkeypatch.setattr(compiling, "local_lm", None)
+    (folder / "renamed.csv").write_text("text,sentiment\nshort,positive\nlong,negative\n")
+    assert cli.main(evaluate("--data", "renamed.csv", *ACCURACY)) == cli.USER_ERROR
+    assert "row 1 of renamed.csv must have the inputs ['review']" in capsys.readouterr().err
+
+
 def test_evaluate_by_several_metrics(folder, capsys):
     """Several metrics score the same calls, with one table for each metric."""
     names = ["reviews_app.py:accuracy", "mcc", "f1:positive"]
@@ -446,6 +457,13 @@ CHOOSE_MISSING = shlex.split(
     "choose reviews_app.py:program none.json --metric reviews_app.py:accuracy --train train.jsonl --inputs review "
     "--lm local"
 )
+CHOOSE_UNSAVEABLE = [
+    *CHOOSE_MISSING[:2],
+    "reviews_app.py:unsaveable",
+    *CHOOSE_MISSING[3:],
+    "--out",
+    "best.json",
+]
 CHOOSE_OTHER = [*CHOOSE_MISSING[:2], "reviews_app.py:other", *CHOOSE_MISSING[3:]]
 PICKY = {"metric": "reviews_app.py:picky"}
 
@@ -494,6 +512,17 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments("--inputs", "question"), "row 1 of train.jsonl"),
         (compile_arguments("--inputs", "text"), "add ['text'], or pass other names as --inputs"),
         (compile_arguments("--train", "none.jsonl"), "file not found: none.jsonl"),
+        (compile_arguments("--train", "folder.json"), "--train: folder.json is a folder: pass the path of a"),
+        (
+            compile_arguments("--out", "folder.json"),
+            "--out: folder.json is a folder: pass the path of a file",
+        ),
+        (compile_arguments("--report", "folder.json"), "--report: folder.json is a folder"),
+        (compile_arguments("--log-dir", ""), "--log-dir: the path is empty: pass the path of a folder"),
+        (compile_arguments("--lm", ""), "--lm: the name is empty: pass a name such as openai/gpt-4o-mini"),
+        (compile_arguments("--max-tokens", "0"), "--max-tokens: must be at least 1; got 0"),
+        (compile_arguments(*CHAT, "--api-key-env", "NO_SUCH_KEY"), "variable 'NO_SUCH_KEY' is not set"),
+        (compile_arguments(program="reviews_app.py:failing"), "raised ValueError (first second): pass"),
         (compile_arguments("--train", "cut.jsonl"), "cut.jsonl cannot be read"),
         (compile_arguments("--train", "wide.csv"), "wide.csv cannot be read ("),
         (compile_arguments("--train", "short.csv"), "row 1 of short.csv must have a value for each column"),
@@ -526,6 +555,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
             compile_arguments("--programs", "reviews_app.py:other"),
             "row 1 of train.jsonl must have the inputs ['text'] of reviews_app.py:other;",
         ),
+        (CHOOSE_UNSAVEABLE, "--out: demo 2 of predictor 'self' holds a set"),
         (CHOOSE_OTHER, "row 1 of train.jsonl must have the inputs ['text'] of reviews_app.py:other;"),
         (compile_arguments("--calibrate", "--signal", "score"), "omit --calibrate, or pass --signal auto"),
         (compile_arguments("--demos", "demos.pkl"), "when it is loaded: save the program as JSON"),
@@ -559,6 +589,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
 def test_user_errors_are_reported(folder, capsys, arguments, words):
     (folder / "broken_app.py").write_text("raise SystemExit(7)")
     (folder / "json.py").write_text("")
+    (folder / "folder.json").mkdir()
     (folder / "demos.pkl").write_text("")
     (folder / "wide.csv").write_text("review,sentiment\nshort,\nlong, too,negative\n")
     (folder / "short.csv").write_text("review,sentiment\nshort\nlong,negative\n")
@@ -574,6 +605,9 @@ def test_user_errors_are_reported(folder, capsys, arguments, words):
     error = capsys.readouterr().err
     assert words in error
     assert "Traceback" not in error
+    messages = [line for line in error.splitlines() if "plr-dspy" in line]
+    assert len(messages) <= 2
+    assert error.endswith("".join(f"{line}\n" for line in messages))
 
 
 OFFLINE = """
