@@ -153,6 +153,10 @@ def _checked(
     for name, program in programs.items():
         if not isinstance(name, str):
             raise UserTypeError(f"programs must have strings as names; got {name!r}: pass {str(name)!r}")
+        if not name.strip():
+            raise UserTypeError(
+                f"programs must have non-empty strings as names; got {name!r}: pass a name for each program"
+            )
         check_module(program, f"programs[{name!r}]")
     first_name, first = next(iter(programs.items()))
     examples = as_examples(

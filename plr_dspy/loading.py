@@ -11,6 +11,7 @@ from typing import Any
 import dspy
 
 from plr_dspy.errors import UserError, UserTypeError
+from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.loading import with_saved_wrappers
 from plr_dspy.programs.checks import saved_state
 from plr_dspy.programs.copying import ProgramFactory
@@ -58,6 +59,11 @@ def load_program(
             "compiled"
         )
     state = saved_state(path, allow_pickle=allow_pickle)
+    if isinstance(student, CalibratedProgram) and "calibration" not in state:
+        raise UserError(
+            f"{path} must hold a calibrated program, because the student is one; got an uncalibrated program: pass "
+            "student.program as the student"
+        )
     try:
         program = with_saved_wrappers(ProgramFactory(student).build({}), state)
         retrievals = {}

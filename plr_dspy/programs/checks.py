@@ -6,7 +6,7 @@ import logging
 import os
 import pickle
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
@@ -227,6 +227,11 @@ def _check_predictors(program: dspy.Module, program_name: str) -> None:
     """Raise a TypeError if a predictor's demos or language model have the wrong type."""
     for name, predictor in program.named_predictors():
         place = f"predictor {name!r} of {program_name}"
+        if not isinstance(predictor.demos, Iterable):
+            raise UserTypeError(
+                f"the demos of {place} must be a list; got {short_repr(predictor.demos)}: set demos to a list, such as "
+                "[]"
+            )
         for index, demo in enumerate(predictor.demos):
             if not isinstance(demo, (dspy.Example, Mapping)):
                 raise UserTypeError(

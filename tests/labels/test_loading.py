@@ -116,7 +116,11 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("saved", "into", "match"),
         [
-            (student(), CalibratedProgram(student()), "cannot be loaded into the student .*'calibration'"),
+            (
+                student(),
+                CalibratedProgram(student()),
+                r"got an uncalibrated program: pass student\.program as the student",
+            ),
             (student(), larger(student()), "cannot be loaded into the student .*'part'"),
             (larger(student()), student(), "cannot be loaded into the student .*'signature'"),
             (

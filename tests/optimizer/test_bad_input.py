@@ -63,6 +63,12 @@ CONSTRUCTOR = {
 }
 
 
+def with_demos_none():
+    program = student()
+    program.demos = None
+    return program
+
+
 def with_name_of_lm():
     program = student()
     program.lm = "x"
@@ -101,6 +107,11 @@ COMPILE = [
         lambda: student(["a", "b"]),
         {},
         "demo 0 of predictor 'self' of student must be a .* or a dict; got 'a': use",
+    ),
+    (
+        with_demos_none,
+        {},
+        "the demos of predictor 'self' of student must be a list; got None: set demos to a list",
     ),
     (
         with_name_of_lm,

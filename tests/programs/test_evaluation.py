@@ -313,6 +313,12 @@ def test_calls_of_other_programs_allow_no_more_failures():
             "programs must have strings as names; got 1: pass '1'",
         ),
         (
+            {"": Answering([])},
+            examples(3, [1]),
+            TypeError,
+            "programs must have non-empty strings as names; got ''",
+        ),
+        (
             {"a": dspy.Predict("text -> label")},
             examples(3, [1]),
             ValueError,
