@@ -279,12 +279,16 @@ class CallSizes:
         outputs = predictor.signature.output_fields
         complete = []
         for demo in demos:
-            if not any(demo.get(name) is None or _is_unknown(demo.get(name)) for name in outputs):
+            fields = answered_fields(predictor, demo)
+            if not any(name not in fields or _is_unknown(fields[name]) for name in outputs):
                 complete.append(demo)
         rows = (complete or self._examples)[:SAMPLED_PROMPTS]
         answers: Messages = []
         num_unknown = 0
-        for row in rows:
+        for source in rows:
+            fields = answered_fields(predictor, source)
+            # Adapters show the answer None as a missing field in demos, but replies contain a short word.
+            row = {name: "None" if value is None else value for name, value in fields.items()}
             messages = [
                 message for message in messages_of(predictor, [row]) if message["role"] == "assistant"
             ]
@@ -292,7 +296,7 @@ class CallSizes:
                 text = "\n".join(str(row.get(name, "")) for name in outputs)
                 messages = [{"role": "assistant", "content": text}]
             answers += messages
-            num_unknown += sum(row.get(name) is None for name in outputs)
+            num_unknown += sum(name not in row for name in outputs)
         return (self._count(answers) + UNKNOWN_FIELD * num_unknown) / len(rows)
 
     def _longer_instruction(self, name: str) -> float:
@@ -317,6 +321,16 @@ def high_total(tokens: Sequence[float], number: int) -> float:
     deviation = pstdev(tokens) * math.sqrt(number * share_left)
     largest = sum(sorted(tokens)[-number:])
     return min(largest, number * fmean(tokens) + MORE_THAN_RANDOM * deviation)
+
+
+def answered_fields(predictor: dspy.Predict, row: Any) -> dict[str, Any]:
+    """Return the fields that a demo or an example has. None is an answer only if the field's type allows it."""
+    outputs = predictor.signature.output_fields
+    fields = {}
+    for name, value in row.items():
+        if value is not None or (name in outputs and annotation_allows_none(outputs[name].annotation)):
+            fields[name] = value
+    return fields
 
 
 def _is_unknown(value: Any) -> bool:

@@ -14,7 +14,7 @@ from plr_dspy.errors import UserError
 from plr_dspy.labels.outputs import label_outputs
 from plr_dspy.metrics.by_example import function_of, takes
 from plr_dspy.metrics.copies import own_value
-from plr_dspy.optimizer.call_sizes import CallSizes
+from plr_dspy.optimizer.call_sizes import CallSizes, answered_fields
 from plr_dspy.optimizer.demo_classes import DemoClasses
 from plr_dspy.optimizer.prompt_sizes import tokens_of_demos
 from plr_dspy.optimizer.setup import UNKNOWN_ANSWER, Attempt, CompileSetup
@@ -147,10 +147,10 @@ def plan_attempts(
         return []
     attempts = []
     for index, example in islice(examples.items(), MAX_ATTEMPTS * num_demos):
-        known_fields = {field: value for field, value in example.items() if value is not None}
         demos = {}
         for name, predictor in predictors:
             fields = predictor.signature.fields
+            known_fields = answered_fields(predictor, example)
             if not (with_labeled and fields.keys() <= known_fields.keys()):
                 demos[name] = dspy.Example({**dict.fromkeys(fields, UNKNOWN_ANSWER), **known_fields})
         attempts.append(Attempt(index, ("", str(index)), demos, CallRecord(None)))

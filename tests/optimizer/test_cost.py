@@ -187,6 +187,23 @@ class TestEstimate:
         assert f"about {dollars(estimate.cost)} (if answers are as long as in the demos)" in str(estimate)
         assert engine.num_calls == 0
 
+    def test_the_answer_none_counts_as_an_answer_if_the_type_allows_it(self, engine):
+        """An answer of unknown length would be assumed to have 100 tokens, in replies and in bootstrapped demos."""
+        program = dspy.Predict("question -> answer: Optional[str]")
+        estimates = {}
+        for answer in (None, "short"):
+            trainset = [dspy.Example(example, answer=answer).with_inputs("question") for example in EXAMPLES]
+            fewshot = PLFewShot(exact_match, max_metric_calls=200)
+            estimates[answer] = [
+                fewshot.estimate(program, trainset=trainset),
+                estimate(headroom, program, exact_match, trainset),
+            ]
+        # DSPy adds about 25 tokens to each demo with the answer None.
+        for with_none, with_text in zip(estimates[None], estimates["short"], strict=True):
+            assert with_none.prompt_tokens < 1.5 * with_text.prompt_tokens
+            assert with_none.cost < 1.5 * with_text.cost
+            assert with_none.program_calls == with_text.program_calls
+
     @pytest.mark.parametrize(
         ("kind", "options", "demos"),
         [
