@@ -259,6 +259,9 @@ class _LoggedProgram(ProgramSlots):
 class _ProgramRun(MetricWork):
     """The calls of a program on examples, scored with all metrics."""
 
+    # A log identifies programs by their content, so it can hold calls of changed programs, too.
+    advice_on_changes = "you can change the programs first, but if you change a metric, pass another log_dir"
+
     def __init__(
         self, name: str, program: dspy.Module, metrics: Mapping[str, Metric], examples: Examples
     ) -> None:

@@ -74,6 +74,8 @@ class MetricWork:
 
     signal: Signal | None = None  # kind of results that a search learns from
     failure_advice = ""  # last part of the error message if too many calls fail
+    # What to do if the cause of failures is fixed before the run is resumed.
+    advice_on_changes = "if you change the program or the metric, pass accept_changes=True or another log_dir"
 
     def __init__(self, metric: Metric, examples: Sequence[dspy.Example], labels: Sequence[str] = ()) -> None:
         self.sample = ""  # the first answer and its score
@@ -361,9 +363,7 @@ class ProgramEvaluator:
         if self.log.path is not None and not isinstance(failure, MissingFieldError):
             reason += ". Run the same code again to resume"
             if cause is None:
-                reason += (
-                    "; if you change the program or the metric, pass accept_changes=True or another log_dir"
-                )
+                reason += f"; {self._work.advice_on_changes}"
         # Python 3.10 has no `add_note`.
         self._ended_by.__notes__ = [*getattr(self._ended_by, "__notes__", ()), f"({place}: {reason})"]
 

@@ -460,6 +460,18 @@ class TestLogFolder:
         evaluate(copies)
         assert engine.requests == 2 * self.NUM_EXAMPLES
 
+    def test_a_program_can_be_repaired_after_too_many_failures(self, engine, programs, evaluate):
+        broken = {"fine": programs["a"], "broken": Answering([], failing=range(12))}
+        with pytest.raises(ConnectionError) as raised:
+            evaluate(broken, max_errors=2)
+        (note,) = raised.value.__notes__
+        assert "Run the same code again to resume; you can change the programs first" in note
+        assert "accept_changes" not in note
+        num_calls = engine.requests
+        repaired = {"fine": programs["a"], "broken": Answering([])}
+        assert evaluate(repaired)["accuracy"].num_examples == self.NUM_EXAMPLES
+        assert engine.requests == num_calls
+
     def test_calls_belong_to_the_program_and_not_to_its_name(self, engine, programs, evaluate):
         first = evaluate({"old": programs["a"]}, accuracy).programs["old"]
         assert evaluate({"new": programs["a"]}, accuracy).programs["new"] == first
