@@ -286,10 +286,12 @@ class Headroom:
 
     def _noise(self, name: str) -> str:
         """Return a note on the differences between orders or sets, or an empty string for other levers."""
+        if name not in (ORDERS, SETS):
+            return ""
         kind = name.removeprefix("other ")
         if name in self.noise_shares:
             return f"; {self.noise_shares[name]:.0%} of the variance between {kind} is noise"
-        return f"; all {kind} scored the same" if name in (ORDERS, SETS) else ""
+        return f", but this would probably add nothing, because all {kind} scored the same"
 
     def _unread(self) -> Iterator[str]:
         """Yield a line on the programs with replies that could not be parsed, if there are any."""
