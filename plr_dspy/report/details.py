@@ -44,9 +44,12 @@ def details(report: ReportData) -> Iterator[str]:
         yield f"{count(proposals.num_texts, 'instruction')} proposed by {proposals.model}"
     for model, tokens in report.tokens.items():
         counts = [f"{number:,} {kind.removesuffix('_tokens')}" for kind, number in tokens.items()]
-        yield f"tokens of {model}: {', '.join(counts)}"
+        yield f"tokens of {model}, as the server counted them: {', '.join(counts)}"
     if report.new_prompt_tokens:
-        yield f"prompt tokens that a server with a prefix cache had to read: about {report.new_prompt_tokens:,}"
+        yield (
+            "prompt tokens of scoring calls, without those that a cache of only the previous prompt would hold: about "
+            f"{report.new_prompt_tokens:,} (estimate)"
+        )
     yield from _maybe_truncated_replies(report)
     for error in report.errors:
         calls = count(error.count, "call")
