@@ -4,7 +4,7 @@ import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -14,6 +14,7 @@ from plr_dspy.errors import UserError
 from plr_dspy.optimizer.call_sizes import SAMPLED_PROMPTS, inputs_of
 from plr_dspy.optimizer.expected_scores import ExpectedScore
 from plr_dspy.optimizer.prompt_sizes import prompt_tokens, retrieved_tokens, tokens_before_inputs
+from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.slots import PoolSlots, messages_of
 from plr_dspy.programs.splits import Examples
 from plr_dspy.programs.tokens import token_counter
@@ -91,6 +92,36 @@ class PromptPrices:
         return self._inputs[fields]
 
 
+def _without_copies_of_programs(
+    slots: PoolSlots, expected: Sequence[ExpectedScore], returned: Candidate
+) -> list[ExpectedScore]:
+    """Merge each arrangement that is the same program as one of the user's programs with that program.
+
+    The search may build such an arrangement, because it tries these programs' demos and
+    instructions. The merged entry has the name of the user's program, but it is the returned
+    candidate if that is the arrangement.
+    """
+    numbers_of_demos = {slots.num_demos(rival) for rival in slots.rivals}
+    names = {rival.digest: rival.name for rival in slots.rivals.values()}
+    returned_copy = ""  # the user's program that the returned arrangement is a copy of
+    distinct = []
+    for score in expected:
+        name = ""
+        if score.kind == "fixed" and score.entry.num_demos in numbers_of_demos:
+            name = names.get(Rival("", slots.build(score.candidate)).digest, "")
+        if not name:
+            distinct.append(score)
+        elif score.candidate == returned:
+            returned_copy = name
+            entry = score.entry.model_copy(update={"name": name})
+            distinct.append(replace(score, kind="program", entry=entry))
+    return [
+        score
+        for score in distinct
+        if score.candidate not in slots.rivals or score.entry.name != returned_copy
+    ]
+
+
 class Front:
     """The best candidate for each combination of kind, number of demos and instruction.
 
@@ -127,7 +158,8 @@ class Front:
         self._min_probability = min_probability
         self._build_program = build_program
         best: dict[Any, ExpectedScore] = {}
-        for score in sorted(expected, key=lambda score: score.candidate != returned):
+        distinct = _without_copies_of_programs(slots, expected, returned)
+        for score in sorted(distinct, key=lambda score: score.candidate != returned):
             name = score.candidate if score.kind == "program" else score.kind
             best.setdefault((name, score.entry.num_demos, *score.entry.instructions.values()), score)
         self.reference = next(iter(best.values()))

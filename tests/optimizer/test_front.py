@@ -122,6 +122,18 @@ class TestCost:
                 assert entry.prompt_tokens == counted(predictors[number], shown)
                 assert entry.name.endswith(f", instruction {number} of self") == (number > 0)
 
+    def test_a_prompt_of_a_user_program_is_listed_only_under_the_name_of_the_program(self, engine):
+        """The search also tries the instruction of a program without demos, which builds the same program."""
+        other = student(0)
+        other.signature = other.signature.with_instructions("Answer well, whatever the question.")
+        other.detailed_results = {"val_aggregate_scores": [0.5]}  # GEPA attaches results, for example.
+        _, optimizer = compiled(programs={"gepa": other}, max_metric_calls=300)
+        without_demos = [entry for entry in optimizer.report.front if not entry.num_demos]
+        assert sorted(entry.name for entry in without_demos) == ["gepa", "your program, 0 demos"]
+        (instruction,) = optimizer.report.instructions[0].alternatives[1:]
+        assert instruction.origin == "gepa"
+        assert instruction.score is not None
+
     def test_without_prices_the_front_is_sorted_by_tokens(self, engine):
         _, optimizer = compiled()
         front = optimizer.report.front
