@@ -336,7 +336,8 @@ class PLFewShot(LearningOptimizer):
         """Raise an error if one of the user's programs has the name that reports use for the student."""
         if any(rival.name == OWN for rival in self._rivals):
             raise UserError(
-                f"programs must not contain the name {OWN!r}, which is reserved for the student: rename this program"
+                f"programs must not have the name {OWN!r}, because reports use it for the origin of the student's own "
+                "demos and instructions: pass this program under another name, such as 'program 1'"
             )
 
     def _instructions(self, program: dspy.Module) -> InstructionChoices:

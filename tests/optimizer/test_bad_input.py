@@ -396,6 +396,15 @@ def compiled(reorder=None, program=None, **data):
 class TestFixes:
     """Check that the fix in each error works."""
 
+    def test_of_a_program_named_student(self, engine):
+        fewshot = PLFewShot(exact_match, max_metric_calls=120, display_progress=False)
+        message = "programs must not have the name 'student'.* under another name, such as 'program 1'"
+        with pytest.raises(ValueError, match=message):
+            compiled(fewshot, programs={"student": student(3)})
+        compiled(fewshot, programs={"program 1": student(3)})
+        assert [program.name for program in fewshot.report.programs] == ["program 1"]
+        compiled(programs={"student": student(3)})
+
     def test_of_overlapping_sets(self, engine):
         message = r"of the 60 examples in trainset, 0 are left, because the others are .* in valset"
         with pytest.raises(ValueError, match=message):
