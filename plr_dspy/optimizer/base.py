@@ -24,9 +24,8 @@ from plr_dspy.compiling.run import CompileRun
 from plr_dspy.data.examples import Rows, as_examples
 from plr_dspy.dspy_compat import Teleprompter, call_back, set_compiled
 from plr_dspy.errors import UserError
-from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.detailed_results import detailed_results
-from plr_dspy.optimizer.estimate import Estimate, estimate_cost, make_budget
+from plr_dspy.optimizer.estimate import Estimate, check_prices, estimate_cost, make_budget
 from plr_dspy.optimizer.expected_scores import expected_scores, fitted_model, program_scores
 from plr_dspy.optimizer.opening import OpenCompile, open_calls
 from plr_dspy.optimizer.report_builder import FinishedProgram, build_report
@@ -35,6 +34,7 @@ from plr_dspy.optimizer.setup import (
     CompileSetup,
     DemoChoices,
     Teacher,
+    check_metric,
     checked_rivals,
     checked_student,
     make_setup,
@@ -140,10 +140,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
     def work(self, setup: CompileSetup) -> MetricWork:
         """Create the object that makes and scores program calls."""
-        labels: list[str] = []
-        if isinstance(self.metric, SetMetric):
-            labels = self.metric.output_labels(setup.program, setup.scored_examples)
-        return MetricWork(self.metric, setup.scored_examples, labels)
+        return MetricWork(self.metric, setup.scored_examples, setup.labels_of_metric)
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise a ValueError if the optimizer does not support this program.
@@ -272,13 +269,18 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         )
         if not setup.needs_calls:
             return setup
-        setup = self._with_plan(setup)
-        if isinstance(self.metric, SetMetric):
-            parts = [setup.scored_examples]
-            if setup.plan.num_selection_examples:
-                parts = [setup.splits.train, setup.splits.selection]
-            self.metric.check(*parts)
+        try:
+            setup = self._with_plan(setup)
+        except UserError:  # The budget is too small. Report errors in other arguments first.
+            self._check_without_plan(setup)
+            raise
+        check_metric(setup)
         return setup
+
+    def _check_without_plan(self, setup: CompileSetup) -> None:
+        """Raise the errors in arguments that are otherwise found only after the plan is made."""
+        check_prices(setup)
+        check_metric(setup)
 
     def _check_takes_programs(self) -> None:
         """Raise a ValueError if `compile` does not support the argument `programs`."""

@@ -244,18 +244,8 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None) -> Budget:
     expected_cost = None
     largest_cost = 0.0
     extra_costs: dict[int, float] = {}
+    check_prices(setup)
     if options.max_cost is not None:
-        models = [*setup.models, *language_models(options.metric)]
-        if setup.teacher is not None and setup.attempts:
-            models += language_models(setup.teacher)
-        if setup.prompt_model is not None:
-            models.append(setup.prompt_model)
-        unknown = {str(lm.model) for lm in models if price_of(str(lm.model)) is None}
-        if unknown:
-            raise UserError(
-                f"max_cost cannot be applied, because the price of {', '.join(sorted(unknown))} is unknown: pass "
-                "max_metric_calls instead of max_cost"
-            )
         sizes = CallSizes(setup)
         expected_cost, largest_cost = _costs_of_a_call(setup, sizes)
         extra_costs = sizes.extra_costs()
@@ -270,6 +260,24 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None) -> Budget:
     )
     budget.largest_cost = max(budget.largest_cost, largest_cost)
     return budget
+
+
+def check_prices(setup: CompileSetup) -> None:
+    """Raise a ValueError if `max_cost` is set, but a model's price is unknown."""
+    options = setup.options
+    if options.max_cost is None:
+        return
+    models = [*setup.models, *language_models(options.metric)]
+    if setup.teacher is not None and setup.attempts:
+        models += language_models(setup.teacher)
+    if setup.prompt_model is not None:
+        models.append(setup.prompt_model)
+    unknown = {str(lm.model) for lm in models if price_of(str(lm.model)) is None}
+    if unknown:
+        raise UserError(
+            f"max_cost cannot be applied, because the price of {', '.join(sorted(unknown))} is unknown: pass "
+            "max_metric_calls instead of max_cost"
+        )
 
 
 def _costs_of_a_call(setup: CompileSetup, sizes: CallSizes) -> tuple[float | None, float]:

@@ -122,6 +122,13 @@ class LearningOptimizer(DemoOptimizer):
         work.signal = Signal(used="score", reason=reason, labels=[])
         return work
 
+    def _check_without_plan(self, setup: CompileSetup) -> None:
+        super()._check_without_plan(setup)
+        if self._needing_logprobs and setup.slots.space.num_distinct > 1:
+            reason = label_work(setup, self.calibrate)
+            if isinstance(reason, str):
+                raise UserError(self._no_logprobs(reason))
+
     def _check_before_calls(self, setup: CompileSetup) -> None:
         """Score labels only if an argument needs their log-probabilities, because the metric may be slow."""
         if self._needing_logprobs:

@@ -148,6 +148,14 @@ class CompileSetup(DemoChoices):
         return [*self.splits.train, *self.splits.selection]
 
     @property
+    def labels_of_metric(self) -> list[str]:
+        """The labels of the output's type, if the metric is a metric over a set."""
+        metric = self.options.metric
+        if isinstance(metric, SetMetric):
+            return metric.output_labels(self.program, self.scored_examples)
+        return []
+
+    @property
     def needs_calls(self) -> bool:
         """Whether the choice between candidates needs program calls."""
         return self.slots.space.num_distinct > 1 and self.options.max_metric_calls != 0
@@ -301,6 +309,16 @@ def checked_student(
             "student of this program or, to calibrate this program, use BatchCalibration"
         )
     return program
+
+
+def check_metric(setup: CompileSetup) -> None:
+    """Raise a ValueError if the examples to score do not fit a metric over a set."""
+    metric = setup.options.metric
+    if isinstance(metric, SetMetric):
+        parts = [setup.scored_examples]
+        if setup.plan.num_selection_examples:
+            parts = [setup.splits.train, setup.splits.selection]
+        metric.check(*parts)
 
 
 def checked_rivals(

@@ -383,6 +383,28 @@ def test_an_lm_set_on_the_program_is_enough(engine):
         assert reorder.compile(program, trainset=EXAMPLES).lm is program.lm
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metric": F1("typo")}, "metric: at least one example must have the label 'typo'"),
+        (
+            {"max_cost": 1.0},
+            "max_cost cannot be applied, because the price of fake/order-sensitive is unknown",
+        ),
+        ({"calibrate": True}, "calibrate needs the log-probabilities of labels, which are not available"),
+    ],
+)
+@pytest.mark.parametrize("kind", [PLFewShot, PLReorder])
+def test_a_small_budget_hides_no_error_in_other_arguments(engine, kind, options, message):
+    small = kind(**{"metric": exact_match, "max_metric_calls": 5, **options})
+    for method in (small.estimate, small.compile):
+        with pytest.raises(ValueError, match=message):
+            method(student(), trainset=EXAMPLES)
+    with pytest.raises(ValueError, match="max_metric_calls must be at least"):
+        kind(exact_match, max_metric_calls=5).compile(student(), trainset=EXAMPLES)
+    assert engine.num_calls == 0
+
+
 def least(error):
     number = re.search(r"max_metric_calls must be at least (\d+)", str(error.value))
     return int(number.group(1))
