@@ -10,6 +10,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from plr_dspy.errors import UserError
+from plr_dspy.scoring.drawn_answers import (
+    PSEUDO_EXAMPLES,
+    DrawnAnswers,
+    add_unseen,
+    blocks,
+    draw_accuracies,
+    draw_pairs,
+    wrong_answers,
+)
 from plr_dspy.scoring.effective_scores import EffectiveScores, Labels, Records
 from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.space import Scores
@@ -24,8 +33,6 @@ Pair: TypeAlias = tuple[int, str | None, str | None]  # an example's index and t
 # Minimum number of answers per label in a reference. With fewer answers, the scores of rare labels
 # would be too noisy.
 ENOUGH_ANSWERS = 10
-PSEUDO_EXAMPLES = 0.5  # examples added per label, so that no cell of a reference is empty
-PSEUDO_PAIRS = 1.0  # pairs of answers added per label, because a few observed pairs are not conclusive
 STEP = 1e-6  # step of finite differences, as a fraction of the number of examples
 NUM_DRAWS = 1_000  # number of bootstrap samples
 
@@ -244,35 +251,34 @@ class ConfusionScores(EffectiveScores):
         In the second array, ``[draws, 2]``, the same samples also include random answers to
         examples with these labels.
         """
-        rng = np.random.default_rng(0)
         size = len(self.labels)
-        counts = np.zeros((2, NUM_DRAWS, size, size + 1))
+        rng = np.random.default_rng(0)
         pairs_of: dict[int, Counter[tuple[int, int]]] = defaultdict(Counter)
         for example, before, after in answered:
             pair = (self._columns.get(before, size), self._columns.get(after, size))
             pairs_of[int(self._rows[example])][pair] += 1
         both_programs = [(example, answer) for example, *answers in answered for answer in answers]
         of_both = self._count(both_programs).sum(axis=0)
-        is_column = np.eye(size + 1)
-        for label, pairs in pairs_of.items():
-            # Each answer in a pseudo-pair is correct or wrong.
-            pseudo_answers = np.array([is_column[label], _wrong_answers(of_both, label)])
-            extra = np.array([*itertools.product((0, 1), repeat=2)])
-            weights = np.concatenate([[*pairs.values()], np.full(len(extra), PSEUDO_PAIRS / len(extra))])
-            pair_counts = rng.multinomial(pairs.total(), weights / weights.sum(), size=NUM_DRAWS)
-            columns = np.array([*pairs])
-            for program in range(2):
-                answers = np.concatenate([is_column[columns[:, program]], pseudo_answers[extra[:, program]]])
-                counts[program, :, label] = pair_counts @ answers
+        drawn = {
+            label: draw_pairs(pairs, label, of_both, rng, num_draws=NUM_DRAWS)
+            for label, pairs in pairs_of.items()
+        }
         totals = np.maximum(1, rng.multinomial(self.num_examples, self._shares, size=NUM_DRAWS))
-        counts *= ratio(totals, counts.sum(axis=-1))[..., None]
-        values = self._values_of_programs(counts)
         unseen = [label for label in np.flatnonzero(self._num_of_label).tolist() if label not in pairs_of]
-        if not unseen:
-            return values, values.copy()
-        for drawn_counts in counts:
-            _draw_unseen(drawn_counts, totals, unseen, rng)
-        return values, self._values_of_programs(counts)
+        accuracies = [draw_accuracies(NUM_DRAWS, rng) for _ in range(2)]
+        values = []
+        values_with_unseen = []
+        for block in blocks(NUM_DRAWS, size):
+            counts = np.zeros((2, len(totals[block]), size, size + 1))
+            for label, (pair_counts, answers_of_programs) in drawn.items():
+                for program, answers_of_program in enumerate(answers_of_programs):
+                    counts[program, :, label] = pair_counts[block] @ answers_of_program
+            counts *= ratio(totals[block], counts.sum(axis=-1))[..., None]
+            values.append(self._values_of_programs(counts))
+            for drawn_counts, accuracies_of_program in zip(counts, accuracies, strict=True):
+                add_unseen(drawn_counts, totals[block], unseen, accuracies_of_program[block])
+            values_with_unseen.append(self._values_of_programs(counts) if unseen else values[-1].copy())
+        return np.concatenate(values), np.concatenate(values_with_unseen)
 
     def draw_values(self, rows: Sequence[Answers], rng: np.random.Generator) -> tuple[float, Array]:
         """Return the metric of random orderings' answers, and draws of its value on new examples, ``[draws]``.
@@ -292,20 +298,28 @@ class ConfusionScores(EffectiveScores):
                 calls_of[label] = (answers, known)
                 counts[label] = mean_of_orderings(answers, known)
         weighted = self._weighted(counts)
-        drawn_counts = np.zeros((len(totals), size, size + 1))
+        of_all_labels = weighted.sum(axis=0)
+        drawn = {}
         for label, (answers, known) in calls_of.items():
-            shares = orderings.with_pseudo_examples(
-                orderings.means(answers, known),
-                np.eye(size + 1)[label],
-                _wrong_answers(weighted.sum(axis=0), label),
-                known,
-                weight=1 / len(calls_of),
-            )
-            drawn_counts[:, label] = totals[:, [label]] * shares
-        _draw_unseen(drawn_counts, totals, [label for label in present if label not in calls_of], rng)
-        draws = np.array([self._value_of(draw) for draw in drawn_counts])
+            # All other columns are 0 in every draw.
+            columns = np.flatnonzero((answers * known).any(axis=(1, 2)))
+            means = orderings.means(answers[columns], known)
+            shares = orderings.shares(known, weight=1 / len(calls_of))
+            drawn[label] = DrawnAnswers(columns, means, shares, wrong_answers(of_all_labels, label))
+        unseen = [label for label in present if label not in calls_of]
+        accuracies = draw_accuracies(len(totals), rng)
+        total_counts = np.zeros((size, size + 1))
+        values = []
+        for block in blocks(len(totals), size):
+            drawn_counts = np.zeros((len(totals[block]), size, size + 1))
+            for label, drawn_answers in drawn.items():
+                drawn_counts[:, label] = totals[block, [label]] * drawn_answers.rows(label, block)
+            add_unseen(drawn_counts, totals[block], unseen, accuracies[block])
+            values += [self._value_of(draw) for draw in drawn_counts]
+            total_counts += drawn_counts.sum(axis=0)
+        draws = np.array(values)
         # A metric such as F1 is lower on average if the counts vary. Subtract this bias.
-        bias = float(draws.mean()) - self._value_of(drawn_counts.mean(axis=0))
+        bias = float(draws.mean()) - self._value_of(total_counts / len(draws))
         return self._value_of(weighted), np.clip(draws - bias, *self.bounds)
 
     def _calls(self, rows: Sequence[Answers], label: int) -> tuple[Array, NDArray[np.bool_]]:
@@ -407,36 +421,3 @@ class ConfusionScores(EffectiveScores):
 def _mean_by_row(values: Array, weights: Array) -> Array:
     """Return the weighted mean of each row, or 0 if all weights of the row are 0."""
     return ratio((values * weights).sum(axis=1), weights.sum(axis=1))
-
-
-def _wrong_answers(answers: Array, label: int) -> Array:
-    """Return the expected distribution of wrong answers to examples with a label, ``[..., k + 1]``.
-
-    The distribution is proportional to the counts of all answers, ``[..., k + 1]``, except that the
-    label itself has probability 0. It would be too pessimistic to assume unparsable answers,
-    because each of them is a false positive for every other label.
-    """
-    wrong = answers.copy()
-    # A wrong answer is possible even if all answers so far are correct.
-    wrong[..., :-1] += PSEUDO_EXAMPLES / wrong.shape[-1]
-    wrong[..., label] = 0.0
-    return np.asarray(wrong / wrong.sum(axis=-1, keepdims=True))
-
-
-def _draw_unseen(counts: Array, totals: Array, unseen: Sequence[int], rng: np.random.Generator) -> None:
-    """Draw a program's answers to examples with unseen labels, in place.
-
-    Nothing is known about the accuracy on these labels. Each draw uses one accuracy for all of
-    them, because a program that never predicts one of them may never predict any of them.
-
-    Args:
-        counts: The drawn counts of answers, ``[draws, k, k + 1]``.
-        totals: The drawn numbers of examples with each label, ``[draws, k]``.
-        unseen: The labels without an answered example.
-    """
-    accuracies = rng.beta(PSEUDO_EXAMPLES, PSEUDO_EXAMPLES, size=(len(counts), 1))
-    answers = counts.sum(axis=1)
-    for label in unseen:
-        row = (1.0 - accuracies) * _wrong_answers(answers, label)
-        row[:, [label]] = accuracies
-        counts[:, label] = totals[:, [label]] * row

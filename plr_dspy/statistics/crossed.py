@@ -61,6 +61,14 @@ class RandomOrderings:
     ) -> Array:
         """Mix drawn means ``[D, k]`` with the values of a best and a worst artificial example, ``[k]``.
 
+        `known` and `weight` are as in `shares`.
+        """
+        shares = self.shares(known, weight=weight)
+        return np.asarray(shares[:, [0]] * means + shares[:, [1]] * best + shares[:, [2]] * worst)
+
+    def shares(self, known: Mask, *, weight: float = 1.0) -> Array:
+        """Draw the shares of the calls, of a best and of a worst artificial example in a mean, ``[D, 3]``.
+
         Args:
             known: Whether each ordering was called on each example, ``[R, E]``. At least one was.
             weight: Factor by which the weight of the artificial examples is multiplied. If there
@@ -70,8 +78,7 @@ class RandomOrderings:
         # The first shape is at least 1, so the sum of the three variates cannot be 0 due to underflow.
         shapes = [effective_number(known), pseudo, pseudo]
         shares = self.rng.gamma(shapes, size=(NUM_DRAWS, 3))
-        shares /= shares.sum(axis=1, keepdims=True)
-        return np.asarray(shares[:, [0]] * means + shares[:, [1]] * best + shares[:, [2]] * worst)
+        return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 
 
 def effective_number(known: Mask) -> float:
