@@ -15,6 +15,7 @@ from plr_dspy.report.rules import USER_PROGRAM_ODDS
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.scoring.evaluator import RACE, Wanted
 from plr_dspy.scoring.observations import Observations
+from plr_dspy.scoring.run_log import FAILED
 from plr_dspy.search.elimination import EliminationSearch
 from plr_dspy.search.space import Candidate
 
@@ -22,6 +23,7 @@ FIRST_EXAMPLES = 40  # maximum number of examples in the first round
 FIRST_SHARE = 1 / 3  # maximum share of the calls to spend in the first round, on all programs
 FIRST_PER_PROGRAM = 5  # minimum number of replies of each program before unparsable replies end the race
 MIN_NEW_EXAMPLES = 4  # minimum number of new examples in a later round
+DOUBT = 0.05  # probability that programs whose scores are equal so far differ more often than a report says
 GROWTH = 0.25  # number of new examples in a later round, relative to the number of examples so far
 
 
@@ -122,12 +124,35 @@ class EliminationRun(CompileRun):
             return None  # The next `score_round` stops the race, because all examples are used.
         leader = self._leader()
         if not self.search.can_change(leader, len(self._examples)):
-            return Stop(StopReason.DECIDED)
+            return Stop(StopReason.DECIDED, self._no_difference())
         num_affordable = self.evaluator.budget.estimated_calls_left // len(self.search.alive)
         if num_affordable:  # Otherwise, `score_round` reports the limit.
             num_examples = min(self._num_scored + num_affordable, len(self._examples))
             self.search.drop(leader, num_examples)
         return None
+
+    def _no_difference(self) -> str:
+        """Return the reason to stop if no scores of the remaining programs differ, else an empty string.
+
+        The reason states the 95% bound on the share of examples on which scores differ.
+        """
+        num_equal = 0
+        rows = [self.observations.records[program] for program in self.search.alive]
+        for example in self._examples[: self._num_scored]:
+            records = [row[example] for row in rows]
+            if any(record.outcome == FAILED for record in records):
+                continue
+            # Answers with equal values of a metric over a set may still differ.
+            if len({(record.score, repr(record.value)) for record in records}) > 1:
+                return ""
+            num_equal += 1
+        if not num_equal:
+            return ""
+        largest_share = 1.0 - DOUBT ** (1.0 / num_equal)
+        return (
+            f"no score differed between {len(rows)} programs on {num_equal} examples, so they probably differ on less "
+            f"than {largest_share:.1%} of examples, and {StopReason.DECIDED.value}"
+        )
 
     def _leader(self) -> Candidate:
         """Return the program that would be chosen if the race ended now."""

@@ -1,5 +1,6 @@
 """Choosing among whole programs: which programs and examples are allowed, and limits on calls."""
 
+import re
 import threading
 from collections import Counter
 
@@ -244,6 +245,27 @@ class TestLimits:
         outcome = benchmark.race(benchmark.World(scores.mean(axis=1), scores)).run()
         assert outcome.stop.reason is StopReason.DECIDED
         assert outcome.decision.ordering.number == 2
+
+    def test_the_reason_for_an_early_end_says_if_no_score_differed(self):
+        """Programs that differ by 5 points agree on many examples, but are still told apart."""
+        equal = np.tile(np.arange(200) % 3 > 0, (2, 1)).astype(float)
+        outcome = benchmark.race(benchmark.World(equal.mean(axis=1), equal)).run()
+        num_examples = outcome.program_calls["total"] // 2
+        assert 20 <= num_examples < 100
+        reason = f"no score differed between 2 programs on {num_examples} examples"
+        consequence = (
+            f"so they probably differ on less than (.*)% of examples, and {StopReason.DECIDED.value}"
+        )
+        share = re.fullmatch(f"{reason}, {consequence}", str(outcome.stop))
+        assert float(share.group(1)) == pytest.approx(300 / num_examples, rel=0.1)  # the rule of three
+        for seed in range(10):
+            better = equal.copy()
+            better[
+                1, np.random.default_rng(seed).choice(np.flatnonzero(equal[0] == 0), 10, replace=False)
+            ] = 1.0
+            outcome = benchmark.race(benchmark.World(better.mean(axis=1), better)).run()
+            assert outcome.decision.ordering.number == 1
+            assert "no score differed" not in str(outcome.stop)
 
     def test_a_later_race_with_fewer_examples_reuses_calls(self, tmp_path):
         options = {"log_dir": tmp_path, "max_metric_calls": 60}
