@@ -23,6 +23,10 @@ FIRST_EXAMPLES = 40  # maximum number of examples in the first round
 FIRST_SHARE = 1 / 3  # maximum share of the calls to spend in the first round, on all programs
 FIRST_PER_PROGRAM = 5  # minimum number of replies of each program before unparsable replies end the race
 MIN_NEW_EXAMPLES = 4  # minimum number of new examples in a later round
+# If no scores differ, the race does not end, and no program drops out, before one of these two
+# limits. If a program's answers are better on 5% of examples, 59 equal scores have a probability of 5%.
+ENOUGH_EQUAL = 59  # number of examples
+ENOUGH_SHARE = 0.4  # share of all examples
 DOUBT = 0.05  # probability that programs whose scores are equal so far differ more often than a report says
 GROWTH = 0.25  # number of new examples in a later round, relative to the number of examples so far
 
@@ -41,6 +45,15 @@ def _num_first_examples(num_affordable: int) -> int:
     """Return the number of examples in the first round if all programs can be scored on `num_affordable`."""
     wanted = min(FIRST_EXAMPLES, round(FIRST_SHARE * num_affordable))
     return min(max(wanted, MIN_NEW_EXAMPLES), num_affordable)
+
+
+def _no_difference(num_equal: int) -> str:
+    """Return the reason to stop after equal scores. It has the 95% bound on the share of examples that differ."""
+    largest_share = 1.0 - DOUBT ** (1.0 / num_equal)
+    return (
+        f"no score differed between programs on {num_equal} examples, so they probably differ on less than "
+        f"{largest_share:.1%} of examples, and {StopReason.DECIDED.value}"
+    )
 
 
 @dataclass(kw_only=True)
@@ -122,20 +135,20 @@ class EliminationRun(CompileRun):
             return stop
         if self._num_scored == len(self._examples):
             return None  # The next `score_round` stops the race, because all examples are used.
+        num_equal = self._num_equal()
+        if num_equal is not None and num_equal < min(ENOUGH_EQUAL, ENOUGH_SHARE * len(self._examples)):
+            return None
         leader = self._leader()
         if not self.search.can_change(leader, len(self._examples)):
-            return Stop(StopReason.DECIDED, self._no_difference())
+            return Stop(StopReason.DECIDED, _no_difference(num_equal) if num_equal else "")
         num_affordable = self.evaluator.budget.estimated_calls_left // len(self.search.alive)
         if num_affordable:  # Otherwise, `score_round` reports the limit.
             num_examples = min(self._num_scored + num_affordable, len(self._examples))
             self.search.drop(leader, num_examples)
         return None
 
-    def _no_difference(self) -> str:
-        """Return the reason to stop if no scores of the remaining programs differ, else an empty string.
-
-        The reason states the 95% bound on the share of examples on which scores differ.
-        """
+    def _num_equal(self) -> int | None:
+        """Return the number of examples if no scores of the remaining programs differ on any of them, else None."""
         num_equal = 0
         rows = [self.observations.records[program] for program in self.search.alive]
         for example in self._examples[: self._num_scored]:
@@ -144,15 +157,9 @@ class EliminationRun(CompileRun):
                 continue
             # Answers with equal values of a metric over a set may still differ.
             if len({(record.score, repr(record.value)) for record in records}) > 1:
-                return ""
+                return None
             num_equal += 1
-        if not num_equal:
-            return ""
-        largest_share = 1.0 - DOUBT ** (1.0 / num_equal)
-        return (
-            f"no score differed between {len(rows)} programs on {num_equal} examples, so they probably differ on less "
-            f"than {largest_share:.1%} of examples, and {StopReason.DECIDED.value}"
-        )
+        return num_equal
 
     def _leader(self) -> Candidate:
         """Return the program that would be chosen if the race ended now."""
