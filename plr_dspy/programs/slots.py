@@ -340,7 +340,9 @@ class PoolSlots(PromptSlots):
             # Demos above the limit were dropped, but the quotas of the full pools may require them.
             least_tokens = max(least_tokens, _fewest_tokens(pools, min_demos, quotas_of))
             raise too_many_tokens(least_tokens, max_tokens, min_demos, has_quotas=bool(quotas_of))
-        fits = lambda ordering: self.tokens(ordering) <= token_limit  # noqa: E731
+        fits: Callable[[Ordering], bool] | None = None
+        if max_tokens is not None:
+            fits = lambda ordering: self.tokens(ordering) <= token_limit  # noqa: E731
         self.space = self._make_space(limits, quotas, shortest, fits, programs)
         own_prompt = (*map(_own_items, slots), *((0,) for _ in self.alternatives))
         if self.space.contains(own_prompt) and self.space.allows(own_prompt):
@@ -352,7 +354,7 @@ class PoolSlots(PromptSlots):
         limits: Sequence[tuple[int, int]],
         quotas: Sequence[Quotas],
         shortest: Sequence[tuple[int, ...]],
-        fits: Callable[[Ordering], bool],
+        fits: Callable[[Ordering], bool] | None,
         programs: Sequence[WholeProgram],
     ) -> OrderingSpace:
         """Return the space with a block for each pool, and a choice for each predictor's instructions.

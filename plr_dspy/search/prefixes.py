@@ -1,6 +1,5 @@
 """Shared prefixes of prompts. A server with a prefix cache processes each of them only once."""
 
-import itertools
 from collections.abc import Iterable, Sequence
 
 from plr_dspy.search.space import Candidate, Ordering, WholeProgram
@@ -35,5 +34,9 @@ def num_new_items(previous: Ordering, ordering: Ordering) -> int:
 
 def shared_length(first: Sequence[object], second: Sequence[object]) -> int:
     """Return the length of the longest common prefix of two sequences."""
-    equal = (item == other for item, other in zip(first, second, strict=False))
-    return sum(1 for _ in itertools.takewhile(bool, equal))
+    length = 0
+    for item, other in zip(first, second, strict=False):
+        if item != other:
+            break
+        length += 1
+    return length

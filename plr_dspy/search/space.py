@@ -150,6 +150,28 @@ class OrderingSpace:
         return tuple(map(len, self.kinds))
 
     @cached_property
+    def _has_lookalikes(self) -> tuple[bool, ...]:
+        """Whether any items look alike, for each block."""
+        return tuple(len(set(kinds)) < len(kinds) for kinds in self.kinds)
+
+    @cached_property
+    def _has_quotas(self) -> bool:
+        return any(quotas.minimums for quotas in self.quotas)
+
+    @cached_property
+    def _positions(self) -> tuple[tuple[int, int], ...]:
+        """The block and position of each item of an ordering that shows all items."""
+        positions: list[tuple[int, int]] = []
+        for block, size in enumerate(self.sizes):
+            positions += zip(itertools.repeat(block), range(size))
+        return tuple(positions)
+
+    @cached_property
+    def _latest_moves(self) -> dict[Ordering, list[tuple[int, str, Sequence[int]]]]:
+        """The possible moves from the latest ordering that was moved, from which a search makes many moves."""
+        return {}
+
+    @cached_property
     def num_distinct(self) -> int:
         """The number of whole programs and distinct orderings that meet the limits and quotas.
 
@@ -261,9 +283,11 @@ class OrderingSpace:
         return tuple(blocks)
 
     def allows(self, ordering: Ordering) -> bool:
-        """Return whether an ordering meets the quotas and is allowed. The ordering must be within the limits."""
-        if not all(quotas.are_met(items) for quotas, items in zip(self.quotas, ordering, strict=True)):
-            return False
+        """Return whether an ordering meets the quotas and is allowed. It must be within the limits."""
+        if self._has_quotas:
+            blocks = zip(self.quotas, ordering, strict=True)
+            if not all(quotas.are_met(items) for quotas, items in blocks):
+                return False
         return self.allowed is None or self.allowed(ordering)
 
     def shortened(self, ordering: Ordering) -> Ordering | None:
@@ -342,37 +366,40 @@ class OrderingSpace:
         likely. If no allowed move is found, return the ordering unchanged.
         """
         if not self.from_end:
-            positions = [
-                (block, position) for block, size in enumerate(self.sizes) for position in range(size)
-            ]
-            block, position = positions[rng.integers(len(positions))]
+            block, position = self._positions[rng.integers(len(self._positions))]
             items = _shift(ordering[block], position, int(rng.integers(self.sizes[block])))
             moved = self._with_block(ordering, block, items)
             return moved if self.allows(moved) else ordering
-        numbers = self._move_numbers(ordering)
-        moves = [move for move, choices in numbers.items() if choices]
+        moves = self._latest_moves.get(ordering)
+        if moves is None:
+            moves = self._moves(ordering)
+            self._latest_moves.clear()
+            self._latest_moves[ordering] = moves
         for _ in range(MAX_TRIES if moves else 0):
-            block, kind = moves[rng.integers(len(moves))]
-            number = numbers[block, kind][int(rng.integers(len(numbers[block, kind])))]
+            block, kind, numbers = moves[rng.integers(len(moves))]
+            number = numbers[int(rng.integers(len(numbers)))]
             items = _move(ordering[block], kind, number, self.sizes[block])
             moved = self._with_block(ordering, block, items)
             if self.allows(moved):
                 return moved
         return ordering
 
-    def _move_numbers(self, ordering: Ordering) -> dict[tuple[int, str], Sequence[int]]:
-        """Return the indices of all moves within the limits and quotas, for each block and kind of move."""
-        numbers: dict[tuple[int, str], Sequence[int]] = {}
+    def _moves(self, ordering: Ordering) -> list[tuple[int, str, Sequence[int]]]:
+        """Return the block and the kind of possible moves, with the indices of the moves of this kind.
+
+        Possible moves respect the limits and quotas.
+        """
+        moves: list[tuple[int, str, Sequence[int]]] = []
         for block, (items, (lower, upper)) in enumerate(zip(ordering, self.limits, strict=True)):
             length = len(items)
             unused = _unused(items, self.sizes[block])
             quotas = self.quotas[block]
-            numbers[block, "replace"] = quotas.replacements(items, unused)
-            numbers[block, "insert"] = range((length + 1) * len(unused) if length < upper else 0)
-            numbers[block, "drop"] = quotas.spare(items) if length > lower else ()
-            numbers[block, "shift"] = range(length * (length - 1))
-            numbers[block, "swap"] = range(length * (length - 1))
-        return numbers
+            moves.append((block, "replace", quotas.replacements(items, unused)))
+            moves.append((block, "insert", range((length + 1) * len(unused) if length < upper else 0)))
+            moves.append((block, "drop", quotas.spare(items) if length > lower else ()))
+            moves.append((block, "shift", range(length * (length - 1))))
+            moves.append((block, "swap", range(length * (length - 1))))
+        return [move for move in moves if move[2]]
 
     def _with_block(self, ordering: Ordering, block: int, items: Sequence[int]) -> Ordering:
         """Return the ordering with the items of one block replaced."""
@@ -380,6 +407,8 @@ class OrderingSpace:
 
     def _canonical_items(self, block: int, items: Sequence[int]) -> tuple[int, ...]:
         """Replace each item with the first unused item of its kind."""
+        if not self._has_lookalikes[block]:
+            return tuple(items)
         kinds = self.kinds[block]
         unused_of_kind = defaultdict(list)
         for item in reversed(range(len(kinds))):
