@@ -5,6 +5,7 @@ Elites that show only some of the n items are padded with -1. An update rule lea
 items that are shown.
 """
 
+from collections.abc import Callable
 from dataclasses import field
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -132,8 +133,9 @@ class MixtureEM(_Rule):
         theta = self._project(logits.detach())
         mean = torch.zeros_like(theta)
         square = torch.zeros_like(theta)
+        gradient = _likelihood_gradient(positions, weights)
         for step in range(1, self.num_steps + 1):
-            slope = _likelihood_gradient(theta, positions, weights) - self.l2 * theta
+            slope = gradient(theta) - self.l2 * theta
             mean += (1 - BETA_1) * (slope - mean)
             square += (1 - BETA_2) * (slope * slope - square)
             step_size = self.learning_rate / (1 - BETA_1**step)
@@ -170,25 +172,31 @@ class MaximumLikelihood(MixtureEM):
     weight_floor: float = field(default=0.0, init=False, repr=False)
 
 
-def _likelihood_gradient(theta: Tensor, positions: Tensor, weights: Tensor) -> Tensor:
-    """Return the gradient of the elites' weighted log-likelihood with respect to the logits `theta`.
+def _likelihood_gradient(positions: Tensor, weights: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return a function that maps the logits to the gradient of the elites' weighted log-likelihood.
 
     The likelihood is that of PLR Eq. 2.
     """
     last = positions.shape[-1] - 1
     orderings = positions.argsort(dim=-1, stable=True)
     is_shown = positions <= last
-    # The derivative for an item is a weighted sum over elites. The term of an elite is 1 if it shows
-    # the item, else 0, minus the probabilities of drawing the item at each position up to its own.
-    # Strengths are exp(theta), up to a factor. Small strengths may be rounded to 0, so clamp them to
-    # avoid divisions by 0.
-    tiny = torch.finfo(theta.dtype).tiny
-    strengths = (theta - theta.amax(dim=-1, keepdim=True)).exp().clamp_min(tiny)
-    remaining = strengths[..., orderings].flip(-1).cumsum(dim=-1).flip(-1)  # [*c, m, n]
-    inverse = (is_shown.gather(-1, orderings) / remaining).cumsum(dim=-1)
-    own_position = positions.clamp_max(last).expand_as(inverse)
-    chances = (weights[..., None] * inverse.take_along_dim(own_position, dim=-1)).sum(dim=-2)
-    return weights @ is_shown.to(weights) - strengths * chances
+    shown_in_order = is_shown.gather(-1, orderings)
+    own_position = positions.clamp_max(last)
+    shown_weights = weights @ is_shown.to(weights)
+    tiny = torch.finfo(weights.dtype).tiny
+
+    def gradient(theta: Tensor) -> Tensor:
+        # The derivative for an item is a weighted sum over elites. The term of an elite is 1 if it
+        # shows the item, else 0, minus the probabilities of drawing the item at each position up to
+        # its own. Strengths are exp(theta), up to a factor. Small strengths may be rounded to 0, so
+        # clamp them to avoid divisions by 0.
+        strengths = (theta - theta.amax(dim=-1, keepdim=True)).exp().clamp_min(tiny)
+        remaining = strengths[..., orderings].flip(-1).cumsum(dim=-1).flip(-1)  # [*c, m, n]
+        inverse = (shown_in_order / remaining).cumsum(dim=-1)
+        up_to_own = inverse.take_along_dim(own_position.expand_as(inverse), dim=-1)
+        return shown_weights - strengths * (weights[..., None] * up_to_own).sum(dim=-2)
+
+    return gradient
 
 
 def _responsibilities(mixture: PlackettLuce, elites: Tensor) -> Tensor:
