@@ -49,6 +49,10 @@ class SetMetric(ABC):
             labels: The label names, ``[k]``.
         """
 
+    def values(self, counts: Array, labels: Sequence[str]) -> Array:
+        """Return the metric's value for each of several confusion matrices, ``[draws, k, k + 1]``."""
+        return np.array([self.value(matrix, labels) for matrix in counts], dtype=np.float64)
+
     def score(
         self,
         right_labels: Sequence[str],
@@ -240,17 +244,31 @@ class F1(SetMetric):
             )
 
     def value(self, counts: Array, labels: Sequence[str]) -> float:
-        has_examples = _has_examples(counts)
-        unread = counts[:, -1]
-        answers = counts[:, :-1].sum(axis=0)
+        return float(self._values(counts[None], labels)[0])
+
+    def values(self, counts: Array, labels: Sequence[str]) -> Array:
+        if type(self).value is not F1.value:  # A subclass defines another metric.
+            return super().values(counts, labels)
+        return self._values(counts, labels)
+
+    def _values(self, counts: Array, labels: Sequence[str]) -> Array:
+        label_counts = counts.sum(axis=-1)
+        has_examples = label_counts > 0
+        unread = counts[..., -1]
+        all_unread = unread.sum(axis=-1)
+        answers = counts[..., :-1].sum(axis=-2)
+        right = np.diagonal(counts, axis1=-2, axis2=-1)
         if self.average == "micro":
-            return float(2.0 * np.trace(counts) / (answers[has_examples].sum() + unread.sum() + counts.sum()))
+            predicted = (answers * has_examples).sum(axis=-1) + all_unread
+            total = counts.reshape(len(counts), -1).sum(axis=-1)
+            return np.asarray(2.0 * right.sum(axis=-1) / (predicted + total))
         # Unparsable replies to examples of other labels are false positives.
-        predicted = answers + unread.sum() - unread
-        scores = ratio(2.0 * np.diag(counts), counts.sum(axis=1) + predicted)
+        predicted = answers + all_unread[..., None] - unread
+        scores = ratio(2.0 * right, label_counts + predicted)
         if self.label is None:
-            return float(scores[has_examples].mean())
-        return float(sum(score for label, score in zip(labels, scores, strict=True) if label == self.label))
+            return np.asarray((scores * has_examples).sum(axis=-1) / has_examples.sum(axis=-1))
+        is_positive = np.array([label == self.label for label in labels], dtype=bool)
+        return np.asarray(scores[..., is_positive].sum(axis=-1))
 
 
 class MatthewsCorrelation(SetMetric):

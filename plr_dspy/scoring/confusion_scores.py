@@ -45,6 +45,8 @@ class MetricOfCounts(Protocol):
 
     def value(self, counts: Array, labels: Sequence[str]) -> float: ...
 
+    def values(self, counts: Array, labels: Sequence[str]) -> Array: ...
+
 
 def possible_labels(right_labels: Iterable[str], labels: Iterable[str] = ()) -> list[str]:
     """Return the labels declared by the output's type, followed by all others that occur in the examples."""
@@ -315,9 +317,9 @@ class ConfusionScores(EffectiveScores):
             for label, drawn_answers in drawn.items():
                 drawn_counts[:, label] = totals[block, [label]] * drawn_answers.rows(label, block)
             add_unseen(drawn_counts, totals[block], unseen, accuracies[block])
-            values += [self._value_of(draw) for draw in drawn_counts]
+            values.append(self._values_of(drawn_counts))
             total_counts += drawn_counts.sum(axis=0)
-        draws = np.array(values)
+        draws = np.concatenate(values)
         # A metric such as F1 is lower on average if the counts vary. Subtract this bias.
         bias = float(draws.mean()) - self._value_of(total_counts / len(draws))
         return self._value_of(weighted), np.clip(draws - bias, *self.bounds)
@@ -335,7 +337,7 @@ class ConfusionScores(EffectiveScores):
 
     def _values_of_programs(self, counts: Array) -> Array:
         """Return the metric ``[draws, 2]`` of the drawn counts ``[2, draws, k, k + 1]`` of two programs."""
-        return np.array([[self._value_of(draw) for draw in of_program] for of_program in counts]).T
+        return np.array([self._values_of(of_program) for of_program in counts]).T
 
     def scarce_labels(self, examples: Iterable[int], minimum: int) -> list[str]:
         """Return the labels that fewer than `minimum` of these examples have.
@@ -413,9 +415,13 @@ class ConfusionScores(EffectiveScores):
 
     def _value_of(self, counts: Array) -> float:
         """Return the metric of these counts, and widen `bounds` to include the returned value."""
-        value = self._metric.value(counts, self.labels)
-        self.bounds = min(value, self.bounds[0]), max(value, self.bounds[1])
-        return value
+        return float(self._values_of(counts[None])[0])
+
+    def _values_of(self, counts: Array) -> Array:
+        """Return the metric of each draw ``[draws, k, k + 1]``, and widen `bounds` to include the values."""
+        values = self._metric.values(counts, self.labels)
+        self.bounds = min(float(values.min()), self.bounds[0]), max(float(values.max()), self.bounds[1])
+        return values
 
 
 def _mean_by_row(values: Array, weights: Array) -> Array:
