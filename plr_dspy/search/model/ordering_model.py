@@ -164,9 +164,10 @@ class OrderingModel:
         """
         if self._features is None:
             return []
-        is_outsider = self._is_outsider(candidates)
-        orderings = [self._arrangement(candidate) or self._space.identity for candidate in candidates]
-        return [family * ~is_outsider[:, None] for family in self._features(orderings)]
+        arrangements = [self._arrangement(candidate) for candidate in candidates]
+        is_inside = np.array([arrangement is not None for arrangement in arrangements], dtype=bool)
+        orderings = [arrangement or self._space.identity for arrangement in arrangements]
+        return [family * is_inside[:, None] for family in self._features(orderings)]
 
     def _calls(self, scores: Scores) -> Calls:
         candidates = list(scores)
@@ -257,6 +258,7 @@ class FittedModel:
         self._all_scores = np.stack([self.counted_scores, self.scored.scores])
         self._range = float(np.nanmin(self._all_scores)), float(np.nanmax(self._all_scores))
         self.calibrates_answers = self.responses is not None and self.model.calibrates_answers
+        self._known_gains: dict[tuple[Candidate, float], dict[Candidate, Gain]] = {}
         self.variances = {**self.process.state, "responses": self.responses and self.responses.state}
 
     def estimates(self) -> list[ScoreEstimate]:
@@ -326,6 +328,13 @@ class FittedModel:
 
         The probabilities refer to gains above and below ``-margin`` instead of 0.
         """
+        # Several parts of a report need the same gains, and computing them takes a tenth of a second.
+        key = (reference, margin)
+        if key not in self._known_gains:
+            self._known_gains[key] = self._compute_gains(reference, margin)
+        return dict(self._known_gains[key])
+
+    def _compute_gains(self, reference: Candidate, margin: float) -> dict[Candidate, Gain]:
         number = self.orderings.index(reference)
         above_alike = np.ones(len(self.orderings))
         below_alike = np.zeros(len(self.orderings))
