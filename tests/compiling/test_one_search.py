@@ -5,17 +5,20 @@ import pytest
 from instructions import compiled
 
 
-@pytest.mark.parametrize("world", ["helps", "interacts", "hurts"])
-def test_a_joint_search_is_as_good_as_separate_searches(world):
-    """The mean of four compiles has a standard error of about two points."""
+@pytest.mark.parametrize(
+    ("world", "parts", "least"),
+    [
+        ("helps", ("demos", "instructions"), 0.03),
+        ("interacts", ("instructions",), -0.05),
+        ("hurts", ("demos",), -0.05),
+    ],
+)
+def test_a_joint_search_is_about_as_good_as_the_best_separate_search_or_better(world, parts, least):
+    """`parts` are the separate searches that may be the best in this world."""
     scores = {}
-    for way in ("all", "demos", "instructions"):
-        scores[way] = np.mean(
-            [compiled(seed, world=world, way=way, calls=1_000)["score"] for seed in range(4)]
-        )
-    assert scores["all"] > max(scores["demos"], scores["instructions"]) - 0.05
-    if world == "helps":
-        assert scores["all"] > max(scores["demos"], scores["instructions"]) + 0.03
+    for way in ("all", *parts):
+        scores[way] = np.mean([compiled(seed, world=world, way=way, calls=600)["score"] for seed in range(3)])
+    assert scores["all"] > max(scores[part] for part in parts) + least
 
 
 def test_claims_are_rare_if_there_is_no_effect():
