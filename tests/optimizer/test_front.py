@@ -248,7 +248,7 @@ class TestCheapest:
         assert row.startswith(f"  {returned} (returned) ")
 
     def test_the_first_entry_that_is_as_good_is_built(self, engine):
-        for seed in range(3):
+        for seed in range(2):
             program, optimizer = compiled(seed=seed)
             first = next(entry for entry in optimizer.report.front if entry.is_as_good)
             built = optimizer.program_with(within=0.01)
@@ -285,7 +285,7 @@ class TestCheapest:
 
 
 LABELS = ["yes", "no"]
-NUM_COMPILES = 10
+NUM_COMPILES = 6
 
 
 def label_of(text):
@@ -335,4 +335,4 @@ class TestSimulatedWorlds:
         """The student's demos do not help, and the search cannot tell that they are better than none."""
         lost, num_shorter = losses(lambda num_demos: 0.75, 0.05, demos=4)
         assert lost == [0.0 for _ in range(NUM_COMPILES)]
-        assert num_shorter >= NUM_COMPILES / 2
+        assert num_shorter >= NUM_COMPILES / 3
