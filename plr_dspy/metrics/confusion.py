@@ -208,7 +208,23 @@ def _has_examples(counts: Array) -> NDArray[np.bool_]:
     return np.asarray(counts.sum(axis=1) > 0)
 
 
-class F1(SetMetric):
+class _OfManyMatrices(SetMetric):
+    """A metric that is calculated for many confusion matrices at once, which is faster."""
+
+    def value(self, counts: Array, labels: Sequence[str]) -> float:
+        return float(self._values(counts[None], labels)[0])
+
+    def values(self, counts: Array, labels: Sequence[str]) -> Array:
+        if type(self).value is not _OfManyMatrices.value:  # A subclass defines another metric.
+            return super().values(counts, labels)
+        return self._values(counts, labels)
+
+    @abstractmethod
+    def _values(self, counts: Array, labels: Sequence[str]) -> Array:
+        """Return the metric's value for each confusion matrix, ``[draws, k, k + 1]``."""
+
+
+class F1(_OfManyMatrices):
     """The F1 score, equal to `sklearn.metrics.f1_score` if all answers are labels.
 
     The score of a label that is neither predicted nor present is 0. An unparsable reply is a
@@ -242,14 +258,6 @@ class F1(SetMetric):
             raise UserError(
                 f"average must be {' or '.join(map(repr, allowed))} if label={label!r}; got {average!r}: {fix}"
             )
-
-    def value(self, counts: Array, labels: Sequence[str]) -> float:
-        return float(self._values(counts[None], labels)[0])
-
-    def values(self, counts: Array, labels: Sequence[str]) -> Array:
-        if type(self).value is not F1.value:  # A subclass defines another metric.
-            return super().values(counts, labels)
-        return self._values(counts, labels)
 
     def _values(self, counts: Array, labels: Sequence[str]) -> Array:
         label_counts = counts.sum(axis=-1)
@@ -294,9 +302,10 @@ class MatthewsCorrelation(SetMetric):
         return float(covariance / math.sqrt(variances))
 
 
-class BalancedAccuracy(SetMetric):
+class BalancedAccuracy(_OfManyMatrices):
     """The mean recall over labels that have examples, as in `sklearn.metrics.balanced_accuracy_score`."""
 
-    def value(self, counts: Array, labels: Sequence[str]) -> float:
-        recalls = ratio(np.diag(counts), counts.sum(axis=1))
-        return float(recalls[_has_examples(counts)].mean())
+    def _values(self, counts: Array, labels: Sequence[str]) -> Array:
+        label_counts = counts.sum(axis=-1)
+        recalls = ratio(np.diagonal(counts, axis1=-2, axis2=-1), label_counts)
+        return np.asarray(recalls.sum(axis=-1) / (label_counts > 0).sum(axis=-1))
