@@ -87,6 +87,20 @@ BOTH = st.lists(PAIRS, min_size=4, max_size=40)
 ALL_PAIRS = [*itertools.product(LABELS, LABELS)]
 
 
+class HalfOfF1(F1):
+    def value(self, counts, labels):
+        return 0.5 * super().value(counts, labels)
+
+
+@pytest.mark.parametrize("metric", [*BY_SKLEARN, HalfOfF1("a")], ids=repr)
+def test_many_matrices_have_the_values_of_each(metric):
+    counts = np.random.default_rng(0).integers(0, 9, size=(20, 3, 4)).astype(float)
+    counts[:10, 1] = 0.0  # no examples of a label
+    values = metric.values(counts, LABELS)
+    assert values.shape == (20,)
+    assert values.tolist() == pytest.approx([metric.value(matrix, LABELS) for matrix in counts])
+
+
 @pytest.mark.parametrize("metric", BY_SKLEARN, ids=repr)
 class TestLabels:
     @settings(deadline=None, max_examples=25)

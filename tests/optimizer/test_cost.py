@@ -222,20 +222,23 @@ class TestEstimate:
         assert 0 < engine.num_calls <= estimate.program_calls
 
     @pytest.mark.parametrize(
-        ("kind", "options", "program"),
+        ("kind", "options", "program", "with_programs"),
         [
-            (PLReorder, {}, student(OF_MANY_LENGTHS[:6])),
-            (PLReorder, {"num_demos": 4}, student(0)),
-            (PLFewShot, {"candidates": "labeled"}, student(0)),
-            (PLFewShot, {"candidates": "both"}, dspy.ChainOfThought("question -> answer")),
-            (PLFewShot, {"demos": "auto"}, student(OF_MANY_LENGTHS[:12])),
-            (PLFewShot, {"demos": "retrieved"}, student(0)),
-            (PLFewShot, {"instructions": ["Answer.", "Answer the question. " * 40]}, student(0)),
-            (PLFewShot, {"instructions": "propose", "num_instructions": 2}, student(0)),
-            (PLFewShot, {"max_demo_tokens": 300}, student(0)),
+            (PLReorder, {}, student(OF_MANY_LENGTHS[:6]), False),
+            (PLReorder, {}, student(OF_MANY_LENGTHS[:6]), True),
+            (PLReorder, {"num_demos": 4}, student(0), False),
+            (PLFewShot, {"candidates": "labeled"}, student(0), False),
+            (PLFewShot, {"candidates": "labeled"}, student(0), True),
+            (PLFewShot, {"candidates": "both"}, dspy.ChainOfThought("question -> answer"), False),
+            (PLFewShot, {"demos": "auto"}, student(OF_MANY_LENGTHS[:12]), False),
+            (PLFewShot, {"demos": "retrieved"}, student(0), False),
+            (PLFewShot, {"demos": "retrieved"}, student(0), True),
+            (PLFewShot, {"instructions": ["Answer.", "Answer the question. " * 40]}, student(0), False),
+            (PLFewShot, {"instructions": "propose", "num_instructions": 2}, student(0), False),
+            (PLFewShot, {"instructions": "propose", "num_instructions": 2}, student(0), True),
+            (PLFewShot, {"max_demo_tokens": 300}, student(0), False),
         ],
     )
-    @pytest.mark.parametrize("with_programs", [False, True])
     def test_is_an_upper_estimate_of_tokens_and_cost(self, kind, options, program, with_programs):
         """More demos are better here, so a search that chooses demos mostly shows many."""
         optimizer = kind(

@@ -100,7 +100,7 @@ class TestWorlds:
     def test_beats_random_search_with_the_same_number_of_calls(self):
         """Over 16 worlds, the mean scores are .806 and .773."""
         scores = []
-        for seed in range(61_004, 61_010):
+        for seed in range(61_004, 61_008):
             pool = Pool(ArrangementWorld("classes", 30, seed), 100)
             order, _ = halving(pool, 500, seed)
             scores.append([compile_with(pool, "light", 500, seed).score, pool.held_out(order)])
