@@ -193,7 +193,7 @@ def test_errors_in_the_skill_are_messages_of_the_package():
 
 
 BRITISH = re.compile(
-    r"\w*(?:labelled|learnt|licence|modelled|cancelled|(?:behavi|col|fav|neighb)our|centred|normalis|optimis|summaris)\w*",
+    r"labelled|learnt|licence|modelled|cancelled|(?:behavi|col|fav|neighb)our|centred|normalis|optimis|summaris",
     re.I,
 )
 
