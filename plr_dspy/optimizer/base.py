@@ -173,12 +173,12 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             programs: Other programs that may be returned without changes, such as results of other
                 optimizers: a list, or a dict whose keys name the programs in the report (in
                 `PLFewShot`, any name but "student"). Examples that are demos in these programs
-                are not used for scoring. The best of these programs replaces the student if a gain is 1.5 times as likely as a loss. A result
-                of the search replaces the better of the two only if a gain is three times as
-                likely as a loss. `PLFewShot` also chooses among these programs' demos and
-                instructions. It takes them from predictors that have the same name and fields as
-                one of the student's. If no name matches, it uses the only predictor with these
-                fields.
+                are not used for scoring. The best of these programs replaces the student if a
+                gain is 1.5 times as likely as a loss. A result of the search replaces the better
+                of the two only if a gain is three times as likely as a loss. `PLFewShot` also
+                chooses among these programs' demos and instructions. It takes them from
+                predictors that have the same name and fields as one of the student's. If no name
+                matches, it uses the only predictor with these fields.
             inputs: Names of the input columns in a data set, or of the input keys in dicts.
                 None infers the names from the program.
 

@@ -24,6 +24,7 @@ class TestNothingToFind:
             (OwnEffectsLandscape, 4, 20, "paper"),
             (LEANING, 8, 40, "logprobs"),
             (LEANING, 8, 10, "calibrated"),
+            (LEANING, 8, 20, "calibrated"),
             (LEANING, 8, 40, "calibrated"),
             (landscapes.NoisyLogitsLandscape, 8, 100, "logprobs"),
         ],
