@@ -200,9 +200,9 @@ class Draw:
             scorer = HeldOut(program, metric=self.metric, examples=self.test, num_threads=num_threads)
             return scorer.scores()
         evaluation = evaluate_programs(
-            {"": program}, F1(self.rare), self.test, num_threads=num_threads, display_progress=False
+            {"program": program}, F1(self.rare), self.test, num_threads=num_threads, display_progress=False
         )
-        return [evaluation.programs[""].score]
+        return [evaluation.programs["program"].score]
 
     def program(self, side: str) -> dspy.Module:
         """Return the program of a side, or the unoptimized program for `ORIGINAL` and `EMPTY`."""

@@ -15,14 +15,14 @@ from plr_dspy.report.rules import USER_PROGRAM_ODDS
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.scoring.evaluator import RACE, Wanted
 from plr_dspy.scoring.observations import Observations
-from plr_dspy.scoring.run_log import FAILED
 from plr_dspy.search.elimination import EliminationSearch
 from plr_dspy.search.space import Candidate
 
 FIRST_EXAMPLES = 40  # maximum number of examples in the first round
-FIRST_SHARE = 1 / 3  # maximum share of the calls to spend in the first round, on all programs
+# Maximum share of all calls in the first round, unless `MIN_NEW_EXAMPLES` needs more.
+FIRST_SHARE = 1 / 3
 FIRST_PER_PROGRAM = 5  # minimum number of replies of each program before unparsable replies end the race
-MIN_NEW_EXAMPLES = 4  # minimum number of new examples in a later round
+MIN_NEW_EXAMPLES = 5  # minimum number of new examples in a round, if they are affordable
 # If no scores differ, the race does not end, and no program drops out, before one of these two
 # limits. If a program's answers are better on 5% of examples, 59 equal scores have a probability of 5%.
 ENOUGH_EQUAL = 59  # number of examples
@@ -34,7 +34,8 @@ GROWTH = 0.25  # number of new examples in a later round, relative to the number
 def calls_per_program(num_calls: int, num_programs: int, num_examples: int) -> tuple[int, int]:
     """Return the minimum and maximum number of calls of each program if a race makes `num_calls` calls.
 
-    The maximum is reached if all but two programs are dropped after the first round.
+    The minimum applies to programs that are dropped after the first round. The maximum is reached if
+    all but two programs are dropped then.
     """
     least = min(_num_first_examples(num_calls // num_programs), num_examples)
     most = least + math.ceil((num_calls - num_programs * least) / 2)
@@ -45,15 +46,6 @@ def _num_first_examples(num_affordable: int) -> int:
     """Return the number of examples in the first round if all programs can be scored on `num_affordable`."""
     wanted = min(FIRST_EXAMPLES, round(FIRST_SHARE * num_affordable))
     return min(max(wanted, MIN_NEW_EXAMPLES), num_affordable)
-
-
-def _no_difference(num_equal: int) -> str:
-    """Return the reason to stop after equal scores. It has the 95% bound on the share of examples that differ."""
-    largest_share = 1.0 - DOUBT ** (1.0 / num_equal)
-    return (
-        f"no score differed between programs on {num_equal} examples, so they probably differ on less than "
-        f"{largest_share:.1%} of examples, and {StopReason.DECIDED.value}"
-    )
 
 
 @dataclass(kw_only=True)
@@ -140,7 +132,7 @@ class EliminationRun(CompileRun):
             return None
         leader = self._leader()
         if not self.search.can_change(leader, len(self._examples)):
-            return Stop(StopReason.DECIDED, _no_difference(num_equal) if num_equal else "")
+            return Stop(StopReason.DECIDED, self._no_difference(num_equal))
         num_affordable = self.evaluator.budget.estimated_calls_left // len(self.search.alive)
         if num_affordable:  # Otherwise, `score_round` reports the limit.
             num_examples = min(self._num_scored + num_affordable, len(self._examples))
@@ -148,18 +140,32 @@ class EliminationRun(CompileRun):
         return None
 
     def _num_equal(self) -> int | None:
-        """Return the number of examples if no scores of the remaining programs differ on any of them, else None."""
-        num_equal = 0
-        rows = [self.observations.records[program] for program in self.search.alive]
-        for example in self._examples[: self._num_scored]:
-            records = [row[example] for row in rows]
-            if any(record.outcome == FAILED for record in records):
-                continue
-            # Answers with equal values of a metric over a set may still differ.
-            if len({(record.score, repr(record.value)) for record in records}) > 1:
+        """Return how many examples the remaining programs were scored on, or None if any scores differ."""
+        programs = self.search.alive
+        examples, rows = self.observations.table(programs, self._examples[: self._num_scored])
+        records = [self.observations.records[program] for program in programs]
+        for number, example in enumerate(examples):
+            # For a metric over a set, equal scores may belong to different answers.
+            values = {repr(record[example].value) for record in records}
+            if len(values) > 1 or len({row[number] for row in rows}) > 1:
                 return None
-            num_equal += 1
-        return num_equal
+        return len(examples)
+
+    def _no_difference(self, num_equal: int | None) -> str:
+        """Return the reason to stop if all scores are equal, else an empty string.
+
+        The reason has a 95% bound on the share of examples on which the programs differ.
+        """
+        if not num_equal:
+            return ""
+        programs = "programs"
+        if len(self.search.alive) <= len(self.search.space.programs):
+            programs = "the remaining programs"
+        largest_share = 1.0 - DOUBT ** (1.0 / num_equal)
+        return (
+            f"no score differed between {programs} on {num_equal} examples, so they probably differ on less "
+            f"than {largest_share:.1%} of examples, and {StopReason.DECIDED.value}"
+        )
 
     def _leader(self) -> Candidate:
         """Return the program that would be chosen if the race ended now."""

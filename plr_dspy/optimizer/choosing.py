@@ -201,7 +201,7 @@ def choose_program(
 
     The first program is the baseline. Another program replaces the baseline only if it is 1.5
     times as likely to be better as worse. A program drops out once further examples are unlikely to
-    make it the winner. If no scores differ, this takes 59 examples, or 40% of all if that is less.
+    make it the winner. If no scores differ, this takes at least 59 examples, or 40% of all examples if that is less.
     Identical programs are scored only once. Programs may differ in modules, signatures and models.
 
     Args:

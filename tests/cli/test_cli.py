@@ -555,7 +555,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
             compile_arguments("--programs", "reviews_app.py:other"),
             "row 1 of train.jsonl must have the inputs ['text'] of reviews_app.py:other;",
         ),
-        (CHOOSE_UNSAVEABLE, "--out: demo 2 of predictor 'self' holds a set"),
+        (CHOOSE_UNSAVEABLE, "--out: demo 2 of predictor 'self' has a value of type set"),
         (CHOOSE_OTHER, "row 1 of train.jsonl must have the inputs ['text'] of reviews_app.py:other;"),
         (compile_arguments("--calibrate", "--signal", "score"), "omit --calibrate, or pass --signal auto"),
         (compile_arguments("--demos", "demos.pkl"), "when it is loaded: save the program as JSON"),

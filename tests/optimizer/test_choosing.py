@@ -267,6 +267,24 @@ class TestLimits:
             assert outcome.decision.ordering.number == 1
             assert "no score differed" not in str(outcome.stop)
 
+    def test_the_reason_does_not_ignore_programs_that_dropped_out(self):
+        equal = np.tile(np.arange(200) % 3 > 0, (3, 1)).astype(float)
+        equal[2] *= np.arange(200) % 2
+        outcome = benchmark.race(benchmark.World(equal.mean(axis=1), equal)).run()
+        assert "no score differed between the remaining programs on" in str(outcome.stop)
+
+    def test_failed_calls_differ_from_scored_calls(self):
+        """A program that always fails drops out at once, so the race ends early."""
+
+        def broken(self, text):
+            raise LookupError(text)
+
+        pair = {"works": student(), "broken": Program(broken, inner=student())}
+        report = chosen(Engine(), pair, max_errors=200).report
+        assert report.stop_reason is StopReason.DECIDED
+        assert report.program_calls["total"] < 2 * len(EXAMPLES)
+        assert "no score differed" not in report.stopped
+
     def test_one_of_many_equal_programs_is_found_if_it_is_better_on_few_examples(self):
         """The last program is better on 5% of examples. In a third of these worlds, 20 examples show no difference."""
         num_right = 0
@@ -443,6 +461,22 @@ def test_the_interval_of_a_race_counts_the_programs_that_dropped_out():
     scores[1] += 0.25
     comparison = benchmark.race(benchmark.World(scores.mean(axis=1), scores)).run().decision.comparison
     assert comparison.num_candidates == 6
+
+
+@pytest.mark.parametrize(("seed", "is_returned"), [(5, True), (12, False)])
+def test_a_gain_must_be_half_again_as_likely_as_a_loss(seed, is_returned):
+    """Both gains are less than three times as likely, as a result of a search would have to be."""
+    rng = np.random.default_rng(seed)
+    scores = (rng.random((2, 60)) < [[0.6], [0.68]]).astype(float)
+    race = benchmark.race(benchmark.World(scores.mean(axis=1), scores))
+    decision = race.run().decision
+    gain = decision.candidates[1].gain
+    assert 1.0 < gain.probability / gain.worse < 3.0
+    assert (gain.probability / gain.worse >= 1.5) == is_returned
+    assert decision.ordering.number == is_returned
+    careful = benchmark.race(benchmark.World(scores.mean(axis=1), scores))
+    careful.min_probability = 0.9
+    assert careful.run().decision.ordering.number == 0
 
 
 def test_a_small_budget_leaves_calls_for_later_rounds():

@@ -208,7 +208,7 @@ class TestNothingToLearn:
         [
             (
                 0.0,
-                "this metric, probably cannot show differences. Check that the metric compares the right fields",
+                "this metric probably cannot show differences. Check that the metric compares the right fields",
             ),
             (1.0, "so nothing is left to gain on these examples: keep the program."),
         ],

@@ -445,7 +445,7 @@ class TestUserPrograms:
 
     def test_the_name_student_is_rejected(self):
         engine = SharingEngine()
-        with pytest.raises(ValueError, match="programs must not contain the name 'student'"):
+        with pytest.raises(ValueError, match="programs must not have the name 'student'"):
             joined(engine, {"student": with_demos("poor")})
         assert not engine.num_calls
 

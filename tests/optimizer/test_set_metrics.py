@@ -45,8 +45,8 @@ def compiled(kind, metric, *, engine=None, program=None, trainset=RARE, **option
 def scored(engine, program, dataset=RARE):
     with using(engine):
         options = {"num_threads": 1, "display_progress": False}
-        evaluation = evaluate_programs({"": program}, F1("positive"), dataset, **options)
-        return evaluation.programs[""].score
+        evaluation = evaluate_programs({"program": program}, F1("positive"), dataset, **options)
+        return evaluation.programs["program"].score
 
 
 def calibrated(engine, trainset=RARE, *, num_inputs=100):
