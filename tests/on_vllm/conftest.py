@@ -42,6 +42,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
         *("--model", str(folder / "model"), "--served-model-name", MODEL),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", "16"),
+        "--enforce-eager",  # Compiling the model takes minutes, and may not end on a busy machine.
     ]
     environment = {
         **os.environ,
