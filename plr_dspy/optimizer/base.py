@@ -80,12 +80,12 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     define `plan` and usually override `search`. Arguments are as in `PLReorder`.
 
     Attributes:
-        chooses_by_score: Whether the metric decides which candidate is returned. If it does
-            and the student has no demos, the student without demos is also a candidate.
+        chooses_by_score: Whether scores decide which candidate is returned. If so, a student to
+            which demos were added is also a candidate without these demos.
         orders_demos: Whether the student must have predictors whose demos can be ordered.
         takes_programs: Whether `compile` accepts `programs`.
         balances_splits: Whether the train and selection splits are stratified by class.
-        scored_on: Text that tells readers of the report on which examples scores were measured.
+        scored_on: Name that the report uses for the examples on which scores were measured.
     """
 
     metric: AnyMetric = field(kw_only=False)
@@ -98,7 +98,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
     name: ClassVar[str]
     student_name: ClassVar[str] = "student"
-    rival_name: ClassVar[str] = "student"  # name of the student among the user's programs
+    rival_name: ClassVar[str] = "student"  # the student's name in comparisons with the user's programs
     scored_on: ClassVar[str] = "train examples"
     chooses_by_score: ClassVar[bool] = True
     orders_demos: ClassVar[bool] = True
@@ -130,7 +130,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """
 
     def search(self, setup: CompileSetup, responses: LabelResponses | None = None) -> Search:
-        """Create the search. The default search proposes random orders."""
+        """Return the search, which proposes random orders by default."""
         return RandomSearch(
             setup.slots.space,
             num_orderings=setup.plan.num_initial,
@@ -139,7 +139,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         )
 
     def work(self, setup: CompileSetup) -> MetricWork:
-        """Create the object that makes and scores program calls."""
+        """Return the object that makes program calls and scores them."""
         return MetricWork(self.metric, setup.scored_examples, setup.labels_of_metric)
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
@@ -165,20 +165,20 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             student: Program to optimize. The student itself is not modified.
             trainset: Examples to score candidates on: a list of `dspy.Example` or of dicts, or a
                 `datasets.Dataset`. `PLFewShot` uses some of these examples as demos instead.
-            teacher: Program whose correct answers become demos in `PLFewShot`, or a list, of
-                which only the first program is used. None uses the student.
+            teacher: Program whose correct answers become demos, used only by `PLFewShot`. If this
+                is a list, its first program is the teacher. None means the student.
             valset: Examples for the final comparison. If None or empty, 20% of the trainset
                 is used.
-            seed: Random seed that overrides the constructor's.
-            programs: Other programs that may be returned without changes, such as results of other
+            seed: Random seed; None uses the constructor's seed.
+            programs: Other programs that may be returned unchanged, such as results of other
                 optimizers: a list, or a dict whose keys name the programs in the report (in
-                `PLFewShot`, any name but "student"). Examples that are demos in these programs
+                `PLFewShot`, any name but "student"). Examples that these programs show as demos
                 are not used for scoring. The best of these programs replaces the student if a
-                gain is 1.5 times as likely as a loss. A result of the search replaces the better
-                of the two only if a gain is three times as likely as a loss. `PLFewShot` also
-                chooses among these programs' demos and instructions. It takes them from
-                predictors that have the same name and fields as one of the student's. If no name
-                matches, it uses the only predictor with these fields.
+                gain is 1.5 times as likely as a loss. The search's result replaces this winner
+                only if a gain is three times as likely as a loss. `PLFewShot` also tries these
+                programs' demos and instructions in the student. Each of the student's predictors
+                takes them from the predictor with the same name and fields. If there is none, it
+                takes them from the only predictor with the same fields.
             inputs: Names of the input columns in a data set, or of the input keys in dicts.
                 None infers the names from the program.
 
@@ -217,8 +217,9 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     ) -> Estimate:
         """Estimate what `compile` would cost with these arguments, without making program calls.
 
-        All figures are upper estimates, as `Estimate` describes. If an argument needs the
-        log-probabilities of labels, the metric scores labels for up to 10 seconds, as in `compile`.
+        The result is an upper estimate under the assumptions that `Estimate` describes. If an
+        argument needs the log-probabilities of labels, the metric scores labels for up to 10
+        seconds, as in `compile`.
 
         Raises:
             TypeError, ValueError: If an argument is invalid, as in `compile`.
@@ -245,7 +246,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         programs: Programs | None = None,
         inputs: Sequence[str] | None = None,
     ) -> CompileSetup:
-        """Check the arguments and set up the compile run, without any program calls."""
+        """Check the arguments and return the setup of the compile run, without making program calls."""
         started = time.monotonic()
         self.check_together()  # Attributes may have been reassigned since `__init__`.
         options = self._options()
@@ -278,7 +279,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return setup
 
     def _check_without_plan(self, setup: CompileSetup) -> None:
-        """Raise the errors in arguments that are otherwise found only after the plan is made."""
+        """Raise the errors in arguments that are normally checked only after the plan is made."""
         check_prices(setup)
         check_metric(setup)
 
@@ -306,7 +307,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     def _choices(
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
     ) -> DemoChoices:
-        """Return the demos that can be ordered or chosen."""
+        """Return the demos to order, after adding labeled demos to a student without demos."""
         filled_predictors = (
             add_labeled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
         )
@@ -350,14 +351,14 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             yield OpenCompile(setup, work, scorer, evaluator)
 
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
-        """Return the setup unchanged. Subclasses that make demos or instructions override this method."""
+        """Make the planned demos and instructions, and return the setup with them. By default, return it unchanged."""
         return setup
 
     def _identity(self, setup: CompileSetup) -> dict[str, Any]:
         """Return a description of everything that determines the scores.
 
         This includes the program, its models, the metric and the examples. Calls in `log_dir`
-        are reused only if their description is the same.
+        are reused only if they were made under the same description.
         """
         settings = setup.settings()
         adapter = dspy.settings.adapter or dspy.ChatAdapter()
@@ -376,7 +377,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return setup.splits.names, [digest(example) for example in setup.scored_examples]
 
     def _run(self, opened: OpenCompile) -> dspy.Module:
-        """Search and return the program built from the result.
+        """Run the search, and return the program built from its result.
 
         After an error, build a program and a report from the finished calls, then raise the error.
         """
@@ -390,7 +391,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             run = self._make_run(opened)
             outcome = run.run()
             return self._conclude(opened, run, outcome)
-        except BaseException as error:  # This also catches interrupts while the report is built.
+        except BaseException as error:  # Also catch interrupts while the report is built.
             opened.scorer.log.close()  # Discard the results of calls in progress.
             run = run or self._make_run(replace(opened, responses=None))
             outcome = outcome or run.unfinished(error)
@@ -400,14 +401,15 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             raise
 
     def _probe(self, opened: OpenCompile) -> LabelResponses | None:
-        """Return None, because this search learns only from scores.
+        """Return the log-probabilities of labels, or None to learn only from scores.
 
-        Subclasses may make the first calls to find out whether replies have log-probabilities.
+        By default, return None. Subclasses may make the first calls to find out whether replies
+        have log-probabilities.
         """
         return None
 
     def _make_run(self, opened: OpenCompile) -> CompileRun:
-        """Create the search and the run that carries it out. `opened.responses` must already be set."""
+        """Create the search, which learns from `opened.responses` if any, and return the run that carries it out."""
         setup = opened.setup
         return self._run_kind(setup.plan)(
             self.search(setup, opened.responses),
@@ -429,18 +431,18 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         )
 
     def _min_examples(self, opened: OpenCompile) -> Callable[[Sequence[Candidate]], Mapping[Candidate, int]]:
-        """Return the function to pass to `SearchRounds` as `min_examples`. By default, it sets no minimum."""
+        """Return a function that maps candidates to their minimum number of examples. By default, it sets none."""
         return no_minimum
 
     def _widening(self, opened: OpenCompile) -> Callable[..., Search | None] | None:
-        """Return None, because the search space is fixed.
+        """Return a function that widens the search space, or None if the space is fixed.
 
-        Subclasses that can enlarge the space return the function to pass to `SearchRounds` as `widen`.
+        By default, return None. `SearchRounds` calls the function as `widen`.
         """
         return None
 
     def _run_kind(self, plan: Plan) -> type[CompileRun]:
-        """Return the subclass of `CompileRun` that carries out this plan."""
+        """Return the class of the run that carries out this plan."""
         return CompileRun if plan.racing else PaperRun
 
     def _conclude(self, opened: OpenCompile, run: CompileRun, outcome: Outcome) -> dspy.Module:
@@ -456,7 +458,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         names, _ = self._examples(setup, work)
         self.report = report = build_report(setup, run, outcome, finished, names=names, signal=work.signal)
         program.reorder_report = report.to_dict()
-        if not hasattr(program, "detailed_results"):  # An existing attribute belongs to the user.
+        if not hasattr(program, "detailed_results"):  # Keep the user's own attribute.
             program.detailed_results = detailed_results(report, outcome.decision)
         if self.log_dir is not None:
             try:
@@ -491,7 +493,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 def _build_as_scored(
     setup: CompileSetup, work: MetricWork, candidate: Candidate, revision: Revision | None
 ) -> dspy.Module:
-    """Build a candidate's program. It revises answers in the same way as during scoring."""
+    """Build a candidate's program, which revises its answers as it did during scoring."""
     program = setup.slots.build(candidate)
     record_settings(program)
     program = work.answering(program, revision)

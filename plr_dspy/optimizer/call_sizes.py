@@ -1,4 +1,4 @@
-"""The numbers of tokens in program calls, estimated before any call is made."""
+"""Estimates of the numbers of tokens in program calls, made before any call."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SAMPLED_PROMPTS = 20  # number of examples for rough averages of token counts
 SAMPLED_EXAMPLES = 200  # number of examples over which input tokens are averaged
 UNKNOWN_FIELD = 100  # assumed number of tokens in a field that no example has, such as reasoning
 PROPOSED_INSTRUCTION = 200  # assumed number of tokens in a proposed instruction
-# A search may prefer long demos. So the total length of a prompt's demos is assumed to be this
-# number of standard deviations above the mean of random demos.
+# A search may prefer long demos, so a prompt's demos are assumed to be longer than random demos:
+# their total length is this number of standard deviations above the mean.
 MORE_THAN_RANDOM = 2.0
 
 
@@ -71,7 +71,7 @@ class CallSize:
 
     @property
     def cost_with_cache(self) -> float | None:
-        """The cost if all prompt tokens except the new ones are cached."""
+        """The cost in US dollars if all but new prompt tokens are cached, or None if a price is unknown."""
         usage = {}
         for model, counts in self.usage.items():
             num_cached = max(0.0, counts.get("prompt_tokens", 0.0) - counts.get("new_tokens", 0.0))
@@ -83,12 +83,12 @@ class CallSizes:
     """Estimates of the sizes of a compile run's program calls.
 
     Each predictor is assumed to be called once. Replies are assumed to be as long as the answers
-    in demos or examples. A field that is in neither is assumed to have `UNKNOWN_FIELD` tokens.
+    in demos or examples. A field that neither contains is assumed to have `UNKNOWN_FIELD` tokens.
 
     Args:
         setup: The setup of the compile run.
         examples: The examples of the calls. None means that they are unknown, so sizes are
-            averaged over the first `SAMPLED_EXAMPLES`.
+            averaged over the first `SAMPLED_EXAMPLES` scored examples.
     """
 
     def __init__(self, setup: CompileSetup, *, examples: Examples | None = None) -> None:
@@ -98,8 +98,8 @@ class CallSizes:
         self._count = token_counter()
         self._without_demos: dict[tuple[Any, ...], tuple[float, float]] = {}
         self._calls_per_look = max(1.0, setup.plan.program_calls / max(1, setup.plan.num_looks))
-        # `LookSizes` limits the uncached tokens of demos, unless the search learns from
-        # log-probabilities of labels. The search cannot do so if the program has no label output.
+        # Without a label output, the search cannot learn from log-probabilities of labels, so
+        # `LookSizes` limits how many tokens of demos are uncached.
         self._limits_looks = isinstance(setup.slots, PoolSlots) and isinstance(
             label_output(setup.program), str
         )
@@ -107,17 +107,18 @@ class CallSizes:
     def price(self, size: CallSize | None) -> float | None:
         """Return the cost of calls in US dollars, or None if it is unknown.
 
-        It is unknown if a price is missing, or if the metric also calls a language model.
+        The cost is unknown if `size` is None, a price is missing, or the metric calls a language
+        model.
         """
         if size is None or language_models(self._setup.options.metric):
             return None
         return size.cost
 
     def extra_costs(self) -> dict[int, float]:
-        """Return the extra cost of a call on each long example, compared with an average example.
+        """Return how much more a call costs on each long example than on an average example.
 
-        The costs are in US dollars, keyed by example index. They are computed from the student's
-        prompts and the most expensive model. If prompts cannot be built, the result is empty.
+        The extra costs in US dollars are keyed by example index. They assume the student's prompts
+        and the price of the most expensive model. If prompts cannot be built, the result is empty.
         """
         setup = self._setup
         prices = [price_of(str(lm.model)) for lm in setup.models]
@@ -157,11 +158,11 @@ class CallSizes:
         return size
 
     def of_arrangements(self) -> CallSize | None:
-        """Return an upper estimate of the mean size of a search's calls, excluding whole programs.
+        """Return an upper estimate of the mean size of calls to arrangements of demos.
 
-        All prompts are assumed to show the longest instruction and the maximum number of demos.
-        These demos are assumed to be longer than almost any random draw. Return None if prompts
-        cannot be built.
+        If the search chooses demos, all prompts are assumed to show the longest instruction and the
+        maximum number of demos. These demos are assumed to be longer than almost any random draw.
+        Return None if prompts cannot be built.
         """
         slots = self._setup.slots
         if not isinstance(slots, PoolSlots):
@@ -205,10 +206,10 @@ class CallSizes:
 
         Args:
             predictor: The predictor.
-            demo_tokens: Number of tokens in fixed demos.
+            demo_tokens: Number of tokens that fixed demos and a longer instruction add.
             retrieved: Number of tokens in demos that are retrieved for each input.
-            demos: Replies are assumed to be as long as the answers in these demos. None means
-                the predictor's own demos.
+            demos: Demos whose mean answer length is assumed for replies. None means the
+                predictor's own demos.
         """
         instructed, question = self._tokens_without_demos(predictor)
         prompt = instructed + demo_tokens + retrieved
@@ -223,7 +224,7 @@ class CallSizes:
         return CallSize({str((predictor.lm or dspy.settings.lm).model): usage})
 
     def _tokens_without_demos(self, predictor: dspy.Predict) -> tuple[float, float]:
-        """Return the mean number of tokens in a predictor's prompts without demos, and in their last messages."""
+        """Return the mean numbers of tokens in a predictor's prompts without demos and in the last messages."""
         # Copies of a program share signatures and demos, so copies of a predictor have the same key.
         key = (predictor.signature, *map(id, predictor.demos[:1]))
         if key not in self._without_demos:
@@ -231,7 +232,7 @@ class CallSizes:
         return self._without_demos[key]
 
     def _average_tokens(self, predictor: dspy.Predict) -> tuple[float, float]:
-        """Compute the result of `_tokens_without_demos`."""
+        """Compute the two means that `_tokens_without_demos` returns."""
         all_tokens = []
         last_tokens = []
         for example in self._examples:
@@ -241,7 +242,7 @@ class CallSizes:
         return fmean(all_tokens), fmean(last_tokens)
 
     def _tokens_on(self, predictor: dspy.Predict, example: dspy.Example) -> tuple[float, float]:
-        """Return the numbers of tokens in the prompt for an example, without demos, and in its last message."""
+        """Return the numbers of tokens in an example's prompt without demos and in the last message."""
         messages = messages_of(predictor, [], inputs_of(predictor, example))
         unknown = UNKNOWN_FIELD * len(_unknown_inputs(predictor, example))
         return self._count(messages) + unknown, self._count(messages[-1:]) + unknown
@@ -253,7 +254,7 @@ class CallSizes:
         return with_demos - self._count(messages_of(predictor, [], inputs))
 
     def _retrieved_tokens(self, predictor: dspy.Predict) -> float:
-        """Return the number of tokens in the demos that a predictor retrieves."""
+        """Return the mean number of tokens in the demos that a predictor retrieves, or 0 if it retrieves none."""
         if not isinstance(predictor, RetrievingPredict):
             return 0.0
         pool = predictor.retrieval.pool
@@ -261,7 +262,7 @@ class CallSizes:
         totals = []
         for example in self._examples:
             inputs = inputs_of(predictor, example)
-            if pool.knows(inputs):  # Otherwise, the embedder would be called.
+            if pool.knows(inputs):  # Other inputs would need a call to the embedder.
                 shown = pool.shown(
                     inputs, predictor.retrieval.nearest, without=dict(example.inputs().items())
                 )
@@ -287,7 +288,7 @@ class CallSizes:
         num_unknown = 0
         for source in rows:
             fields = answered_fields(predictor, source)
-            # Adapters show the answer None as a missing field in demos, but replies contain a short word.
+            # In demos, adapters show the answer None as a missing field, but a reply contains a word.
             row = {name: "None" if value is None else value for name, value in fields.items()}
             messages = [
                 message for message in messages_of(predictor, [row]) if message["role"] == "assistant"
@@ -300,7 +301,7 @@ class CallSizes:
         return (self._count(answers) + UNKNOWN_FIELD * num_unknown) / len(rows)
 
     def _longer_instruction(self, name: str) -> float:
-        """Return how many more tokens a predictor's longest instruction has than the original one."""
+        """Return how many more tokens a predictor's longest instruction has than its original instruction."""
         instructions = self._setup.slots.alternatives.get(name, ())
         longest = max(extra_instruction_tokens(self._setup).get(name, [0]))
         if any(instruction.origin == PLACEHOLDER for instruction in instructions):
@@ -311,8 +312,8 @@ class CallSizes:
 def high_total(tokens: Sequence[float], number: int) -> float:
     """Return a total length that `number` randomly drawn demos rarely exceed, given the length of each demo.
 
-    The total is `MORE_THAN_RANDOM` standard deviations above the mean, but at most the total
-    length of the longest demos.
+    The total is `MORE_THAN_RANDOM` standard deviations above the mean, but at most the total length
+    of the `number` longest demos.
     """
     number = min(number, len(tokens))
     if not number:
@@ -324,7 +325,7 @@ def high_total(tokens: Sequence[float], number: int) -> float:
 
 
 def answered_fields(predictor: dspy.Predict, row: Any) -> dict[str, Any]:
-    """Return the fields that a demo or an example has. None is an answer only if the field's type allows it."""
+    """Return a dict of the fields that a demo or an example has. None counts only if an output's type allows it."""
     outputs = predictor.signature.output_fields
     fields = {}
     for name, value in row.items():
@@ -334,17 +335,17 @@ def answered_fields(predictor: dspy.Predict, row: Any) -> dict[str, Any]:
 
 
 def _is_unknown(value: Any) -> bool:
-    """Return whether a value is the placeholder for a teacher's answer that is not known yet."""
+    """Return whether a value is the placeholder for an answer that the teacher has not given yet."""
     return isinstance(value, str) and value == UNKNOWN_ANSWER
 
 
 def _unknown_tokens(demo: Any) -> int:
-    """Return the assumed number of tokens in a demo's fields that the teacher has not answered yet."""
+    """Return the assumed number of tokens in the teacher's answers that a demo still lacks."""
     return UNKNOWN_FIELD * sum(_is_unknown(value) for _, value in demo.items())
 
 
 def _unknown_inputs(predictor: dspy.Predict, example: dspy.Example) -> list[str]:
-    """Return the names of a predictor's required inputs that neither the example nor the first demo has."""
+    """Return the names of required inputs that neither the example nor the predictor's first demo has."""
     sources: list[Any] = [example.inputs(), *predictor.demos[:1]]
     unknown = []
     for name, info in predictor.signature.input_fields.items():
@@ -362,7 +363,8 @@ def input_length(example: dspy.Example) -> int:
 def inputs_of(predictor: dspy.Predict, example: dspy.Example) -> dict[str, Any]:
     """Return a predictor's inputs for an example.
 
-    If the example has no value for an input, use the first demo's value or an empty string.
+    If the example lacks an input, use its value in the predictor's first demo or, failing that, an
+    empty string.
     """
     sources: list[Any] = [example.inputs(), *predictor.demos[:1]]
     inputs = {}
@@ -374,8 +376,8 @@ def inputs_of(predictor: dspy.Predict, example: dspy.Example) -> dict[str, Any]:
 def extra_instruction_tokens(setup: CompileSetup) -> dict[str, list[int]]:
     """Return how many more tokens each instruction has than the predictor's own instruction.
 
-    The result maps each predictor to a list of these numbers. Instructions that have not been
-    proposed yet are ignored.
+    The result maps each predictor to a list of these numbers, without instructions that are yet to
+    be proposed.
     """
     num_tokens = token_counter()
     extra_tokens = {}

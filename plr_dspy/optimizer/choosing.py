@@ -95,7 +95,7 @@ class ProgramRace(DemoOptimizer):
         valset: Rows | None,
         inputs: Sequence[str] | None,
     ) -> ProgramChoice:
-        """Race the programs. Return the chosen program, its name and the report."""
+        """Race the programs, and return the chosen program, its name and the report."""
         first, others = self._first_and_others(programs)
         program = self.compile(first, trainset=trainset, valset=valset, programs=others, inputs=inputs)
         assert self.report is not None
@@ -140,8 +140,8 @@ class ProgramRace(DemoOptimizer):
         A race has no final comparison, so it holds out no examples.
         """
         splits = setup.splits
-        # Order the examples by hash. A later race without some of them then scores the others in
-        # the same order.
+        # Order the examples by hash, so that a later race on only some of them scores these in the
+        # same order.
         order = sorted(
             zip(setup.scored_examples, splits.names, strict=True), key=partial(_hash_of, setup.seed)
         )
@@ -174,7 +174,7 @@ class ProgramRace(DemoOptimizer):
 
 
 def _hash_of(seed: int, named_example: tuple[dspy.Example, str]) -> str:
-    """Return a hash of the seed and the example's content. The example's name does not affect the hash."""
+    """Return a hash of the seed and the example's content, without the example's name."""
     example, _ = named_example
     return hashlib.sha256(f"{seed} {digest(example)}".encode()).hexdigest()
 
@@ -199,10 +199,11 @@ def choose_program(
 ) -> ProgramChoice:
     """Choose the best of several programs in a race, with about half the calls of a full comparison.
 
-    The first program is the baseline. Another program replaces the baseline only if it is 1.5
-    times as likely to be better as worse. A program drops out once further examples are unlikely to
-    make it the winner. If no scores differ, this takes at least 59 examples, or 40% of all examples if that is less.
-    Identical programs are scored only once. Programs may differ in modules, signatures and models.
+    The first program is the baseline. Another program replaces the baseline only if a gain is at
+    least 1.5 times as likely as a loss. A program drops out once further examples are unlikely to
+    make it the winner. If no scores differ, no program drops out on fewer than 59 examples, or 40% of
+    all examples if that is less. Identical programs are scored only once. Programs may differ in
+    modules, signatures and models.
 
     Args:
         programs: At least two programs: a dict from names to programs, or a list, whose
@@ -213,8 +214,8 @@ def choose_program(
             optimizer's programs.
         valset: More examples, used in the same way as the trainset.
         inputs: As in `PLReorder.compile`; None infers the inputs from the first program.
-        max_metric_calls: Maximum number of program calls; None sets no limit, so that all
-            programs can be scored on all examples.
+        max_metric_calls: Maximum number of program calls. None allows enough calls to score all
+            programs on all examples.
         max_cost, max_seconds, min_probability, num_threads, max_errors, seed, accept_changes,
             display_progress: As in `PLReorder`.
         log_dir: As in `PLReorder`. A later race with more programs can reuse the calls.

@@ -1,4 +1,4 @@
-"""The classes of demos, such as their labels, and the minimum number of demos that a prompt shows for each class."""
+"""The classes of demos, such as their labels, and the minimum number of demos per class in a prompt."""
 
 import logging
 from collections import Counter
@@ -22,7 +22,7 @@ class DemoClasses:
 
     Attributes:
         output: The output whose values are the classes.
-        known: Indices of the labels that occur in demos before the first call. Labels that
+        known: Indices of the labels of demos that exist before the first call. Labels that
             occur only in bootstrapped demos have no minimum, because prompts may not have room
             for these demos.
         minimum: Minimum number of demos for each known label. If a label has fewer demos, a
@@ -34,10 +34,7 @@ class DemoClasses:
     minimum: int
 
     def quotas(self, demos: Sequence[Any]) -> Quotas:
-        """Return the quotas for a pool of demos.
-
-        The quotas state each demo's class, and how many demos of each class a prompt must show.
-        """
+        """Return the class of each demo in a pool, and how many demos of each class a prompt must show."""
         classes = self.output.numbers(demos).tolist()
         counts = Counter(classes)
         minimums = []
@@ -46,15 +43,12 @@ class DemoClasses:
         return Quotas(tuple(classes), tuple(minimums))
 
     def num_missing(self, demos: Sequence[Any]) -> int:
-        """Return how many more demos are needed to show the minimum number for each known label."""
+        """Return how many more demos are needed to reach the minimum for every known label."""
         counts = Counter(self.output.numbers(demos).tolist())
         return sum(max(0, self.minimum - counts[number]) for number in self.known)
 
     def scarce(self, demos: Sequence[Any]) -> dict[str, int]:
-        """Return a dict that maps each scarce label to its number of demos in a pool.
-
-        A label is scarce if the pool has fewer demos with this label than the minimum.
-        """
+        """Return a dict that maps each label with fewer demos than the minimum to its number of demos."""
         counts = Counter(self.output.numbers(demos).tolist())
         scarce = {}
         for number, label in enumerate(self.output.labels):
@@ -66,13 +60,11 @@ class DemoClasses:
 def demo_classes(
     program: dspy.Module, demos: Sequence[Any], *, minimum: int, max_demos: int
 ) -> dict[str, DemoClasses]:
-    """Return a dict that maps predictors to the classes of their demos.
+    """Return a dict that maps each predictor whose demos have classes to these classes.
 
-    Predictors whose demos have no classes are omitted.
-
-    The classes are the values of a predictor's only output that is a Literal, an enum or a
-    bool. If no predictor has exactly one such output, the classes are the values of each
-    predictor's single output.
+    The classes are the values of a predictor's only output that is a Literal, an enum or a bool. If
+    no predictor has exactly one such output, the classes are the values of each predictor's single
+    output.
 
     Args:
         program: The student, whose own demos are also classified.
@@ -116,16 +108,16 @@ def demo_classes(
 def warn_if_too_few(
     classes: Mapping[str, DemoClasses], demos: Mapping[str, Sequence[Any]], *, max_bootstrapped: int
 ) -> None:
-    """Warn if `max_bootstrapped` more demos are too few to reach the minimum for each class.
+    """Warn if not even `max_bootstrapped` more demos could bring every class to its minimum.
 
-    `demos` contains the demos that need no bootstrapping. Like `classes`, it is keyed by predictor.
+    `demos` maps each predictor to its demos that need no bootstrapping.
     """
     num_missing = max(
         (of_predictor.num_missing(demos[name]) for name, of_predictor in classes.items()), default=0
     )
     if num_missing > max_bootstrapped:
         logger.warning(
-            "at most %d demos are bootstrapped, but min_per_class needs %d, so most classes will lack demos: increase "
+            "at most %d demos are bootstrapped, but min_per_class needs %d, so some classes will lack demos: increase "
             "max_bootstrapped to at least %d",
             max_bootstrapped,
             num_missing,
@@ -134,7 +126,7 @@ def warn_if_too_few(
 
 
 def _outputs(program: dspy.Module, demos: Sequence[Any]) -> Mapping[str, LabelOutput]:
-    """Return a dict that maps predictors to the output whose values are the classes."""
+    """Return a dict that maps each predictor whose demos have classes to the output with these classes."""
     outputs = {}
     for name, predictor in program.named_predictors():
         with_few_values = label_outputs(name, predictor)

@@ -39,11 +39,11 @@ BOOTSTRAP_SHARE = 0.25  # maximum share of max_seconds and max_cost for bootstra
 def demo_examples(
     trainset: Examples, valset: Examples, rng: random.Random, classes: Iterable[DemoClasses] = ()
 ) -> dict[int, dspy.Example]:
-    """Choose the trainset examples to use as demos. Return them in a dict keyed by trainset index.
+    """Return the trainset examples to use as demos, keyed by trainset index.
 
-    The inputs of the chosen examples are distinct and not in the valset. The choice is
-    stratified by class and does not depend on the trainset's order. If necessary, more examples
-    are chosen to reach the minimum number of demos for each class in `classes`.
+    The inputs of these examples are distinct and not in the valset. The choice is stratified by
+    class and does not depend on the trainset's order. If necessary, more examples are chosen to
+    reach the minimum number of demos for each class in `classes`.
     """
     sources = [source_of(example.inputs()) for example in trainset]
     used_sources = {source_of(example.inputs()) for example in valset}
@@ -73,7 +73,7 @@ def check_any_demo(
     trainset: Examples,
     valset: Examples,
 ) -> None:
-    """Raise an error if there are no demos in `demos`, the student and the user's programs."""
+    """Raise a ValueError if `demos`, the student and the user's programs contain no demos at all."""
     has_demos = bool(demos) or any(predictor.demos for predictor in program.predictors())
     if has_demos or any(rival.demos for rival in rivals):
         return
@@ -94,11 +94,10 @@ def pools_of(
     user_demos: Sequence[Any],
     rivals: Sequence[Rival],
 ) -> dict[str, list[PooledDemo]]:
-    """Return a dict that maps each predictor to its pool.
+    """Return a dict that maps each predictor to its pool: the distinct demos that its prompts can show.
 
-    A pool contains the distinct demos that the predictor's prompt can show. The student's own demos
-    come first. They are followed by demos of rivals, bootstrapped demos, labeled examples and demos
-    that the user passed.
+    The student's own demos come first, followed by rivals' demos, bootstrapped demos, labeled
+    examples and the user's `candidates`. Only the student's own demos may contain duplicates.
     """
     others: list[tuple[Any, str]] = [(example, f"trainset[{number}]") for number, example in labeled.items()]
     others += [(demo, f"candidates[{number}]") for number, demo in enumerate(user_demos)]
@@ -130,11 +129,11 @@ def pools_of(
 def plan_attempts(
     program: dspy.Module, examples: Mapping[int, dspy.Example], num_demos: int, *, with_labeled: bool
 ) -> list[Attempt]:
-    """Return the attempts needed to bootstrap up to `num_demos` demos.
+    """Return planned attempts to bootstrap up to `num_demos` demos.
 
-    Their demos contain placeholders for the teacher's answers. If labeled examples are also
-    candidates and contain all outputs as labels, return an empty list. Correct answers would only
-    repeat these labels.
+    Placeholders in their demos stand for the teacher's answers. Return an empty list if labeled
+    examples are also candidates and all outputs are labels that they contain. Correct answers would
+    only repeat these labels.
     """
     predictors = program.named_predictors()
     outputs: set[str] = set()
@@ -178,7 +177,7 @@ def teacher_of(setup: CompileSetup) -> dspy.Module:
 class TeacherWork(MetricWork):
     """Teacher calls whose correct answers become demos, as in DSPy's `BootstrapFewShot`.
 
-    A metric with a third parameter gets DSPy's trace.
+    If the metric has a third parameter, it gets DSPy's trace.
     """
 
     failure_advice = " of the teacher: pass another teacher, candidates='labeled', or a larger max_errors"
@@ -221,7 +220,7 @@ class TeacherWork(MetricWork):
             if not demos:
                 continue
             *earlier, demo = demos
-            if earlier:  # Like DSPy, draw either the last call or one of the earlier calls.
+            if earlier:  # As in DSPy, draw either the last call or an earlier one.
                 rng = random.Random(Hasher.hash(tuple(demos)))
                 demo = rng.choice(earlier) if rng.random() < 0.5 else demo
             # Copy the answers, because the program may modify them.
@@ -244,8 +243,8 @@ def _check_structure(student: dspy.Module, teacher: dspy.Module) -> None:
 def make_attempts(setup: CompileSetup, evaluator: ProgramEvaluator) -> list[Attempt]:
     """Run the teacher on one example at a time, and return the attempts that were made.
 
-    Stop once enough of the teacher's answers are correct, or once the calls have used
-    `BOOTSTRAP_SHARE` of `max_seconds` or `max_cost`.
+    Stop once enough attempts gave demos, or once the calls have used `BOOTSTRAP_SHARE` of
+    `max_seconds` or `max_cost`.
     """
     options = setup.options
     log = evaluator.log
@@ -290,7 +289,7 @@ def make_attempts(setup: CompileSetup, evaluator: ProgramEvaluator) -> list[Atte
 
 
 def why_none(attempts: Sequence[Attempt]) -> str:
-    """Return the reason why no demo was bootstrapped, and a fix.
+    """Return text that explains why no demo was bootstrapped and suggests a fix.
 
     The text completes a sentence such as "no demo was bootstrapped".
     """

@@ -1,4 +1,4 @@
-"""The results attached to a returned program. Their keys are attribute names of DSPy's `DspyGEPAResult`."""
+"""The results attached to a returned program, under the attribute names of DSPy's `DspyGEPAResult`."""
 
 from typing import Any
 
@@ -9,17 +9,16 @@ from plr_dspy.search.space import WholeProgram
 
 
 def detailed_results(report: Report, decision: Decision) -> dict[str, Any]:
-    """Return the candidates of the final comparison as plain data.
+    """Return the candidates and scores of the final comparison as plain data.
 
     Each candidate is a dict with its demos and instructions as text. DSPy's optimizers attach whole
-    programs instead. However, DSPy treats attached programs as parts of the returned program, and
-    saves all of them.
+    programs, but DSPy would save those as parts of the returned program.
     """
     candidates = []
     for candidate, result in zip(report.candidates, decision.candidates, strict=True):
         texts: dict[str, Any] = {"name": "", **_texts(report, candidate)}
         if isinstance(result.ordering, WholeProgram):
-            # The report does not contain the demos of whole programs, so give only the name.
+            # The report contains no demos of whole programs, so give only the name.
             texts = {"name": result.ordering.name, "demos": {}, "instructions": {}}
         gain = {"expected_gain": candidate.expected_gain, "probability": candidate.probability}
         candidates.append({**texts, **gain})
@@ -33,7 +32,7 @@ def detailed_results(report: Report, decision: Decision) -> dict[str, Any]:
 
 
 def _texts(report: Report, candidate: Candidate) -> dict[str, Any]:
-    """Return the texts of a candidate's demos and instructions, each in a dict keyed by predictor."""
+    """Return the texts of a candidate's demos and of its instructions, each in a dict keyed by predictor."""
     demos = {}
     for slot in report.slots:
         demos[slot.predictor] = [slot.demos[number] for number in candidate.ordering[slot.predictor]]

@@ -21,7 +21,7 @@ from plr_dspy.scoring.budget import Budget, price_of
 from plr_dspy.scoring.run_log import RunLog
 from plr_dspy.search.space import Candidate
 
-# The approximate size of a proposal.
+# The approximate size of a proposal:
 CALLS_PER_PROPOSAL = 3  # number of prompt-model calls
 EXAMPLES_PER_PROPOSAL = 5  # number of examples in each prompt
 PROPOSAL_PROMPT = 600  # number of tokens in each prompt, not counting the examples
@@ -33,7 +33,7 @@ class Estimate:
 
     Attributes:
         program_calls: Maximum number of program calls in all phases.
-        bootstrap_calls: Number of program calls that bootstrap demos before the search.
+        bootstrap_calls: Maximum number of program calls that bootstrap demos before the search.
         proposal_calls: Approximate number of prompt-model calls that propose instructions.
             `program_calls` does not include them.
         plan: The plan for the search and all later phases, with the number of program calls in
@@ -44,17 +44,16 @@ class Estimate:
             instruction. These demos are assumed to be longer than almost any random draw. A
             field that no example has, such as reasoning, is assumed to have 100 tokens. None if
             prompts cannot be built.
-        cost: Upper estimate of the cost in US dollars at litellm's list prices, if answers are
-            as long as in the demos or examples. It ignores hidden reasoning tokens, prompts that
-            are sent again because a reply could not be parsed, and `max_cost`. None if a price
-            is unknown, or if the metric calls a language model.
-        affordable_calls: Approximate number of calls that `max_cost` covers if calls are as
-            expensive as estimated. Without `max_cost`, this is the number of all calls. None if
-            `cost` is None.
+        cost: Upper estimate of the cost in US dollars at litellm's list prices. Answers are
+            assumed to be as long as in the demos or examples. The estimate ignores `max_cost`,
+            hidden reasoning tokens, and prompts that are sent again because a reply could not be
+            parsed. None if a price is unknown, or if the metric calls a language model.
+        affordable_calls: Approximate number of program calls that `max_cost` covers. It equals
+            `program_calls` if `max_cost` is None or covers `cost`. None if `cost` is None.
         new_prompt_tokens: Approximate number of prompt tokens that a server with a prefix cache
             must process, if the cache holds only the previous prompt. None if unknown.
         cost_with_cache: Approximate cost if all prompt tokens except `new_prompt_tokens` are
-            billed as cached tokens. None if cached tokens have no listed price.
+            billed as cached tokens. None if this cost is unknown or not below `cost`.
         warning: A warning that prompts may exceed a model's context window. Empty if no prompt
             is too long, or if litellm does not know the size of the window.
         has_other_tokenizer: Whether a model has, or may have, a tokenizer other than GPT-4o's.
@@ -103,7 +102,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class CallRange:
-    """The minimum and maximum number of a run's calls that have a certain size."""
+    """A size of calls, and the minimum and maximum number of a run's calls that have this size."""
 
     size: CallSize | None
     min_calls: int
@@ -170,7 +169,7 @@ def estimate_cost(
 
 
 def _ranges_of_search(setup: CompileSetup, sizes: CallSizes) -> list[CallRange]:
-    """Return the call ranges of a search, which calls whole programs at most once per example."""
+    """Return the call ranges of a search, in which each whole program is called at most once per example."""
     slots = setup.slots
     whole: list[Candidate] = [*slots.space.programs]
     if isinstance(slots, PoolSlots):
@@ -183,7 +182,7 @@ def _ranges_of_search(setup: CompileSetup, sizes: CallSizes) -> list[CallRange]:
 
 
 def largest_total(ranges: Sequence[CallRange], num_calls: int) -> CallSize | None:
-    """Return the largest total size that `num_calls` calls in these ranges can have.
+    """Return the largest possible total size of `num_calls` calls in these ranges.
 
     Return None if the size of any call is unknown.
     """
@@ -204,7 +203,7 @@ def largest_total(ranges: Sequence[CallRange], num_calls: int) -> CallSize | Non
 
 
 def num_revisions(setup: CompileSetup) -> int:
-    """Return the maximum number of instructions proposed during the search. Each takes one prompt-model call."""
+    """Return the maximum number of instructions that are proposed during the search, at one call each."""
     return len(setup.slots.alternatives) if setup.proposals else 0
 
 
@@ -281,16 +280,16 @@ def check_prices(setup: CompileSetup) -> None:
 
 
 def _costs_of_a_call(setup: CompileSetup, sizes: CallSizes) -> tuple[float | None, float]:
-    """Return the expected cost of a call, or None if it is unknown, and the cost to reserve per call.
+    """Return the expected cost of a call and the cost to reserve for a call.
 
-    Both are for examples of mean length.
+    Both costs are for an example of mean length. The expected cost is None if it is unknown.
     """
     cost_of_arrangements = sizes.price(sizes.of_arrangements())
     costs = [sizes.price(sizes.of_program(rival.program)) for rival in setup.rivals]
     expected_cost = cost_of_arrangements
     if isinstance(setup.slots, WholeProgramSlots):
-        # Expect the lowest cost, so that a race starts even if its first program is expensive. A
-        # call still starts only if the cost to reserve is left.
+        # Expect the lowest cost, so that a race starts even if its first program is expensive. The
+        # cost to reserve still keeps each call within the budget.
         expected_cost = min((cost for cost in costs if cost is not None), default=None)
     known = [cost for cost in (cost_of_arrangements, *costs) if cost is not None]
     return expected_cost, max(known, default=0.0)

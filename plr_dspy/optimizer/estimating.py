@@ -19,8 +19,8 @@ def estimate(
     """Estimate the cost of calling a function with these arguments, without making program calls.
 
     For example, ``print(estimate(headroom, program, metric, trainset))`` shows what
-    ``headroom(program, metric, trainset)`` would cost. All figures are upper estimates, as
-    `Estimate` describes.
+    ``headroom(program, metric, trainset)`` would cost. The result is an upper estimate under the
+    assumptions that `Estimate` describes.
 
     Args:
         function: `headroom` or `choose_program`. For an optimizer, call the optimizer's own
@@ -28,8 +28,8 @@ def estimate(
         args, kwargs: The function's arguments.
 
     Raises:
-        TypeError, ValueError: If `function` is not one of these two functions, or if one of
-            its arguments is invalid.
+        TypeError, ValueError: If `function` is not one of these two functions, or if an
+            argument for it is invalid.
     """
     if function not in (headroom, choose_program):
         name = getattr(function, "__name__", type(function).__name__)

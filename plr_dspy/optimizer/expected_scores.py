@@ -54,8 +54,8 @@ def expected_scores(
 ) -> list[ExpectedScore]:
     """Return the expected scores of all scored candidates, best first.
 
-    Each candidate's score is the sum of the unchanged original's score and the candidate's
-    expected gain. The interval reflects the uncertainty of both terms.
+    A candidate's score is the score of the unchanged original plus the candidate's expected gain.
+    The interval reflects the uncertainty of both.
     """
     original = run.original
     decision = outcome.decision
@@ -73,8 +73,8 @@ def expected_scores(
     for candidate in candidates:
         score = to_metric_scale(means[candidate])
         revision = fitted.revision(candidate)
-        # List the original's uncalibrated score if calibration does not increase the score, or
-        # if the original was returned unchanged.
+        # List the original's uncalibrated score if calibration does not improve it, or if the
+        # original was returned unchanged.
         if candidate == reference and (uncalibrated_score >= score or decision.chosen == 0):
             score = uncalibrated_score
             revision = None
@@ -104,9 +104,9 @@ def expected_scores(
 
 
 def num_unread(evaluator: Evaluator, candidate: Candidate, *, calibrated: bool) -> int:
-    """Return the number of a candidate's replies that could not be parsed, as in `ProgramState`.
+    """Return how many of a candidate's replies count as unparsable in the report.
 
-    If the candidate is calibrated, replies with log-probabilities are not counted. A calibrated
+    If the candidate is calibrated, replies with log-probabilities do not count. A calibrated
     program answers with the likeliest label, without parsing the reply.
     """
     number = 0
@@ -117,9 +117,10 @@ def num_unread(evaluator: Evaluator, candidate: Candidate, *, calibrated: bool) 
 
 
 def _compared(outcome: Outcome, original: Candidate) -> dict[Candidate, ScoreRange]:
-    """Return the scores that the final comparison gave to the chosen candidate and the original.
+    """Return a dict of the final comparison's scores for the chosen candidate and the original.
 
-    They replace the expected scores, so that the report shows only one score per program.
+    They replace the expected scores, so that the report shows only one score per program. If there
+    was no comparison, the dict is empty.
     """
     comparison = outcome.decision.comparison
     if comparison is None:
@@ -128,7 +129,7 @@ def _compared(outcome: Outcome, original: Candidate) -> dict[Candidate, ScoreRan
 
 
 def _score_of_best_user_program(decision: Decision) -> float:
-    """Return the score of the best user program that is consistent with the reported gain over this program."""
+    """Return the best user program's score, computed to agree with the reported gain over this program."""
     assert decision.comparison is not None
     assert decision.over_best_user_program is not None
     return decision.comparison.expected_chosen[0] - decision.over_best_user_program.expected_gain
@@ -171,8 +172,8 @@ def compare_instructions(
 ) -> list[InstructionReport]:
     """Return the report's comparison of each predictor's instructions.
 
-    Every instruction gets the score of the best arrangement with this instruction. The chosen
-    arrangement may have a lower score, because its gain over the original must be likely enough.
+    Every instruction gets the score of the best arrangement that uses it. The chosen arrangement
+    may score lower than others, because its gain over the original must be likely enough.
     """
     chosen = slots.instructions(outcome.decision.ordering)
     best: dict[tuple[str, int], Alternative] = {}
@@ -199,9 +200,9 @@ def compare_instructions(
 
 
 def _scored(instruction: Instruction, best: Alternative | None) -> InstructionScore:
-    """Return the report's entry on an instruction.
+    """Return the report's entry on an instruction, with the score of the best arrangement that uses it.
 
-    The entry includes the score of `best`, the best arrangement with this instruction, if any.
+    If `best`, this arrangement, is None, the entry has no score.
     """
     scores: dict[str, Any] = {}
     if best is not None:

@@ -85,8 +85,8 @@ class PLFewShot(LearningOptimizer):
         demos: "fixed" shows the same demos for every input. "retrieved" shows the examples of the
             whole trainset that are most similar to each input. The search chooses the best of five
             variations. If retrieved demos are chosen, the returned program and its file contain the
-            trainset. "auto" compares fixed and retrieved demos. "retrieved" makes no program calls
-            if ``max_metric_calls=0``.
+            trainset. "auto" compares fixed and retrieved demos. With ``max_metric_calls=0``,
+            "retrieved" makes no program calls.
         embedder: A ``dspy.Embedder`` to find similar inputs. None compares the words of the
             inputs (TF-IDF).
         max_demos, min_demos: Maximum and minimum number of demos per predictor. If fewer than
@@ -120,7 +120,7 @@ class PLFewShot(LearningOptimizer):
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000).
             None requires `max_metric_calls`.
         all others: As in `PLReorder`. Bootstrapping may use a quarter of `max_cost` and
-            `max_seconds`, and bootstrapping and proposals together 40%.
+            `max_seconds`. Together with proposals, it may use 40%.
 
     Attributes:
         report: As in `PLReorder`. Demo indices refer to the pools in ``report.slots``, which
@@ -212,9 +212,9 @@ class PLFewShot(LearningOptimizer):
 
     def _min_examples(self, opened: OpenCompile) -> Callable[[Sequence[Candidate]], Mapping[Candidate, int]]:
         plan = opened.setup.plan
-        # If the search learns from log-probabilities, it is better to score more arrangements,
-        # each on fewer examples. If `most_searched` is set, every arrangement is scored on all
-        # examples. In either case, a minimum would not help.
+        # Set no minimum if the search learns from log-probabilities, because scoring more
+        # arrangements on fewer examples each is then better. Nor is a minimum needed if every
+        # arrangement is scored on all examples, that is, if `most_searched` is set.
         if opened.responses is not None or plan.most_searched is not None:
             return no_minimum
         payer = opened.scorer.payer
@@ -227,25 +227,25 @@ class PLFewShot(LearningOptimizer):
     def program_with(self, num_demos: int | None = None, *, within: float | None = None) -> dspy.Module:
         """Build another program from the results of the last call to `compile`.
 
-        A log line says which entry of ``report.front`` is built. It may be the student (`kind`
-        is "original") or the returned program. Scores are estimates, some of them from few
-        examples, so evaluate the program on new examples.
+        A log line says which entry of ``report.front`` is built. This may be the student (its
+        `kind` is "original") or the returned program. Scores are estimates, some of them from
+        few examples, so evaluate the program on new examples.
 
         Args:
-            num_demos: Total number of fixed demos in all predictors. The best prompt with this
-                number is built, as listed in ``report.best_by_number``: the returned program
-                if it has this number, else the student or another prompt, whichever is
-                expected to score higher.
+            num_demos: Total number of fixed demos in all predictors. The prompt that
+                ``report.best_by_number`` lists for this number is built. This is the returned
+                program if it has this number of demos. If not, it is the prompt with the
+                highest expected score, which may be the student.
             within: Maximum loss of score relative to the returned program, in the metric's units.
                 An entry of ``report.front`` qualifies if its expected loss is within this maximum
                 and a larger loss is improbable. "Improbable" means a probability of at most .25, or
                 of at most ``1 - min_probability`` if `min_probability` is set. The cheapest entry
-                that qualifies is built. If no cheaper entry qualifies, this is the returned
-                program.
+                that qualifies is built: the returned program, unless a cheaper entry
+                qualifies.
 
         Raises:
-            ValueError: If not exactly one argument is passed, if `within` is negative, or if no
-                prompt with `num_demos` fixed demos was scored.
+            ValueError: If not exactly one argument is passed, if `within` is invalid, or if no
+                scored prompt has `num_demos` fixed demos.
         """
         if (num_demos is None) == (within is None):
             raise UserError(
@@ -263,10 +263,9 @@ class PLFewShot(LearningOptimizer):
     def _choices(
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
     ) -> DemoChoices:
-        """Return the demos to choose from.
+        """Return the demos to choose from, as if all planned attempts to bootstrap demos succeeded.
 
-        All planned attempts to bootstrap demos are assumed to succeed. Their results replace
-        the planned demos later.
+        The results of the attempts replace the planned demos later.
         """
         user_demos = self._user_demos
         classes: Mapping[str, DemoClasses] = {}
@@ -298,8 +297,8 @@ class PLFewShot(LearningOptimizer):
             original = slots.without_calls
         others = list(user_demos)
         if self.demos != "retrieved" or self.instructions == "propose":
-            # These examples must not be used for scoring, because they may become demos, or the
-            # prompt model sees them.
+            # These examples must not be used for scoring, because they may become demos or be
+            # shown to the prompt model.
             others += examples.values()
         return DemoChoices(
             program=program,
@@ -321,7 +320,7 @@ class PLFewShot(LearningOptimizer):
     def _attempts(
         self, program: dspy.Module, examples: Mapping[int, dspy.Example], classes: Mapping[str, DemoClasses]
     ) -> list[Attempt]:
-        """Return the attempts to bootstrap demos, and warn if these are too few for the classes."""
+        """Return the planned attempts to bootstrap demos, and warn if they are too few for `min_per_class`."""
         if self.max_metric_calls == 0 or self.candidates not in ("both", "bootstrapped"):
             return []
         with_labeled = self.candidates == "both"
@@ -333,7 +332,7 @@ class PLFewShot(LearningOptimizer):
         return attempts
 
     def _check_programs(self) -> None:
-        """Raise an error if one of the user's programs has the name that reports use for the student."""
+        """Raise a ValueError if a program has the name that reports use for the student's own demos."""
         if any(rival.name == OWN for rival in self._rivals):
             raise UserError(
                 f"programs must not have the name {OWN!r}, because reports use it for the origin of the student's own "
@@ -341,7 +340,7 @@ class PLFewShot(LearningOptimizer):
             )
 
     def _instructions(self, program: dspy.Module) -> InstructionChoices:
-        """Return the instructions of the student and the user's programs, and those in `self.instructions`."""
+        """Return the instructions to choose from: the student's, the user's programs' and `self.instructions`."""
         if self.instructions is not None and self.demos == "retrieved":
             logger.warning(
                 "retrieved demos are only shown with the student's own instruction, so other instructions are tried "
@@ -364,7 +363,7 @@ class PLFewShot(LearningOptimizer):
 
     @property
     def _user_demos(self) -> Sequence[Any]:
-        """The demos that the user passed as `candidates`. Empty if `candidates` is the name of a source."""
+        """The demos that the user passed as `candidates`, or an empty list if `candidates` names a source."""
         return [] if isinstance(self.candidates, str) else self.candidates
 
     def _slots(
@@ -376,12 +375,9 @@ class PLFewShot(LearningOptimizer):
         instructions: Mapping[str, Sequence[Instruction]],
         classes: Mapping[str, DemoClasses],
     ) -> PoolSlots:
-        """Build the search space: slots for demos, and the alternative instructions.
-
-        The pools of the slots include the demos from `attempts`.
-        """
+        """Return the search space: slots for demos, including those from `attempts`, and alternative instructions."""
         labeled = {} if self.candidates == "bootstrapped" else {**examples, **retrievable}
-        # Build one pool of fixed and retrieved demos, so that each demo is rendered once.
+        # Put fixed and retrieved demos in one pool, so that each demo is rendered once.
         pools = pools_of(
             program, labeled=labeled, attempts=attempts, user_demos=self._user_demos, rivals=self._rivals
         )
@@ -416,9 +412,9 @@ class PLFewShot(LearningOptimizer):
         return RetrievalSlots(program, fixed, nearest=nearest, found=retrieval_pools, **limits)
 
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
-        """Bootstrap demos and propose instructions. Return the setup of a search that includes them."""
+        """Bootstrap demos, propose instructions, and return a setup whose search space includes both."""
         if self._needing_logprobs:
-            # Raise before any call if the program or the metric rules out log-probabilities.
+            # Raise an error before any call if the program or the metric rules out log-probabilities.
             self.work(setup)
         if setup.attempts:
             names = [f"trainset[{number}]" for number in setup.demo_examples]
@@ -445,9 +441,9 @@ class PLFewShot(LearningOptimizer):
         instructions: Mapping[str, Sequence[Instruction]],
         evaluator: ProgramEvaluator,
     ) -> CompileSetup:
-        """Return the setup with a new search space and a new plan.
+        """Return the setup with a new plan for the bootstrapped demos and these instructions.
 
-        The search space contains these instructions and the bootstrapped demos.
+        Also adapt the call limit of the evaluator's budget to the plan.
         """
         slots = self._slots(
             setup.program,
@@ -471,7 +467,7 @@ class PLFewShot(LearningOptimizer):
         return None
 
     def _widened(self, opened: OpenCompile, failures: Mapping[int, Ordering]) -> Search | None:
-        """Return a search that includes instructions proposed from failures, or None if no instruction is new."""
+        """Return a search with instructions proposed from failures, or None if no instruction is new."""
         known = opened.setup.slots
         opened.setup = with_revisions(opened, failures)
         slots = opened.setup.slots
@@ -491,7 +487,7 @@ class PLFewShot(LearningOptimizer):
     ) -> FinishedProgram:
         """Return the program that `compile` returns, with entries for the report.
 
-        Store the best candidates for `program_with`.
+        Keep the best candidates for `program_with`.
         """
         finished, self._front = finish(
             setup, run, outcome, build_program, min_probability=self.min_probability

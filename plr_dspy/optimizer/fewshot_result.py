@@ -33,7 +33,9 @@ def finish(
     *,
     min_probability: float | None,
 ) -> tuple[FinishedProgram, Front | None]:
-    """Return the chosen program with its entries for the report, and the front or None.
+    """Return the chosen program with its entries for the report, and the front.
+
+    Without usable scores, the front is None.
 
     Args:
         build_program: A function that builds a candidate's program as it was scored.
@@ -45,7 +47,7 @@ def finish(
     fitted = fitted_model(run, outcome)
     expected = expected_scores(slots, run, outcome, fitted)
     front = None
-    # After an error, some scores may come from failed calls, so build no front.
+    # After an error, build no front, because some scores may come from failed calls.
     if fitted is not None and outcome.stop.reason is not StopReason.ERROR:
         front = Front(
             slots,
@@ -82,7 +84,7 @@ def _retrieval_report(slots: PoolSlots, chosen: Candidate) -> RetrievalReport | 
 
 
 def _scarce_classes(setup: CompileSetup, slots: PoolSlots) -> dict[str, dict[str, int]]:
-    """Return the classes with fewer demos than required, keyed by predictor."""
+    """Return how many demos each class with too few demos has, keyed by predictor."""
     demos_of = {slot.predictor: slot.demos for slot in slots.slots}
     scarce_classes = {}
     for name, classes in setup.demo_classes.items():

@@ -1,4 +1,4 @@
-"""The front: the best prompts with their scores and costs, from which `program_with` builds programs."""
+"""The front: the best prompts with their scores and costs. `program_with` builds programs from it."""
 
 import logging
 import math
@@ -34,7 +34,7 @@ PREDICTIONS = 1_000  # number of predictions that a reported cost covers
 
 @dataclass(frozen=True)
 class Prompt:
-    """A candidate's prompts: their expected score, number of tokens and cost."""
+    """The expected score, the number of tokens and the cost of a candidate's prompts."""
 
     expected: ExpectedScore
     tokens: int  # number of tokens in instructions and demos, without the inputs
@@ -57,7 +57,7 @@ class PromptPrices:
     def __init__(self, examples: Examples, logged: Sequence[Tokens]) -> None:
         self._examples = examples[:SAMPLED_PROMPTS]
         self._count = token_counter()
-        self._inputs: dict[tuple[str, ...], float] = {}  # mean number of tokens, keyed by input fields
+        self._inputs: dict[tuple[str, ...], float] = {}  # mean number of tokens in inputs, keyed by fields
         answers: dict[str, list[int]] = defaultdict(list)
         for call in logged:
             for model, counts in call.items():
@@ -95,15 +95,14 @@ class PromptPrices:
 def _without_copies_of_programs(
     slots: PoolSlots, expected: Sequence[ExpectedScore], returned: Candidate
 ) -> list[ExpectedScore]:
-    """Merge each arrangement that is the same program as one of the user's programs with that program.
+    """Return the expected scores without those of copies of the user's programs.
 
-    The search may build such an arrangement, because it tries these programs' demos and
-    instructions. The merged entry has the name of the user's program, but it is the returned
-    candidate if that is the arrangement.
+    The search may build a copy, because it tries these programs' demos and instructions. If a copy
+    was returned, it is kept under the name of the user's program, whose own entry is omitted.
     """
     numbers_of_demos = {slots.num_demos(rival) for rival in slots.rivals}
     names = {rival.digest: rival.name for rival in slots.rivals.values()}
-    returned_copy = ""  # the user's program that the returned arrangement is a copy of
+    returned_copy = ""  # name of the user's program of which a copy was returned
     distinct = []
     for score in expected:
         name = ""
@@ -138,8 +137,7 @@ class Front:
     Attributes:
         prompts: The candidates, cheapest first. If any price is unknown, they are sorted by
             number of tokens instead, fewest first.
-        reference: The returned candidate, or the best candidate if the returned candidate was
-            not scored.
+        reference: The returned candidate or, if it was not scored, the best candidate.
     """
 
     def __init__(
@@ -179,7 +177,7 @@ class Front:
         )
 
     def build(self, prompt: Prompt) -> dspy.Module:
-        """Build the program of a candidate on the front, as it was scored. Log which candidate it is."""
+        """Log which candidate of the front is built, and return its program as it was scored."""
         entry = prompt.expected.entry
         name = entry.name
         if prompt.expected.candidate == self._returned:
@@ -207,7 +205,7 @@ class Front:
         places = {entry.num_demos: report.front.index(entry) for entry in report.best_by_number}
         if type(num_demos) is not int or num_demos not in places:
             raise UserError(
-                f"num_demos must be a number of fixed demos that was scored; got {num_demos!r}: pass "
+                f"num_demos must be the number of fixed demos in a scored prompt; got {num_demos!r}: pass "
                 f"{' or '.join(map(str, places))}"
             )
         return self.prompts[places[num_demos]]
@@ -215,8 +213,8 @@ class Front:
     def as_good(self, within: float) -> list[Prompt]:
         """Return the candidates that score at most `within` less than the reference, cheapest first.
 
-        The probability of a larger loss must also be low. This rule excludes a candidate whose
-        score seems high but was estimated from only a few calls.
+        The probability of a larger loss must also be low. This excludes candidates whose high
+        scores were estimated from only a few calls.
 
         Raises:
             ValueError: If `within` is not a finite number of at least 0.
@@ -234,8 +232,7 @@ class Front:
             if candidate == reference.candidate:
                 accepted.append(prompt)
                 continue
-            # If the reference's answers are revised, compare both candidates with revised
-            # answers.
+            # If the reference revises its answers, compare it with the candidate's revised answers.
             worse = gains[candidate].worse if reference.revision is None else gains[candidate].worse_alike
             entry = prompt.expected.entry
             is_close = entry.score >= reference.entry.score - within - 1e-9

@@ -61,8 +61,8 @@ NUM_SETS = 4  # number of random sets of demos, unless the budget covers more
 NUM_ORDERS = 3  # number of random orders of one set, unless the budget covers more
 MIN_EXAMPLES = 10  # minimum number of examples; with fewer, most differences are due to chance
 MIN_SAMPLE = 3  # minimum number of sets or orders to estimate the spread of their scores
-TIMES_AS_MANY = 4  # factor for the suggested number of examples, which halves intervals
-MAX_DRAWS = 50  # maximum number of draws per requested set or order, because prompts must be distinct
+TIMES_AS_MANY = 4  # factor by which the number of examples must grow to halve intervals
+MAX_DRAWS = 50  # maximum number of draws per requested set or order, because draws may repeat a prompt
 
 Groups: TypeAlias = dict[str, list[Candidate]]  # the programs to score for each lever
 
@@ -96,7 +96,7 @@ class LeverSample(PLFewShot):
     def _designed(self, setup: CompileSetup) -> tuple[CompileSetup, Groups]:
         """Return the setup with a plan, and the programs to score for each lever.
 
-        The number of programs is chosen to use the whole budget.
+        Levers get as many programs as the budget covers.
         """
         num_usable = len(setup.scored_examples)
         if num_usable < MIN_EXAMPLES:
@@ -130,15 +130,14 @@ class LeverSample(PLFewShot):
         assert isinstance(slots, PoolSlots)
         own = slots.original
         assert not isinstance(own, WholeProgram)
-        # An arrangement has one block of demos per slot. If there is another block, it is the
-        # instruction.
+        # An arrangement has one block of demos per slot, and may end with the instruction's block.
         num_blocks = len(slots.slots)
         own_instruction = own[num_blocks:]
         empty: Ordering = (*(() for _ in slots.slots), *own_instruction)
         pools = []
         for slot in slots.slots:
             pools.append([item for item, pooled in enumerate(slot.pool) if pooled.origin != OWN])
-        # Sets of most demos in a pool would hardly differ, so draw at most half of the pool.
+        # Sets with most of a pool's demos would hardly differ, so draw at most half of the pool.
         sizes = [min(self.max_demos, math.ceil(len(pool) / 2)) for pool in pools]
         sets = _draw_distinct(slots, pools, sizes, num_sets, besides=own, seed=setup.seed)
         if len(sets) < MIN_SAMPLE:
@@ -161,7 +160,7 @@ class LeverSample(PLFewShot):
         }
         shown = sets[0] if sets else own
         for instructions in slots.alternatives.values():
-            for number in range(1, len(instructions)):  # Instruction 0 is the program's own.
+            for number in range(1, len(instructions)):  # Skip instruction 0, the program's own.
                 groups[f"{INSTRUCTION} {number}"] = [(*shown[:num_blocks], (number,))]
         return {name: candidates for name, candidates in groups.items() if candidates}
 
@@ -213,7 +212,7 @@ class LeverSample(PLFewShot):
 
 
 def _lever(change: Change, gain: Gain, experiment: PairedExperiment, unread: Sequence[int]) -> Lever:
-    """Return a lever with its gain. `unread` has each candidate's number of unparsable replies."""
+    """Return the lever for a change. `unread` counts each candidate's replies that could not be parsed."""
     return Lever(
         change.name,
         float(experiment.means[0]) + gain.value,
@@ -222,13 +221,13 @@ def _lever(change: Change, gain: Gain, experiment: PairedExperiment, unread: Seq
         num_calls=len(change.rows) * experiment.num_examples,
         note=change.how,
         mean_score=float(experiment.means[change.rows].mean()),
-        # Calibrated answers need no parsing. Their rows come after those of the candidates.
+        # Skip the rows of calibrated answers, which come last, because they need no parsing.
         num_unread=sum(unread[row] for row in change.rows if row < len(unread)),
     )
 
 
 def _warn_if_no_score_differs(scored: LeverScores, sample: str) -> None:
-    """Warn that no score differed, and show a sample answer. A perfect score needs no warning."""
+    """Warn and show a sample answer if no score differed, unless every score was perfect."""
     if not scored.no_difference or scored.only_score == PERFECT:
         return
     end = ", so the measurement ended early" if scored.ended_early else ""
@@ -249,11 +248,10 @@ def _draw_distinct(
     besides: Ordering,
     seed: int,
 ) -> list[Ordering]:
-    """Draw random orderings of the items in each block, with distinct prompts.
+    """Return up to `num_orderings` random orderings of items from each block, with distinct prompts.
 
-    No ordering has the same prompt as `besides`. Blocks after `blocks`, such as the instruction,
-    are copied from `besides`. A larger `num_orderings` adds orderings, and does not change the
-    first ones.
+    No ordering has the same prompt as `besides`. The instruction's block, which is not in `blocks`,
+    is copied from `besides`. A larger `num_orderings` only appends orderings.
     """
     rng = np.random.default_rng([seed, 2])
     drawn = {slots.fingerprint(besides): besides}
@@ -270,7 +268,7 @@ def _num_orders(groups: Groups) -> int:
     """Return the number of possible orders of the demos that the lever "other orders" reorders."""
     ordering = groups.get(ORDERS, [()])[0]
     assert not isinstance(ordering, WholeProgram)
-    # A block with an instruction has a single item, so its factor is 1.
+    # The instruction's block has a single item, so its factor is 1.
     return math.prod(math.factorial(len(items)) for items in ordering)
 
 
@@ -295,7 +293,7 @@ class LeverScores:
 
     @property
     def only_score(self) -> float | None:
-        """The score of all calls, or None if there are several scores."""
+        """The score that all calls have, or None if scores differ."""
         return float(self.table[0, 0]) if np.ptp(self.table) == 0 else None
 
 
@@ -307,7 +305,7 @@ def _sample(setup: CompileSetup, metric: ConfusionScores | None) -> list[int]:
 
 
 def _how_to_narrow_intervals(setup: CompileSetup, num_candidates: int, num_examples: int) -> str:
-    """Return advice on how to halve the intervals, or to narrow them as far as unused examples allow."""
+    """Return advice on how to halve the intervals, or on how to narrow them if examples run short."""
     num_usable = len(setup.scored_examples)
     if num_examples == num_usable:
         return "pass more examples"
@@ -318,7 +316,7 @@ def _how_to_narrow_intervals(setup: CompileSetup, num_candidates: int, num_examp
 def _score_levers(
     opened: OpenCompile, candidates: Sequence[Candidate], rows: Mapping[str, list[int]]
 ) -> LeverScores:
-    """Score candidates on more and more examples. Stop if no scores differ, as a compile run does."""
+    """Score candidates on more and more examples, and return the scores. Stop early if no scores differ."""
     scorer = opened.scorer
     sample = _sample(opened.setup, scorer.influence)
     # Score a few examples first, and stop if hardly any of these answers can be parsed.
@@ -337,7 +335,7 @@ def _score_levers(
         scores, calibrated_rows = _with_calibrated(opened, candidates, rows, examples, scores)
         scored = LeverScores(examples, scores, {**rows, **calibrated_rows})
         is_last = number >= len(sample)
-        # Answers with equal values of a metric over a set may still differ.
+        # Different answers may give a metric over a set the same value.
         reason = _no_difference(
             scored, len(candidates), is_last=is_last, compares_values=scorer.influence is not None
         )
@@ -349,8 +347,9 @@ def _score_levers(
 def _no_difference(scored: LeverScores, num_candidates: int, *, is_last: bool, compares_values: bool) -> str:
     """Return the reason to stop if no scores differ, or an empty string.
 
-    After the last examples, fewer equal scores are enough. If `compares_values` is true, answers
-    with equal scores may differ, so equal scores do not end the measurement early.
+    Before the last examples, stop only after enough comparisons between programs, or if all calls
+    have the same score. If `compares_values` is true, the latter is not enough, because answers
+    with equal scores may differ.
     """
     num_examples = len(scored.examples)
     if scored.only_score is not None and (is_last or not compares_values):
@@ -365,7 +364,7 @@ def _no_difference(scored: LeverScores, num_candidates: int, *, is_last: bool, c
 def _score_table(
     opened: OpenCompile, candidates: Sequence[Candidate], sample: Sequence[int]
 ) -> tuple[list[int], Array]:
-    """Score candidates. Return the examples and a table of scores.
+    """Score candidates, and return the examples and a table of scores.
 
     The table has a row for each candidate and a column for each example. A failed call gets the
     mean score of the other candidates on the same example. A metric over a set is linearized at
@@ -385,7 +384,7 @@ def _score_table(
 
 
 def _linearized(metric: ConfusionScores, answers: Answers, examples: Sequence[int], failed: Array) -> Array:
-    """Return a score for each example. The mean of these scores is the value of the metric over a set.
+    """Return a score for each example, so that the mean score is the value of the metric over a set.
 
     The score of a failed call is NaN.
     """
@@ -403,9 +402,9 @@ def _with_calibrated(
     examples: Sequence[int],
     scores: Array,
 ) -> tuple[Array, dict[str, list[int]]]:
-    """Append rows with the scores of calibrated answers to the table of scores.
+    """Return the table of scores with added rows for calibrated answers, and a dict of these rows.
 
-    Return the new table, and a dict that maps each calibrated lever to the indices of its rows.
+    The dict maps each calibrated lever to the indices of its rows.
     """
     tables = [scores]
     num_rows = len(scores)
@@ -424,8 +423,9 @@ def _with_calibrated(
 def _calibrated(opened: OpenCompile, candidate: Candidate, examples: Sequence[int], scores: Array) -> Array:
     """Return the score of a program's calibrated answer to each example.
 
-    Return an empty array if most calls have no log-probabilities. A failed call keeps its
-    score in `scores`, which is the mean score of the other programs on the same example.
+    Return an empty array if most calls have no log-probabilities. Otherwise, calls without
+    log-probabilities count with their uncalibrated answers. Failed calls keep their value in
+    `scores`.
     """
     work = opened.work
     records = opened.scorer.records_of(candidate)
@@ -440,8 +440,8 @@ def _calibrated(opened: OpenCompile, candidate: Candidate, examples: Sequence[in
     for row, reading in enumerate(readings):
         unseen[row, list(reading.unseen_labels)] = True
     shares = likely_shares(right_counts(work.scores))[0]
-    # Calibrate each answer with only the other inputs' log-probabilities, because an answer's
-    # own log-probabilities would bias the result.
+    # Calibrate each answer with the log-probabilities for other inputs only, because its own would
+    # bias the result.
     labels = cross_validated(logs, shares, unseen=unseen).tolist()
     numbers = [examples[place] for place in places_with_logprobs]
     if work.influence is not None:
@@ -487,7 +487,8 @@ def headroom(
 
     Raises:
         TypeError, ValueError: If an argument is invalid, before any program call.
-        RuntimeError: If hardly any of the first answers can be parsed.
+        RuntimeError: If another process is using `log_dir`, or if hardly any of the first answers
+            can be parsed.
         Exception: If too many program calls fail, as in `PLReorder.compile`.
     """
     options = {

@@ -1,4 +1,4 @@
-"""The base class of PLReorder and PLFewShot: the search and its learning signal."""
+"""The base class of PLReorder and PLFewShot, which creates the search and tests its learning signal."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from plr_dspy.search.space import Candidate
 from plr_dspy.search.thompson import ThompsonSearch
 from plr_dspy.statistics.calibration import shares_to_try
 
-# Usual and maximum number of calls that test whether replies have log-probabilities. One call is
-# not enough, because its reply may have no label, or the program may answer without an LM call.
-# More calls than usual are made only if log-probabilities are required, replies cannot be parsed,
+# Usual and maximum number of calls to test whether replies have log-probabilities. One call is not
+# enough, because its reply may have no label, or the program may answer without an LM call. More
+# than the usual number are made only if log-probabilities are required, a reply cannot be parsed,
 # or no LM was called.
 FIRST_CALLS = 2
 MOST_CALLS = 8
@@ -79,7 +79,7 @@ class LearningOptimizer(DemoOptimizer):
 
     @property
     def _needing_logprobs(self) -> str:
-        """The argument that needs log-probabilities of labels, or an empty string."""
+        """The argument that needs log-probabilities of labels, or an empty string if no argument needs them."""
         if self.calibrate is not False:
             return "calibrate"
         if self.signal == "logprobs":
@@ -87,7 +87,7 @@ class LearningOptimizer(DemoOptimizer):
         return ""
 
     def _no_logprobs(self, reason: str) -> str:
-        """Return the error message that states why log-probabilities are not available, and a fix."""
+        """Return an error message that says why log-probabilities are not available, and suggests a fix."""
         argument = self._needing_logprobs
         return (
             f"{argument} needs the log-probabilities of labels, which are not available: {reason}. Omit {argument} to "
@@ -95,9 +95,10 @@ class LearningOptimizer(DemoOptimizer):
         )
 
     def work(self, setup: CompileSetup) -> MetricWork:
-        """Create the object that makes and scores program calls.
+        """Return the object that makes program calls and scores them.
 
-        The object reads log-probabilities if the program and the metric allow it.
+        It reads log-probabilities of labels if the arguments, the program and the metric allow
+        this.
         """
         one_prompt = setup.slots.space.num_distinct < 2
         if self.calibrate is not False and one_prompt:
@@ -130,7 +131,11 @@ class LearningOptimizer(DemoOptimizer):
                 raise UserError(self._no_logprobs(reason))
 
     def _check_before_calls(self, setup: CompileSetup) -> None:
-        """Score labels only if an argument needs their log-probabilities, because the metric may be slow."""
+        """Raise the errors that are known before the first call.
+
+        Score labels only if an argument needs their log-probabilities, because the metric may be
+        slow.
+        """
         if self._needing_logprobs:
             super()._check_before_calls(setup)
         else:
@@ -138,7 +143,7 @@ class LearningOptimizer(DemoOptimizer):
             super().work(setup)
 
     def search(self, setup: CompileSetup, responses: LabelResponses | None = None) -> Search:
-        """Create the search: PLR Algorithm 1 if the plan has no race, else Thompson sampling."""
+        """Return the search: PLR Algorithm 1 if the plan has no race, else Thompson sampling."""
         plan = setup.plan
         if not plan.racing:
             return CrossEntropySearch(
@@ -164,13 +169,13 @@ class LearningOptimizer(DemoOptimizer):
     def _probe(self, opened: OpenCompile) -> LabelResponses | None:
         """Make the first calls to find out whether replies have log-probabilities.
 
-        The result is also stored in `work.signal`, for the report.
+        If the search cannot learn from them, `work.signal` gives the reason, for the report.
 
         Returns:
             The log-probabilities of labels, or None if the search cannot learn from them.
 
         Raises:
-            NoProbabilities: If replies have no log-probabilities, but an argument needs them.
+            NoProbabilities: If an argument needs log-probabilities, but replies have none.
         """
         setup = opened.setup
         work = opened.work
@@ -178,8 +183,8 @@ class LearningOptimizer(DemoOptimizer):
         if not isinstance(work, LabelWork):
             return None
         required = bool(self._needing_logprobs)
-        # The first record that settles the question, or else the last record. None if the budget
-        # allowed no call.
+        # The first record that settles the question, or the last record if none does. None if the
+        # budget allowed no call.
         record: CallRecord | None = None
         ordering: Candidate = setup.slots.space.identity
         for example in range(min(MOST_CALLS, len(setup.splits.train))):

@@ -45,10 +45,10 @@ class Change:
         name: Name of the lever.
         rows: Indices of these programs' rows in the table of scores.
         how: How to apply the change, in words.
-        base: Name of the lever that the change is made on top of; empty if the change is made
+        base: Name of the lever on top of which the change is made; empty if the change is made
             to the program itself.
-        num_searched: Number of programs among which a search is assumed to find the best. It
-            is 1 if the change needs no search.
+        num_searched: Number of programs among which a search is assumed to find the best; 1 if
+            the change needs no search.
     """
 
     name: str
@@ -73,8 +73,8 @@ def changes_of(rows: Mapping[str, list[int]], num_orders: int) -> list[Change]:
             if lever == INSTRUCTION and name.startswith(INSTRUCTION):
                 changes.append(Change(name, numbers, how if base else HOW_WITHOUT_SETS, base))
             elif lever == ORDERS and name == ORDERS:
-                # If the program has demos, these demos are reordered. Otherwise, the first random
-                # set is reordered, so the change is made on top of the random demos.
+                # The program's own demos were reordered or, if it has none, the first random set.
+                # A new order of the random set is a change on top of the random demos.
                 base_of_orders = "" if NO_DEMOS in rows else base
                 changes.append(Change(name, numbers, how, base_of_orders, min(num_orders, NUM_SEARCHED)))
             elif name == lever:
@@ -87,7 +87,7 @@ def changes_of(rows: Mapping[str, list[int]], num_orders: int) -> list[Change]:
 def lever_gains(experiment: PairedExperiment, changes: Sequence[Change]) -> dict[str, Gain]:
     """Return a dict that maps each change's name to the change's gain over the user's program.
 
-    In `changes`, a base must come before the changes that are made on top of it.
+    In `changes`, each base must come before the changes on top of it.
     """
     first_rows = {change.name: change.rows[0] for change in changes}
     gains: dict[str, Gain] = {}
@@ -96,7 +96,7 @@ def lever_gains(experiment: PairedExperiment, changes: Sequence[Change]) -> dict
             average = gains[change.base] if change.base else experiment.gain(change.rows)
             gains[change.name] = experiment.gain_of_best(change.rows, average, change.num_searched)
         elif change.base:
-            # An instruction is scored with one set of demos, so compare it with the same set.
+            # An instruction is scored with the first random set, so compare it with this set alone.
             (row,) = change.rows
             gains[change.name] = experiment.gain_on_top(gains[change.base], row, first_rows[change.base])
         else:
@@ -112,8 +112,6 @@ def best_advice(
     how_to_narrow: str = "pass more examples",
 ) -> str:
     """Return one or two sentences that advise a change, or advise keeping the program.
-
-    All figures are also in the table of `Headroom`.
 
     Args:
         changes: The changes that were scored, simplest first.
@@ -135,7 +133,7 @@ def best_advice(
             certain.append(change)
     if not certain:
         return _keeping(changes, gains, num_examples, how_to_narrow)
-    # Of changes with the same gain in the table, take the simplest.
+    # If changes have the same gain in the table, take the simplest.
     largest = max(certain, key=lambda change: round(gains[change.name].value, 2))
     simplest = next(
         change for change in certain if not gains[largest.name].exceeds(gains[change.name], doubt)
@@ -152,12 +150,12 @@ def best_advice(
 def _keeping(
     changes: Sequence[Change], gains: Mapping[str, Gain], num_examples: int, how_to_narrow: str
 ) -> str:
-    """Advise keeping the program. Name the most promising lever if a worthwhile gain is possible."""
+    """Return the advice to keep the program, which names a lever if a worthwhile gain is possible."""
     start = f"{NOTHING_TO_GAIN} on {num_examples} examples"
     most = max(gain.interval[1] for gain in gains.values())
     if most <= WORTHWHILE:
         return f"{start}, and no interval reaches above {WORTHWHILE:+.2f}: keep the program."
-    # Of levers with the same gain in the table, name the simplest.
+    # If levers have the same gain in the table, name the simplest.
     best = max(changes, key=lambda change: round(gains[change.name].value, 2))
     text = f"The most promising lever is {best.name!r}"
     if gains[best.name].value < WORTHWHILE:
@@ -172,7 +170,7 @@ def _figures(gain: Gain) -> str:
 
 
 def advice_without_difference(reason: str, *, score: float | None) -> str:
-    """Return the advice if no score differed between programs.
+    """Return the advice for the case that no score differed between programs.
 
     Args:
         reason: The observation, as a clause such as "every score was 0 in 80 calls".
@@ -204,8 +202,8 @@ class Lever:
         score: Expected score with this change: the program's mean score plus `gain`.
         gain, interval: Expected gain over the user's program on new examples, and its 95%
             interval. The gain is shrunk towards 0, because the largest of several observed
-            gains overestimates the true gain. Gain and interval are limited to differences
-            between possible scores of the metric.
+            gains overestimates the true gain. Gain and interval are limited to what the
+            metric's range of scores allows.
         num_calls: Number of program calls from which the gain was estimated.
         note: Advice on how to apply the lever.
         mean_score: Mean score of these calls. If answers are calibrated, it is the mean score
@@ -233,15 +231,15 @@ class Headroom:
             examples.
         levers: The possible changes, simplest first.
         noise_shares: A dict that maps "other orders" and "other sets" to the share of noise in
-            the variance between their scores. A lever is omitted if all its orders or sets
-            scored the same.
-        num_examples, program_calls: Number of examples that each change was scored on, and
+            the variance of their scores. A lever is omitted if all its orders or sets scored
+            the same.
+        num_examples, program_calls: Number of examples on which each change was scored, and
             total number of program calls.
         advice: One or two sentences that name the simplest change that gains as much as any
             other, or advise keeping the program.
         num_unread: Number of the program's own replies that could not be parsed.
-        no_difference: The reason why all gains are 0, such as "every score was 0 in 80 calls". If
-            there is a reason, the printed text omits the levers. Empty if scores differed.
+        no_difference: The reason why all gains are 0, such as "every score was 0 in 80 calls";
+            the printed text then omits the levers. Empty if scores differed.
     """
 
     score: float
@@ -285,7 +283,7 @@ class Headroom:
             yield f"Some levers share calls: there were {self.program_calls} calls in total."
 
     def _noise(self, name: str) -> str:
-        """Return a note on the differences between orders or sets, or an empty string for other levers."""
+        """Return a note on how much of the variance between orders or sets is noise; empty for other levers."""
         if name not in (ORDERS, SETS):
             return ""
         kind = name.removeprefix("other ")
@@ -294,7 +292,7 @@ class Headroom:
         return f", but this would probably add nothing, because all {kind} scored the same"
 
     def _unread(self) -> Iterator[str]:
-        """Yield a line on the programs with replies that could not be parsed, if there are any."""
+        """Yield a line that counts the replies that could not be parsed, or nothing if all were parsed."""
         counts = []
         if self.num_unread:
             counts.append(f"{self.num_unread} of {self.num_examples} replies of your program")

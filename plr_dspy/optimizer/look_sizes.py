@@ -1,4 +1,4 @@
-"""The number of examples to score a candidate on at a time, given its number of uncached demo tokens."""
+"""The minimum number of examples to score a candidate on at a time, given its uncached demo tokens."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +13,7 @@ from plr_dspy.programs.slots import messages_of
 from plr_dspy.programs.tokens import token_counter
 from plr_dspy.search.space import Candidate
 
-# The maximum number of examples at a time. If it were larger, a small budget would cover too few
-# candidates.
+# The maximum number of examples at a time, so that a small budget covers enough candidates.
 MOST_EXAMPLES = 8
 
 

@@ -1,4 +1,4 @@
-"""The resources that a compile run needs to make calls: the log, the budget, the progress bar and interrupts."""
+"""The resources that a compile run needs for calls: log, budget, progress bar and interrupt handler."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def open_calls(
     """
     folder = None if log_dir is None else Path(log_dir)
     if setup.options.max_seconds is not None:
-        # Load the token counter now. Loading takes seconds, and when the report needs the counter,
-        # the time limit may have been reached.
+        # Load the token counter now, because loading takes seconds, and the report may need the
+        # counter when no time is left.
         token_counter()([{"role": "user", "content": "a"}])
-    # The log also counts attempts to bootstrap demos, and results of the prompt model.
+    # Bootstrapping attempts and results of the prompt model also move the progress bar.
     num_results = setup.plan.program_calls + len(setup.attempts) + len(setup.proposals) + num_revisions(setup)
     with (
         _new_tensors_on_cpu(),
@@ -98,7 +98,7 @@ def open_calls(
 
 
 def _warn_of_larger_run(path: Path, num_results: int) -> None:
-    """Warn if a folder holds the report of a finished run with more calls than this run may make."""
+    """Warn if the report at `path` is on a finished run with more calls than this run may make."""
     try:
         earlier = Report.load(path)
     except (OSError, UserError):  # There is no report, or another version wrote it.
@@ -115,7 +115,7 @@ def _warn_of_larger_run(path: Path, num_results: int) -> None:
 
 
 def _new_tensors_on_cpu() -> contextlib.AbstractContextManager[object]:
-    """Return a context in which new tensors are on the CPU, whatever the caller's default device is."""
+    """Return a context that puts new tensors on the CPU, whatever the caller's default device is."""
     cpu = torch.device("cpu")
     # A device used as a context slows down every torch operation, so use it only if necessary.
     return contextlib.nullcontext() if torch.empty(0).device == cpu else cpu

@@ -25,9 +25,9 @@ class PLReorder(LearningOptimizer):
             ``trace``, get their defaults or None.
         signal: The signal that the search learns from. "score" is the metric's score. "logprobs"
             adds the log-probabilities of labels, so that far fewer calls are needed. The endpoint
-            must return log-probabilities. Exactly one output must be a Literal, an enum or a bool.
-            The metric must depend only on this output. "auto" uses log-probabilities if these
-            conditions are met. Otherwise, the report gives the reason.
+            must return log-probabilities, and exactly one output must be a Literal, an enum or a
+            bool. The metric must depend only on this output. "auto" uses log-probabilities if these
+            conditions are met; if not, the report gives the reason.
         calibrate: Whether to compare orders by their calibrated answers and return a
             `CalibratedProgram` (docs/calibration.md). Calibration needs log-probabilities, but
             no extra calls. True tries several shares of labels and uses the best; a dict
@@ -43,16 +43,16 @@ class PLReorder(LearningOptimizer):
         max_cost: Maximum cost in US dollars, including calls in `log_dir`. No call starts if,
             judging by earlier calls, it might exceed this limit. The price of each model must
             be known.
-        stop_at_score: The search ends once an order's estimated score on the train split
-            reaches this value.
-        patience: The search ends after this many consecutive rounds without a better order.
-        min_probability: Another order replaces the original order only if a gain on new examples
-            has at least this probability. None requires a gain to be three times as likely as a
+        stop_at_score: Score that ends the search once an order's estimated score on the train
+            split reaches it.
+        patience: Number of consecutive rounds without a better order after which the search ends.
+        min_probability: Minimum probability of a gain on new examples for another order to
+            replace the original order. None requires a gain to be three times as likely as a
             loss, or 1.5 times for one of `programs`. With auto="paper", None means 0.
         num_iterations, num_samples, elite_fraction, num_final_draws: The parameters T, B, rho and
             K of PLR Algorithm 1. If an argument is None, `auto` determines its value.
-        num_demos: Number of labeled demos to add to a student without demos. If None, a
-            student without demos raises an error.
+        num_demos: Number of labeled demos to add to a student without demos. None raises
+            an error for such a student.
         num_threads: Maximum number of concurrent program calls; None uses DSPy's setting.
         max_errors: Number of failed program calls after which `compile` raises the last call's
             exception. None uses the larger of DSPy's setting and 5% of the calls made.

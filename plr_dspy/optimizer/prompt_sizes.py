@@ -1,4 +1,4 @@
-"""The numbers of tokens in prompts without inputs, which reports, limits and estimates use."""
+"""Token counts of prompts without inputs, for reports, limits and estimates."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,21 +22,21 @@ def tokens_of_demos(predictor: dspy.Predict, demos: Sequence[Any]) -> list[int]:
     try:
         without_demos = tokens_before_inputs(predictor, [])
         return [tokens_before_inputs(predictor, [demo]) - without_demos for demo in demos]
-    except Exception:  # Some adapters need real inputs. For these, count only the messages of demos.
+    except Exception:  # If the adapter needs real inputs, count only the messages of demos.
         count = token_counter()
         no_demos = count(messages_of(predictor, []))
         return [count(messages_of(predictor, [demo])) - no_demos for demo in demos]
 
 
 def retrieved_tokens(predictor: dspy.Predict) -> int:
-    """Return the mean number of tokens in the demos that a predictor retrieves for an input."""
+    """Return the mean number of tokens in the demos that a predictor retrieves, or 0 if it retrieves none."""
     return predictor.retrieval.num_tokens if isinstance(predictor, RetrievingPredict) else 0
 
 
 def prompt_tokens(slots: PoolSlots, candidate: Candidate, program: dspy.Module) -> int:
     """Return the number of tokens in the instructions and demos of a candidate's prompts.
 
-    If the prompts of its `program` cannot be rendered, count only the demos.
+    If the prompts of `program` cannot be built, return the number of tokens in its demos.
     """
     try:
         predictors = [part for _, part in program.named_sub_modules(dspy.Predict)]

@@ -1,4 +1,4 @@
-"""Instructions that a prompt model proposes before the search, with DSPy's `GroundedProposer` as in MIPROv2.
+"""Instructions that a prompt model proposes before the search, with DSPy's `GroundedProposer`, as in MIPROv2.
 
 The prompt model's first task describes the data. Each further task writes one instruction for one
 predictor. A task usually takes three calls. The run log keeps the results of tasks as call records,
@@ -32,14 +32,14 @@ from plr_dspy.scoring.run_log import CallRecord
 logger = logging.getLogger(__name__)
 
 PROPOSED = "proposed"  # origin of proposed instructions
-NUM_DESCRIBED = 20  # maximum number of examples from which the prompt model describes the data
-NUM_SHOWN = 3  # number of demos per predictor shown to the prompt model
+NUM_DESCRIBED = 20  # maximum number of examples that the prompt model sees to describe the data
+NUM_SHOWN = 3  # maximum number of demos that the prompt model sees for a predictor
 # Bootstrapping and proposals together may use at most this share of max_seconds and max_cost.
 SHARE = 0.4
 
 
 def planned_proposals(program: dspy.Module, number: int) -> list[Proposal]:
-    """Return a task that describes the data, and `number` tasks per predictor that write instructions."""
+    """Return a task to describe the data, and `number` tasks per predictor to write instructions."""
     proposals = [Proposal("", 0)]
     for name, _ in program.named_predictors():
         proposals += [Proposal(name, i) for i in range(1, number + 1)]
@@ -75,7 +75,7 @@ class ProposalWork(PromptModelWork):
         self._setup = setup
         self._places = {name: place for place, (name, _) in enumerate(setup.program.named_predictors())}
         self.demos = {slot.predictor: list(slot.demos) for slot in slots.slots}
-        # DSPy prints the source of signatures, so discard its output.
+        # Discard DSPy's output, which is the source of signatures.
         with contextlib.redirect_stdout(io.StringIO()):
             self._proposer = GroundedProposer(
                 prompt_model=self.model,
@@ -87,12 +87,12 @@ class ProposalWork(PromptModelWork):
             )
 
     def describe_data(self, text: str) -> None:
-        """Show this description of the data to the prompt model in later tasks."""
+        """Make later tasks show this description of the data to the prompt model."""
         self._proposer.use_dataset_summary = bool(text)
         self._proposer.data_summary = text or None
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Run the task with the index `example`, and return a record with the text."""
+        """Run the task with the index `example`, and return a record with the text that it produced."""
         task = self._setup.proposals[example]
         with dspy.context(lm=self.model, adapter=dspy.ChatAdapter()):
             text = self._propose(task) if task.predictor else self._description()
@@ -128,9 +128,9 @@ class ProposalWork(PromptModelWork):
 
 
 def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEvaluator) -> list[Proposal]:
-    """Run the planned tasks, or read their results from the log. Return the tasks with their results.
+    """Run the planned tasks or read their results from the log, and return the finished tasks.
 
-    Tasks are omitted if `SHARE` of the budget does not cover them.
+    Tasks that `SHARE` of the budget does not cover are omitted.
 
     Raises:
         RuntimeError: If no instruction was proposed because calls failed.
@@ -174,10 +174,10 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
 
 
 def _check(setup: CompileSetup, proposals: Sequence[Proposal], failure: Exception | None) -> None:
-    """Warn if some planned instructions were not proposed.
+    """Warn if some planned instructions were not proposed because of errors or limits.
 
-    Raise an error if no instruction was proposed because calls failed, or if `failure` was not
-    caused by a call.
+    Raise an error if calls failed and no instruction was proposed, or if `failure` was not caused
+    by a call.
     """
     num_made = sum(bool(proposal.predictor and proposal.text) for proposal in proposals)
     errors = [proposal.record for proposal in proposals if proposal.record.error]
@@ -199,7 +199,7 @@ def _check(setup: CompileSetup, proposals: Sequence[Proposal], failure: Exceptio
 
 
 def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) -> InstructionChoices:
-    """Return the instructions from proposals and rivals, divided into usable and dropped instructions."""
+    """Return the instructions from proposals and rivals, divided into usable and dropped ones."""
     by_predictor: dict[str, list[Instruction]] = defaultdict(list)
     for proposal in proposals:
         if proposal.predictor and not proposal.record.error:
@@ -212,7 +212,7 @@ def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) ->
 
 
 def most_tokens(setup: CompileSetup) -> float:
-    """Return the maximum number of tokens in an instruction for prompts to fit into all context windows.
+    """Return how many tokens an instruction may have so that prompts fit into all context windows.
 
     Prompts are assumed to show half of the maximum number of demos.
     """

@@ -19,16 +19,16 @@ from plr_dspy.statistics.crossed import MIN_ORDERINGS, NUM_DRAWS, draw_means
 
 NUM_RANDOM = 200  # number of random orderings whose mean score is estimated
 MIN_EXAMPLES = 5  # minimum number of distinct examples
-# A metric over a set needs at least `MIN_PER_LABEL` distinct examples of nearly every label. At most
+# A metric over a set needs at least `MIN_PER_LABEL` distinct examples of nearly every label: at most
 # the share `MAX_SCARCE` of the labels may have fewer.
 MIN_PER_LABEL = 2
 MAX_SCARCE = 0.1
 MAX_NAMED = 5  # maximum number of labels to name in a message
-TAIL = 0.025  # probability on each side of a 95% interval
+TAIL = 0.025  # probability beyond each end of a 95% interval
 
 
 class UnknownScore(Exception):
-    """The reason why a simpler method has no score in the report, as the message."""
+    """An error whose message says why the score of random demos is unknown."""
 
 
 def random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Alternative | None:
@@ -77,12 +77,12 @@ def _name(setup: CompileSetup, longest: Sequence[Ordering], *, is_calibrated: bo
 
 
 def _mean_number(setup: CompileSetup, longest: Sequence[Ordering]) -> int:
-    """Return the mean number of demos."""
+    """Return the mean number of demos in these orderings, rounded."""
     return round(np.mean([setup.slots.num_demos(ordering) for ordering in longest]))
 
 
 def _mean_tokens(setup: CompileSetup, longest: Sequence[Ordering]) -> int:
-    """Return the mean number of tokens in the demos, or 0 if the search only orders demos."""
+    """Return the mean number of tokens in these orderings' demos, or 0 if the search only orders demos."""
     slots = setup.slots
     if not isinstance(slots, PoolSlots):
         return 0
@@ -91,7 +91,7 @@ def _mean_tokens(setup: CompileSetup, longest: Sequence[Ordering]) -> int:
 
 @dataclass(frozen=True)
 class _RandomCalls:
-    """The calls of the search's random orderings."""
+    """The calls with a search's random orderings, from which the score of random demos is estimated."""
 
     setup: CompileSetup
     run: CompileRun
@@ -131,8 +131,8 @@ class _RandomCalls:
     def draw(self, longest: Sequence[Ordering]) -> tuple[float, Array]:
         """Return the expected score of the longest orderings, and posterior draws of this score.
 
-        The draws are computed from the scores of calls. Only the effect of showing more demos
-        comes from the fitted model.
+        The draws come from the scores of calls; only the effect of showing more demos comes from
+        the fitted model.
         """
         rng = np.random.default_rng([self.setup.seed, 2])
         orderings = self.orderings
@@ -146,7 +146,7 @@ class _RandomCalls:
     def _draw_mean(
         self, longest: Sequence[Ordering], extra: Array, rng: np.random.Generator
     ) -> tuple[float, Array]:
-        """Return the expected mean score, and posterior draws of this score."""
+        """Return the expected mean of the scores, and posterior draws of this mean."""
         scores = self.fitted.counted(self.scores)
         rows = [scores[ordering] for ordering in self.orderings]
         table = np.array([[row.get(example, np.nan) for example in self.examples] for row in rows])

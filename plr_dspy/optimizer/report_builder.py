@@ -45,7 +45,7 @@ MAX_CHARACTERS = 500  # maximum number of characters shown from each of a demo's
 
 @dataclass(frozen=True)
 class FinishedProgram:
-    """The program that a compile run returns, and the report's entries on candidates, instructions and retrieval."""
+    """The program that a compile run returns, and its entries for the report."""
 
     program: dspy.Module
     programs: list[Alternative] = field(default_factory=list)
@@ -79,7 +79,7 @@ def build_report(
     tokens = _tokens_by_model(scorer)
     original = setup.original
     if isinstance(setup.slots, PoolSlots):
-        # If max_metric_calls is 0, `setup.original` retrieves demos, so report the student's own
+        # If max_metric_calls is 0, `setup.original` retrieves demos, so report on the student's own
         # prompt instead.
         original = setup.slots.original
     return Report(
@@ -115,7 +115,7 @@ def build_report(
 
 
 def _slow_entries(setup: CompileSetup, run: CompileRun, outcome: Outcome) -> dict[str, Any]:
-    """Return the entries that take seconds to compute, or none after an interrupt, when the user is waiting."""
+    """Return the entries that take seconds to compute, or none after an interrupt, to save the user a wait."""
     if outcome.stop.reason is StopReason.INTERRUPTED:
         return {}
     entries = yardsticks(setup, run, outcome.decision)
@@ -125,7 +125,7 @@ def _slow_entries(setup: CompileSetup, run: CompileRun, outcome: Outcome) -> dic
 
 
 def _tokens_by_model(scorer: Evaluator) -> dict[str, Any]:
-    """Return the number of billed tokens of each kind, for each model."""
+    """Return how many tokens of each kind were billed, keyed by model."""
     tokens: dict[str, Any] = defaultdict(Counter)
     for tokens_of_call in scorer.log.tokens:
         for model, counts in tokens_of_call.items():
@@ -136,7 +136,7 @@ def _tokens_by_model(scorer: Evaluator) -> dict[str, Any]:
 def _errors_of_scored_calls(setup: CompileSetup, scorer: Evaluator, names: Sequence[str]) -> list[ErrorCount]:
     """Count the failed calls of the search and the final comparison by type of exception.
 
-    Omit bootstrapping attempts and proposals, because `_errors_before_search` counts their errors.
+    Leave out bootstrapping attempts and proposals, which `_errors_before_search` counts.
     """
     others = {attempt.key[0] for attempt in setup.attempts}
     others |= {proposal.prompt for proposal in setup.proposals}
@@ -159,9 +159,9 @@ def _errors_before_search(setup: CompileSetup) -> list[ErrorCount]:
 
 
 def _new_prompt_tokens(setup: CompileSetup, scorer: Evaluator) -> int | None:
-    """Return the number of prompt tokens that were not in a server's prefix cache.
+    """Return how many prompt tokens were not in a server's prefix cache.
 
-    Return None if this number is unknown, for example because prompts cannot be built.
+    Return None if this is unknown, for example because prompts cannot be built.
     """
     try:
         return PromptPrefixes(setup.slots.build).num_new(scorer.tokens_in_order())
@@ -170,7 +170,7 @@ def _new_prompt_tokens(setup: CompileSetup, scorer: Evaluator) -> int | None:
 
 
 def _over_best_user_program(setup: CompileSetup, decision: Decision) -> ProgramComparison | None:
-    """Return the comparison of the result with the best of the user's programs, if they were compared."""
+    """Return the comparison of the result with the best of the user's programs, or None if there was none."""
     comparison = decision.over_best_user_program
     if comparison is None or decision.best_user_program is None:
         return None
@@ -224,7 +224,7 @@ def _name(setup: CompileSetup, candidate: Ordering | WholeProgram) -> str:
 def _slot_reports(
     setup: CompileSetup, outcome: Outcome, original: Ordering | WholeProgram
 ) -> list[SlotReport]:
-    """Build the report's entry for each predictor with demos."""
+    """Return the report's entries on the predictors whose demos can be ordered or chosen."""
     ordering = setup.slots.shown(outcome.decision.ordering)
     original_ordering = setup.slots.shown(original)
     distributions = iter(outcome.distributions)
@@ -249,8 +249,7 @@ def _slot_reports(
 def _demo_texts(predictor: dspy.Predict, demo: Any, redact: Redactor) -> dict[str, str]:
     """Return a dict that maps the names of a demo's fields to their texts.
 
-    The texts are formatted as in prompts, but they are shortened and contain no secrets or
-    media.
+    The texts are formatted as in prompts, but shortened, and without secrets or media.
     """
     texts = {}
     for name, info in predictor.signature.fields.items():

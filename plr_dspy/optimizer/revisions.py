@@ -1,6 +1,6 @@
 """Instructions that the prompt model proposes from failures during the search, using GEPA's proposer.
 
-The best arrangements run again on examples on which they scored low. The records of these calls
+The best arrangements are run again on examples where they scored low. The records of these calls
 contain the inputs and outputs of each predictor, and the metric's feedback. From these records, the
 prompt model writes one instruction for each predictor. The run log keeps the records and the
 instructions, so a resumed run gets the same instructions at no cost.
@@ -31,9 +31,9 @@ from plr_dspy.search.space import Candidate, Ordering
 
 logger = logging.getLogger(__name__)
 
-FROM_FAILURES = "from failures"  # origin of instructions that are proposed from failures
-# Proposals from failures may use at most this share of max_cost and max_seconds. Earlier calls do
-# not reduce this share.
+FROM_FAILURES = "from failures"  # origin of instructions proposed from failures
+# Proposals from failures may use at most this share of max_cost and max_seconds, whatever earlier
+# calls used.
 SHARE = 0.1
 
 
@@ -61,7 +61,7 @@ class TracingWork(MetricWork):
 
 
 def _copied(fields: Any) -> dict[str, Any]:
-    """Return a copy of the fields of a predictor's call. The program may modify the original values later."""
+    """Return a copy of a call's fields, because the program may modify the original values later."""
     return {name: own_value(value) for name, value in fields.items()}
 
 
@@ -75,7 +75,7 @@ class RevisionWork(PromptModelWork):
         self._proposer = InstructionProposer(truncate_history_outputs=True, adapter=dspy.ChatAdapter())
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Return a record with the revised instruction. `example` is only part of the record's key."""
+        """Return a record with the revised instruction. `example` only serves as part of the record's key."""
         name = "instruction"
         with dspy.context(lm=self.model):
             texts = self._proposer({name: self._instruction}, {name: self._failures}, [name])
@@ -88,8 +88,7 @@ def with_revisions(opened: OpenCompile, failures: Mapping[int, Ordering]) -> Com
     Args:
         opened: The compile run.
         failures: A dict that maps the index of an example to an arrangement that scored low on
-            this example. All arrangements have the same instructions, which the proposals
-            revise.
+            it. All arrangements have the same instructions, which the proposals revise.
     """
     setup = opened.setup
     slots = setup.slots
@@ -133,10 +132,10 @@ def _reflective_examples(predictor: str, records: Sequence[CallRecord]) -> list[
 
 
 def _propose(opened: OpenCompile, work: RevisionWork, task: Proposal, example: int) -> list[Proposal]:
-    """Make a proposal, or read it from the log, and return it in a list.
+    """Make a proposal or read it from the log, and return it in a list.
 
-    Return an empty list if the cost limit or the time limit prevents the call to the prompt
-    model. If the call fails, warn that the search continues without the instruction.
+    The list is empty if the cost limit or the time limit prevents the call to the prompt model. If
+    the call fails, warn that the search continues without the instruction.
     """
     log = opened.scorer.log
     budget = opened.scorer.budget

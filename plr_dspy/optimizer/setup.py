@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 Teacher: TypeAlias = dspy.Module | Sequence[dspy.Module] | None  # as in DSPy's optimizers
 
-FEW_EXAMPLES = 30  # with fewer examples, chance decides which order seems best
-SCORES_OF_RESULTS = "val_aggregate_scores"  # key or attribute of `detailed_results`, as in `dspy.GEPA`
+FEW_EXAMPLES = 30  # with fewer examples, chance mostly decides which order seems best
+SCORES_OF_RESULTS = "val_aggregate_scores"  # name of scores in `detailed_results`, as in `dspy.GEPA`
 
 UNKNOWN_ANSWER = "..."  # placeholder for a teacher's answer in a demo until the teacher has run
 
@@ -55,7 +55,7 @@ class Attempt(NamedTuple):
 
 @dataclass(frozen=True)
 class Proposal:
-    """A task of the prompt model: to propose an instruction, or to describe the data."""
+    """A task for the prompt model: to propose an instruction, or to describe the data."""
 
     predictor: str  # name of the predictor; empty if the task describes the data
     number: int  # index among the predictor's tasks, starting at 1; 0 if the task describes the data
@@ -101,26 +101,24 @@ class CompileOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoChoices:
-    """The demos that can be ordered or chosen, and everything else that a candidate may contain."""
+    """The demos and instructions to choose from, and the sources of further ones."""
 
     program: dspy.Module  # a copy of the student
     slots: PromptSlots
-    original: Candidate  # candidate that is returned unless another candidate is better
+    original: Candidate  # candidate that is returned unless another is better
     # Demos and examples that must not be used for scoring, besides the program's own demos.
     others: Sequence[Any] = ()
-    # Examples that become demos, and examples that may be retrieved. Both are keyed by trainset
-    # index.
+    # Examples that become demos and examples that may be retrieved, both keyed by trainset index.
     demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)
     retrievable: Mapping[int, dspy.Example] = field(default_factory=dict)
     # The classes for which prompts must show a minimum number of demos, keyed by predictor.
     demo_classes: Mapping[str, DemoClasses] = field(default_factory=dict)
     teacher: dspy.Module | None = None  # program whose answers become demos; None means the student
-    # Instructions that are not candidates, for example because they are too long, keyed by
-    # predictor.
+    # Instructions that are not tried, for example because they are too long, keyed by predictor.
     dropped_instructions: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)
     prompt_model: dspy.BaseLM | None = None  # model that proposes instructions, if any
-    # The planned proposals and bootstrapping attempts. Once their calls are finished, the results
-    # replace them. `CompileSetup.plan` does not count these calls.
+    # The planned proposals and bootstrapping attempts, which are replaced by the results once their
+    # calls are finished. `CompileSetup.plan` does not count these calls.
     proposals: Sequence[Proposal] = ()
     attempts: Sequence[Attempt] = ()
 
@@ -149,7 +147,7 @@ class CompileSetup(DemoChoices):
 
     @property
     def labels_of_metric(self) -> list[str]:
-        """The labels of the output's type, if the metric is a metric over a set."""
+        """The labels of the output that a metric over a set reads; empty for other metrics."""
         metric = self.options.metric
         if isinstance(metric, SetMetric):
             return metric.output_labels(self.program, self.scored_examples)
@@ -157,12 +155,12 @@ class CompileSetup(DemoChoices):
 
     @property
     def needs_calls(self) -> bool:
-        """Whether the choice between candidates needs program calls."""
+        """Whether program calls decide which candidate is returned."""
         return self.slots.space.num_distinct > 1 and self.options.max_metric_calls != 0
 
     @property
     def num_distinct(self) -> int:
-        """The number of distinct prompts, including those with instructions to be proposed from failures."""
+        """The number of distinct prompts, including those with instructions yet to be proposed from failures."""
         space = self.slots.space
         if not self.proposals:
             return space.num_distinct
@@ -181,8 +179,8 @@ class CompileSetup(DemoChoices):
     def with_plan(self, plan: Plan) -> "CompileSetup":
         """Return this setup with the plan, adapted to the size of the search space.
 
-        A search that can score every candidate needs no race, unless the original is not in the
-        search space. In this case, the race scores only the original.
+        A search that can score every candidate needs no race. However, if the original is not in
+        the search space, a race scores it alone.
         """
         space = self.slots.space
         exhaustive_calls = self.num_distinct * plan.num_train_examples
@@ -219,7 +217,7 @@ class CompileSetup(DemoChoices):
 
 
 def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, object]:
-    """Return arguments as plain data for the report's settings. Objects are replaced by their digests."""
+    """Return arguments as plain data for the report's settings, with digests in place of objects."""
     plain = {name: _plain(value) for name, value in arguments.items() if name not in OMITTED_ARGUMENTS}
     if "update" in arguments:
         rule = arguments["update"]
@@ -312,7 +310,7 @@ def checked_student(
 
 
 def check_metric(setup: CompileSetup) -> None:
-    """Raise a ValueError if the examples to score do not fit a metric over a set."""
+    """Raise a ValueError if a metric over a set cannot be computed on the examples to score."""
     metric = setup.options.metric
     if isinstance(metric, SetMetric):
         parts = [setup.scored_examples]
@@ -342,7 +340,7 @@ def checked_rivals(
 
 
 def checked_teacher(teacher: Teacher) -> dspy.Module | None:
-    """Return the teacher, or the first of a list of teachers. None means the student."""
+    """Return the teacher, or the first of a list of teachers, or None if the student is the teacher."""
     if isinstance(teacher, (list, tuple)):
         teacher = teacher[0] if teacher else None
     if teacher is not None and not isinstance(teacher, dspy.Module):
@@ -378,7 +376,7 @@ def _checked_copy(
     name: str,
     to_order: bool,
 ) -> dspy.Module:
-    """Check a program and the examples. Return a copy without the results of earlier optimizers."""
+    """Check a program and the examples, and return a copy without the results of earlier optimizers."""
     check_given(program, name=name, to_order=to_order, trainset=trainset, valset=valset)
     check_answers(program, options.metric, [*trainset, *valset], name="trainset", program_name=name)
     copy = ProgramFactory(program).build({})

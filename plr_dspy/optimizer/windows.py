@@ -18,7 +18,7 @@ from plr_dspy.scoring.budget import window_of
 from plr_dspy.search.quotas import Quotas
 from plr_dspy.search.space import WITHOUT_DEMOS
 
-# Number of examples whose tokens are counted. Their inputs have the most characters.
+# Number of examples whose tokens are counted: those whose inputs have the most characters.
 NUM_LONGEST = 5
 
 
@@ -28,9 +28,9 @@ class LongPrompt:
 
     Attributes:
         model, window: The predictor's model, and the model's maximum number of prompt tokens.
-        tokens: Approximate number of tokens, counted with GPT-4o's tokenizer. Instructions that
-            are proposed later and demos that are bootstrapped later are not counted.
-        fix: Advice on how to keep such prompts within the context window.
+        tokens: Approximate number of tokens, counted with GPT-4o's tokenizer. Instructions and
+            demo answers that do not exist yet are not counted.
+        fix: Advice on how to keep prompts of this kind within the context window.
     """
 
     model: str
@@ -59,7 +59,7 @@ def window_warning(setup: CompileSetup) -> str:
 
 
 def _of_student(setup: CompileSetup) -> Iterator[LongPrompt]:
-    """Yield the longest prompts of each of the student's predictors: one for each kind of demos."""
+    """Yield the longest prompts of the student's predictors, one for each predictor and kind of demos."""
     for name, predictor in setup.program.named_predictors():
         model, window = _model_of(predictor)
         if window is None:
@@ -81,7 +81,7 @@ def _of_student(setup: CompileSetup) -> Iterator[LongPrompt]:
 
 
 def _with_pooled_demos(setup: CompileSetup, name: str, without_demos: LongPrompt) -> Iterator[LongPrompt]:
-    """Yield the longest prompt with fixed demos from a predictor's pool, if the predictor has a pool."""
+    """Yield the longest prompt with fixed demos, if the predictor has a pool of demos."""
     slots = setup.slots
     if not isinstance(slots, PoolSlots):
         return
@@ -93,7 +93,7 @@ def _with_pooled_demos(setup: CompileSetup, name: str, without_demos: LongPrompt
 
 
 def _with_retrieved_demos(setup: CompileSetup, name: str, without_demos: LongPrompt) -> Iterator[LongPrompt]:
-    """Yield a predictor's longest prompt with retrieved demos, if the predictor retrieves demos."""
+    """Yield the longest prompt with retrieved demos, if the predictor retrieves demos."""
     slots = setup.slots
     if isinstance(slots, RetrievalSlots) and name in slots.found:
         tokens = slots.found[name].tokens
@@ -112,8 +112,8 @@ def _with_demos(
 ) -> LongPrompt:
     """Return the longest prompt with demos that the limits allow.
 
-    Its fix suggests limits that keep prompts within the context window but still allow at least
-    one demo. If there are no such limits, the fix is to shorten the demos.
+    Its fix suggests limits that keep prompts within the context window but still allow one demo, or
+    `min_demos` if that is more. If there are no such limits, the fix is to shorten the demos.
 
     Args:
         setup: The setup of the compile run.
@@ -157,7 +157,7 @@ def _of_rivals(setup: CompileSetup) -> Iterator[LongPrompt]:
 
 
 def _model_of(predictor: dspy.Predict) -> tuple[str, int | None]:
-    """Return the name of a predictor's model, and its maximum number of prompt tokens if this is known."""
+    """Return the name of a predictor's model and its maximum number of prompt tokens, which is None if unknown."""
     lm = predictor.lm or dspy.settings.lm
     name = str(getattr(lm, "model", ""))
     return name, window_of(name)

@@ -1,7 +1,7 @@
 """Scores of simpler methods: random demos, a constant answer and a nearest-neighbor vote.
 
-Reports show these scores next to the gain, because a program with a large gain over a weak program
-may still be worse than a simpler method. The scores need no extra program calls.
+Reports show these scores next to the gain. Even a program with a large gain over a weak program may
+be worse than a simpler method. The scores need no extra program calls.
 """
 
 import contextlib
@@ -33,14 +33,14 @@ from plr_dspy.scoring.observations import Observations
 from plr_dspy.search.space import Scores
 
 MAX_EXAMPLES = 500  # maximum number of examples on which the metric is called for one score
-MAX_SECONDS = 2.0  # maximum number of seconds for these calls
-MAX_ANSWERS = 5  # number of answers tried as the constant answer, starting with the most frequent
+MAX_SECONDS = 2.0  # maximum number of seconds that these calls may take
+MAX_ANSWERS = 5  # maximum number of answers tried as the constant answer, most frequent first
 
 
 def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> dict[str, Any]:
     """Return the scores of random demos, a constant answer and a nearest-neighbor vote, for the report.
 
-    A score is missing or None if its method does not apply to the program.
+    A score is missing or None if it is unknown, or if its method does not apply to the program.
     """
     scores: dict[str, Any] = {}
     results = _vote_results(setup)
@@ -95,8 +95,8 @@ def _frequent_answers(setup: CompileSetup, number: int) -> list[dict[str, Any]]:
             if len({value_key(row.get(name)) for row in same_class}) == 1:
                 answer[name] = value
         if len(outputs) == 1 and len(answer) == 1:
-            # The metric may compare the label with an output that has another name, so use the
-            # name of the output.
+            # Name the answer after the output, because the metric may compare this output with a
+            # label that has another name.
             answer = dict(zip(outputs, answer.values(), strict=True))
         answers.append(answer)
     return answers
@@ -105,8 +105,8 @@ def _frequent_answers(setup: CompileSetup, number: int) -> list[dict[str, Any]]:
 def _vote_results(setup: CompileSetup) -> dict[int, Any]:
     """Return the metric's results for a vote, keyed by indices in `setup.scored_examples`.
 
-    For each example, the vote is the most frequent answer among the nearest other examples. If
-    a vote is not possible, return an empty dict.
+    The vote on an example is the most frequent answer among the nearest other examples. If a vote
+    is not possible, return an empty dict.
     """
     slots = setup.slots
     predictors = setup.program.named_predictors()
@@ -122,7 +122,7 @@ def _vote_results(setup: CompileSetup) -> dict[int, Any]:
         pool = Pool(predictors[0][1], labeled, [source_of(example.inputs()) for example in labeled])
     scored = setup.scored_examples
     num_train = len(setup.splits.train)
-    # The selection split comes first, so that `MAX_EXAMPLES` does not cut it off.
+    # Put the selection split first, so that `MAX_EXAMPLES` does not cut it off.
     indices = [*range(num_train, len(scored)), *range(num_train)]
     indices = [index for index in indices if pool.knows(scored[index].inputs())][:MAX_EXAMPLES]
     examples = [scored[index] for index in indices]
@@ -133,7 +133,7 @@ def _vote_results(setup: CompileSetup) -> dict[int, Any]:
 
 
 def _vote(setup: CompileSetup, results: Mapping[int, Any]) -> Alternative | None:
-    """Return the score of a vote from the metric's results, or None if there are no results."""
+    """Return the score of a vote, given the metric's results, or None if there are no results."""
     scored = setup.scored_examples
     score = _score(setup, [scored[index] for index in results], list(results.values()))
     if score is None:
@@ -148,7 +148,7 @@ def _vote(setup: CompileSetup, results: Mapping[int, Any]) -> Alternative | None
 def _vote_gain(run: CompileRun, decision: Decision, results: Mapping[int, Any]) -> PairedGain | None:
     """Return the gain of a vote over the returned program, on the examples that both answered.
 
-    Return None if there are no such examples.
+    Return None if there are no such examples, or if no score model was fitted.
     """
     evaluator = run.evaluator
     fitted = decision.fitted
@@ -172,8 +172,7 @@ def _vote_gain(run: CompileRun, decision: Decision, results: Mapping[int, Any]) 
 def _results(setup: CompileSetup, examples: Examples, answers: Iterable[Mapping[str, Any]]) -> list[Any]:
     """Return the metric's results for these answers, in the form that `_score` takes.
 
-    Return an empty list if the metric is too slow, calls a language model, or needs fields that
-    the answers do not have.
+    Return an empty list if the metric is too slow, fails, or calls a language model.
     """
     metric = setup.options.metric
     if language_models(metric):
@@ -197,7 +196,7 @@ def _results(setup: CompileSetup, examples: Examples, answers: Iterable[Mapping[
 
 
 def _score(setup: CompileSetup, examples: Examples, results: Sequence[Any]) -> float | None:
-    """Return the metric's score, or None if there are no results or the metric fails."""
+    """Return the metric's score for these results, or None if there are no results or the metric fails."""
     metric = setup.options.metric
     if not results:
         return None

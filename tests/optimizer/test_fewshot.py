@@ -70,7 +70,7 @@ class TestChoice:
             assert (entry.tokens > 0) == (number > 0)
         assert len(program.demos) in best
         assert shown(chooser.program_with(len(program.demos))) == shown(program)
-        message = r"num_demos must be a number of fixed demos that was scored; got .*: pass .*2 or 3"
+        message = r"num_demos must be the number of fixed demos in a scored prompt; got .*: pass .*2 or 3"
         with pytest.raises(ValueError, match=message):
             chooser.program_with(num_demos=7)
 
