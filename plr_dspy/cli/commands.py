@@ -1,4 +1,4 @@
-"""The `plr-dspy` commands: arguments and exit codes.
+"""The arguments and exit codes of the `plr-dspy` commands.
 
 This module imports no slow packages, so that --help is fast.
 """
@@ -23,11 +23,11 @@ from plr_dspy.runtime import Redactor
 
 Options: TypeAlias = dict[str, dict[str, Any]]
 
-# Exit codes.
+# The exit codes of all commands.
 USER_ERROR = 2  # An argument or a file is invalid.
 FAILED = 1  # The program, metric, model or machine failed.
 INTERRUPTED = 130  # The user pressed Ctrl-C.
-OUTPUT_CLOSED = 141  # The reader of the output closed the pipe. Shells also use 128 + SIGPIPE.
+OUTPUT_CLOSED = 141  # The reader of the output closed the pipe. Like shells, use 128 + SIGPIPE.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,14 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _exit_code(args: argparse.Namespace) -> int:
-    """Run a command and return its exit code. If the command fails, print the error as a message."""
+    """Run the parsed command and return its exit code. Print errors to stderr, or raise them with --debug."""
     try:
         _run(args)
     except OutputClosed:
         raise
     except KeyboardInterrupt:
         print(
-            "plr-dspy: interrupted; with --log-dir, the same command reuses the finished calls",
+            "plr-dspy: interrupted; if --log-dir was passed, run the same command again to resume",
             file=sys.stderr,
         )
         return INTERRUPTED
@@ -109,9 +109,9 @@ def _file(text: str) -> Path:
 
 
 def _data(text: str) -> Path | HubSplit:
-    """Return the path of a file, or a split of a data set on the Hugging Face hub.
+    """Return the file or the data set split that an argument names.
 
-    The text names a split if it begins with "hub:".
+    A text that begins with "hub:" names a split of a data set on the Hugging Face hub.
     """
     if not text.startswith(HUB):
         return _file(text)
@@ -165,12 +165,12 @@ def _new_program(text: str) -> Path:
 
 
 DATA = (
-    "a JSON Lines, .csv or .parquet file, or a data set on the Hugging Face hub: hub:NAME:SPLIT or "
+    "a JSON Lines, .csv or .parquet file; or a split of a data set on the Hugging Face hub, as hub:NAME:SPLIT or "
     "hub:NAME:CONFIGURATION:SPLIT, such as hub:SetFit/subj:train"
 )
 METRIC = (
-    "FILE.py:NAME or MODULE:NAME of a function metric(example, prediction); or the name of a metric over all "
-    "examples: f1:LABEL, f1 (the mean over labels), mcc or balanced-accuracy"
+    "FILE.py:NAME or MODULE:NAME of a function that is called as metric(example, prediction); or the name of a "
+    "metric over all examples: f1:LABEL, f1 (the mean over labels), mcc or balanced-accuracy"
 )
 SELECT = (
     "also choose which demos to show, and how many. fixed (the default) shows the same demos for every input: the "
@@ -179,8 +179,8 @@ SELECT = (
 )
 
 INSTRUCTIONS = (
-    "with --select: instructions to choose from, for a program with one predictor; or propose, to let a model write "
-    "instructions. The program's own instruction is always included"
+    "with --select: instructions to choose from, if the program has only one predictor; or propose, to let a model "
+    "write instructions. The program's own instruction is always included"
 )
 
 OF_PROGRAM: Options = {
@@ -190,7 +190,7 @@ OF_PROGRAM: Options = {
     "--lm": {
         "type": _model_name,
         "required": True,
-        "help": "litellm name of the model, such as openai/gpt-4o-mini, or local for SmolLM2",
+        "help": "litellm name of the model, such as openai/gpt-4o-mini; or local, to run SmolLM2 on this machine",
     },
     "--api-base": {"help": "address of the model's server"},
     "--api-key-env": {"help": "environment variable that contains the API key"},
@@ -213,24 +213,24 @@ OF_COMPILE: Options = {
     "--auto": {
         "choices": [*BUDGETS, "paper"],
         "default": "light",
-        "help": "budget of program calls, or paper for the settings of the PLR paper (default: light)",
+        "help": "budget of program calls; or paper, to use the settings of the PLR paper (default: light)",
     },
     "--signal": {
         "choices": SIGNALS,
         "default": "auto",
-        "help": "what the search learns from: only scores (score), or also log-probabilities of labels (logprobs). "
-        "auto, the default, uses log-probabilities if they are available",
+        "help": "what the search learns from. score uses only scores. logprobs also uses log-probabilities of labels. "
+        "auto (the default) uses log-probabilities if they are available",
     },
     "--calibrate": {
         "action": "store_true",
-        "help": "score calibrated answers, and save a calibrated program",
+        "help": "calibrate answers before they are scored, and save a calibrated program",
     },
     "--select": {"nargs": "?", "const": "fixed", "choices": ["fixed", "auto", "retrieved"], "help": SELECT},
     "--max-demos": {"type": int, "help": "with --select: maximum number of demos per predictor (default: 8)"},
     "--instructions": {"nargs": "+", "metavar": "TEXT", "help": INSTRUCTIONS},
     "--prompt-model": {
         "help": "with --instructions propose: litellm name of the model that writes the instructions (default: --lm). "
-        "Its API key is read from the provider's environment variable"
+        "The API key of this model is read from the provider's environment variable"
     },
     "--num-instructions": {
         "type": int,
@@ -245,26 +245,26 @@ OF_COMPILE: Options = {
     },
     "--min-per-class": {
         "type": int,
-        "help": "with --select: minimum number of demos for each class, such as a label (default: no minimum)",
+        "help": "with --select: minimum number of demos for each class of answers, such as a label (default: none)",
     },
     "--max-calls": {
         "type": int,
         "dest": "max_metric_calls",
         "help": "maximum number of program calls; overrides --auto",
     },
-    "--max-seconds": {"type": float, "help": "time limit in seconds, after which no call starts"},
+    "--max-seconds": {"type": float, "help": "number of seconds after which no new call starts"},
     "--max-cost": {"type": float, "help": "maximum cost in US dollars, at litellm's list prices"},
     "--seed": {"type": int, "default": 0, "help": "random seed (default: 0)"},
     "--log-dir": {
         "type": _folder,
-        "help": "folder for finished calls, so that an interrupted run can be resumed",
+        "help": "folder that stores finished calls, so that an interrupted run can be resumed",
     },
     "--accept-changes": {
         "action": "store_true",
         "help": "reuse the calls in --log-dir even if code or arguments have changed. Pass this only if the logged "
         "scores are still valid",
     },
-    "--estimate": {"action": "store_true", "help": "print the expected cost, and make no calls"},
+    "--estimate": {"action": "store_true", "help": "print the expected cost without making any calls"},
 }
 OF_EVALUATE: Options = {
     "--metric": {
@@ -276,7 +276,8 @@ OF_EVALUATE: Options = {
     "--programs": {
         "nargs": "+",
         "default": [],
-        "help": "programs to compare with the program: saved versions of it (JSON), or other programs as FILE.py:NAME",
+        "help": "programs to compare with the first program: saved versions of it (JSON), or other programs as "
+        "FILE.py:NAME",
     },
     "--log-dir": OF_COMPILE["--log-dir"],
     "--accept-changes": OF_COMPILE["--accept-changes"],
@@ -316,10 +317,10 @@ COMMANDS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors do not repeat all options."""
+    """A parser that does not print a list of all options before an error."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(USER_ERROR, f"{self.prog}: {message}\n{self.prog}: pass --help for all options\n")
+        self.exit(USER_ERROR, f"{self.prog}: {message}\n{self.prog}: pass --help to list all options\n")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -329,7 +330,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (purpose, options) in COMMANDS.items():
         command = commands.add_parser(name, help=purpose)
-        command.add_argument("--debug", action="store_true", help="show the traceback of errors")
+        command.add_argument("--debug", action="store_true", help="show the traceback if the command fails")
         for option, settings in options.items():
             command.add_argument(option, **settings)
     return parser

@@ -45,9 +45,9 @@ SET_METRICS: dict[str, type[SetMetric]] = {
 
 
 def run_compile(args: argparse.Namespace) -> None:
-    """Run the command `compile`: order or choose demos, then save the program and the report.
+    """Run the command `compile`: order or choose demos, save the program, and print the report.
 
-    If --estimate is passed, only print the estimated cost.
+    Save the report, too, if --report is passed. If --estimate is passed, only print the estimated cost.
     """
     for option, value in _selecting(args).items():
         if value is not None and not args.select:
@@ -82,7 +82,8 @@ def run_compile(args: argparse.Namespace) -> None:
     is_version = not report.returned.name or report.returned.name.endswith(".json")
     if is_version and not report.original_stays:
         show(
-            f"to check the program, replace ROWS with examples that no search has seen:\n  {_check_command(args)}"
+            "to check the program, run this command, with ROWS replaced by examples that no search has seen:\n"
+            f"  {_check_command(args)}"
         )
 
 
@@ -93,7 +94,7 @@ def _check_command(args: argparse.Namespace) -> str:
         "--inputs": args.inputs,
         "--demos": args.demos,
         "--lm": args.lm,
-        "--api-base": None if args.api_base is None else "URL",  # A URL may contain a key.
+        "--api-base": None if args.api_base is None else "URL",  # Hide the URL, because it may contain a key.
         "--api-key-env": args.api_key_env,
         "--max-tokens": args.max_tokens,
         "--adapter": args.adapter,
@@ -153,9 +154,9 @@ def run_choose(args: argparse.Namespace) -> None:
 
 
 def _examples(args: argparse.Namespace, program: dspy.Module) -> dict[str, Any]:
-    """Return the examples that --train and --val name, keyed by `trainset` and `valset`.
+    """Return the examples from --train and --val, keyed by "trainset" and "valset".
 
-    Omit `valset` if --val is not passed.
+    Omit "valset" if --val is not passed.
     """
     paths = {"trainset": args.train, "valset": args.val}
     return {
@@ -164,10 +165,10 @@ def _examples(args: argparse.Namespace, program: dspy.Module) -> dict[str, Any]:
 
 
 def _other_programs(args: argparse.Namespace, student: dspy.Module) -> dict[str, dspy.Module]:
-    """Load the programs to compare with the first program, keyed by the references that name them.
+    """Return the programs to compare with the first program, keyed by their references in `args`.
 
-    Saved programs are loaded into the student without --demos, because a calibrated program
-    can only load calibrated programs.
+    Load saved programs into the student, not into the program from --demos. If that program is
+    calibrated, it can only load calibrated programs.
     """
     programs: dict[str, dspy.Module] = {}
     for reference in args.programs:
@@ -180,12 +181,12 @@ def _other_programs(args: argparse.Namespace, student: dspy.Module) -> dict[str,
                 )
             programs[reference] = load_program(student, reference)
         else:
-            programs[reference] = _named_program(reference, others=", or a saved program that ends in .json")
+            programs[reference] = _named_program(reference, others=", or FILE.json of a saved program")
     return programs
 
 
 def _passed(args: argparse.Namespace, names: Collection[str]) -> dict[str, Any]:
-    """Return the arguments in `names` that were passed or have a default other than None."""
+    """Return the arguments in `names`, keyed by name. Omit arguments that are None."""
     return {name: value for name, value in vars(args).items() if name in names and value is not None}
 
 
@@ -231,7 +232,7 @@ def _check_json(programs: Iterable[dspy.Module]) -> None:
 
 
 def _named_metric(reference: str, program: dspy.Module) -> Metric:
-    """Return the metric that a reference names. Metrics over a set compare the program's label output."""
+    """Return the metric that a reference names. Metrics in `SET_METRICS` compare the program's label output."""
     name, _, label = reference.partition(":")
     metric_class = SET_METRICS.get(name.lower())
     if metric_class is None:
@@ -252,7 +253,7 @@ def _named_metric(reference: str, program: dspy.Module) -> Metric:
 
 @contextmanager
 def _language_model(args: argparse.Namespace) -> Iterator[None]:
-    """Configure DSPy with the model and adapter that the arguments name, within the context."""
+    """Make DSPy use the model and the adapter that the arguments name, until the context ends."""
     options: dict[str, Any] = {}
     if args.max_tokens is not None:
         options["max_tokens"] = args.max_tokens
@@ -289,7 +290,7 @@ def _language_model(args: argparse.Namespace) -> Iterator[None]:
 def _named_object(reference: str, *, others: str = "") -> Any:
     """Import the object that a reference names.
 
-    `others` completes the list of valid references in the error message.
+    `others` describes other valid references, and is added to error messages.
     """
     place, _, name = reference.rpartition(":")
     file = reference.removesuffix(":")
@@ -303,7 +304,7 @@ def _named_object(reference: str, *, others: str = "") -> Any:
         module = _module(place)
     except UserError:
         raise
-    except (Exception, SystemExit) as error:  # Importing runs the user's code.
+    except (Exception, SystemExit) as error:  # Importing runs the user's code, which may raise any exception.
         raise UserError(
             f"{reference} cannot be loaded ({type(error).__name__}: {error}): pass FILE.py:NAME or MODULE:NAME"
             f"{others}, and check that Python can import the file or module"
@@ -314,7 +315,7 @@ def _named_object(reference: str, *, others: str = "") -> Any:
 
 
 def _module(place: str) -> ModuleType:
-    """Import a module, given its name or its file. A file can import modules from its own folder."""
+    """Import a module by its name or its file. The file may import modules from its own folder."""
     if not place.endswith(".py"):
         if place not in sys.modules:
             sys.path.insert(0, str(Path.cwd()))
@@ -333,7 +334,7 @@ def _module(place: str) -> ModuleType:
 
 
 def _named_program(reference: str, *, others: str = "") -> dspy.Module:
-    """Return the program that a reference names: a DSPy module, or the result of a function.
+    """Return the DSPy module that a reference names, or that the named function returns.
 
     `others` is as in `_named_object`.
     """
@@ -349,11 +350,11 @@ def _named_program(reference: str, *, others: str = "") -> dspy.Module:
     if not isinstance(program, dspy.Module):
         raise UserTypeError(
             f"program must be a DSPy module, or a function that returns one; got {program!r} from {reference}: pass "
-            "the name of such a module or function"
+            "the name of a module, or of a function that returns one"
         )
     return program
 
 
 def _with_saved_state(student: dspy.Module, path: Path | None) -> dspy.Module:
-    """Return the student with the state saved in a file, or the student itself if there is no file."""
+    """Return the student with the state that is saved at `path`, or the student itself if `path` is None."""
     return student if path is None else load_program(student, path)

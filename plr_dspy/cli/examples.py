@@ -1,4 +1,4 @@
-"""The examples that a command reads from a file or from the Hugging Face hub."""
+"""A function that reads examples from a file or from the Hugging Face hub."""
 
 import contextlib
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ def read_examples(
 ) -> list[dspy.Example]:
     """Read examples from a file, or from a split of a data set on the hub.
 
-    Convert their values to the types of the program's fields.
+    Convert each value to the type of the program's field with the same name.
     """
     rows = load_hub_split(source) if isinstance(source, HubSplit) else load_file(source)
     examples = as_examples(
@@ -33,7 +33,7 @@ def read_examples(
     for example in examples:
         for name in example.keys() & types.keys():
             if types[name] is not str and example[name] is not None:
-                # Keep values that cannot be parsed. Later checks report invalid labels.
+                # Keep values that cannot be parsed, because later checks report invalid labels.
                 with contextlib.suppress(ValueError):
                     example[name] = parse_value(example[name], types[name])
     return examples

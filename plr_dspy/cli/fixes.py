@@ -1,4 +1,4 @@
-"""Translation of messages for the command line: options replace the arguments of Python functions."""
+"""Functions that rewrite messages for the command line, with options instead of Python arguments."""
 
 import argparse
 import ast
@@ -32,7 +32,7 @@ OPTIONS = {
     "trainset": "--train",
     "valset": "--val",
 }
-"""A dict that maps arguments to options. Each option must be in `commands.COMMANDS`."""
+"""The option for each Python argument. Each option must be in `commands.COMMANDS`."""
 
 PYTHON_ONLY = (
     "candidates=",
@@ -43,7 +43,7 @@ PYTHON_ONLY = (
     "num_demos",
     "num_samples",
 )
-"""Arguments that messages mention, but that have no option."""
+"""Arguments that appear in messages but have no option."""
 
 PHRASES = {
     r"pass an instance of this class, as in metric=(\w+)\(\.\.\.\)": (
@@ -75,7 +75,7 @@ PHRASES = {
     r"reduce num_threads, or increase the LM's \w+": "or reduce num_threads",
     r"pass other names as inputs": "pass other names as --inputs",
     r"another value for auto": "another value for --auto",
-    # Lines of reports.
+    # Phrases from reports.
     r"; optimizer\.best_program is (?:your program|the best program so far)": "",
     r"nothing was returned": "nothing was saved",
     r"save the program with program\.save, and load it with": "load the saved program in Python with",
@@ -91,21 +91,21 @@ PHRASES = {
     r"with dspy\.inspect_history\(\) that": "with dspy.inspect_history() in Python that",
     r"set disable_history=False in dspy\.settings, or pass": "pass",
 }
-"""Patterns of phrases in messages, and the replacements for the command line, as in `re.sub`."""
+"""Patterns of phrases in messages, mapped to their replacements on the command line, as in `re.sub`."""
 
 STRING = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 LIST = rf"""\[(?:{STRING}|[^\]'"])*\]"""
 VALUE = rf"{STRING}|{LIST}|[\w.+-]+"
 NAMES = "|".join(OPTIONS)
-# Names that are not English words, so that they can be recognized without context.
+# These names are not English words, so they always refer to an argument.
 CERTAIN_NAMES = "|".join(name for name in OPTIONS if "_" in name or name.endswith("set"))
 ROW = re.compile(r"\b(trainset|valset|devset)\[(\d+)\]")
 PROGRAM = re.compile(rf"\bprograms\[({STRING})\]")
-# Quoted text is the user's, unless it is an argument's value or a program's name. An apostrophe
-# within a word does not begin quoted text.
+# Quoted text comes from the user, unless it is an argument's value or a program's name. An
+# apostrophe within a word does not begin quoted text.
 QUOTED = re.compile(rf"={LIST}|\bprograms\[(?:{STRING})\]|(?<![\w=])({STRING}|`[^`]*`)(?!\w)")
 KEPT = re.compile("\0(\\d+)\0")  # a placeholder for text that must stay unchanged
-# An argument with a value. Arguments in calls, such as PLReorder(auto='light'), stay unchanged.
+# An argument with a value. Arguments in calls, such as PLReorder(auto='light'), do not match.
 WITH_VALUE = re.compile(rf"(?<![\w(.])({NAMES})=({VALUE})")
 WITHOUT_VALUE = re.compile(
     rf"(?<![\w./'\"-])(?:({CERTAIN_NAMES})|(?<=argument )({NAMES})|(?<=[Oo]mit )({NAMES})"
@@ -114,10 +114,10 @@ WITHOUT_VALUE = re.compile(
 
 
 def in_options(message: str, args: argparse.Namespace) -> str:
-    """Return a message with options in place of the arguments of Python functions.
+    """Return a message with command-line options in place of Python arguments.
 
-    Also replace indices of examples by rows of files. Quoted text stays unchanged, because it may be
-    the user's. If the message names an argument without an option, add that it needs Python.
+    Also replace indices of examples by rows of files. Leave quoted text unchanged, because it may
+    come from the user. If an argument has no option, add that it is available only in Python.
     """
     kept: list[str] = []  # text that must stay unchanged
 
@@ -146,7 +146,7 @@ def in_options(message: str, args: argparse.Namespace) -> str:
 
 
 def _row(match: re.Match[str], args: argparse.Namespace) -> str:
-    """Return the row of the user's file for a matched index, such as "trainset[3]"."""
+    """Return text that names the row of the user's file for a matched index, such as "trainset[3]"."""
     sources = {
         "trainset": getattr(args, "train", None),
         "valset": getattr(args, "val", None),
@@ -156,14 +156,14 @@ def _row(match: re.Match[str], args: argparse.Namespace) -> str:
 
 
 def _option(match: re.Match[str]) -> str:
-    """Return the option of the matched argument."""
+    """Return the option that replaces a matched argument."""
     return next(OPTIONS[name] for name in match.groups() if name is not None)
 
 
 def _with_value(option: str, text: str) -> tuple[str, str]:
     """Return an option and its value as in a shell command, given the repr of the argument's value.
 
-    The value is empty if the option takes no value.
+    If the argument is None or a bool, the value is empty. For None and False, put "no" before the option.
     """
     try:
         value = ast.literal_eval(text)
@@ -178,7 +178,7 @@ def _with_value(option: str, text: str) -> tuple[str, str]:
 
 
 class OptionFormatter(logging.Formatter):
-    """A formatter that translates the package's own log messages with `in_options`."""
+    """A log formatter that applies `in_options` to the messages of this package."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__("%(message)s")

@@ -1,4 +1,4 @@
-"""Functions that print a command's output to a pipe that its reader may close early, as `head` does."""
+"""Functions that print to a pipe, which the reading program, such as `head`, may close early."""
 
 import os
 import sys
@@ -11,29 +11,29 @@ class OutputClosed(Exception):
 
 
 def show(text: object) -> None:
-    """Print text immediately. Raise `OutputClosed` if the reader of the output has closed the pipe."""
+    """Print text and flush stdout. Raise `OutputClosed` if the reader of the output has closed the pipe."""
     with printing():
         print(text)
 
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """Raise `OutputClosed` if text is printed in this context after the reader has closed the pipe.
+    """Flush stdout when this context ends. Raise `OutputClosed` if the reader has closed the pipe.
 
-    Do not run the user's code in this context, because that code may use other pipes.
+    Do not run the user's code in this context, because its errors about other pipes would look the same.
     """
     try:
         try:
             yield
         finally:
-            if sys.stdout is not None:  # It is None if the output was already closed when Python started.
+            if sys.stdout is not None:  # It is None if stdout was already closed when Python started.
                 sys.stdout.flush()
     except BrokenPipeError as error:
         raise OutputClosed from error
 
 
 def discard_output() -> None:
-    """Discard the output that could not be written because its reader has closed the pipe.
+    """Discard the buffered output after its reader has closed the pipe.
 
     Otherwise, Python would try to write the output again at exit and print an error.
     """

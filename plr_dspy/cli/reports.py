@@ -1,4 +1,4 @@
-"""The text of a report on the command line."""
+"""A function that formats a report for the command line."""
 
 import argparse
 
@@ -9,7 +9,7 @@ from plr_dspy.report.schema import ReportData
 
 
 def details_in_options(report: ReportData, args: argparse.Namespace) -> str:
-    """Return the lines of `report.details()`, with options in place of Python's arguments in advice."""
+    """Return the text of `report.details()`, with options instead of Python arguments in lines of advice."""
     lines = []
     for line in details(report):
         lines.append(in_options(line, args) if isinstance(line, Advice) else line)

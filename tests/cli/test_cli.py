@@ -297,7 +297,10 @@ def test_the_printed_command_checks_the_compiled_program(folder, monkeypatch, ca
     )
     assert cli.main(arguments) == 0
     *_, advice, command = capsys.readouterr().out.splitlines()
-    assert advice == "to check the program, replace ROWS with examples that no search has seen:"
+    assert (
+        advice
+        == "to check the program, run this command, with ROWS replaced by examples that no search has seen:"
+    )
     name, *evaluate_arguments = shlex.split(command.replace("ROWS", "train.jsonl"))
     assert name == "plr-dspy"
     assert cli.main(evaluate_arguments) == 0
@@ -441,7 +444,7 @@ def test_an_interrupted_evaluation_is_continued(folder, monkeypatch, capsys):
     arguments = evaluate("--data", "train.jsonl", *ACCURACY, "--log-dir", "log", "--threads", "1")
     engine.at = {20: interrupt}
     assert cli.main(arguments) == cli.INTERRUPTED
-    assert "with --log-dir, the same command reuses the finished calls" in capsys.readouterr().err
+    assert "if --log-dir was passed, run the same command again to resume" in capsys.readouterr().err
     assert cli.main(arguments) == 0
     assert engine.requests == 21 + 4
     assert (
@@ -550,7 +553,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
             "--prompt-model needs --instructions propose; got no --instructions: pass --instructions propose, or omit",
         ),
         (compile_arguments("--programs", "none.json"), "file not found: none.json"),
-        (compile_arguments("--programs", "train.csv"), "or a saved program that ends in .json"),
+        (compile_arguments("--programs", "train.csv"), "or FILE.json of a saved program"),
         (
             compile_arguments("--programs", "reviews_app.py:other"),
             "row 1 of train.jsonl must have the inputs ['text'] of reviews_app.py:other;",
