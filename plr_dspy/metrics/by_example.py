@@ -1,4 +1,4 @@
-"""Functions that call per-example metrics and check the scores."""
+"""Functions that call metrics on single examples and check the scores."""
 
 import inspect
 import math
@@ -15,11 +15,11 @@ from plr_dspy.report.formats import one_line
 Metric: TypeAlias = Callable[..., Any]
 
 LARGEST_SCORE = 1e30  # maximum absolute value of a score; its fourth power must not overflow
-SHOWN = 150  # maximum number of characters of a value in messages
+SHOWN = 150  # maximum length of a value's repr in messages
 
 
 def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
-    """Return a function of (example, prediction) that calls the metric.
+    """Return a function that calls the metric with an example and a prediction.
 
     If the metric has other required parameters, the function passes None for each of them.
 
@@ -40,7 +40,7 @@ def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
 
 
 def fix_for_metric(metric: object, *, otherwise: str) -> str:
-    """Return the fix for an invalid metric. It is `otherwise` unless the metric is a class or its name."""
+    """Return the fix for an invalid metric, or `otherwise` if the metric is neither a class nor a string."""
     if inspect.isclass(metric):
         return f"pass an instance of this class, as in metric={metric.__name__}(...)"
     if isinstance(metric, str):
@@ -49,9 +49,9 @@ def fix_for_metric(metric: object, *, otherwise: str) -> str:
 
 
 def takes(function: Callable[..., object] | None, number: int) -> bool | None:
-    """Return whether a function takes `number` arguments, or None if its signature is unknown."""
+    """Return whether a function accepts `number` positional arguments, or None if its signature is unknown."""
     try:
-        signature = inspect.signature(function)  # type: ignore[arg-type]  # fails for some built-ins
+        signature = inspect.signature(function)  # type: ignore[arg-type]  # fails for some built-in functions
     except (TypeError, ValueError):
         return None
     try:
@@ -64,12 +64,12 @@ def takes(function: Callable[..., object] | None, number: int) -> bool | None:
 def function_of(called: Callable[..., object]) -> Callable[..., object] | None:
     """Return the function that runs when `called` is called.
 
-    For a DSPy module, return the `forward` method, or None if there is no such method.
+    For a DSPy module, return its `forward` method, or None if the module has no `forward`.
     """
     if not isinstance(called, dspy.Module):
         return called
     # Read `forward` from `vars` and the class, because DSPy warns if it is read from the module.
-    own: Callable[..., object] | None = vars(called).get("forward")  # set by dspy.syncify
+    own: Callable[..., object] | None = vars(called).get("forward")  # dspy.syncify sets this attribute
     method = getattr(type(called), "forward", None)
     if own is not None or method is None:
         return own
@@ -77,7 +77,9 @@ def function_of(called: Callable[..., object]) -> Callable[..., object] | None:
 
 
 def as_score(value: object) -> float:
-    """Return a metric's value as a float, without rounding.
+    """Return a metric's value as a float.
+
+    The value may also be a `dspy.Prediction` with a score, or an array with one element.
 
     Raises:
         MetricError: If the value is not a number.
@@ -99,7 +101,7 @@ def as_score(value: object) -> float:
             "metric must return a number, a bool or a Prediction with a score; "
             f"got {type(value).__name__} {' '.join(repr(value).split())}: return a score, such as 1.0"
         ) from None
-    if not abs(score) <= LARGEST_SCORE:  # also rejects NaN
+    if not abs(score) <= LARGEST_SCORE:  # "not <=" also rejects NaN
         raise UserError(
             f"metric must return a finite number of at most {LARGEST_SCORE:g} in absolute value; got {score}: rescale "
             "the metric, or avoid divisions by 0"

@@ -22,15 +22,15 @@ MOST_LISTED = 5  # maximum number of labels that a message lists
 class SetMetric(ABC):
     """A metric over a set of examples that compares predicted labels with true labels.
 
-    For DSPy's optimizers and for bootstrapping, ``metric(example, prediction)`` is 1 if the
-    label is correct, and 0 otherwise.
+    DSPy's optimizers and bootstrapping call ``metric(example, prediction)``, which returns 1 if
+    the label is correct, and 0 otherwise.
 
     Args:
         field: Name of the label field in both outputs and examples. By default, the examples'
             only non-input field is used.
     """
 
-    bounds: tuple[float, float] = (0.0, 1.0)  # lowest and highest possible value
+    bounds: tuple[float, float] = (0.0, 1.0)  # lowest and highest possible values
     label: str | None = None  # the positive label, if the metric has one
 
     def __init__(self, *, field: str | None = None) -> None:
@@ -40,7 +40,7 @@ class SetMetric(ABC):
     def value(self, counts: Array, labels: Sequence[str]) -> float:
         """Return the metric's value for a confusion matrix.
 
-        If all counts are multiplied by the same factor, the value must not change.
+        Subclasses must return the same value if all counts are multiplied by the same factor.
 
         Args:
             counts: True labels in rows, predicted labels in columns, ``[k, k + 1]``. The last
@@ -50,7 +50,7 @@ class SetMetric(ABC):
         """
 
     def values(self, counts: Array, labels: Sequence[str]) -> Array:
-        """Return the metric's value for each of several confusion matrices, ``[draws, k, k + 1]``."""
+        """Return the metric's values, ``[draws]``, for several confusion matrices, ``[draws, k, k + 1]``."""
         return np.array([self.value(matrix, labels) for matrix in counts], dtype=np.float64)
 
     def score(
@@ -61,10 +61,10 @@ class SetMetric(ABC):
         labels: Sequence[str] = (),
         weights: ArrayLike = 1.0,
     ) -> float:
-        """Return the metric's value for these answers.
+        """Return the metric's value for answers to examples with the given true labels.
 
-        Unparsable replies are passed as None. `labels` are the labels that the output's type
-        allows.
+        Pass None as the answer of an unparsable reply. `labels` are the labels that the output's
+        type allows, and `weights` are the weights of the examples.
         """
         labels = possible_labels(right_labels, labels)
         return self.value(confusion_matrix(right_labels, answers, labels, weights), labels)
@@ -73,7 +73,7 @@ class SetMetric(ABC):
         return float(self.right_label(example) == self.answer(example, prediction))
 
     def right_label(self, example: dspy.Example) -> str:
-        """Return an example's true label as text, in the form used in demos."""
+        """Return an example's true label as text, formatted as in demos."""
         name = self._label_field(example)
         label = example[name]
         if isinstance(label, (list, tuple, set, frozenset, Mapping)):
@@ -88,7 +88,7 @@ class SetMetric(ABC):
         return [self.right_label(example) for example in examples]
 
     def answer(self, example: dspy.Example, prediction: object) -> str:
-        """Return a predicted label as text, in the form used in demos."""
+        """Return the predicted label as text, formatted as in demos."""
         name = self._label_field(example)
         if not isinstance(prediction, dspy.Prediction) or name not in prediction:
             raise MetricError(
@@ -126,7 +126,7 @@ class SetMetric(ABC):
             )
 
     def check_value(self, examples: Sequence[dspy.Example], labels: Sequence[str]) -> None:
-        """Raise an error if `value` fails for correct answers, and also for unparsable replies to all examples.
+        """Raise an error if `value` fails when all answers are correct, and also when no reply can be parsed.
 
         `labels` are as in `score`.
         """
@@ -157,7 +157,7 @@ class SetMetric(ABC):
 
 
 def check_over_set(metric: Any) -> SetMetric:
-    """Return a metric over a set unchanged. Raise a ValueError for any other value."""
+    """Return the given metric. Raise a ValueError if it is not a metric over a set of examples."""
     if isinstance(metric, SetMetric):
         return metric
     fix = "pass a metric such as F1() or ConfusionMetric(function), or omit metric to maximize accuracy"
@@ -168,14 +168,14 @@ def check_over_set(metric: Any) -> SetMetric:
 
 
 class ConfusionMetric(SetMetric):
-    """A metric of a confusion matrix, calculated by the user's function.
+    """A metric that the user's function calculates from a confusion matrix.
 
     Args:
         function: A function that is called as ``function(counts, labels)`` and returns a number.
             The arguments are as in `SetMetric.value`. ``labels`` starts with the labels of the
             output's type (a Literal, an enum or a bool). Other labels in the examples follow.
         field: As in `SetMetric`.
-        bounds: Lowest and highest possible value, if known. Confidence intervals do not extend
+        bounds: Lowest and highest possible values, if known. Confidence intervals do not extend
             beyond these bounds.
     """
 
@@ -195,7 +195,7 @@ class ConfusionMetric(SetMetric):
         low, high = map(float, bounds)
         if not low < high:
             raise UserError(
-                f"bounds must be a lower value and a higher value; got {bounds!r}: pass bounds such as (0.0, 1.0)"
+                f"bounds must be two numbers, the lower one first; got {bounds!r}: pass bounds such as (0.0, 1.0)"
             )
         self.function = function
         self.bounds = (low, high)
@@ -209,29 +209,30 @@ def _has_examples(counts: Array) -> NDArray[np.bool_]:
 
 
 class _OfManyMatrices(SetMetric):
-    """A metric that is calculated for many confusion matrices at once, which is faster."""
+    """A metric that is calculated for many confusion matrices at once, to save time."""
 
     def value(self, counts: Array, labels: Sequence[str]) -> float:
         return float(self._values(counts[None], labels)[0])
 
     def values(self, counts: Array, labels: Sequence[str]) -> Array:
-        if type(self).value is not _OfManyMatrices.value:  # A subclass defines another metric.
+        if type(self).value is not _OfManyMatrices.value:  # A subclass overrides `value`.
             return super().values(counts, labels)
         return self._values(counts, labels)
 
     @abstractmethod
     def _values(self, counts: Array, labels: Sequence[str]) -> Array:
-        """Return the metric's value for each confusion matrix, ``[draws, k, k + 1]``."""
+        """Return the metric's values, ``[draws]``, for confusion matrices, ``[draws, k, k + 1]``."""
 
 
 class F1(_OfManyMatrices):
     """The F1 score, equal to `sklearn.metrics.f1_score` if all answers are labels.
 
     The score of a label that is neither predicted nor present is 0. An unparsable reply is a
-    false negative for the true label, and a false positive for every other label.
+    false negative for the true label, and a false positive for every other label. With the
+    average "micro", it is only one false positive.
 
     Args:
-        label: The positive label; only for the average "binary".
+        label: The positive label. Only the average "binary" uses this argument.
         average: "binary" for one label against all others; "macro" for the mean over the
             examples' labels; "micro" for the pooled counts of the examples' labels. The default
             is "binary" if `label` is passed, else "macro".
@@ -270,7 +271,7 @@ class F1(_OfManyMatrices):
             predicted = (answers * has_examples).sum(axis=-1) + all_unread
             total = counts.reshape(len(counts), -1).sum(axis=-1)
             return np.asarray(2.0 * right.sum(axis=-1) / (predicted + total))
-        # Unparsable replies to examples of other labels are false positives.
+        # Unparsable replies to examples with other labels are false positives.
         predicted = answers + all_unread[..., None] - unread
         scores = ratio(2.0 * right, label_counts + predicted)
         if self.label is None:
@@ -280,7 +281,7 @@ class F1(_OfManyMatrices):
 
 
 class MatthewsCorrelation(SetMetric):
-    """Matthews' correlation coefficient between answers and labels.
+    """The Matthews correlation coefficient of answers and true labels.
 
     The value equals `sklearn.metrics.matthews_corrcoef` if all answers are labels. An
     unparsable reply is divided equally among the incorrect labels that occur in the examples.

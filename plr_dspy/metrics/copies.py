@@ -1,4 +1,4 @@
-"""Copies of users' values, so that a program or metric that modifies a value affects no other call."""
+"""Functions that copy the user's values, so that a call cannot modify the values of other calls."""
 
 import copy
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from plr_dspy.errors import UserTypeError
 
 
 def own_copy(example: dspy.Example) -> dspy.Example:
-    """Return a copy of an example, including its values."""
+    """Return a deep copy of an example."""
     return copy.deepcopy(example)
 
 
@@ -18,13 +18,13 @@ def own_value(value: Any) -> Any:
     """Return a copy of a field's value, or the value itself if it cannot be copied."""
     try:
         return copy.deepcopy(value)
-    except Exception:  # The value's own code may raise any exception.
+    except Exception:  # User-defined classes may raise any exception.
         return value
 
 
 def check_copies(name: str, examples: Sequence[dspy.Example]) -> None:
-    """Raise a TypeError if one of the examples in the argument `name` cannot be copied."""
-    checked: set[int] = set()  # ids of values, because examples may share large values
+    """Raise a TypeError if an example cannot be copied. The message calls the list of examples `name`."""
+    checked: set[int] = set()  # ids of checked values, because examples may share large values
     for index, example in enumerate(examples):
         for field, value in example.items(include_dspy=True):
             if id(value) not in checked:

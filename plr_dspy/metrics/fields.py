@@ -1,4 +1,4 @@
-"""The fields of examples that a metric reads."""
+"""A check for metrics that read a field that no example has."""
 
 import difflib
 from collections.abc import Sequence
@@ -22,8 +22,9 @@ def check_field(
 
     Args:
         error: The error that the metric raised.
-        example: The object that the metric got as its example, usually a copy of one of `examples`.
-        dataset: The name of the list of examples in the message, if known.
+        example: The example that was passed to the metric, usually a copy of one of `examples`.
+        examples: The data set that contains the example.
+        dataset: The name of `examples` in the message, if known.
     """
     name = field_not_found(error, example)
     columns = columns_of(examples)
