@@ -1,1 +1,1 @@
-"""Preparation of DSPy programs for scoring: demos, copies, examples and calls."""
+"""Modules that check, copy and call DSPy programs, and prepare their demos and examples."""

@@ -44,14 +44,14 @@ PendingCalls: TypeAlias = deque[tuple[CallKey, Candidate | None]]
 # Other demos might avoid these errors, so treat them as wrong answers, not as failures.
 WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
 PROVIDER_PACKAGES = ("dspy", "lm15", "litellm", "openai")
-CACHED_TOKENS = ("cached_tokens", "cache_creation_tokens")  # prompt tokens that are priced separately
-SECONDS_AFTER_INTERRUPT = 2.0  # maximum wait for running calls after an interrupt
+CACHED_TOKENS = ("cached_tokens", "cache_creation_tokens")  # kinds of prompt tokens with separate prices
+SECONDS_AFTER_INTERRUPT = 2.0  # maximum time to wait for running calls
 MAX_LINE = 200  # maximum number of characters in a logged error message
 FAILED_SHARE = 0.05  # share of calls that may fail, unless DSPy's max_errors allows more
 
 
 class WrongAnswer(Exception):
-    """An error that other demos might avoid. `record_fields` are extra fields for the call record."""
+    """An error that is recorded as a wrong answer, with `record_fields` as extra fields of the record."""
 
     def __init__(self, error: Exception) -> None:
         text = str(error)
@@ -64,17 +64,17 @@ class WrongAnswer(Exception):
 
 
 class MetricWork:
-    """Calls of programs on examples, scored with a metric.
+    """A callable that runs a program on an example and scores the answer.
 
     Args:
-        metric: A metric over a set, or a metric that scores each example.
+        metric: A metric over a set of examples, or a metric that scores single examples.
         examples: Examples with inputs and labels.
         labels: Labels that the output's type allows. Only metrics over a set use this argument.
     """
 
-    signal: Signal | None = None  # kind of results that a search learns from
-    failure_advice = ""  # last part of the error message if too many calls fail
-    # What to do if the cause of failures is fixed before the run is resumed.
+    signal: Signal | None = None  # what the search learns from, for the report
+    failure_advice = ""  # advice at the end of the error message if too many calls fail
+    # Advice for users who fix the cause of failures before they resume the run.
     advice_on_changes = "if you change the program or the metric, pass accept_changes=True or another log_dir"
 
     def __init__(self, metric: Metric, examples: Sequence[dspy.Example], labels: Sequence[str] = ()) -> None:
@@ -88,14 +88,14 @@ class MetricWork:
             self.influence = ConfusionScores(self._over_set, self._over_set.right_labels(examples), labels)
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Call a program and score its answer.
+        """Call a program on an example, and return a record with the score of its answer.
 
-        Raise `WrongAnswer` if the program returns no valid answer.
+        Raise `WrongAnswer` if the reply cannot be parsed, or the prompt exceeds the context window.
         """
         return self._scored(example, self._answered(program, example))
 
     def answering(self, program: dspy.Module, revision: Revision | None) -> dspy.Module:
-        """Return the program unchanged. Subclasses that revise answers override this method."""
+        """Return a program that revises its answers, or the program itself if there is no revision."""
         return program
 
     def _answered(self, program: dspy.Module, example: int) -> Any:
@@ -108,7 +108,7 @@ class MetricWork:
             with dspy.context(plr_dspy_scored=original, **_truncation_counting()):
                 return program(**inputs)
         except Exception as error:
-            # A custom LM may raise litellm's exception, which has the same name.
+            # Compare names, too, because custom LMs may raise litellm's exception of the same name.
             if (
                 isinstance(error, WRONG_ANSWERS)
                 or type(error).__name__ == ContextWindowExceededError.__name__
@@ -117,10 +117,10 @@ class MetricWork:
             raise
 
     def _judged(self, example: int, prediction: Any) -> object:
-        """Return the metric's result for an answer."""
+        """Return the metric's value for an answer."""
         if dspy.settings.track_usage and isinstance(prediction, dspy.Prediction):
-            # Metrics may read the token usage. DSPy does not set it while another tracker is
-            # active, so set it here.
+            # Metrics may read the token usage, which DSPy does not set while another usage tracker
+            # is active.
             prediction.set_lm_usage(dspy.settings.usage_tracker.get_total_tokens())
         example_copy = own_copy(self.examples[example])
         try:
@@ -138,7 +138,7 @@ class MetricWork:
 
 
 def _truncation_counting() -> dict[str, list[Any]]:
-    """Return the settings with which DSPy reports LM calls to the counter of truncated replies."""
+    """Return DSPy settings that report LM calls to the counter of truncated replies, if there is one."""
     counter = dspy.settings.get("plr_dspy_truncated")
     if counter is None:
         return {}
@@ -151,7 +151,7 @@ def _truncation_counting() -> dict[str, list[Any]]:
 def error_name(error: BaseException) -> str:
     """Return the name of an exception's class.
 
-    Prefix the package to a name that could be mistaken for a provider's error.
+    Put the package before a name that could be mistaken for the name of a provider's error.
     """
     name = type(error).__name__
     package = type(error).__module__.partition(".")[0]
@@ -161,7 +161,7 @@ def error_name(error: BaseException) -> str:
 
 
 def first_line(error: BaseException, redact: Redactor) -> str:
-    """Return the first line of an error's message, with secrets removed."""
+    """Return the first line of an error's message, shortened and without secrets."""
     line = str(error).strip().split("\n", 1)[0]
     encodable = line.encode(errors="backslashreplace").decode()
     return shorten(redact(encodable), MAX_LINE)
@@ -173,13 +173,13 @@ def _raised_by_metric(error: BaseException) -> bool:
 
 
 class ProgramEvaluator:
-    """A `Payer` that calls the programs of candidates on examples.
+    """A `Payer` that calls candidates' programs on examples.
 
     Args:
-        slots: Builds a program for each candidate. May be replaced between calls.
-        work: Makes and scores a call.
-        names: Names of the examples to show in messages.
-        log: Stores the call records, on disk if it has a path.
+        slots: Builds a program for each candidate. Callers may replace this attribute between batches.
+        work: Makes a program call and scores the answer.
+        names: Names of the examples in messages.
+        log: Stores the call records, which are also written to disk if the log has a path.
         num_threads: Maximum number of concurrent calls. If None, DSPy's setting is used.
         max_errors: The run ends when calls have failed on this many examples. If None, the
             number is the larger of DSPy's setting and 5% of this evaluator's calls.
@@ -203,7 +203,7 @@ class ProgramEvaluator:
         interrupted: threading.Event | None = None,
     ) -> None:
         self.log = log or RunLog()
-        self._num_earlier_calls = self.log.num_calls  # calls of other evaluators in the same log
+        self._num_earlier_calls = self.log.num_calls  # number of calls that were in the log before
         self.budget = budget or Budget(self.log)
         self.slots = slots
         self._work = work
@@ -220,20 +220,24 @@ class ProgramEvaluator:
         self._lock = threading.Lock()
         self._ended_by: BaseException | None = None
         self._failed_examples: set[int] = set()
-        self._priced: set[Candidate] = set()  # rivals that were called to learn what a call costs
+        self._priced: set[Candidate] = set()  # rivals that were called to find out the cost of a call
         self._warnings: set[str] = set()
 
     def fingerprint(self, ordering: Candidate, example: int | None) -> str:
-        """Return a digest of a candidate's prompts. Pass `example` if its inputs determine the demos."""
+        """Return a digest of a candidate's prompts. Pass an example's index if its inputs determine the demos."""
         inputs = None if example is None else dict(self._work.examples[example].inputs().items())
         return self.slots.fingerprint(ordering, inputs)
 
     def pay(self, cells: Mapping[CallKey, Candidate | None]) -> None:
-        """Start these calls in the given order until the budget is spent.
+        """Make these calls, starting them in the given order, until the budget is spent.
 
-        If a key is mapped to None instead of a candidate, `work` runs its own program. Raise
-        KeyboardInterrupt after an interrupt. Raise the last error if the failures reach
-        `max_errors`, or if all further calls would fail in the same way.
+        If a key is mapped to None instead of a candidate, `work` runs its own program.
+
+        Raises:
+            KeyboardInterrupt: If the run is interrupted.
+            ValueError: If the budget has a maximum cost, but the price of a call is unknown.
+            Exception: The last error of a call, if the failures reach `max_errors` or if every further
+                call would fail in the same way.
         """
         self.log.begin_batch()
         orderings = {ordering for ordering in cells.values() if ordering is not None}
@@ -244,7 +248,7 @@ class ProgramEvaluator:
         while pending and self.budget.needs_one:
             self._call_all(deque([pending.popleft()]), programs)
         if self._num_threads == 1:
-            # Stay in this thread, because the program may use objects that work in no other thread.
+            # Stay in this thread, because the program may use objects that work only in this thread.
             self._call_all(pending, programs)
         else:
             self._call_in_threads(pending, programs)
@@ -258,7 +262,7 @@ class ProgramEvaluator:
             )
 
     def _call_each_rival(self, pending: PendingCalls, programs: Mapping[Candidate, dspy.Module]) -> None:
-        """Call each rival once before all other calls, so that the budget knows what a call costs."""
+        """Call each new rival before all other calls, until the cost of one of its calls is known."""
         for rival in [
             rival for rival in self.slots.rivals if rival in programs and rival not in self._priced
         ]:
@@ -283,21 +287,21 @@ class ProgramEvaluator:
                 worker.result()
         except BaseException as error:
             self._ended_by = error
-            # Wait for running calls, because they cost money even if their results are lost.
+            # Wait for running calls, so that their results, which cost money, are not lost.
             wait(workers, timeout=SECONDS_AFTER_INTERRUPT)
             raise
         finally:
             pool.shutdown(wait=False)
 
     def _call_all(self, pending: PendingCalls, programs: Mapping[Candidate, dspy.Module]) -> None:
-        """Make pending calls one by one until the queue is empty or the run ends."""
+        """Make pending calls one by one until the queue is empty, the budget is spent, or the run ends."""
         while not (self._interrupted.is_set() or self._ended_by is not None):
             with self._lock:
                 if not pending:
                     return
                 key, ordering = pending[0]
                 example = key[1]
-                # If `work` runs its own program, it does not call the program on an example to score.
+                # If `work` runs its own program, the call scores no example.
                 scored_example = None if ordering is None else example
                 if not self.budget.begin(scored_example):
                     return
@@ -353,7 +357,7 @@ class ProgramEvaluator:
             return
         self._ended_by = failure
         if not isinstance(failure, Exception):
-            # SystemExit and similar exceptions would end the whole process.
+            # Exceptions such as SystemExit would end the whole process.
             self._ended_by = RuntimeError(f"the program or the metric raised {message}")
             self._ended_by.__cause__ = failure
         if _raised_by_metric(failure):
@@ -383,9 +387,9 @@ class ProgramEvaluator:
 
 
 class Usage(UsageTracker):
-    """The token usage of one program call, and the number of replies that report no usage.
+    """A tracker of the tokens that one program call uses, and of replies that report no usage.
 
-    All threads of the program share one tracker.
+    All threads of the call share this tracker.
     """
 
     def __init__(self) -> None:
@@ -403,7 +407,7 @@ class Usage(UsageTracker):
             super().add_usage(lm, usage_entry if has_usage else {UNCOUNTED: 1})
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return the number of tokens of each kind for each model.
+        """Return each model's token counts, keyed by the kind of tokens.
 
         Prompt tokens include cached tokens.
         """
@@ -423,14 +427,14 @@ class Usage(UsageTracker):
 
 
 def adapter_advice() -> str:
-    """Return advice for replies that the adapter cannot parse, to put at the end of a sentence."""
+    """Return advice for replies that the adapter cannot parse, as the last part of a sentence."""
     adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
     other = "PlainTextAdapter() for small and base models"
     if adapter == "PlainTextAdapter":
         other = "dspy.ChatAdapter()"
     return (
-        f"try an adapter other than {adapter} ({other}; on the command line --adapter), a larger model, or a "
-        "larger max_tokens if replies are truncated"
+        f"try an adapter other than {adapter}, such as {other} (--adapter on the command line), a larger model, or "
+        "a larger max_tokens if replies are truncated"
     )
 
 
@@ -447,7 +451,7 @@ def calls_on(
     """Call the unmodified program of `slots` on `number` examples. Return the records and the evaluator.
 
     Call the program on the first `n` examples for each `n` in `first`, then on all examples.
-    After each of these steps, pass all records so far to `check`. If `called` is "input",
+    After each step, pass the records of all finished calls to `check`. If `called` is "input",
     messages name the examples "input 0", "input 1" and so on.
     """
     names = [f"{called} {i}" for i in range(number)]

@@ -38,7 +38,7 @@ from plr_dspy.report.formats import one_line
 
 logger = logging.getLogger(__name__)
 
-PICKLE = ".pkl"  # suffix of files that can run code when loaded
+PICKLE = ".pkl"  # suffix of pickle files, which can run code when they are loaded
 
 
 def _as_folder(value: object) -> Path:
@@ -50,7 +50,7 @@ def _as_folder(value: object) -> Path:
 
 
 Flag = StrictBool
-# Many JSON readers do not support larger integers.
+# Many JSON readers do not support integers above this limit.
 WholeNumber = Annotated[int, Field(strict=True, le=2**63 - 1)]
 Count = Annotated[WholeNumber, Field(ge=1)]
 Seed = Annotated[WholeNumber, Field(ge=0)]
@@ -95,7 +95,7 @@ def arguments(kind: type[_T]) -> type[_T]:
 
 @arguments
 class Checked:
-    """Arguments shared by all classes that make program calls. Later assignments are also validated."""
+    """The arguments of every class that makes program calls. Assignments to them are validated, too."""
 
     # Types are quoted so that signatures show their names.
     num_threads: "Count | None" = None
@@ -104,7 +104,7 @@ class Checked:
     display_progress: "Flag" = True
 
     def check_together(self) -> None:
-        """Do nothing. Subclasses override this method to raise a ValueError if arguments conflict."""
+        """Raise a ValueError if arguments conflict. The arguments of this class cannot conflict."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if name not in type(self).__pydantic_fields__:  # type: ignore[attr-defined]
@@ -118,15 +118,15 @@ class Checked:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
     def _seed(self, seed: int | None) -> int:
-        """Return the seed passed to compile if it is not None, else the constructor's seed."""
+        """Return the given seed after validation, or the constructor's seed if the given seed is None."""
         return self.seed if seed is None else Checked(seed=seed).seed
 
 
 @contextmanager
 def _one_line_errors(checked_class: Any, values: Mapping[str, object]) -> Iterator[None]:
-    """Replace a pydantic error with one line that names each invalid argument and shows its value.
+    """Turn a pydantic error into a one-line `UserError` that shows each invalid argument and its value.
 
-    If a field has a description, this description replaces pydantic's message.
+    If a field has a description, it replaces pydantic's message.
     """
     try:
         yield
@@ -167,7 +167,8 @@ def check_module(program: object, name: str) -> None:
     """Raise a TypeError unless a value is a DSPy program."""
     if not isinstance(program, dspy.Module):
         raise UserTypeError(
-            f"{name} must be a dspy.Module; got {type(program).__name__}: pass an instance of a dspy.Module"
+            f"{name} must be a dspy.Module; got {type(program).__name__}: pass an instance, such as "
+            "dspy.Predict('question -> answer')"
         )
 
 
@@ -214,7 +215,7 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
 
 
 def check_adapter() -> None:
-    """Raise a TypeError unless DSPy's setting `adapter` is None or an adapter."""
+    """Raise a TypeError unless DSPy's `adapter` setting is an adapter or None."""
     adapter = dspy.settings.adapter
     if inspect.isclass(adapter) or not (adapter is None or callable(adapter)):
         raise UserTypeError(
@@ -224,7 +225,7 @@ def check_adapter() -> None:
 
 
 def _check_predictors(program: dspy.Module, program_name: str) -> None:
-    """Raise a TypeError if a predictor's demos or language model have the wrong type."""
+    """Raise a TypeError if a predictor's demos have the wrong type, or its LM is a string."""
     for name, predictor in program.named_predictors():
         place = f"predictor {name!r} of {program_name}"
         if not isinstance(predictor.demos, Iterable):
@@ -295,15 +296,12 @@ def predictor_inputs(predictor: dspy.Predict) -> dict[str, ProgramInput]:
 
 
 def is_single_step(program: dspy.Module) -> bool:
-    """Return whether a program is a single predictor. If so, its signature defines the inputs."""
+    """Return whether a program is a single predictor, so that its signature defines its inputs."""
     return isinstance(program, (dspy.Predict, dspy.ChainOfThought))
 
 
 def json_obstacle(program: dspy.Module) -> str:
-    """Return a message about the first demo that JSON cannot store.
-
-    Return an empty string if JSON can store all demos.
-    """
+    """Return a message about the first demo that JSON cannot store, or "" if JSON can store all demos."""
     for name, predictor in program.named_predictors():
         for i, demo in enumerate(predictor.demos):
             for field, value in demo.items():
@@ -318,7 +316,7 @@ def json_obstacle(program: dspy.Module) -> str:
 
 
 def warn_of_json_obstacle(program: dspy.Module) -> None:
-    """Log a warning if JSON cannot store all demos."""
+    """Log a warning if JSON cannot store one of the program's demos."""
     obstacle = json_obstacle(program)
     if obstacle:
         logger.warning(
@@ -328,7 +326,7 @@ def warn_of_json_obstacle(program: dspy.Module) -> None:
 
 
 def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, Any]:
-    """Return the state that `program.save` wrote. Reject a pickle unless `allow_pickle` is True."""
+    """Return the state in a file that `program.save` wrote. Reject pickles unless `allow_pickle` is True."""
     path = Path(path)
     if path.suffix not in (".json", PICKLE):
         raise UserError(

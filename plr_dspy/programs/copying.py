@@ -1,4 +1,4 @@
-"""Functions that copy a program without its models and data, and find its models."""
+"""Tools that copy a program without its models and data, or find the models of a program."""
 
 import copy
 import sys
@@ -14,14 +14,14 @@ from plr_dspy.dspy_compat import BaseModule
 
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 CONTAINERS = (list, tuple, set, frozenset)
-# A module's lists, dicts and sets are copied up to this size. Larger ones are shared.
+# Copies of a module share its lists, dicts and sets that have more items than this.
 LARGEST_COPIED = 1_000
 
 
 class ProgramFactory:
-    """A factory that copies a program for each order to score, and never changes the original.
+    """A factory that copies a program for each candidate, and never changes the original.
 
-    `Module.deepcopy` would also copy corpora, indexes, and each LM with its history. A factory
+    `Module.deepcopy` would also copy corpora, indexes, and each LM with its history. This factory
     copies only modules, their small lists, dicts and sets, and all objects that refer to a
     module. Copies share everything else.
     """
@@ -56,7 +56,7 @@ def attributes(value: Any) -> dict[str, Any]:
     """Return an object's instance attributes, or an empty dict if they cannot be read."""
     try:
         return dict(vars(value))
-    except Exception:  # Proxies may raise any exception.
+    except Exception:  # Proxy objects may raise any exception.
         return {}
 
 
@@ -84,9 +84,9 @@ def _shared_parts(program: dspy.Module) -> dict[int, Any]:
 
 
 def _reachable(program: Any) -> tuple[dict[int, Any], dict[int, list[int]]]:
-    """Return the objects that a program refers to, and the ids of the objects that hold each of them.
+    """Return all objects that are reachable from a program, and the ids of the holders of each object.
 
-    Both dicts are keyed by `id`.
+    The holders of an object refer to it directly. Both dicts are keyed by `id`.
     """
     values: dict[int, Any] = {id(program): program}
     holders: dict[int, list[int]] = defaultdict(list)
@@ -106,8 +106,8 @@ def _reachable(program: Any) -> tuple[dict[int, Any], dict[int, list[int]]]:
 def _parts(value: Any) -> list[Any]:
     """Return the parts of a value that may have to be copied with the value.
 
-    LMs, examples, threads, and objects with a finalizer (such as files) have no such parts,
-    because they are never copied.
+    Return no parts for values that are never copied: LMs, classes, examples, threads, and objects
+    with a finalizer (such as files).
     """
     kind = type(value)
     is_shared = issubclass(kind, (type, dspy.Example, threading.Thread)) or hasattr(kind, "__del__")

@@ -4,7 +4,7 @@ Digests are the same in every process. They cover a function's source, defaults,
 global variables, and an object's class and public attributes. Code of installed packages is
 identified by name. Settings for connecting to a service, such as keys and addresses, are
 omitted. `digest_of_program` also covers private attributes and the addresses of models,
-because it must distinguish programs.
+because programs may differ only in these.
 """
 
 import ast
@@ -31,12 +31,12 @@ from plr_dspy.programs.copying import attributes, is_language_model
 logger = logging.getLogger(__name__)
 
 ATOMS = (type(None), bool, int, float, str, bytes)
-# Names of connection settings. They do not affect scores, so digests omit them.
+# Names of connection settings, which digests omit because they do not affect scores.
 ACCESS = re.compile(
     r"key|secret|password|token$|credential|url|api_base|endpoint|region|headers|timeout|retries|cache"
 )
-ADDRESS = re.compile(r"api_base|base_url|endpoint")  # names of settings with the address of a model's server
-SECRET = re.compile(r"api_key|secret|password|token$|credential")  # names of private attributes to omit
+ADDRESS = re.compile(r"api_base|base_url|endpoint")  # names of settings that contain a server's address
+SECRET = re.compile(r"api_key|secret|password|token$|credential")  # private attributes that digests omit
 # Attributes of DSPy objects that do not affect scores, or that vary because of rounding errors.
 IGNORED = ("callbacks", "history", "corpus_embeddings", "index")
 
@@ -47,7 +47,7 @@ def digest(value: object) -> str:
 
 
 def digest_of_program(program: dspy.Module, *others: object) -> str:
-    """Return the digest of a program and of other values that affect its answers.
+    """Return one digest of a program and other values that affect its answers.
 
     Unlike `digest`, this function includes private attributes that hold plain values, and the
     addresses of models. The address of the default model is omitted, so that runs can resume
@@ -59,7 +59,7 @@ def digest_of_program(program: dspy.Module, *others: object) -> str:
 def describe(
     program: dspy.Module, metric: object, models: Sequence[object], adapter: object
 ) -> dict[str, str]:
-    """Return digests of everything that affects a program's scores, keyed by their names in error messages."""
+    """Return digests of everything that affects a program's scores, keyed by names for error messages."""
     modules = dict(program.named_sub_modules())
     facts = {}
     for name, module in modules.items():
@@ -91,7 +91,7 @@ class _Digests:
         self._known[id(value)] = (value, name)  # Prevent endless recursion if the value contains itself.
         try:
             result = _hash([name, self._content(value)])
-        except Exception:  # User attributes may raise, and some objects cannot be pickled.
+        except Exception:  # The user's code may raise any exception, and some objects cannot be pickled.
             result = name
         self._known[id(value)] = (value, result)
         return result
@@ -126,7 +126,7 @@ class _ProgramDigests(_Digests):
 
 
 def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[object]:
-    """Return the members or attributes that distinguish a value from others of its class."""
+    """Return the parts of a value that its digest depends on, such as items or attributes."""
     if isinstance(value, FunctionType):
         return _parts_of_function(value)
     if isinstance(value, type(dspy.Signature)):
@@ -171,7 +171,7 @@ def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[
 
 
 def _private_parts(value: object) -> dict[str, object]:
-    """Return the private attributes with plain values, such as strings and numbers. Omit secrets."""
+    """Return a value's private attributes with plain values, such as strings and numbers. Omit secrets."""
     parts = {}
     for name, part in attributes(value).items():
         is_private = name.startswith("_") and name != COMPILED and not SECRET.search(name)
@@ -181,7 +181,7 @@ def _private_parts(value: object) -> dict[str, object]:
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether a value consists of atoms and containers only."""
+    """Return whether a value consists only of atoms, such as numbers and strings, and containers of atoms."""
     if type(value) in ATOMS:
         return True
     if isinstance(value, dict):
@@ -190,7 +190,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _addresses(lm: object) -> dict[str, str]:
-    """Return the addresses of a model's servers, without user names, passwords and queries."""
+    """Return the addresses of a model's servers, keyed by setting. Omit user names, passwords and queries."""
     addresses = {}
     for name, setting in getattr(lm, "kwargs", {}).items():
         if ADDRESS.search(name) and isinstance(setting, str):
@@ -200,7 +200,7 @@ def _addresses(lm: object) -> dict[str, str]:
 
 
 def _parts_of_function(function: FunctionType) -> dict[str, object]:
-    """Return a function's source and the variables that it may read."""
+    """Return a function's source and the values of the variables that it may read."""
     variables: dict[str, object] = {}
     code = _name(function)
     if not is_library(function.__module__):
@@ -209,7 +209,7 @@ def _parts_of_function(function: FunctionType) -> dict[str, object]:
     variables |= {f"default {number}": default for number, default in enumerate(function.__defaults__ or ())}
     variables |= function.__kwdefaults__ or {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        if cell != type(cell)():  # An empty cell has no contents.
+        if cell != type(cell)():  # Reading the contents of an empty cell raises a ValueError.
             variables[name] = cell.cell_contents
     return {"": code, **variables}
 
@@ -223,7 +223,7 @@ def _parts_of_class(kind: type) -> dict[str, object]:
             members |= vars(base)
     for name, member in members.items():
         if name in ("__call__", "__init__") or not name.startswith(("__", "_abc_")):
-            # Static methods, properties and cached properties wrap a function.
+            # Unwrap the functions of static methods, properties and cached properties.
             for holder in ("__func__", "fget", "func"):
                 member = getattr(member, holder, member)
             parts[name] = member
@@ -233,7 +233,7 @@ def _parts_of_class(kind: type) -> dict[str, object]:
 def _global_variables(function: FunctionType) -> dict[str, object]:
     """Return the global variables that a function uses.
 
-    For a module of the user, return only the attributes that the function uses.
+    For a module of the user, return only the attributes that the function uses. Omit library modules.
     """
     variables: dict[str, object] = {}
     global_names, attributes = _names(function.__code__)
@@ -284,7 +284,7 @@ def _source(code: CodeType) -> str:
     """Return a function's source without comments, or its name if there is no source."""
     try:
         if code.co_name == "<lambda>":
-            # The source lines of a lambda may contain unrelated code.
+            # The source lines of a lambda may contain unrelated code, so keep only lambdas.
             tree = ast.parse("".join(inspect.findsource(code)[0]))
             lambdas = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
             return "\n".join(ast.unparse(node) for node in lambdas if node.lineno == code.co_firstlineno)

@@ -17,12 +17,12 @@ def hidden_demos(predictor: dspy.Predict, demos: Sequence[Any]) -> list[int]:
 
 
 def missing_fields(predictor: dspy.Predict, demo: Any) -> list[str]:
-    """Return the names of the fields that a demo lacks."""
+    """Return the names of the predictor's fields that are missing or None in a demo."""
     return [name for name in predictor.signature.fields if demo.get(name) is None]
 
 
 def warn_of_hidden_demos(program: dspy.Module, program_name: str) -> None:
-    """Log a single warning that names all predictors with demos that their prompts do not show."""
+    """Log one warning about all demos of a program that its prompts do not show."""
     phrases = []
     for name, predictor in program.named_predictors():
         hidden = hidden_demos(predictor, predictor.demos)
@@ -44,9 +44,9 @@ def warn_of_hidden_demos(program: dspy.Module, program_name: str) -> None:
 
 
 def warn_if_none_is_shown(program: dspy.Module, demos: Sequence[Any]) -> None:
-    """Log a warning if the only predictor of a program shows none of these demos.
+    """Log a warning if a program's only predictor can show none of these demos.
 
-    A program with several predictors often cannot show examples as demos, so log nothing for it.
+    Ignore programs with several predictors, because these often cannot show examples as demos.
     """
     predictors = program.predictors()
     if not demos or len(predictors) > 1 or len(hidden_demos(predictors[0], demos)) < len(demos):
@@ -54,7 +54,7 @@ def warn_if_none_is_shown(program: dspy.Module, demos: Sequence[Any]) -> None:
     missing = missing_fields(predictors[0], demos[0])
     logger.warning(
         "the adapter shows none of the %d examples that may become demos, because %s is missing. Only the student's "
-        "demos and answers can be chosen: add the missing fields to the examples",
+        "own demos and its answers can be shown: add the missing fields to the examples",
         len(demos),
         " and ".join(map(repr, missing)) or "a field",
     )

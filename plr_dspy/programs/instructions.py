@@ -1,4 +1,4 @@
-"""Instructions to choose from: the student's, the user's, proposed instructions, and those of other programs."""
+"""Instructions to choose from: the student's own, the user's, proposed instructions, and those of rivals."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from plr_dspy.programs.tokens import token_counter
 
 OWN_INSTRUCTION = "student"  # origin of the student's own instruction
 MOST_REASONS = 3  # maximum number of reasons in an error message
-PLACEHOLDER = "..."  # replaces an unknown input, or an instruction that has not been proposed yet
+PLACEHOLDER = "..."  # shown instead of an unknown input, or an instruction that has not been proposed yet
 
 GivenInstructions: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
 
@@ -34,9 +34,9 @@ class InstructionChoices:
     """The usable and unusable instructions of predictors.
 
     Attributes:
-        by_predictor: Usable instructions of each predictor that has several. The predictor's own
-            instruction comes first.
-        dropped: Unusable instructions of each predictor that has any.
+        by_predictor: The usable instructions of each predictor that has at least two, starting with
+            the predictor's own.
+        dropped: The instructions that cannot be used, keyed by predictor name.
     """
 
     by_predictor: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class InstructionChoices:
 
 
 def given_instructions(program: dspy.Module, given: GivenInstructions) -> dict[str, list[Instruction]]:
-    """Return a dict that maps predictors to the instructions that the user passed for them."""
+    """Return the instructions that the user passed, keyed by predictor name."""
     names = [name for name, _ in program.named_predictors()]
     if not isinstance(given, Mapping):
         if len(names) > 1:
@@ -68,7 +68,7 @@ def given_instructions(program: dspy.Module, given: GivenInstructions) -> dict[s
 
 
 def stand_in_instructions(program: dspy.Module, number: int, rivals: Sequence[Rival]) -> InstructionChoices:
-    """Return placeholders for `number` proposed instructions, followed by the rivals' instructions."""
+    """Return the instructions to choose from, with placeholders for `number` proposals per predictor."""
     stand_ins = [Instruction(f"{PLACEHOLDER} {i}", PLACEHOLDER) for i in range(number)]
     by_predictor = {name: stand_ins for name, _ in program.named_predictors()}
     choices = usable_instructions(program, by_predictor, rivals=rivals, max_tokens=math.inf)
@@ -88,9 +88,9 @@ def usable_instructions(
     max_tokens: float,
     known: Mapping[str, Sequence[Instruction]] = MappingProxyType({}),
 ) -> InstructionChoices:
-    """Return the instructions that change a predictor's prompt, and the instructions that cannot be used.
+    """Return the usable instructions, which give different prompts, and the instructions to drop.
 
-    The program's own instructions come first, then `known`, which are not checked again, then
+    Each predictor's own instruction comes first, followed by `known` (not checked again), then by
     `instructions`. The instructions of rivals' matching predictors come last.
     """
     by_predictor = {}
@@ -144,7 +144,7 @@ def check_usable(given: Mapping[str, Sequence[Instruction]], choices: Instructio
 
 
 def _prompt(predictor: dspy.Predict, text: str) -> str:
-    """Return a predictor's prompt, or only the instruction if the adapter needs real inputs."""
+    """Return the prompt with an instruction, or only the instruction if the adapter rejects placeholders."""
     signature = predictor.signature.with_instructions(text)
     adapter: Any = dspy.settings.adapter or dspy.ChatAdapter()
     with suppress(Exception):

@@ -10,7 +10,7 @@ RECORD = "plr_dspy made this with"
 
 
 def settings_of(predictor: dspy.Predict) -> dict[str, str | None]:
-    """Return the names of the adapter and the model that a predictor uses now. An unknown model is None."""
+    """Return the names of the adapter and the model that a predictor uses now, or None for an unknown model."""
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     model = predictor.lm or dspy.settings.lm
     options = "" if getattr(adapter, "show_instructions", True) else "(show_instructions=False)"
@@ -28,7 +28,7 @@ def record_settings(program: dspy.Module) -> None:
 
 
 def other_settings(predictors: Iterable[dspy.Predict]) -> list[str]:
-    """Return a description of each difference between the current and the recorded adapter and models."""
+    """Return descriptions of differences between the recorded and the current adapter and models."""
     differences: list[str] = []
     for predictor in predictors:
         settings = settings_of(predictor)

@@ -10,12 +10,12 @@ from plr_dspy.dspy_compat import (
     split_message_content_for_custom_types,
 )
 
-# Token counts replace all parts that are not text with this image, because litellm cannot count audio.
+# When tokens are counted, this image replaces all parts that are not text, because litellm cannot count audio.
 PLACEHOLDER_IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 
 
 def replaced_in(text: str, replacement: Callable[[str], str]) -> str:
-    """Return text in which each embedded image, audio clip or file is replaced."""
+    """Return text with each embedded image, audio clip or file replaced by the result of `replacement`."""
     first, *others = text.split(CUSTOM_TYPE_START_IDENTIFIER)
     parts = [first]
     for other in others:
@@ -30,7 +30,7 @@ def text_without(value: Any) -> str:
 
 
 def countable(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return messages with a placeholder image for each part that is not text."""
+    """Return messages with a placeholder image in place of each part that is not text."""
     countable_messages: list[Mapping[str, Any]] = []
     for message in messages:
         content = message.get("content")

@@ -1,8 +1,8 @@
 """Counts of the prompt tokens that a server must read, because they are not in its prefix cache.
 
 A server such as llama.cpp reuses the longest prefix that a prompt shares with the previous
-prompt. Providers charge less for cached tokens. Instructions come first in a prompt, followed
-by the demos.
+prompt. Providers charge less for cached tokens. Since instructions and demos come first in a
+prompt, candidates with the same first demos share a prefix.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,11 +17,11 @@ from plr_dspy.scoring.budget import UNCOUNTED
 from plr_dspy.scoring.run_log import Tokens
 from plr_dspy.search.space import Candidate
 
-# Maximum ratio of uncached demo tokens to tokens of the examples that a candidate is scored on.
-# More examples at a time lower the ratio, because they share the demos.
+# Maximum ratio of uncached demo tokens to example tokens when a candidate is scored. Scoring more
+# examples at a time lowers the ratio, because the examples share the demos.
 NEW_SHARE = 0.4
 
-Prefix: TypeAlias = dict[str, list[str]]  # for each predictor, the messages before the inputs
+Prefix: TypeAlias = dict[str, list[str]]  # the messages before the inputs, keyed by predictor name
 
 
 class PromptPrefixes:
@@ -30,7 +30,7 @@ class PromptPrefixes:
     Tokens are counted with GPT-4o's tokenizer. Each predictor is assumed to have its own cache.
 
     Args:
-        build: Returns a candidate's program.
+        build: A function that returns a candidate's program.
     """
 
     def __init__(self, build: Callable[[Candidate], dspy.Module]) -> None:
@@ -51,9 +51,9 @@ class PromptPrefixes:
         return num_tokens
 
     def num_new(self, calls: Iterable[tuple[Candidate, Tokens]]) -> int | None:
-        """Return the number of uncached prompt tokens if calls are made in the given order.
+        """Return the number of uncached prompt tokens of these calls, if they are made in this order.
 
-        Return None if the model did not report the tokens of a call.
+        Return None if a model did not report the tokens of a call.
         """
         previous: Candidate | None = None
         num_new = 0
@@ -69,7 +69,7 @@ class PromptPrefixes:
         return num_new
 
     def size(self, candidate: Candidate) -> int:
-        """Return the number of tokens in a candidate's prompts before the inputs."""
+        """Return the number of tokens that come before the inputs in a candidate's prompts."""
         return self.num_shared(candidate, candidate)
 
     def _of(self, candidate: Candidate) -> Prefix:
@@ -79,7 +79,7 @@ class PromptPrefixes:
         return self._prefixes[candidate]
 
     def _messages(self, predictor: dspy.Predict) -> list[str]:
-        """Return the instructions and the fixed demos, which come before the inputs."""
+        """Return the texts of the messages before the inputs: the instructions and the fixed demos."""
         signature = predictor.signature
         *instructions, _ = messages_of(predictor, [], dict.fromkeys(signature.input_fields, PLACEHOLDER))
         if not instructions:  # The adapter puts instructions and inputs into one message.
@@ -88,7 +88,7 @@ class PromptPrefixes:
         for message in [*instructions, *messages_of(predictor, predictor.demos)]:
             text = as_text([message])
             if text not in self._sizes:
-                # The counter adds a few tokens to each list of messages. Subtraction cancels them.
+                # The counter adds a few tokens to each list of messages, which the subtraction cancels.
                 self._sizes[text] = self._count([message, message]) - self._count([message])
             texts.append(text)
         return texts

@@ -15,7 +15,7 @@ Programs: TypeAlias = Mapping[str, dspy.Module] | Sequence[dspy.Module]
 
 
 def named_programs(programs: Programs, *, min_number: int = 1) -> dict[str, dspy.Module]:
-    """Return a dict that maps names to programs.
+    """Return the programs, keyed by name, after checking their names and their number.
 
     Programs in a list are named "program 1", "program 2" and so on.
     """
@@ -41,7 +41,7 @@ def named_programs(programs: Programs, *, min_number: int = 1) -> dict[str, dspy
 
 
 class Rival:
-    """One of the user's other programs, which is never changed.
+    """A program of the user that competes with a search's candidates. It is never changed.
 
     Args:
         name: The program's name in reports.
@@ -66,7 +66,7 @@ class Rival:
     def build(self, *, guarded: bool = False) -> dspy.Module:
         """Return a copy of the program.
 
-        If `guarded`, the copy retrieves demos only if it knows which example is being scored.
+        If `guarded`, the copy retrieves demos only if the example being scored is known.
         """
         program = self._factory.build({})
         for predictor in _predictors_of(program):
@@ -76,10 +76,9 @@ class Rival:
         return program
 
     def matching(self, name: str, predictor: dspy.Predict) -> dspy.Predict | None:
-        """Return the predictor that matches one of the student's predictors, or None if there is no match.
+        """Return the predictor that matches a predictor of the student, or None if there is no match.
 
-        A match has the same name and the same fields. If there is no such predictor, the only
-        predictor with the same fields matches.
+        The match has the same fields and, if several predictors have these fields, also the same name.
         """
         matches = [own for own in self.predictors if _fields(own) == _fields(predictor)]
         namesake = dict(self.program.named_predictors()).get(name)
@@ -101,7 +100,7 @@ class Rival:
         """Return the examples that the program's demos show.
 
         The program may copy the answers to these examples from its demos. If `with_retrieved`,
-        consider the demos that it may retrieve, too.
+        include the demos that the program may retrieve.
         """
         demos = self.demos
         if with_retrieved:

@@ -65,10 +65,10 @@ class Slot:
 class PromptSlots(ABC):
     """The slots of a program, and the demos that each candidate shows in them."""
 
-    embedder: Any = None  # function or model that embeds inputs, if demos are retrieved
+    embedder: Any = None  # embeds the inputs if demos are retrieved by embeddings
     slots: tuple[Slot, ...]
     space: OrderingSpace
-    alternatives: Mapping[str, Sequence[Instruction]] = MappingProxyType({})  # instructions to choose from
+    alternatives: Mapping[str, Sequence[Instruction]] = MappingProxyType({})  # keyed by predictor name
 
     def __init__(self, program: dspy.Module, rivals: Sequence[Rival] = ()) -> None:
         self.program = program
@@ -80,7 +80,7 @@ class PromptSlots(ABC):
     def permutations(self, candidate: Candidate) -> dict[str, list[int]]:
         """Return the indices of each predictor's demos in prompt order.
 
-        The lists are empty if the candidate is a whole program.
+        The lists are empty if the candidate is a whole program or shows no demos.
         """
         if isinstance(candidate, WholeProgram) or candidate == WITHOUT_DEMOS:
             return {slot.predictor: [] for slot in self.slots}
@@ -90,15 +90,14 @@ class PromptSlots(ABC):
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]: ...
 
     def showing(self, share: float) -> Candidate:
-        """Return the original order.
+        """Return a candidate that shows this share of the maximum number of demos.
 
-        Subclasses that choose demos return a candidate that shows this share of the maximum number
-        of demos.
+        If demos cannot be chosen, return the original order, which shows all demos.
         """
         return self.space.identity
 
     def demos(self, ordering: Candidate) -> dict[str, list[Any]]:
-        """Return the demos of each predictor in a candidate's order."""
+        """Return each predictor's demos in a candidate's order, keyed by predictor name."""
         permutations = self.permutations(ordering)
         demos = {}
         for slot in self.slots:
@@ -111,10 +110,7 @@ class PromptSlots(ABC):
         return tuple(classes for slot in self.slots for classes in slot.classes)
 
     def instructions(self, candidate: Candidate) -> dict[str, int]:
-        """Return an empty dict.
-
-        Subclasses that choose instructions return the index of each predictor's instruction.
-        """
+        """Return the index of each predictor's instruction, or an empty dict if instructions do not vary."""
         return {}
 
     def shown(self, ordering: Candidate) -> dict[str, list[int]]:
@@ -122,7 +118,7 @@ class PromptSlots(ABC):
         return self.permutations(ordering)
 
     def num_demos(self, candidate: Candidate) -> int:
-        """Return the total number of demos that the predictors show."""
+        """Return how many demos a candidate's predictors show in total."""
         if candidate in self.rivals:
             return len(self.rivals[candidate].demos)
         return sum(map(len, self.shown(candidate).values()))
@@ -134,15 +130,15 @@ class PromptSlots(ABC):
         return self.num_demos(candidate) > 0
 
     def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
-        """Build a candidate's program. `Rival.build` explains `guarded`."""
+        """Return a new copy of a candidate's program. `guarded` is as in `Rival.build`."""
         if candidate in self.rivals:
             return self.rivals[candidate].build(guarded=guarded)
         return self._factory.build(self.demos(candidate))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of a candidate's prompts for the given inputs.
+        """Return a digest of a candidate's prompts, or of the whole program if the candidate is a rival.
 
-        For a rival, return the digest of the rival's program.
+        Pass `inputs` if they may determine the demos.
         """
         if candidate in self.rivals:
             return self.rivals[candidate].digest
@@ -161,7 +157,7 @@ class PromptSlots(ABC):
 
 
 def _without_sets(demo: Any) -> dict[str, Any]:
-    """Return a demo's fields. Replace sets by sorted text, which is the same in every process."""
+    """Return a demo's fields, with sets as sorted text, which is the same in every process."""
     fields = dict(demo.items())
     for name, value in fields.items():
         if isinstance(value, (set, frozenset)):
@@ -170,7 +166,7 @@ def _without_sets(demo: Any) -> dict[str, Any]:
 
 
 class WholeProgramSlots(PromptSlots):
-    """Whole programs to compare. The first program is kept unless another program is better."""
+    """Whole programs to compare, without slots. The first is kept unless another program is better."""
 
     slots = ()
 
@@ -185,7 +181,7 @@ class WholeProgramSlots(PromptSlots):
 
 
 class ProgramSlots(PromptSlots):
-    """A program's demos, and the space of their orders."""
+    """The slots of a program that keeps its demos, and the space of the demos' orders."""
 
     def __init__(self, program: dspy.Module, rivals: Sequence[Rival] = ()) -> None:
         super().__init__(program, rivals)
@@ -198,7 +194,7 @@ class ProgramSlots(PromptSlots):
         self.space = OrderingSpace(kinds, programs=self.competing)
 
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
-        """Permute the demos of each block within the block's positions."""
+        """Return the demos' indices, permuted within the positions of each block."""
         block_orders = iter(ordering)
         permutations = {}
         for slot in self.slots:
@@ -235,7 +231,7 @@ class ProgramSlots(PromptSlots):
 def _blocks(
     predictor: dspy.Predict, demos: Sequence[Any], kinds: Mapping[int, int]
 ) -> tuple[tuple[int, ...], ...]:
-    """Return groups of demo indices such that swapping two demos of a group changes the prompt."""
+    """Return groups of demo indices such that swapping two different demos of a group changes the prompt."""
     groups: list[list[int]] = []
     for kind in dict.fromkeys(kinds.values()):
         for group in groups:
@@ -266,7 +262,7 @@ def _fewest_tokens(
     min_demos: int,
     quotas_of: Mapping[str, Callable[[Sequence[Any]], Quotas]],
 ) -> int:
-    """Return the smallest number of demo tokens that satisfies the minimum and the quotas of every pool."""
+    """Return the number of tokens in the shortest demos that meet every pool's minimum and quotas."""
     tokens = 0
     for name, pool in pools.items():
         quotas = quotas_of.get(name, _no_quotas)([pooled.demo for pooled in pool])
@@ -277,7 +273,7 @@ def _fewest_tokens(
 
 
 class PoolSlots(PromptSlots):
-    """The demo pools of a program's predictors, and the space of arrangements within the limits.
+    """The demo pools of a program's predictors, and the space of allowed arrangements.
 
     Args:
         program: The student.
@@ -285,13 +281,13 @@ class PoolSlots(PromptSlots):
         min_demos: Minimum number of demos per predictor. If a pool is smaller, all its demos are
             shown.
         max_demos: Maximum number of demos per predictor.
-        max_tokens: Maximum total number of tokens in all demos.
+        max_tokens: Maximum total number of tokens in all demos. None means no limit.
         rivals: The user's programs to compare with the arrangements.
         programs: Other whole programs to compare with the arrangements.
         alternatives: The instructions of each predictor that has several. The program's own
             instruction comes first.
-        quotas_of: For each predictor, a function that returns the minimum number of demos of
-            each class in a pool.
+        quotas_of: For each predictor, a function that takes the demos of a pool and returns the
+            minimum number of demos for each class.
 
     Raises:
         ValueError: If no arrangement is within the limits.
@@ -337,7 +333,7 @@ class PoolSlots(PromptSlots):
         if not slots:
             least_tokens = min((pooled.tokens for pooled in itertools.chain(*pools.values())), default=0)
         if least_tokens > token_limit:
-            # Demos above the limit were dropped, but the quotas of the full pools may require them.
+            # Demos that exceed the limit were dropped, but the quotas of the full pools may require them.
             least_tokens = max(least_tokens, _fewest_tokens(pools, min_demos, quotas_of))
             raise too_many_tokens(least_tokens, max_tokens, min_demos, has_quotas=bool(quotas_of))
         fits: Callable[[Ordering], bool] | None = None
@@ -357,7 +353,7 @@ class PoolSlots(PromptSlots):
         fits: Callable[[Ordering], bool] | None,
         programs: Sequence[WholeProgram],
     ) -> OrderingSpace:
-        """Return the space with a block for each pool, and a choice for each predictor's instructions.
+        """Return the space, which has a block for each pool and a block for each choice of instructions.
 
         `limits`, `quotas` and `shortest` have one entry for each pool.
         """
@@ -384,17 +380,14 @@ class PoolSlots(PromptSlots):
         )
 
     def with_alternatives(self, alternatives: Mapping[str, Sequence[Instruction]]) -> "PoolSlots":
-        """Return a copy with more instructions for each predictor.
-
-        Existing instructions must keep their indices.
-        """
+        """Return a copy that chooses from these instructions. Existing instructions must keep their indices."""
         slots = copy.copy(self)
         slots.alternatives = dict(alternatives)
         slots.space = self.space.with_choices([len(instructions) for instructions in alternatives.values()])
         return slots
 
     def showing(self, share: float) -> Candidate:
-        """Return an arrangement of the first demos in each pool, with this share of the maximum number."""
+        """Return an arrangement that shows the first demos of each pool, up to this share of the maximum."""
         numbers = [max(minimum, math.ceil(share * maximum)) for minimum, maximum in self.space.limits]
         arrangement = self.space.first_items(list(map(range, self.space.sizes)), numbers)
         return self.space.shortened(arrangement) or self.space.identity
@@ -434,7 +427,7 @@ class PoolSlots(PromptSlots):
         return {slot.predictor: list(items) for slot, items in zip(self.slots, arrangements, strict=True)}
 
     def tokens(self, candidate: Candidate) -> int:
-        """Return the number of tokens in a candidate's demos, or 0 for one of the user's programs."""
+        """Return the number of tokens in a candidate's demos, or 0 if the candidate is a whole program."""
         tokens = 0
         permutations = self.permutations(candidate)
         for slot in self.slots:
@@ -445,11 +438,10 @@ class PoolSlots(PromptSlots):
 def add_labeled_demos(
     program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random
 ) -> list[str]:
-    """Add labeled examples as demos to a program without demos.
+    """Add labeled examples as demos to a program without demos. Return the names of changed predictors.
 
-    Return the names of the predictors with new demos. Change nothing if any predictor already has
-    demos, because the others probably lack demos on purpose. Leave at least two examples for
-    scoring.
+    If any predictor has demos, change nothing, because the user probably left the other predictors
+    without demos on purpose. Leave at least two examples for scoring.
     """
     predictors = dict(program.named_predictors())
     if any(predictor.demos for predictor in predictors.values()):
@@ -489,5 +481,5 @@ def demo_texts(predictor: dspy.Predict, demos: Sequence[Any]) -> list[str]:
 
 
 def as_text(messages: Messages) -> str:
-    """Return messages as one string. Different prompts give different strings."""
+    """Return messages as one string, which differs for different prompts."""
     return json.dumps(messages, default=repr, sort_keys=True)

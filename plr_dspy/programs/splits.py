@@ -1,4 +1,4 @@
-"""Train and selection splits, without the examples that demos show."""
+"""Functions that split examples into a train and a selection split, without examples that demos show."""
 
 import hashlib
 import logging
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 TRAIN_SHARE = 0.8
 # Answers are treated as classes if there are, on average, at least this many examples per distinct answer.
 EXAMPLES_PER_CLASS = 4
-# A demo that matches more than this share of the examples only has a common value, and shows none of them.
+# A demo that matches more than this share of the examples is assumed to share only a common value with them.
 COMMON_SHARE = 0.1
 
 Examples: TypeAlias = Sequence[dspy.Example]
@@ -45,10 +45,7 @@ class Splits:
 
     @property
     def classes(self) -> list[int] | None:
-        """The classes of the train examples, then of the selection examples.
-
-        None if the labels are not classes.
-        """
+        """The classes of the train and then the selection examples, or None if the labels are not classes."""
         labels = [dict(example.labels().items()) for example in (*self.train, *self.selection)]
         names = {name for fields in labels for name in fields}
         classes = answer_classes(labels, sorted(names))
@@ -76,9 +73,9 @@ def make_splits(
             selection.
         valset: Examples for selection.
         demos: Demos that the program's prompts may show.
-        rng: Shuffles the examples.
-        balanced: Whether every prefix of a split is stratified by class.
-        prompted: See `shown_by`.
+        rng: The random number generator that shuffles the examples.
+        balanced: Whether to stratify every prefix of a split by class.
+        prompted: As in `shown_by`.
     """
     examples = [*trainset, *valset]
     labels = [value_key(dict(example.labels().items())) for example in examples]
@@ -112,13 +109,13 @@ def make_splits(
 
 
 def _has_inputs(example: dspy.Example) -> bool:
-    """Return whether at least one input of an example has a value, or the example has no inputs."""
+    """Return whether an example has an input that is not empty, or has no inputs at all."""
     values = [value for _, value in example.inputs().items()]
     return not values or not all(value is None or (isinstance(value, str) and not value) for value in values)
 
 
 def _distinct(examples: Examples, *, name: str) -> set[int]:
-    """Return the indices of the distinct examples. Log warnings about duplicates and empty examples."""
+    """Return the index of each distinct example. Log warnings about duplicates and examples without input."""
     without_inputs = [index for index, example in enumerate(examples) if not _has_inputs(example)]
     if without_inputs:
         logger.warning(
@@ -143,7 +140,7 @@ def _distinct(examples: Examples, *, name: str) -> set[int]:
 def _split_off(
     shuffled: list[int], labels: Sequence[Hashable], *, balanced: bool
 ) -> tuple[list[int], list[int]]:
-    """Split shuffled examples into train and selection. If `balanced`, stratify both by class."""
+    """Split shuffled examples into train and selection examples. If `balanced`, stratify both by class."""
     count = len(shuffled)
     target = max(1, round(count * (1 - TRAIN_SHARE)))
     num_selection = max(0, min(target, count - 1))
@@ -158,7 +155,7 @@ def _split_off(
 
 
 def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, fix: str) -> str:
-    """Return the error message about an empty split. It ends with `fix`, which says what to do."""
+    """Return an error message about an empty split, with the given fix at the end."""
     num_left = len(splits.train)
     needed = (
         "trainset and valset must each contain an example that is not in the other and that no demo shows"
@@ -175,11 +172,15 @@ def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, fix: str)
 def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str] = ()) -> set[int]:
     """Return the indices of examples that demos show. Scores on these examples would be too high.
 
-    By the first rule, a demo shows an example if they have inputs in common and agree on all of them.
-    By the second rule, a demo shows an example if it contains all of the example's input values.
-    Names may differ, because inner predictors may rename inputs. Values are equal if `input_key`
-    returns the same key. If a rule matches several examples, and more than a tenth of all examples,
-    the demo shows only those whose inputs it has under the same names.
+    A demo shows an example if one of these rules applies:
+
+    - The demo and the example share input names, and their values under these names are equal.
+    - The demo contains all input values of the example. Names may differ, because inner predictors
+      may rename inputs.
+
+    Values are equal if `input_key` returns the same key. If a rule matches several examples, and
+    more than a tenth of all examples, the matches may be accidental. Keep only matches with all of
+    the example's inputs in the demo, under the same names.
 
     Args:
         demos: The demos, as examples or dicts.
@@ -220,7 +221,7 @@ def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str]
 
 
 def by_content(examples: Examples) -> list[int]:
-    """Return example indices, sorted by a digest of the content."""
+    """Return the indices of examples, sorted by digests of the examples' content."""
     digests = [digest(example) for example in examples]
     return sorted(range(len(examples)), key=digests.__getitem__)
 
@@ -249,16 +250,12 @@ def mixed(
 
 
 def are_classes(labels: Sequence[Any]) -> bool:
-    """Return whether labels are classes.
-
-    They are classes if there are at least two distinct labels, with at least four examples per
-    label on average.
-    """
+    """Return whether there are at least two distinct labels, with at least four examples each on average."""
     return 1 < len(set(labels)) <= len(labels) / EXAMPLES_PER_CLASS
 
 
 def answer_classes(rows: Sequence[Any], names: Sequence[str]) -> list[int]:
-    """Return each row's class index. Rows with equal answers in the fields `names` share a class.
+    """Return each row's class index. Rows with equal answers in the fields `names` have the same class.
 
     Ignore fields whose values are mostly distinct, such as reasoning.
     """

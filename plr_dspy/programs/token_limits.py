@@ -1,4 +1,4 @@
-"""The error that is raised if the demos that must be shown exceed the token limit."""
+"""The error for a token limit that is too low for the demos that must be shown."""
 
 from plr_dspy.errors import UserError
 

@@ -1,6 +1,6 @@
-"""Counts of prompt tokens.
+"""A counter of prompt tokens.
 
-GPT-4o's tokenizer is used for all models, because litellm would have to download most others.
+GPT-4o's tokenizer is used for all models, because litellm would have to download most other tokenizers.
 """
 
 import os
@@ -14,17 +14,17 @@ Messages = list[dict[str, Any]]
 
 # This environment variable keeps litellm from downloading prices when it is imported.
 LOCAL_PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
-# Names of models with GPT-4o's tokenizer begin with one of these texts, after the provider's name.
+# A model has GPT-4o's tokenizer if its name, without the provider, begins with one of these texts.
 SAME_TOKENIZER = ("gpt-4o", "chatgpt-4o", "gpt-4.1", "gpt-4.5", "gpt-5", "gpt-oss", "o1", "o3", "o4")
 
 
 def has_counted_tokenizer(model: str) -> bool:
-    """Return whether tokens are counted with the model's own tokenizer."""
+    """Return whether `token_counter` counts with the model's own tokenizer."""
     return model.rpartition("/")[2].removeprefix("ft:").startswith(SAME_TOKENIZER)
 
 
 def token_counter() -> Callable[[Messages], int]:
-    """Return a function that counts tokens, with a fixed count for each image or audio clip."""
+    """Return a function that counts the tokens in messages, with a fixed count for each image or audio clip."""
     is_first_import = "litellm" not in sys.modules and LOCAL_PRICES not in os.environ
     if is_first_import:
         os.environ[LOCAL_PRICES] = "True"
@@ -35,7 +35,7 @@ def token_counter() -> Callable[[Messages], int]:
             del os.environ[LOCAL_PRICES]
 
     def count(messages: Messages) -> int:
-        # litellm includes this tokenizer, and the second option keeps it from opening images.
+        # litellm includes GPT-4o's tokenizer. The default image token count keeps it from opening images.
         options: dict[str, Any] = {"messages": countable(messages), "use_default_image_token_count": True}
         return int(litellm.token_counter("gpt-4o", **options))
 

@@ -1,4 +1,4 @@
-"""The user-defined classes in the types of a program's fields."""
+"""A function that finds the user-defined classes in the types of a program's fields."""
 
 import dataclasses
 from contextlib import suppress
@@ -17,7 +17,7 @@ def value_classes(program: dspy.Module) -> set[type]:
     while pending:
         annotation = pending.pop()
         pending += get_args(annotation)
-        if isinstance(annotation, Enum):  # A Literal may contain an enum member.
+        if isinstance(annotation, Enum):  # A Literal may contain enum members.
             pending.append(type(annotation))
         # In Python 3.10, list[int] is an instance of type, but not a class.
         if not isinstance(annotation, type) or get_origin(annotation) is not None or annotation in classes:
