@@ -1,4 +1,4 @@
-"""Pools of demos that can be searched by similarity to an input."""
+"""Pools of demos that can be searched by similarity to the inputs of a call."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Fields: TypeAlias = Mapping[str, Any]
 # Scripts written without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese.
 WITHOUT_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
 TOKEN = rf"[{WITHOUT_SPACES}]|[^\W{WITHOUT_SPACES}]+"  # a word, or one character of a script without spaces
-# Number of embeddings of inputs to cache, in addition to the demos' embeddings. A search repeats
-# inputs, so the cache saves calls to the embedder.
+# Maximum number of input embeddings to cache, in addition to the demos' embeddings. A search
+# repeats inputs, so the cache saves calls to the embedder.
 CACHE_SIZE = 4_096
-LABEL_WEIGHT = 0.5  # weight of a label's share among the most similar demos, relative to similarity
+LABEL_WEIGHT = 0.5  # weight of a label's frequency among the candidates, relative to similarity
 REDUNDANCY_WEIGHT = 0.5  # weight of the penalty for similarity to demos already chosen
 
 
@@ -42,7 +42,7 @@ class NearestDemos:
             that are frequent among the candidates. "unlike each other" prefers demos that differ
             from those already chosen. "nearest" uses similarity alone.
         nearest_last: Whether the best demo comes last, next to the inputs of the call.
-        num_candidates: Number of candidates, which are the most similar demos.
+        num_candidates: Number of candidates: the most similar demos, from which to choose.
         max_tokens: Maximum number of tokens in all demos of a call. Demos with the lowest ranks
             are dropped first. None means no limit.
     """
@@ -93,17 +93,17 @@ def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
 
 
 class Pool:
-    """The demos that a predictor can show, which can be searched by similarity to a call's inputs.
+    """The demos that a predictor can retrieve, searchable by similarity to the inputs of a call.
 
     Args:
         predictor: The predictor whose input fields are compared, and whose output fields
             define the demos' classes.
         demos: The demos to search, as examples or dicts.
         sources: For each demo, the identifier of the program inputs from which the demo was made.
-        embedder: The embedder for the texts to compare. If None, words are compared instead.
+        embedder: Embeds the inputs to compare. If None, compare the words in the inputs instead.
         vectors: Embeddings of the demos, ``[n, d]``, or None if they are unknown.
-        known: A cache that maps texts to unit embeddings. It is updated in place.
-        tokens: Number of prompt tokens in each demo, ``[n]``, or empty if they are unknown.
+        known: A cache that maps texts to embeddings of unit length. It is updated in place.
+        tokens: Number of prompt tokens in each demo, ``[n]``, or empty if the numbers are unknown.
     """
 
     def __init__(
@@ -145,9 +145,9 @@ class Pool:
         self._cosines = self._cosines_by_embedder
 
     def vote(self, inputs: Fields, number: int, *, without: Fields | None = None) -> dict[str, Any]:
-        """Return the outputs of the class that is most frequent among the nearest demos.
+        """Return the outputs of the class that is most frequent among the `number` nearest demos.
 
-        If several classes are equally frequent, take the one with the nearest demo. `without` is
+        If several classes are equally frequent, choose the class with the nearest demo. `without` is
         as in `shown()`.
         """
         neighbors, _ = self._nearest(inputs, number, without)
@@ -162,7 +162,7 @@ class Pool:
     def shown(self, inputs: Fields, nearest: NearestDemos, *, without: Fields | None = None) -> list[int]:
         """Return the indices of the demos to show for a call's inputs, in prompt order.
 
-        If an example is being scored, `without` holds its program inputs. Demos made from this
+        If an example is being scored, pass the program's inputs as `without`. Demos made from this
         example or its duplicates are skipped.
         """
         candidates, similarities = self._nearest(inputs, nearest.num_candidates, without)
@@ -199,15 +199,15 @@ class Pool:
         return chosen
 
     def _nearest(self, inputs: Fields, number: int, without: Fields | None) -> tuple[list[int], Array]:
-        """Return the indices of the nearest demos, nearest first, and their similarities."""
+        """Return the indices of the `number` nearest demos, nearest first, and the demos' similarities."""
         cosines = self._cosines(_text_of(inputs, self.names))
         source = None
         own_key = None
         if without is not None:
             source = source_of(without)
             values = set(map(input_key, without.values()))
-            # Skip demos with the same inputs if one of these is also an input of the program. Inputs
-            # that the program computes may be the same for other examples.
+            # Skip demos with the same inputs, but only if one of these is also an input of the program.
+            # Inputs that the program computes may be the same for other examples.
             if any(input_key(inputs[name]) in values for name in self.names if name in inputs):
                 own_key = self._input_key(inputs)
         best = np.argsort(-cosines, kind="stable")

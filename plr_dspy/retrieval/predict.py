@@ -18,8 +18,8 @@ from plr_dspy.retrieval.nearest import Fields, NearestDemos, Pool
 logger = logging.getLogger(__name__)
 
 STATE_VERSION = 2  # version of a retrieving predictor's saved state
-# Name of an extra field in saved files. `student.load()` does not know this field, so it raises an
-# error that shows the name.
+# Name of an extra field in saved files. `student.load()` rejects this field with an error that
+# shows the name.
 LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load_program(student, path)"
 
 
@@ -28,9 +28,10 @@ class Retrieval:
     """A pool of demos, and the settings for retrieval from this pool.
 
     Attributes:
-        pool, nearest: The pool and the settings.
-        guarded: Whether to retrieve demos only if it is known which example is being scored.
-            Otherwise, a retrieved demo may show the answer to this example.
+        pool: The demos to search.
+        nearest: The settings for the search.
+        guarded: Whether to retrieve demos only if the example being scored is known. If it is
+            unknown, a retrieved demo may show the answer to this example.
     """
 
     pool: Pool
@@ -57,7 +58,7 @@ class Retrieval:
         return tokens
 
     def demos_for(self, inputs: Fields, *, without: Fields | None) -> list[Any]:
-        """Return the demos to show for the inputs. The arguments are those of `Pool.shown()`."""
+        """Return the demos to show for the inputs of a call. `without` is as in `Pool.shown()`."""
         return [self.pool.demos[number] for number in self.pool.shown(inputs, self.nearest, without=without)]
 
 
@@ -115,7 +116,7 @@ class RetrievingPredict(dspy.Predict):
 
 
 def retrieve_in(program: dspy.Module, retrievals: Mapping[str, Retrieval]) -> dspy.Module:
-    """Make predictors retrieve demos for each input. Change the program in place, and return it."""
+    """Make a program's predictors retrieve demos for each input, and return the same program."""
     predictors = dict(program.named_predictors())
     for name, retrieval in retrievals.items():
         predictor = predictors[name]
@@ -145,16 +146,16 @@ def warn_of_unknown_example() -> None:
 
 @functools.cache
 def _retrieving(kind: type[dspy.Predict]) -> type[RetrievingPredict]:
-    """Return a subclass of the predictor class that retrieves demos."""
+    """Return a subclass of the given predictor class that also retrieves demos."""
     if kind is dspy.Predict:
         return RetrievingPredict
-    # Put the predictor's own class first. If it changes the inputs, demos are then retrieved for the
-    # changed inputs.
+    # Put the predictor's own class first. If this class changes the inputs, demos are retrieved for
+    # the changed inputs.
     return type(f"Retrieving{kind.__name__}", (kind, RetrievingPredict), {})
 
 
 def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Embedder | None) -> Retrieval:
-    """Restore the `Retrieval` of a predictor from saved state.
+    """Return a predictor's `Retrieval`, restored from saved state.
 
     Args:
         predictor: The predictor that will show the demos.

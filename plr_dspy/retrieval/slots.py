@@ -24,7 +24,7 @@ LARGE_POOL = 320
 
 
 def variations(max_demos: int, min_demos: int, max_tokens: int | None) -> dict[str, NearestDemos]:
-    """Return the retrieval settings to try, keyed by name. Omit identical settings."""
+    """Return the retrieval settings to try, keyed by name. Omit duplicates of the first settings."""
     first = NearestDemos(max_demos, num_candidates=max(32, 2 * max_demos), max_tokens=max_tokens)
     others = {
         "half as many": replace(first, num_demos=max(1, min_demos, max_demos // 2)),
@@ -42,13 +42,13 @@ def fixed_and_retrieved(
     retrievable: Mapping[int, dspy.Example],
     max_tokens: int | None,
 ) -> tuple[dict[str, list[PooledDemo]], dict[str, list[PooledDemo]]]:
-    """Return the demos of each pool that can be fixed, and those that can be retrieved.
+    """Return the demos that can be fixed, and the demos that can be retrieved, keyed by predictor name.
 
     Args:
         pools: All demos of each predictor, keyed by predictor name.
         examples: The examples that can be fixed demos, keyed by trainset index.
         retrievable: The examples that can be retrieved, keyed by trainset index.
-        max_tokens: Maximum number of tokens in a retrieved demo.
+        max_tokens: Maximum number of tokens in a retrieved demo. None means no limit.
     """
     only_retrieved = {f"trainset[{number}]" for number in retrievable.keys() - examples.keys()}
     places = {f"trainset[{number}]": place for place, number in enumerate(retrievable)}
@@ -128,14 +128,14 @@ class RetrievalSlots(PoolSlots):
         # These methods pass the program's inputs on to its predictor unchanged, so the retrieved
         # demos are known before the call.
         forwards = (dspy.Predict.forward, dspy.ChainOfThought.forward)
-        patched_forward = vars(program).get("forward")  # set by dspy.syncify
+        patched_forward = vars(program).get("forward")  # dspy.syncify sets this attribute
         self._passes_inputs_on = (
             patched_forward is None and getattr(type(program), "forward", None) in forwards
         )
 
     @property
     def without_calls(self) -> WholeProgram:
-        """The program to use without a search. It retrieves the nearest demos for each input."""
+        """The candidate to return without a search: a program that retrieves the nearest demos for each input."""
         largest = max(len(pool.demos) for pool in self.found.values())
         name = FREQUENT_LABELS if largest >= LARGE_POOL else NEAREST_LAST
         return next(whole for whole in self.whole_programs if whole.name == name)
@@ -166,10 +166,10 @@ class RetrievalSlots(PoolSlots):
         return retrieve_in(program, self._retrievals(candidate, guarded=guarded))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of the demos in the prompts for the inputs.
+        """Return a digest of a candidate's prompts for the inputs.
 
-        If the demos are unknown before the call, return a digest of the program and its retrieval
-        settings.
+        If retrieved demos cannot be determined before the call, return a digest of the program and
+        its retrieval settings.
         """
         if not isinstance(candidate, WholeProgram) or candidate in self.rivals:
             return super().fingerprint(candidate)
