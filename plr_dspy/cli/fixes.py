@@ -105,6 +105,7 @@ PROGRAM = re.compile(rf"\bprograms\[({STRING})\]")
 # apostrophe within a word does not begin quoted text.
 QUOTED = re.compile(rf"={LIST}|\bprograms\[(?:{STRING})\]|(?<![\w=])({STRING}|`[^`]*`)(?!\w)")
 KEPT = re.compile("\0(\\d+)\0")  # a placeholder for text that must stay unchanged
+
 # An argument with a value. Arguments in calls, such as PLReorder(auto='light'), do not match.
 WITH_VALUE = re.compile(rf"(?<![\w(.])({NAMES})=({VALUE})")
 WITHOUT_VALUE = re.compile(
