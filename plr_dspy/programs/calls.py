@@ -74,6 +74,7 @@ class MetricWork:
 
     signal: Signal | None = None  # what the search learns from, for the report
     failure_advice = ""  # advice at the end of the error message if too many calls fail
+
     # Advice for users who fix the cause of failures before they resume the run.
     advice_on_changes = "if you change the program or the metric, pass accept_changes=True or another log_dir"
 

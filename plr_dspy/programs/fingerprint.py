@@ -37,6 +37,7 @@ ACCESS = re.compile(
 )
 ADDRESS = re.compile(r"api_base|base_url|endpoint")  # names of settings that contain a server's address
 SECRET = re.compile(r"api_key|secret|password|token$|credential")  # private attributes that digests omit
+
 # Attributes of DSPy objects that do not affect scores, or that vary because of rounding errors.
 IGNORED = ("callbacks", "history", "corpus_embeddings", "index")
 
@@ -292,7 +293,7 @@ def _source(code: CodeType) -> str:
     except (OSError, SyntaxError, ValueError):
         if not code.co_name.startswith("__"):  # Methods that Python generates for dataclasses have no source.
             logger.warning(
-                "%s has no readable source code, so log_dir cannot detect changes to it: define it in a file",
+                "%s has no readable source code, so a run with log_dir cannot detect changes to it: define it in a file",
                 code.co_name,
             )
         return code.co_name

@@ -31,7 +31,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class InstructionChoices:
-    """The usable and unusable instructions of predictors.
+    """The instructions to choose from, and the instructions that cannot be used.
 
     Attributes:
         by_predictor: The usable instructions of each predictor that has at least two, starting with
