@@ -23,6 +23,7 @@ Fields: TypeAlias = Mapping[str, Any]
 # Scripts written without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese.
 WITHOUT_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
 TOKEN = rf"[{WITHOUT_SPACES}]|[^\W{WITHOUT_SPACES}]+"  # a word, or one character of a script without spaces
+
 # Maximum number of input embeddings to cache, in addition to the demos' embeddings. A search
 # repeats inputs, so the cache saves calls to the embedder.
 CACHE_SIZE = 4_096

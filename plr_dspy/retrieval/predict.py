@@ -18,6 +18,7 @@ from plr_dspy.retrieval.nearest import Fields, NearestDemos, Pool
 logger = logging.getLogger(__name__)
 
 STATE_VERSION = 2  # version of a retrieving predictor's saved state
+
 # Name of an extra field in saved files. `student.load()` rejects this field with an error that
 # shows the name.
 LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load_program(student, path)"
@@ -40,7 +41,7 @@ class Retrieval:
 
     @property
     def facts(self) -> list[Any]:
-        """All settings and data that affect which demos are retrieved, for digests of programs."""
+        """All settings and data that affect which demos are retrieved, as parts of a program's digest."""
         pool = self.pool
         demos = [dict(demo.items()) for demo in pool.demos]
         return [asdict(self.nearest), demos, pool.sources, pool.tokens, pool.embedder]
