@@ -293,7 +293,7 @@ def _source(code: CodeType) -> str:
     except (OSError, SyntaxError, ValueError):
         if not code.co_name.startswith("__"):  # Methods that Python generates for dataclasses have no source.
             logger.warning(
-                "%s has no readable source code, so a run with log_dir cannot detect changes to it: define it in a file",
+                "%s has no readable source code, so log_dir cannot detect changes to it: define it in a file",
                 code.co_name,
             )
         return code.co_name
