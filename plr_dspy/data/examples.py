@@ -1,4 +1,4 @@
-"""Conversion of Hugging Face data sets, dicts, and examples without inputs to examples with inputs."""
+"""Conversion of rows, such as dicts or the rows of a Hugging Face data set, to examples with inputs."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,23 +34,23 @@ def as_examples(
 ) -> list[dspy.Example]:
     """Return rows as examples with inputs.
 
-    Examples that declare their inputs are returned unchanged. In all other rows, the columns in
-    `inputs` are declared as inputs. By default, these are the columns that have the names of
-    the program's inputs.
+    Examples that declare their inputs are returned unchanged. For all other rows, the columns in
+    `inputs` are declared as inputs. By default, these are the columns that have the same names
+    as the program's inputs.
 
     Args:
         rows: Examples, dicts, or a `datasets.Dataset`. In `ClassLabel` columns, class names
-            replace class indices. If a row has no class label, the field is omitted from its example.
+            replace class indices, and missing labels are omitted from the examples.
         program: The program to call on the examples.
-        name: Name of the rows in messages.
+        name: The name of `rows` in messages.
         inputs: Names of the input columns.
-        place: A function that returns the name of a row in messages, given the row's index.
-            The default names are like "trainset[3]".
-        program_name: Name of the program in messages.
+        place: A function that maps a row's index to the row's name in messages. By default,
+            rows have names such as "trainset[3]".
+        program_name: The program's name in messages.
 
     Raises:
-        TypeError, ValueError: If rows have another type, or if their inputs are missing,
-            ambiguous or contradictory.
+        TypeError, ValueError: If `rows` or `inputs` has the wrong type, or if the inputs of a
+            row are missing, ambiguous or contradictory.
     """
     _check_names(inputs)
     _check_no_outputs(inputs, program)
@@ -77,7 +77,7 @@ def as_examples(
 
 
 def _check_names(inputs: Any) -> None:
-    """Raise an error unless `inputs` is None or a list of names."""
+    """Raise a TypeError unless `inputs` is None or a non-empty list of names."""
     if inputs is None:
         return
     is_list = isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes))
@@ -87,7 +87,7 @@ def _check_names(inputs: Any) -> None:
 
 
 def _check_no_outputs(inputs: Sequence[str] | None, program: dspy.Module) -> None:
-    """Raise a ValueError if `inputs` names an output of a program with a single predictor."""
+    """Raise a ValueError if `inputs` contains an output of the program. Check only single predictors."""
     if inputs is None or not is_single_step(program):
         return
     for predictor in program.predictors():
@@ -100,8 +100,8 @@ def _check_no_outputs(inputs: Sequence[str] | None, program: dspy.Module) -> Non
 
 
 def _sequence(rows: Any, name: str) -> Sequence[Any]:
-    """Return rows as a sequence. Raise a TypeError if they are neither a list nor a data set."""
-    datasets = sys.modules.get("datasets")  # If `rows` is a data set, `datasets` is already imported.
+    """Return the rows as a sequence. Raise a TypeError unless `rows` is a sequence or a `datasets.Dataset`."""
+    datasets = sys.modules.get("datasets")  # already imported if `rows` is a data set
     if datasets is not None and isinstance(rows, datasets.Dataset):
         return _named_rows(rows)
     if isinstance(rows, Sequence) and not isinstance(rows, (str, bytes)):
@@ -121,7 +121,7 @@ def _sequence(rows: Any, name: str) -> Sequence[Any]:
 
 
 def _named_rows(dataset: "datasets.Dataset") -> list[dict[str, Any]]:
-    """Return the rows of a data set as dicts, with class names instead of class indices."""
+    """Return the rows of a data set as dicts, with class names in place of class indices."""
     import datasets
 
     classes = {}
@@ -134,14 +134,14 @@ def _named_rows(dataset: "datasets.Dataset") -> list[dict[str, Any]]:
         for column, value in row.items():
             if column not in classes:
                 named_row[column] = value
-            elif value is not None and value >= 0:  # -1 marks a missing label.
+            elif value is not None and value >= 0:  # The index -1 marks a missing label.
                 named_row[column] = classes[column].int2str(value)
         rows.append(named_row)
     return rows
 
 
 def _check_same_inputs(example: dspy.Example, inputs: Sequence[str] | None, row_name: str) -> None:
-    """Raise a ValueError if an example's declared inputs differ from the `inputs` argument."""
+    """Raise a ValueError if an example declares inputs that differ from the argument `inputs`."""
     own_inputs = example.inputs().keys()
     if inputs is not None and set(own_inputs) != set(inputs):
         raise UserError(
@@ -153,10 +153,11 @@ def _check_same_inputs(example: dspy.Example, inputs: Sequence[str] | None, row_
 def _inferred_inputs(
     program: dspy.Module, columns: Sequence[str], row_name: str, program_name: str
 ) -> list[str]:
-    """Return the columns that are inputs of the program. Raise a ValueError if a column may or may not be an input."""
+    """Return the columns that are inputs of the program. Raise a ValueError if inputs are missing or ambiguous."""
     given = program_inputs(program)
     are_certain = is_single_step(program)
-    if not given and program.predictors():  # `forward` accepts any inputs, as in a wrapper.
+    # The `forward` of a wrapper names no inputs, so use the inputs of the first predictor.
+    if not given and program.predictors():
         given = predictor_inputs(program.predictors()[0])
         are_certain = True
     present = [name for name in given if name in columns]
@@ -176,7 +177,7 @@ def _inferred_inputs(
 
 
 def _check_values(row: Any, inputs: Sequence[str], needed: Sequence[str], row_name: str) -> None:
-    """Raise a ValueError unless a row has all inputs, and values for the inputs that the program needs."""
+    """Raise a ValueError if a row lacks an input, or if an input that the program needs is None."""
     columns = list(row.keys())
     missing = [name for name in inputs if name not in columns]
     if missing:

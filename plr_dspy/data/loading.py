@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import datasets
 
 HUB = "hub:"
-"""The prefix for names of data sets on the hub."""
+"""The prefix that marks the name of a data set on the hub."""
 
 _HUB_NAME = re.compile(r"hub:(?P<path>[^:]+)(?::(?P<config>[^:[\]]+))?:(?P<split>[^:[\]]+(?:\[[^\]]*\])?)")
 ENCODING = "utf-8-sig"  # UTF-8 with or without a byte order mark
 OTHER_SEPARATORS = ";\t|"
-SHOWN = 150  # maximum number of characters of a line in messages
+SHOWN = 150  # maximum number of characters that a message quotes from a line
 
 
 class HubSplit(NamedTuple):
@@ -49,7 +49,7 @@ def hub_split(name: str) -> HubSplit:
 
 
 def import_datasets() -> Any:
-    """Import the package `datasets`, or raise an ImportError that says how to install the package."""
+    """Import and return the package `datasets`. If it is missing, raise an error that says how to install it."""
     try:
         import datasets
     except ImportError as error:
@@ -60,7 +60,7 @@ def import_datasets() -> Any:
 
 
 def load_hub_split(split: HubSplit, **options: Any) -> Any:
-    """Load a split from the hub or the local cache. Raise a ValueError if loading fails.
+    """Load a split from the hub or the local cache. Raise a ValueError if this fails.
 
     Args:
         split: Name, configuration and split of the data set.
@@ -77,10 +77,10 @@ def load_hub_split(split: HubSplit, **options: Any) -> Any:
 
 
 def load_file(path: Path) -> datasets.Dataset | list[dict[str, Any]]:
-    """Load a .csv or .parquet file, or JSON lines from any other file.
+    """Load the rows of a .csv file, a .parquet file, or a file of JSON lines with any other suffix.
 
-    All cells of a CSV file are read as text. No files are left in the cache of `datasets`.
-    Raise a ValueError if loading fails.
+    All cells of a CSV file become text. Nothing is added to the user's cache of `datasets`.
+    Raise a ValueError if the file cannot be loaded.
     """
     kind = path.suffix.lower()
     try:
@@ -100,7 +100,7 @@ def load_file(path: Path) -> datasets.Dataset | list[dict[str, Any]]:
 
 
 def _load(kind: str, path: Path, **options: Any) -> datasets.Dataset:
-    """Load a file into memory with a reader from `datasets`, without log messages or a cache."""
+    """Load a file into memory with `datasets`, without log messages, progress bars or cached files."""
     datasets = import_datasets()
     verbosity = datasets.logging.get_verbosity()
     shows_bars = not datasets.utils.are_progress_bars_disabled()
@@ -129,14 +129,14 @@ def _csv_rows(path: Path) -> list[dict[str, Any]]:
     if not has_rows:
         raise UserError(f"{path} must have at least one row; got only the columns {columns}: add rows")
     with warnings.catch_warnings():
-        warnings.simplefilter("error", ParserWarning)  # Otherwise, pandas drops extra cells with a warning.
+        warnings.simplefilter("error", ParserWarning)  # Otherwise, pandas drops extra cells and only warns.
         dataset = _load(
             "csv",
             path,
             header=0,
             column_names=columns,
             index_col=False,
-            converters=dict.fromkeys(columns, _as_it_is),  # Without converters, "01" becomes 1.
+            converters=dict.fromkeys(columns, _as_it_is),  # Otherwise, "01" would become 1.
             keep_default_na=False,
             encoding=ENCODING,
             engine="python",  # The C engine would read missing cells as empty.
@@ -151,11 +151,11 @@ def _csv_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _check_columns(path: Path, columns: Sequence[str]) -> None:
-    """Raise a ValueError if a CSV file seems to have another separator, or if two columns have the same name."""
+    """Raise a ValueError if commas do not seem to separate the columns, or if two columns have the same name."""
     if len(columns) == 1 and any(separator in columns[0] for separator in OTHER_SEPARATORS):
         raise UserError(
             f"the columns of {path} must be separated by commas; got the single column {columns[0]!r}: save the file "
-            "with commas"
+            "with commas as separators"
         )
     repeated = sorted(name for name, number in Counter(columns).items() if number > 1)
     if repeated:
@@ -169,10 +169,9 @@ def _as_it_is(cell: str | None) -> str | None:
 
 
 def _json_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the JSON objects in the lines of a file.
+    """Return the JSON objects in a file that has one object per line.
 
-    The JSON reader of `datasets` would infer a type for each column, and turn dates into
-    timestamps.
+    The JSON reader of `datasets` is not used, because it infers types, and turns dates into timestamps.
     """
     rows = []
     for number, line in enumerate(_load("text", path, encoding=ENCODING)["text"], start=1):
@@ -186,7 +185,7 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
                 ".csv or .parquet file"
             ) from error
         if not isinstance(row, dict):
-            from plr_dspy.report.formats import shorten  # imported late, because it imports slow packages
+            from plr_dspy.report.formats import shorten  # imported late, because it loads slow packages
 
             raise UserError(
                 f"line {number} of {path} must be a JSON object; got {shorten(repr(line), SHOWN)}: write the row as "
@@ -197,10 +196,7 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of an error's message.
-
-    If another error was the cause, return the first line of the cause's message instead.
-    """
+    """Return the first line of an error's message, or of its cause's message if it has a cause."""
     cause = error.__cause__ or error
     lines = str(cause).splitlines()
     return lines[0] if lines else type(cause).__name__
