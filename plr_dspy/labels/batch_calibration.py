@@ -51,20 +51,20 @@ OverSet = Annotated[SkipValidation[SetMetric], AfterValidator(check_over_set)]
 class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     """An optimizer that divides each label's probability by the label's mean probability on trainset inputs.
 
-    The student needs an output that is a Literal, an enum or a bool. Its LM must return
-    log-probabilities (OpenAI's chat models, vLLM, llama.cpp).
+    The student needs an output that is a Literal, an enum or a bool. The student's LM must return
+    log-probabilities, as OpenAI's chat models, vLLM and llama.cpp do.
 
     Source: H. Zhou et al., arXiv:2309.17249.
 
     Args:
-        num_inputs: Maximum number of examples to call the program on. The sample is
-            stratified by label. If `metric` is passed, all labels are sampled equally often,
-            and the examples are weighted to restore the labels' shares.
+        num_inputs: Maximum number of examples to call the program on. By default, the sample
+            is stratified by label. If `metric` is passed, all labels are sampled equally often,
+            and weights restore the labels' shares.
         prior: Expected share of each label among the correct answers. By default, the shares
             are chosen by cross-validation if examples have labels, and are equal otherwise.
         metric: Metric over a set, such as ``F1("positive")``, to maximize instead of
-            accuracy; requires prior=None and labeled examples. The metric of an earlier
-            search is not used automatically, so pass that metric again.
+            accuracy; requires prior=None and labeled examples. If an earlier search used a
+            metric over a set, pass that metric again, because it is not used automatically.
         predictor: Name of the predictor to calibrate; needed only if several predictors have
             an output that is a Literal, an enum or a bool.
         seed: Seed for sampling examples.
@@ -99,13 +99,13 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         seed: int | None = None,
         inputs: Sequence[str] | None = None,
     ) -> CalibratedProgram:
-        """Calibrate the student.
+        """Return a calibrated copy of the student.
 
         Args:
-            student: A program, calibrated or not. The program is not modified.
-            trainset: Examples. Duplicates and examples that are also demos are ignored.
+            student: The program, which is not modified. An earlier calibration is replaced.
+            trainset: Examples. Repeated inputs, and examples that are also demos, are ignored.
             teacher, valset: Ignored, but accepted because DSPy passes both to optimizers.
-            seed: Overrides the constructor's seed.
+            seed: Overrides the optimizer's seed.
             inputs: As in `PLReorder.compile`.
 
         Returns:
@@ -114,7 +114,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             None.
 
         Raises:
-            NoProbabilities: If the LM returns no label probabilities.
+            NoProbabilities: If fewer than two replies have label probabilities.
         """
         self.report = None
         seed = self._seed(seed)
@@ -218,7 +218,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         *,
         label_counts: Array,
     ) -> CalibrationReport:
-        """Compare strategies on labeled examples, and return the report with the best strategy.
+        """Compare calibration strategies on labeled examples, and add the best one to the report.
 
         If several strategies have the highest score, choose the first of them.
         """
@@ -262,7 +262,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         )
 
     def _score(self, answers: Indices, correct: Indices, labels: list[str], weights: Array) -> float:
-        """Return the accuracy of answers, or the metric's value if there is a metric.
+        """Return the accuracy of answers, or the metric's value if the optimizer has a metric.
 
         Answers are label indices, ``[n]``. The index -1 means that the answer is not a label.
         """
@@ -283,15 +283,15 @@ class LabelReplies:
     """
 
     labels: list[str]
-    inputs: Indices  # index of the input to which each reply belongs, [n]
+    inputs: Indices  # index of each reply's input, [n]
     log_probabilities: Array  # log-probability of each label in each reply, [n, L]
-    unseen: NDArray[np.bool_]  # whether a label is not among the likeliest tokens, [n, L]
+    unseen: NDArray[np.bool_]  # whether each label is missing from the likeliest tokens, [n, L]
     answers: Indices  # label indices of the program's answers, or -1 if an answer is not a label, [n]
     completed: Indices  # indices of inputs whose calls did not fail
     num_failed: int
 
     def report(self, weights: Array, *, metric: str, num_examples: int) -> CalibrationReport:
-        """Return a report without a calibration. The calibration is chosen later."""
+        """Return a report whose calibration is None, because it is chosen later."""
         means = np.average(np.exp(self.log_probabilities), axis=0, weights=weights[self.inputs])
         return CalibrationReport(
             calibration=None,
@@ -304,13 +304,13 @@ class LabelReplies:
         )
 
     def pad_answers(self, answers: Indices) -> Indices:
-        """Return the answers with -1 inserted for each completed input without label probabilities."""
+        """Return the answers for all completed inputs, with -1 for inputs without label probabilities."""
         padded = np.full(self.completed.max() + 1, -1)
         padded[self.inputs] = answers
         return padded[self.completed]
 
     def calibrated_to(self, shares: Array | None = None, *, weights: ArrayLike = 1.0) -> Calibration:
-        """Return the batch calibration that targets these label shares, ``[L]``. By default, all shares are equal."""
+        """Return the batch calibration with these target shares of labels, ``[L]``. By default, shares are equal."""
         if shares is None:
             shares = np.full(len(self.labels), 1.0 / len(self.labels))
         offsets = batch_offsets(self.log_probabilities, prior=shares, unseen=self.unseen, weights=weights)
@@ -330,7 +330,7 @@ def read_replies(
     """Call a program on examples and read the label probabilities in its replies.
 
     If `as_it_is` is true, the program keeps its own answers. Otherwise, the likeliest label
-    replaces each answer, so the adapter never retries an unparsable reply.
+    replaces each answer, so that the adapter does not retry unparsable replies.
     """
 
     def check(records: list[CallRecord]) -> None:
@@ -346,7 +346,7 @@ def read_replies(
             work,
             len(examples),
             called="calibration input",
-            first=(1, NUM_FIRST),  # Make no second call if the provider rejects the first one.
+            first=(1, NUM_FIRST),  # The first call is made alone, because the provider may reject it.
             check=check,
             on_cell=bar.update,
             num_threads=num_threads,
@@ -382,20 +382,21 @@ def _no_probabilities(num_read: int, num_replies: int) -> NoProbabilities:
 
 
 def _metric_of_search(student: dspy.Module) -> str:
-    """Return the metric over a set that a program was compiled with, or an empty string if there is none."""
+    """Return the text of the metric over a set with which a program was compiled, or an empty string."""
     report = getattr(student, "reorder_report", None)
     if not isinstance(report, Mapping):
         return ""
     metric = str(report.get("settings", {}).get("metric", ""))
-    return metric if "(" in metric else ""  # Only metrics over a set have arguments.
+    return metric if "(" in metric else ""  # Only the text of a metric over a set contains arguments.
 
 
 def _why_unlabeled(
     unlabeled: Sequence[dspy.Example], examples: Sequence[dspy.Example], output: LabelOutput
 ) -> tuple[str, str]:
-    """Return the reason why examples have no label, as a part of a message, and a fix.
+    """Return two parts of a message: the reason why examples have no label, and the fix.
 
-    Both are empty if the examples seem to be unlabeled on purpose, because they have only inputs.
+    The reason may be empty. Both parts are empty if the unlabeled examples have only inputs,
+    because labels then seem to be omitted on purpose.
     """
     if not unlabeled:
         return "", ""
@@ -414,9 +415,9 @@ def _why_unlabeled(
 
 
 def _distinct(student: dspy.Module, trainset: Examples) -> list[dspy.Example]:
-    """Return one example for each distinct input that is not a demo.
+    """Return one example for each distinct input. Omit examples that are also demos.
 
-    Raise a ValueError if there are fewer than two such inputs.
+    Raise a ValueError if fewer than two examples remain.
     """
     demos: list[Value] = []
     for predictor in student.predictors():

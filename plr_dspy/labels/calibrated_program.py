@@ -19,11 +19,11 @@ from plr_dspy.lm.plain_text_adapter import Value
 from plr_dspy.programs.copying import ProgramFactory
 
 PURPOSE = "calibration"
-PROBABILITIES = "probabilities"  # name of the field added to calibrated predictions
+PROBABILITIES = "probabilities"  # name of the field that calibration adds to predictions
 
 
 def calibrated_output(program: dspy.Module, predictor: str | None = None) -> LabelOutput:
-    """Return the output to calibrate. Raise a ValueError unless there is exactly one such output."""
+    """Return the output to calibrate. Raise a ValueError unless exactly one output can be calibrated."""
     predictors = dict(program.named_predictors())
     names = list(predictors)
     if predictor is not None and predictor not in names:
@@ -49,14 +49,14 @@ def calibrated_output(program: dspy.Module, predictor: str | None = None) -> Lab
 class CalibratedProgram(dspy.Module):
     """A program that answers with the most probable label after calibration.
 
-    ``prediction.probabilities`` maps each label to its calibrated probability, or is None if
-    the reply has no label probabilities. Load a saved program with `load_program`.
+    ``prediction.probabilities`` maps each label to the label's calibrated probability, or is
+    None if the reply has no label probabilities. Load a saved program with `load_program`.
 
     Args, which are also attributes:
-        program: A program with an output that is a Literal, an enum or a bool. The program is
-            copied.
-        calibration: A calibration from `BatchCalibration`. If None, predictions have
-            probabilities, but the program keeps its own answers.
+        program: A program with an output that is a Literal, an enum or a bool. The attribute is
+            a copy.
+        calibration: A calibration from `BatchCalibration`. If None, predictions get
+            probabilities, but the answers do not change.
         predictor: Name of the predictor to calibrate; needed only if several predictors have
             such an output.
     """
@@ -78,7 +78,7 @@ class CalibratedProgram(dspy.Module):
                 "BatchCalibration optimizer, or omit calibration"
             )
         self.program = ProgramFactory(program).build({})
-        set_compiled(self.program, False)  # DSPy does not save programs that are marked as compiled.
+        set_compiled(self.program, False)  # Otherwise, DSPy would not save this program.
         self._set(calibration, predictor)
 
     def forward(self, *args: Value, **inputs: Value) -> Value:
@@ -110,7 +110,7 @@ class CalibratedProgram(dspy.Module):
         self.calibration = calibration
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
-        # DSPy saves and loads the parameters that this method returns.
+        # DSPy saves and loads these parameters, so include the calibration.
         return [("calibration", _SavedCalibration(self)), *super().named_parameters()]
 
     # DSPy does not save programs that are marked as compiled, so this program ignores the mark.
@@ -118,9 +118,9 @@ class CalibratedProgram(dspy.Module):
 
 
 def _with_probabilities(prediction: Value, reader: LabelReader) -> Value:
-    """Add the label probabilities to a prediction, before all other fields.
+    """Return the prediction with the label probabilities as its first field.
 
-    `dspy.majority` votes on the last field, so the last field must not change.
+    The last field does not change, because `dspy.majority` votes on the last field.
     """
     if not isinstance(prediction, dspy.Prediction):
         return prediction

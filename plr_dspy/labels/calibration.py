@@ -16,10 +16,9 @@ from plr_dspy.statistics.calibration import calibrated, likeliest_labels
 # Reject unknown fields, which files from later versions may contain.
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Calibration:
-    """A calibration, which adds an offset to each label's log-probability.
+    """A calibration that adds an offset to each label's log-probability.
 
-    The results are normalized, so that the calibrated probabilities sum to 1. ``L`` is the
-    number of labels.
+    The calibrated probabilities are normalized to sum to 1. ``L`` is the number of labels.
 
     Attributes:
         labels: The text of each label in demos, ``[L]``.
@@ -45,9 +44,9 @@ class Calibration:
         return cls(names, (0.0,) * len(names))
 
     def applied(self, reading: Reading) -> Reading:
-        """Return a calibrated copy of a reading, with the likeliest label after calibration.
+        """Return a reading with calibrated log-probabilities and the label that they make likeliest.
 
-        `likeliest_labels` says which label wins a tie.
+        The function `likeliest_labels` breaks ties.
         """
         is_unseen = np.isin(np.arange(len(self.labels)), reading.unseen)
         logs = calibrated(reading.log_probabilities, self.offsets, unseen=is_unseen)

@@ -11,21 +11,21 @@ AS_IT_IS = "as it is"  # name of the strategy without calibration
 
 @dataclass(frozen=True)
 class CalibrationReport:
-    """A report by `BatchCalibration`. `print()` shows a summary.
+    """A report on a calibration by `BatchCalibration`. `print()` shows a summary.
 
     Attributes:
-        calibration: The chosen calibration, or None if the program's answers are left unchanged.
+        calibration: The chosen calibration, or None if the program keeps its own answers.
         metric: Criterion for comparing strategies: "accuracy", or a metric over a set.
         mean_probabilities: Mean probability of each label before calibration.
         num_examples: Number of examples in the trainset.
         num_inputs: Number of inputs whose replies had label probabilities.
-        program_calls, num_failed: Number of program calls, and number of those that failed.
-        scores: Accuracy or metric of each strategy: "as it is" (not calibrated), "calibrated
-            to" certain label shares, and the best constant answer, such as "always 'yes'".
-            The dict is empty if the examples' labels were not used.
+        program_calls, num_failed: How many program calls were made, and how many of them failed.
+        scores: The accuracy, or the metric's value, of each strategy: "as it is" (not calibrated),
+            "calibrated to" certain label shares, or the best constant answer, such as
+            "always 'yes'". The dict is empty if the examples' labels were not used.
         chosen: The best strategy apart from the constant answer, or None if `scores` is empty.
-        gain_interval: 95% confidence interval for the accuracy gain of the chosen strategy over "as
-            it is". None if accuracy was not compared.
+        gain_interval: 95% confidence interval for the chosen strategy's gain in accuracy over
+            "as it is", or None if accuracies were not compared.
     """
 
     calibration: Calibration | None

@@ -1,4 +1,4 @@
-"""Checks that examples have the labels that a metric needs. The checks run before any program call."""
+"""Checks, before any program call, that examples have the labels that a metric needs."""
 
 import logging
 import math
@@ -24,8 +24,8 @@ from plr_dspy.report.formats import listed
 
 logger = logging.getLogger(__name__)
 
-# The values in a label field are probably free text if there are at least MIN_REPEATING values, and
-# more than the share MAX_DISTINCT of them are distinct.
+# If at least MIN_REPEATING examples have a label field, and the share of distinct values exceeds
+# MAX_DISTINCT, the field probably holds free text.
 MAX_DISTINCT = 0.5
 MIN_REPEATING = 10
 NUM_SCORED = 3  # maximum number of examples on which to check that a metric returns a score
@@ -52,7 +52,7 @@ def check_answers(
     every label the same score.
 
     Args:
-        name: The name of the list of examples in messages.
+        name: The examples' name in messages.
         program_name: The program's name in messages.
     """
     output = label_output(program)
@@ -74,20 +74,20 @@ def check_answers(
 
 
 def check_labels(program: dspy.Module, metric: Metric, **datasets: Sequence[dspy.Example]) -> None:
-    """Raise a ValueError if the metric needs labels that examples do not have.
+    """Check that examples have the labels that the metric needs, and that the metric returns scores.
 
     A metric over a set needs a label in every example. Other metrics, such as judges, may work
-    without labels. For these metrics, missing labels are an error only if the metric fails on
-    examples without labels. If it is unclear whether labels are needed, log a warning.
-
-    Also log a warning about values in label fields that are not labels, unless the metric accepts
-    them. Raise a ValueError if, for this reason, no answer to any example in a list can be correct.
-    Raise a ValueError, too, if the metric reads a field that no example in a list has. Raise a
-    TypeError if a metric that scores single examples returns something other than a score.
+    without labels. If it is unclear whether labels are needed, log a warning. Also log a warning
+    about values in label fields that are not labels, unless the metric accepts these values.
 
     Args:
-        datasets: Lists of examples, each passed as a keyword argument. Messages refer to a list
-            by the keyword, such as "trainset".
+        datasets: Lists of examples. Messages use the keywords, such as "trainset", as names of
+            the lists.
+
+    Raises:
+        ValueError: If labels that the metric needs are missing, if no answer to any example in a
+            list can be correct, or if the metric reads a field that no example in a list has.
+        TypeError: If a metric that scores single examples returns something other than a score.
     """
     all_examples = list(chain.from_iterable(datasets.values()))
     trials = Trials(program, metric)
@@ -99,7 +99,7 @@ def check_labels(program: dspy.Module, metric: Metric, **datasets: Sequence[dspy
             _check_labels_of_set(program, metric, examples, name)
         else:
             columns = set(columns_of(examples))
-            # Skip a list with all columns of a checked list, because the result would be the same.
+            # Skip a list that has all columns of a checked list, because its fields pass, too.
             if not checked_columns or not checked_columns <= columns:
                 _check_fields(program, trials, examples, name)
                 checked_columns = columns
@@ -111,7 +111,7 @@ def check_labels(program: dspy.Module, metric: Metric, **datasets: Sequence[dspy
 
 
 def warn_of_labels_without_examples(program: dspy.Module, examples: Sequence[dspy.Example]) -> None:
-    """Warn if the examples have some of the program's labels, but not all of them."""
+    """Log a warning if the examples have some of the program's labels, but not all of them."""
     output = label_output(program)
     if not isinstance(output, LabelOutput):
         return
@@ -148,7 +148,7 @@ def check_evaluation(
 def _check_needed_outputs(
     programs: Mapping[str, dspy.Module], name: str, metric: Metric, example: dspy.Example
 ) -> None:
-    """Raise a ValueError if a program lacks an output of the first program that the metric needs.
+    """Raise a ValueError if a program lacks an output that the first program has and the metric needs.
 
     Only single predictors are checked, because other programs do not declare their outputs.
     """
@@ -172,8 +172,8 @@ def _check_fields(
 ) -> None:
     """Raise a ValueError if the metric reads a field that no example has.
 
-    Score one answer to find out. If examples have outputs, check only single predictors, because
-    the fields of other programs' answers are unknown.
+    To find out, score the answer in the first example. If examples have outputs, check only single
+    predictors, because the fields of other programs' answers are unknown.
     """
     outputs = output_types(program)
     has_output = any(name in example for example in examples for name in outputs)
@@ -185,7 +185,7 @@ def _check_fields(
 
 
 def _check_scores(program: dspy.Module, trials: Trials, examples: Sequence[dspy.Example]) -> None:
-    """Raise a TypeError if the metric returns no score for correct answers to the first examples.
+    """Raise a TypeError if the metric returns no score for any of the first correct answers.
 
     Only single predictors are checked, because the fields of other programs' answers are unknown.
     """
@@ -212,7 +212,7 @@ def _check_labels_of_set(
     if field is None:
         names = list(dict.fromkeys(chain.from_iterable(example.labels().keys() for example in examples)))
         if len(names) != 1:
-            # Raise an error for the first example that does not have exactly one label.
+            # This call raises an error for the first example that does not have exactly one label.
             metric.right_labels(examples)
             return
         (field,) = names
@@ -251,7 +251,7 @@ def _check_labels_of_set(
 def _warn_of_free_text(
     metric: SetMetric, examples: Sequence[dspy.Example], field: str, dataset: str, *, is_label: bool
 ) -> None:
-    """Log a warning if the values in the label field of a metric over a set are mostly distinct.
+    """Log a warning if the label field of a metric over a set seems to hold free text.
 
     `is_label` says whether the program's output has a type with few possible values.
     """
@@ -272,9 +272,9 @@ def _warn_of_free_text(
 def _check_outputs(
     program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], dataset: str
 ) -> None:
-    """Warn if examples have no values for the program's outputs.
+    """Log a warning about missing values of the program's outputs, and about integers in text outputs.
 
-    Raise a ValueError if no example has such a value and the metric fails for this reason.
+    Raise a ValueError if no example has an output value, and the metric fails for this reason.
     """
     missing: dict[str, list[int]] = {}
     annotations = output_types(program)
@@ -300,7 +300,7 @@ def _check_outputs(
         if without_none(annotations[name]) is str and are_whole_numbers(values):
             logger.warning(
                 "%s: the field %r holds only whole numbers, such as %r, but the program answers with text. Every "
-                "answer will be scored as wrong, unless the metric converts one to the other: %s",
+                "answer will be scored as wrong, unless the metric converts the numbers or the answers: %s",
                 dataset,
                 name,
                 values[0],
@@ -316,9 +316,9 @@ def _check_values(
     *,
     all_examples: Sequence[dspy.Example],
 ) -> None:
-    """Warn if examples have values in a label field that are not labels, and that the metric may not accept.
+    """Log a warning about values in label fields that are not labels, unless the metric accepts them.
 
-    Raise a ValueError if no answer to any of the examples can be correct for this reason.
+    Raise a ValueError if no answer to any example can be correct because of these values.
     """
     only_output = label_output(program)
     outputs: list[LabelOutput] = []
@@ -332,7 +332,7 @@ def _check_values(
         if values and output is only_output:
             labeled = [example for example in all_examples if output.label_of(example) is not None]
             unaccepted = None
-            # Metrics may be slow or cost money, so score only as many values as a message lists.
+            # Metrics may be slow or cost money, so score no values if a message cannot list all of them.
             if len(values) <= MOST_SHOWN:
                 firsts = {text: examples[indices[0]] for text, indices in values.items()}
                 unaccepted = _unaccepted(firsts, metric, labeled[:1], output)
@@ -359,10 +359,10 @@ def _check_values(
 def _unaccepted(
     examples: Mapping[str, dspy.Example], metric: Metric, labeled: Sequence[dspy.Example], output: LabelOutput
 ) -> list[str] | None:
-    """Return the values that the metric does not accept, or None if the metric cannot score every label.
+    """Return the values that the metric does not accept, or None if they cannot be determined.
 
-    If the metric does not accept a value, no label scores as high on an example with this value
-    as on other examples.
+    The metric does not accept a value if all labels get the same score on the value's example,
+    and this score is lower than the highest score on any example.
 
     Args:
         examples: One example for each value that is not a label, keyed by the value's repr.
@@ -370,7 +370,7 @@ def _unaccepted(
     """
     scores = label_scores(metric, [*labeled, *examples.values()], output)
     if isinstance(scores, str):
-        if scores == ALL_ALIKE and labeled:  # The metric needs no labels.
+        if scores == ALL_ALIKE and labeled:  # The metric ignores labels.
             return []
         return None
     best = scores.max()
@@ -384,10 +384,9 @@ def _unaccepted(
 def _check_metric_without_labels(
     program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], dataset: str
 ) -> None:
-    """Check a metric on examples without any values for the program's outputs.
+    """Raise a ValueError if the metric fails because no example has a value for the program's outputs.
 
-    Raise a ValueError if the metric fails without labels. Otherwise, log a warning if another
-    column may hold the labels.
+    Otherwise, log a warning if another column may hold the labels.
     """
     columns = columns_of(examples)
     problem = (
@@ -409,7 +408,7 @@ def _check_metric_without_labels(
 
 
 def _needs_label(metric: Metric, example: dspy.Example, output: LabelOutput) -> bool:
-    """Return whether a metric fails for every answer to an example unless the example has a label."""
+    """Return whether a metric fails for every answer to an example, but not after a label is added."""
     labels = list(output.labels.values())
     labeled = own_copy(example)
     labeled[output.name] = labels[0]
@@ -427,10 +426,7 @@ def _returns_outputs(program: dspy.Module) -> bool:
 
 
 def _is_empty(value: Value, annotation: Annotation) -> bool:
-    """Return whether a label is missing.
-
-    NaN is always missing. None and blank text are missing unless the output's type allows them.
-    """
+    """Return whether a value is NaN, or None or blank text that the output's type does not allow."""
     if value is None:
         return not annotation_allows_none(annotation)
     if isinstance(value, str) and not value.strip():
@@ -439,6 +435,6 @@ def _is_empty(value: Value, annotation: Annotation) -> bool:
 
 
 def are_whole_numbers(values: Sequence[Value]) -> bool:
-    """Return whether all values except None are integers, like the class indices in a ClassLabel column."""
+    """Return whether the values, apart from None, are integers, like the indices in a ClassLabel column."""
     kinds = {type(value) for value in values if value is not None}
     return kinds == {int}

@@ -22,7 +22,7 @@ MOST_SHOWN = 5  # maximum number of values that a message lists
 
 @dataclass(frozen=True, slots=True)
 class LabelOutput:
-    """An output with few possible values, called labels, such as an output of type Literal, enum or bool."""
+    """An output whose few possible values are called labels, such as a Literal, an enum or a bool."""
 
     predictor: str
     name: str
@@ -41,7 +41,7 @@ class LabelOutput:
         return None
 
     def numbers(self, examples: Sequence[Value]) -> NDArray[np.int64]:
-        """Return the label index of each example or demo, ``[N]``. If there is no label, the index is -1."""
+        """Return the label index of each example or demo, ``[N]``, or -1 for examples without a label."""
         index_of = {text: index for index, text in enumerate(self.labels)}
         indices = []
         for example in examples:
@@ -54,13 +54,13 @@ class LabelOutput:
         return np.array(indices, dtype=np.int64)
 
     def counts(self, examples: Sequence[Value]) -> Array:
-        """Count the examples with each label, ``[L]``."""
+        """Return how many examples have each label, ``[L]``."""
         indices = self.numbers(examples)
         known = indices[indices >= 0]
         return np.bincount(known, minlength=len(self.labels)).astype(np.float64)
 
     def other_values(self, examples: Sequence[Value]) -> dict[str, list[int]]:
-        """Return the values that are not labels, as reprs, with the indices of the examples that have them.
+        """Return a dict that maps the repr of each value that is not a label to its examples' indices.
 
         Missing values are ignored.
         """
@@ -72,9 +72,9 @@ class LabelOutput:
         return indices
 
     def describe(self, values: Mapping[str, Sequence[int]], examples: Sequence[Value]) -> str:
-        """Return a text that lists values that are not labels, as returned by `other_values`.
+        """Return a text that lists the first values from `other_values`.
 
-        Each value is listed with its number of examples and the most similar label, if there is one.
+        For each value, the text states the number of examples and the most similar label, if any.
         """
         texts = []
         for text, indices in list(values.items())[:MOST_SHOWN]:
@@ -101,18 +101,18 @@ class LabelOutput:
 
 
 def _is_missing(value: Value) -> bool:
-    """Return whether a label is None, blank or NaN."""
+    """Return whether a value is None, blank or NaN."""
     is_blank = isinstance(value, str) and not value.strip()
     return value is None or is_blank or (isinstance(value, float) and math.isnan(value))
 
 
 def _simplified(text: str) -> str:
-    """Return a text in lower case, with single spaces between words."""
+    """Return a text in lowercase, with single spaces between words."""
     return " ".join(text.casefold().split())
 
 
 def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOutput]:
-    """Return those outputs of a predictor that have few possible values."""
+    """Return a predictor's outputs that have few possible values."""
     outputs = []
     for name, field in predictor.signature.output_fields.items():
         annotation = without_none(field.annotation)
@@ -124,7 +124,7 @@ def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOut
 
 
 def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutput | str:
-    """Return the program's label output, or the reason why there is not exactly one.
+    """Return the program's only usable label output, or the reason why there is not exactly one.
 
     If `only` is passed, consider only the outputs of the predictor with that name.
     """
@@ -152,9 +152,9 @@ def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutpu
 def needed_output(
     program: dspy.Module, purpose: str, *, only: str | None = None, fix: str = ""
 ) -> LabelOutput:
-    """Return the program's label output. Raise a ValueError unless there is exactly one.
+    """Return the program's only usable label output, or raise a ValueError.
 
-    The error message contains `purpose` and `fix`.
+    The message says that `purpose` needs the output, and ends with `fix`.
     """
     output = label_output(program, only=only)
     if isinstance(output, LabelOutput):
@@ -165,7 +165,7 @@ def needed_output(
 
 
 def prior_shares(prior: Mapping[Value, float], labels: Mapping[str, Value], *, name: str = "prior") -> Array:
-    """Return a prior as an array of label shares, ``[L]``. The prior's keys are labels or their texts."""
+    """Return a prior, whose keys are labels or their texts, as an array of label shares, ``[L]``."""
     shares = [prior.get(value, prior.get(text)) for text, value in labels.items()]
     if len(prior) != len(shares) or not all(share is not None and share > 0 for share in shares):
         raise UserError(

@@ -25,19 +25,20 @@ class PerInputOrder(dspy.Module):
 
     The LM is called once per order. For each order, the likeliest label's probability is
     compared with that label's mean probability on content-free inputs. The order with the
-    largest increase determines the answer. If `orders` is empty, the demos keep their order.
+    largest increase determines the answer. If `orders` is empty, or no reply has label
+    probabilities, the demos keep their original order.
 
     Args:
         program: A program with one LM call, and one output that is a Literal, an enum or a
             bool.
-        orders: Dicts with two keys: "permutations", the demo indices for each predictor, and
-            "content_free", the mean label distribution ``[L]`` on content-free inputs.
+        orders: Dicts with two keys. "permutations" maps predictors' names to demo indices.
+            "content_free" holds the mean label distribution ``[L]`` on content-free inputs.
     """
 
     def __init__(self, program: dspy.Module, orders: Sequence[Mapping[str, Value]] = ()) -> None:
         super().__init__()
         self.program = ProgramFactory(program).build({})
-        set_compiled(self.program, False)  # DSPy does not save programs that are marked as compiled.
+        set_compiled(self.program, False)  # Otherwise, DSPy would not save this program.
         self.orders = tuple(orders)
 
     def forward(self, *args: Value, **inputs: Value) -> Value:
@@ -60,10 +61,10 @@ class PerInputOrder(dspy.Module):
         args: Sequence[Value],
         inputs: Mapping[str, Value],
     ) -> tuple[Value, Reading | None]:
-        """Return the answer with the demos in the given order, and the label probabilities of the reply.
+        """Return the program's answer with the demos in this order, and the reading of the reply.
 
-        The answer is None if the reply cannot be parsed. The reading is None if there is no
-        answer, or if the reply has no label probabilities.
+        The answer is None if the reply cannot be parsed. The reading is None if the answer is
+        None, or if the reply has no label probabilities.
         """
         predictors = dict(self.program.named_predictors())
         demos = {}
@@ -92,7 +93,7 @@ class PerInputOrder(dspy.Module):
 
 
 def distribution(log_probabilities: ArrayLike, unseen: Sequence[int]) -> Array:
-    """Return normalized label probabilities, ``[L]``, in which unseen labels have the probability 0."""
+    """Return label probabilities that sum to 1, ``[L]``, with 0 for unseen labels."""
     probabilities = np.exp(np.array(log_probabilities))
     probabilities[list(unseen)] = 0.0
     return np.asarray(probabilities / probabilities.sum())

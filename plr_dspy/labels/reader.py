@@ -29,23 +29,23 @@ from plr_dspy.lm.plain_text_adapter import Value
 from plr_dspy.statistics.arrays import Array
 
 BEFORE_LABEL = " \t\r\n\"'`*([{"  # characters that may precede a label in the same token, as in JSON
-NUM_ALTERNATIVES = 20  # alternatives per token: OpenAI's maximum and vLLM's default maximum
+NUM_ALTERNATIVES = 20  # alternatives to request per token; the maximum of OpenAI, and of vLLM by default
 MIN_LOGPROB = -30.0  # lower bound for log-probabilities, because servers return -9999 for unknown values
-MIN_CERTAIN = -1e-3  # minimum log-probability of a label if the reply has no alternatives to it
+MIN_CERTAIN = -1e-3  # minimum log-probability of a label whose token has no alternatives in the reply
 
 
 class NoProbabilities(FatalLMError):
-    """An error raised if the provider does not return the required log-probabilities."""
+    """An error raised if replies do not contain the required log-probabilities."""
 
 
 @dataclass
 class LogprobRequests:
-    """The state of requests for log-probabilities.
+    """The status of requests for log-probabilities, which several calls share.
 
     Requests stop if the provider rejects them, or if the first reply has no log-probabilities.
     """
 
-    purpose: str = ""  # the feature that needs log-probabilities; empty if they are optional
+    purpose: str = ""  # name of the feature that needs log-probabilities; empty if they are optional
     given: bool = False  # whether any reply has contained log-probabilities
     reason: str = ""  # the reason why requests have stopped; empty if requests continue
 
@@ -55,7 +55,7 @@ class LogprobRequests:
             self.reason = f"{lm.model} returns no log-probabilities"
 
     def note_error(self, lm: dspy.BaseLM, error: Exception) -> bool:
-        """Record the error of a call that requested log-probabilities.
+        """Stop requests if an error shows that the provider rejects them.
 
         Return whether to repeat the call without requesting log-probabilities.
         """
@@ -78,7 +78,7 @@ class LogprobRequests:
 
 @dataclass(eq=False)
 class _RecordedCalls(BaseCallback):  # type: ignore[misc]
-    """A callback that records LM calls and history entries, so that log-probabilities can be removed."""
+    """A callback that records LM calls and history entries, so that log-probabilities can be removed later."""
 
     calls: list[tuple[dspy.BaseLM, dict[str, Value]]] = field(default_factory=list)
     history: list[dict[str, Value]] = field(default_factory=list)
@@ -87,7 +87,7 @@ class _RecordedCalls(BaseCallback):  # type: ignore[misc]
         self.calls.append((instance, inputs))
 
     def remove_logprobs(self) -> None:
-        """Remove log-probabilities from histories and the memory cache, because 150 tokens take 3 MB."""
+        """Remove log-probabilities from histories and the memory cache. Those of 150 tokens take 3 MB."""
         for entry in self.history:
             entry.update(response=None, outputs=[_without_logprobs(output) for output in entry["outputs"]])
         drop_from_memory_cache(self.calls)
@@ -105,10 +105,10 @@ class Reading(NamedTuple):
 
     label: str | None  # the label's text in demos, or None if the adapter could not parse the reply
     log_probabilities: tuple[float, ...]  # normalized log-probability of each label, [L]
-    unseen: tuple[int, ...] = ()  # indices of labels not among the likeliest tokens
+    unseen: tuple[int, ...] = ()  # indices of labels that are not among the likeliest tokens
 
 
-# A function that gets the reading of a reply and may change its label, which becomes the answer.
+# A function that maps the reading of a reply to a reading whose label becomes the answer.
 Decision: TypeAlias = Callable[[Reading], Reading]
 Fields: TypeAlias = dict[str, Value]  # a reply's fields, as adapters return them
 
@@ -116,8 +116,8 @@ Fields: TypeAlias = dict[str, Value]  # a reply's fields, as adapters return the
 class LabelReader:
     """A mixin that makes an adapter read label probabilities in the replies to its calls."""
 
-    readings: list[Reading | None]  # one per call for the label output; None if no label was read
-    unread: Reading | None  # reading of the first unparsable reply, if any; always None with a decision
+    readings: list[Reading | None]  # one for each call for the label output, or None if no label was read
+    unread: Reading | None  # reading of the first unparsable reply; always None with a decision
     label_output: LabelOutput
     _requests: LogprobRequests
     _decision: Decision | None
@@ -148,7 +148,10 @@ class LabelReader:
     def _request_logprobs(
         self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value
     ) -> Iterator[Fields | None]:
-        """Yield LM arguments that request log-probabilities, or None if the call should not request any."""
+        """Yield LM arguments that request log-probabilities, or None if the call should not request any.
+
+        Suppress the error of a rejected call that can be repeated without log-probabilities.
+        """
         if not self._reads(signature):
             yield None
             return
@@ -158,7 +161,7 @@ class LabelReader:
             return
         recorded = _RecordedCalls()
         num_alternatives = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("top_logprobs") or 0
-        # Pass `recorded` as a caller, because DSPy appends to the history of each caller.
+        # Pass `recorded` as a caller, because DSPy appends calls to the history of each caller.
         callers = [recorded, *(dspy.settings.caller_modules or [])]
         callbacks = [*(dspy.settings.callbacks or []), recorded]
         # Do not stream replies, because chunks lack log-probabilities, and a decision may replace the label.
@@ -202,7 +205,7 @@ class LabelReader:
             if reading is None:
                 raise
             if self._decision is not None:
-                # `_read_and_decide` replaces this object with a label.
+                # `_read_and_decide` replaces this placeholder with a label.
                 return [{self.label_output.name: object(), "logprobs": logprobs}]
             self._requests.given = True
             self.unread = self.unread or reading
@@ -213,8 +216,8 @@ class LabelReader:
         reading = readings[0]
         logprobs = completions[0].get("logprobs") if completions else None
         given = any(len(place.top_logprobs or ()) > 1 for place in _places(logprobs))
-        # A label with a probability near 1 may have no alternatives. But if no reply has had any so
-        # far, the server may never return them, so a search must not rely on this label.
+        # A label with a probability near 1 may have no alternatives. But until a reply has
+        # alternatives, the server may not support them, so a search must not use this reading.
         if self._decision is None and not (given or self._requests.given):
             reading = None
         self.readings.append(reading)
@@ -226,7 +229,7 @@ class LabelReader:
         return completions
 
     def _read_and_decide(self, fields: Fields) -> Reading | None:
-        """Return a completion's reading. If there is a decision, replace the answer with the decided label."""
+        """Return a completion's reading, or None if no label can be read. A decision replaces the answer."""
         output = self.label_output
         label = output.label_of(fields)
         # A decision must not replace the answer None, which may be valid.
@@ -254,11 +257,11 @@ class LabelReader:
 def labels_read(
     program: dspy.Module, output: LabelOutput, requests: LogprobRequests, *, decision: Decision | None = None
 ) -> Iterator[Value]:
-    """Read labels in a program's replies within the context, and yield the `LabelReader`.
+    """Yield a `LabelReader` that reads the labels in a program's replies within the context.
 
     If log-probabilities are optional and the provider rejects a request for them, the call is
-    repeated without them. A `decision` replaces each answer. If the label is the only output,
-    the decision also replaces unparsable replies.
+    repeated without this request. The `decision`, if any, replaces each answer. If the label is
+    the only output, the decision also replaces unparsable replies.
     """
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     reader: Value = copy.copy(adapter)
@@ -288,8 +291,8 @@ def _reading_type(kind: type) -> type:
     reading_type = type(
         kind.__name__, (LabelReader, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__}
     )
-    # DSPy wraps these methods again in each new class. Remove the new wrappers, because they would
-    # run each callback a second time.
+    # DSPy wraps these methods again in each new class. Remove the new wrappers, which would run
+    # each callback twice.
     for name in {"format", "parse"} & vars(reading_type).keys():
         delattr(reading_type, name)
     return reading_type
@@ -300,11 +303,11 @@ def _places(logprobs: Value) -> Sequence[Value]:
 
 
 def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Reading | None:
-    """Return a reading of these log-probabilities, or None if no label is among the likeliest tokens."""
+    """Return a reading of these log-probabilities, or None if the labels' probabilities are unknown."""
     places = _places(logprobs)
     labels = list(output.labels)
     tokens = [place.token for place in places]
-    # A label cannot be located in a reply that spells it differently, such as "yes" for True.
+    # The label cannot be located if the reply spells it differently, such as "yes" for True.
     if not tokens or (label is not None and label.casefold() not in "".join(tokens).casefold()):
         return None
     start = label_position(tokens, labels, label, name=output.name)
@@ -313,10 +316,10 @@ def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Read
         alternatives = (place, *(place.top_logprobs or ()))
         after[text] = {alternative.token: alternative.logprob for alternative in alternatives}
     masses = from_alternatives(after, labels)
-    # This is an upper bound on the log-probabilities of labels that are not among the alternatives.
+    # Labels that are not among the alternatives have at most this log-probability.
     least = min(after[""].values())
     if len(after[""]) < 2:
-        # Without alternatives, nothing is known about the other labels unless the probability is near 1.
+        # Without alternatives, the other labels' probabilities are unknown unless this one is near 1.
         if least < MIN_CERTAIN:
             return None
         least = MIN_LOGPROB
@@ -328,14 +331,14 @@ def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Read
 
 
 def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence[str]) -> Array:
-    """Return unnormalized label probabilities, ``[L]``.
+    """Return unnormalized label probabilities, ``[L]``, calculated from token log-probabilities.
 
     If a token starts several labels, the labels share the token's probability in proportion to
     the next tokens' probabilities. If the next tokens are unknown, the labels get equal shares.
     Case is ignored unless two labels differ only in case.
 
     Args:
-        after: Maps the text so far to the log-probability of each possible next token.
+        after: Maps each beginning of the answer to the log-probabilities of possible next tokens.
         labels: The labels' texts.
     """
     fold: Callable[[str], str] = str.casefold
@@ -344,7 +347,7 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
     first_characters = {label[0] for label in labels}
     before_label = "".join(character for character in BEFORE_LABEL if character not in first_characters)
     masses = np.zeros(len(labels))
-    # Each entry has the text so far, the remaining text of each label, and the probability to distribute.
+    # Each entry has the text so far, each label's remaining text, and the probability to distribute.
     pending = [("", dict(enumerate(map(fold, labels))), 1.0)]
     while pending:
         text, rests, probability = pending.pop()
@@ -359,8 +362,8 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
             if len(matches) > 1 and text + token in after:
                 pending.append((text + token, {i: rests[i][len(spelling) :] for i in matches}, mass))
                 continue
-            # If another token spells the rest of a label in full, the model would choose that token
-            # for the label, so the label gets no share of this token's probability.
+            # If another token spells the rest of a label in full, the model would use that token.
+            # So the label gets no share of this token's probability.
             others = set(spellings.values()) - {spelling}
             candidates = [i for i in matches if rests[i] not in others] or matches
             masses[candidates] += mass / len(candidates)
@@ -372,8 +375,8 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
 def _matching_labels(spelling: str, rests: Mapping[int, str]) -> list[int]:
     """Return the indices of the labels that a token with this spelling could continue or complete.
 
-    `rests` holds the rest of each label after the text so far. A token can continue any number
-    of labels, but complete only one: the longest label that the token contains in full.
+    `rests` holds the remaining text of each label. A token can continue any number of labels, but
+    completes only the longest one that it contains in full.
     """
     completed = []
     for rest in rests.values():
@@ -386,10 +389,10 @@ def _matching_labels(spelling: str, rests: Mapping[int, str]) -> list[int]:
 def label_position(tokens: Sequence[str], labels: Sequence[str], answered: str | None, *, name: str) -> int:
     """Return the index of the token at which the label begins.
 
-    Labels directly after the field's name are preferred. If the `answered` label is known, take its
-    last occurrence, because reasoning may name the label before the answer. Otherwise, take the
-    first occurrence of any label. If no label occurs, take the token after the field's header. If
-    there is no header either, take the first token.
+    Prefer labels directly after the field's name. If `answered` is a label, find its last
+    occurrence, because reasoning may name the label before the answer. Otherwise, find the first
+    occurrence of any label. If no label occurs, return the index of the token after the field's
+    header, or 0 if the reply has no header.
     """
     reply = "".join(tokens)
     ends = list(accumulate(map(len, tokens)))

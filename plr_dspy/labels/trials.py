@@ -1,4 +1,4 @@
-"""Trials: answers that a metric scores before any program call, to find out whether it raises an error."""
+"""Trials of metrics on the answers in examples, to find errors before any program call."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from plr_dspy.metrics.copies import own_copy
 
 
 class Trial(NamedTuple):
-    """The error that a metric raised for an answer, if any, and the example that was passed to the metric."""
+    """The error that a metric raised for an answer, or None, and the example that was passed to the metric."""
 
     error: BaseException | None
     example: dspy.Example
@@ -24,19 +24,19 @@ class Trials:
     def __init__(self, program: dspy.Module, metric: Metric) -> None:
         self._outputs = output_types(program)
         self._metric = metric
-        self._known: dict[int, Trial] = {}  # keyed by `id` of the example, which stays in memory
+        self._known: dict[int, Trial] = {}  # keyed by the `id` of examples, which stay in memory
 
     def of(self, example: dspy.Example) -> Trial:
-        """Score the answer in an example, unless it has been scored before."""
+        """Return the trial of the metric on the answer in an example."""
         if id(example) not in self._known:
             self._known[id(example)] = tried(self._metric, example, as_answer(example, self._outputs))
         return self._known[id(example)]
 
 
 def tried(metric: Metric, example: dspy.Example, answer: Mapping[str, Value]) -> Trial:
-    """Score an answer with a metric.
+    """Return the trial of a metric on an answer.
 
-    If the metric tries to call a language model, stop it before the call, and return no error.
+    If the metric tries to call a language model, it is stopped before the call, without an error.
     """
     calls = NoCalls()
     call_metric = metric_caller(metric)
@@ -56,7 +56,7 @@ def fails(metric: Metric, example: dspy.Example, answer: Mapping[str, Value]) ->
 
 
 def as_answer(example: dspy.Example, outputs: Iterable[str]) -> dict[str, Value]:
-    """Return the fields of a correct answer. Outputs that the example does not have are empty text."""
+    """Return an example's outputs as a correct answer, with empty text in place of missing outputs."""
     return {name: example.get(name, "") for name in outputs}
 
 

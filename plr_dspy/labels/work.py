@@ -1,4 +1,4 @@
-"""Program calls that read label probabilities, and the metric's score of each label."""
+"""Program calls that read label probabilities, and the scores that a metric gives to labels."""
 
 import logging
 import math
@@ -28,7 +28,7 @@ from plr_dspy.statistics.calibration import LOG_DECIMALS
 
 logger = logging.getLogger(__name__)
 
-LONGEST_CALL = 0.05  # seconds; a metric that takes longer may call a model outside DSPy
+LONGEST_CALL = 0.05  # seconds per metric call; slower metrics may call a model outside DSPy
 LONGEST_PROBE = 10.0  # maximum time for scoring labels, in seconds
 PROBE_SHARE = 0.1  # maximum time for scoring labels, as a share of `max_seconds`
 
@@ -40,8 +40,8 @@ UNASKED = "the program answered without calling its classifier"
 class LabelReadingWork(MetricWork):
     """Program calls whose records hold an answer's label and all label log-probabilities, but no score.
 
-    If `as_it_is` is true, programs keep their answers. Otherwise, the likeliest label replaces
-    each answer.
+    If `as_it_is` is true, programs keep their own answers. Otherwise, the likeliest label
+    replaces each answer.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class LabelWork(MetricWork):
         original: The user's program, which always keeps its own answers.
 
     Attributes:
-        shares: Alternative assumptions about the labels' shares among correct answers, with one
-            row per assumption. None if all labels are equally frequent.
+        shares: Possible label shares among correct answers, with one row per possibility. None
+            means that all labels are assumed to be equally frequent.
     """
 
     shares: Array | None = None
@@ -111,8 +111,8 @@ class LabelWork(MetricWork):
             self._likeliest = Calibration.none(output.labels).applied
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        # Do not read log-probabilities if no call can return them. If the signatures differ from
-        # the original program's, the labels may differ, too.
+        # Do not read log-probabilities if the provider does not return them, or if the signatures
+        # have changed. The new signatures may have other labels.
         if self.requests.reason or _signatures(program) != self._signatures:
             return super().__call__(program, example)
         is_original = self._original == _demos(program)
@@ -137,8 +137,8 @@ class LabelWork(MetricWork):
             return replace(record, refused=SEVERAL)
         reading = reader.readings[0] if reader.readings else None
         if is_original and (reading or reader.unread):
-            # Score the original program's own answer, but log the probabilities in its first
-            # reply, because calibration would use that reply.
+            # Score the original program's final answer, but log the probabilities in its first
+            # reply, which calibration would use.
             return replace(record, **_label_fields(reader.unread or reading))
         lacking = self._lacking(reading, label, record, example) if reader.readings else UNASKED
         if lacking:
@@ -178,7 +178,7 @@ class LabelWork(MetricWork):
 
 
 def _label_fields(reading: Reading | None) -> dict[str, Value]:
-    """Return the label fields of a call record, rounded so that a resumed run gets the same values."""
+    """Return a reading as fields of a call record, rounded so that a resumed run gets the same values."""
     if reading is None:
         return {}
     logs = np.round(reading.log_probabilities, LOG_DECIMALS)
@@ -202,11 +202,11 @@ def _demos(program: dspy.Module) -> dict[str, tuple[Value, Value]]:
 def label_scores(
     metric: Metric, examples: Sequence[dspy.Example], output: LabelOutput, *, max_seconds: float | None = None
 ) -> Array | str:
-    """Score each possible label on each example with the metric.
+    """Return the metric's score for each label on each example, ``[num_examples, num_labels]``.
 
-    Return the scores, ``[num_examples, num_labels]``, or the reason why the metric cannot score all
-    labels. Scoring stops after `LONGEST_PROBE` seconds, or after the share `PROBE_SHARE` of
-    `max_seconds` if that is shorter.
+    If the metric fails, calls a language model, is too slow, or gives every label the same score,
+    return the reason instead. Scoring may take at most `LONGEST_PROBE` seconds, and at most the
+    share `PROBE_SHARE` of `max_seconds`.
     """
     values = list(output.labels.values())
     calls = NoCalls()

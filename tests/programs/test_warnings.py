@@ -125,7 +125,7 @@ def warnings_of(caplog, metric, kind, rows):
             exact_match,
             str,
             columns(answer=[3, 4]),
-            "Every answer will be scored as wrong, unless the metric converts one to the other",
+            "Every answer will be scored as wrong, unless the metric converts the numbers or the answers",
         ),
     ],
 )
