@@ -29,15 +29,15 @@ _ssl_context = functools.cache(httpx.create_ssl_context)
 class CompletionEngine:
     """An engine for `dspy.LM(..., engine=...)` that requests plain completions of text.
 
-    Blank lines separate the system prompt and the messages.
+    The prompt consists of the system prompt and the messages, separated by blank lines.
 
     Args:
         api_base: The server's address up to the API version, such as
             "http://127.0.0.1:8000/v1".
         model: The model's name on the server. By default, the LM's name without the provider.
-        api_key: The API key. `repr` and saved programs omit the key.
-        api_key_env: The environment variable that holds the key. If `api_key` is None, each
-            call reads this variable.
+        api_key: The API key, which `repr` and saved programs omit.
+        api_key_env: The environment variable that holds the key. Each call reads this variable
+            if `api_key` is None.
         timeout: Time limit per request, in seconds.
         provider: litellm's provider: "text-completion-openai" or "hosted_vllm".
         extra_body: Extra request fields, such as a grammar.
@@ -60,7 +60,7 @@ class CompletionEngine:
             )
 
     def complete(self, request: lm15.Request) -> lm15.Response:
-        """Send the request once. Raise an `LM15Error` if the request fails."""
+        """Send a request without retries, and return the reply. Raise an `LM15Error` if this fails."""
         import openai  # imported late, because importing openai takes half a second
 
         arguments = self._arguments(request)
@@ -72,7 +72,7 @@ class CompletionEngine:
         ):
             client = openai.OpenAI(
                 base_url=self.api_base,
-                api_key=key or "not-needed",  # The client requires a key, but local servers ignore the key.
+                api_key=key or "not-needed",  # The client requires a key, but local servers ignore it.
                 timeout=self.timeout,
                 max_retries=0,
                 http_client=connection,
@@ -90,14 +90,14 @@ class CompletionEngine:
         return cls(**state)
 
     def _arguments(self, request: lm15.Request) -> Json:
-        """Return the arguments for litellm, without unset or empty arguments."""
+        """Return a request's arguments for litellm. Omit unset and empty arguments."""
         validate_request(request)
         config = request.config
         arguments: Json = {name: getattr(config, name) for name in SHARED_SETTINGS}
         arguments["stop"] = list(config.stop)
         arguments["user"] = config.user_id
         if config.logprobs is not None:
-            # In DSPy, 0 requests log-probabilities of the chosen tokens only. For 0, some servers
+            # In DSPy, 0 requests only the chosen tokens' log-probabilities. But for 0, some servers
             # return no log-probabilities at all, so request at least 1 per token.
             arguments["logprobs"] = max(1, config.logprobs)
         extra_body = {**(self.extra_body or {}), **(config.extensions or {}), "top_k": config.top_k}
@@ -136,15 +136,15 @@ class CompletionEngine:
 
 
 class AsyncCompletionEngine(CompletionEngine):
-    """`CompletionEngine` for `dspy.LM(..., async_engine=...)`, with the same arguments."""
+    """A `CompletionEngine` for `dspy.LM(..., async_engine=...)`, with the same arguments."""
 
     async def complete(self, request: lm15.Request) -> lm15.Response:  # type: ignore[override]
-        """Send the request once, in another thread. Raise an `LM15Error` if the request fails."""
+        """Send a request without retries in another thread, and return the reply."""
         return await asyncio.to_thread(super().complete, request)
 
 
 def _prompt(request: lm15.Request) -> str:
-    """Return the text of all messages. Raise an error if a request contains more than text."""
+    """Return the prompt as text. Raise an `UnsupportedFeatureError` if the request contains more than text."""
     unsupported = [f"config.{name}" for name in CHAT_SETTINGS if getattr(request.config, name) is not None]
     if request.tools:
         unsupported.append("tools")
@@ -166,7 +166,7 @@ def _without_empty(settings: Json) -> Json:
 
 
 def _chat_logprobs(logprobs: Json) -> Json:
-    """Return log-probabilities in the format of chat endpoints, which llama.cpp already uses."""
+    """Return log-probabilities in the format of chat endpoints. llama.cpp already uses this format."""
     if logprobs.get("content") is not None:
         return logprobs
     tokens = logprobs.get("tokens") or []
@@ -196,8 +196,8 @@ def completion_lm(
 ) -> dspy.LM:
     """Build a `dspy.LM` that sends plain prompts to an OpenAI-compatible server, such as llama.cpp or vLLM.
 
-    DSPy's cache ignores the address, so servers whose models have the same name share cached
-    answers.
+    DSPy's cache ignores the server's address. So if two servers have models with the same name,
+    the models share cached answers.
 
     Args:
         model: The model's name on the server. A prefix "hosted_vllm/" or
@@ -213,7 +213,7 @@ def completion_lm(
         provider = prefix
         model = name
     if extra_body:
-        # DSPy's cache key ignores the engine, but extra fields may change answers.
+        # DSPy's cache ignores the engine, but extra fields may change answers, so add the fields to the key.
         lm_kwargs.setdefault("metadata", {"extra_body": dict(extra_body)})
     settings: Json = {"api_base": api_base, "model": model, "api_key": api_key, "api_key_env": api_key_env}
     settings |= {"timeout": timeout, "provider": provider, "extra_body": extra_body}

@@ -33,10 +33,10 @@ _DEFAULT_INSTRUCTIONS = re.compile(r"Given the fields [`\w, ]*, produce the fiel
 class PlainTextAdapter(dspy.Adapter):
     """An adapter that shows demos as blocks of "Title: value" lines, and parses answers strictly.
 
-    The prompt is one user message: custom instructions, a block for each demo, and a last
-    block that ends with the title of the first output field. Blank lines separate blocks, so
-    blank lines inside a value become line breaks. Fields without a value are skipped. None
-    counts as a value if the field's type allows None.
+    The prompt is one user message. It contains custom instructions, a block for each demo, and a
+    last block that ends with the title of the first output field. Blank lines separate blocks, so
+    blank lines inside a value become line breaks. Fields without a value are skipped. None is a
+    value only if the field's type allows None.
 
     Args:
         show_instructions: Whether to show instructions that differ from DSPy's default.
@@ -74,7 +74,7 @@ class PlainTextAdapter(dspy.Adapter):
         return [{"role": "user", "content": "\n\n".join(blocks)}]
 
     def format_demos(self, signature: Signature, demos: Demos) -> Messages:
-        """Render each demo that has inputs and outputs as one user message, in the given order."""
+        """Render each demo as one user message. Skip demos without inputs or without outputs."""
         for name, field in signature.fields.items():
             _check_text_like(name, field.annotation)
         messages = []
@@ -87,10 +87,10 @@ class PlainTextAdapter(dspy.Adapter):
         return messages
 
     def parse(self, signature: Signature, completion: str) -> dict[str, Value]:
-        """Parse the output fields of a completion that continues the prompt.
+        """Return the values of the output fields in a completion that continues the prompt.
 
         A label or number ends at the end of its line, and any other value ends at a blank line.
-        If there are several fields, each value begins on a line that starts with the field's
+        If there are several fields, each value after the first begins on a line with its field's
         title. A label must be the whole value. If no label matches exactly, case is ignored.
         """
         name = type(self).__name__
@@ -125,13 +125,13 @@ def _lines(fields: Mapping[str, FieldInfo], values: Mapping[str, Value]) -> list
     for name, field in fields.items():
         if name in values and (values[name] is not None or annotation_allows_none(field.annotation)):
             text = one_block(format_field_value(field, values[name]))
-            # Strip the space before an empty value, because the space would change the tokens.
+            # Strip the space before an empty value, because a trailing space would change the tokens.
             lines.append(f"{title_of(name, field)} {text}".rstrip())
     return lines
 
 
 def _check_text_like(name: str, annotation: Annotation) -> None:
-    """Raise an error if values of a field's type, such as images, cannot be written as text."""
+    """Raise a ValueError if a field's values, such as images, cannot be written as text."""
     types = dspy.Type.extract_custom_type_from_annotation(annotation)
     if dspy.History in (annotation, *get_args(annotation)):
         types.append(dspy.History)
@@ -204,7 +204,7 @@ def _parse_value(name: str, annotation: Annotation, text: str) -> Value:
 
 
 def without_none(annotation: Annotation) -> Annotation:
-    """Return an optional annotation without None. Return any other annotation unchanged."""
+    """Return an optional annotation without None, and any other annotation unchanged."""
     others = [part for part in get_args(annotation) if part is not type(None)]
     if len(others) == 1 and annotation_allows_none(annotation):
         return others[0]
@@ -212,10 +212,10 @@ def without_none(annotation: Annotation) -> Annotation:
 
 
 def labels_of(annotation: Annotation) -> dict[str, Value] | None:
-    """Return a dict that maps labels as written in demos to the labels' values.
+    """Return a dict that maps each label's text in demos to the label's value.
 
-    Types with labels are bool, Literals, enums and decisions (`Choice`, `Noul`). Return None for
-    any other type.
+    Types with labels are bool, Literals, enums and decisions (`Choice`, `Noul`). For other types,
+    return None.
     """
     if isinstance(annotation, type) and issubclass(annotation, (Choice, Noul)):
         annotation = annotation.model_fields["value"].annotation  # type: ignore[attr-defined]
@@ -239,12 +239,12 @@ def name_of_label(value: Value) -> str:
 
 
 def decided(value: Value) -> Value:
-    """Return the label of a decision (`Choice`, `Noul`). Return any other value unchanged."""
+    """Return the label of a decision (`Choice`, `Noul`), or any other value unchanged."""
     return value.value if isinstance(value, (Choice, Noul)) else value
 
 
 def one_block(text: str) -> str:
-    """Return the stripped text without blank lines, because blank lines separate demos."""
+    """Return a text without blank lines, which separate demos, and without surrounding spaces."""
     return BLANK_LINES.sub("\n", _with_unix_newlines(text)).strip()
 
 
