@@ -10,7 +10,7 @@ import lazy_loader
 
 from plr_dspy.runtime import show_log_lines
 
-# The public names are the names that __init__.pyi imports. Each is loaded on first access,
+# The public names are those that __init__.pyi imports. Each one is loaded on first access,
 # because torch, scipy and DSPy take seconds to import.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 

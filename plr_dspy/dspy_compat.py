@@ -47,7 +47,7 @@ COMPILED = "_compiled"  # the attribute that marks a compiled program
 
 
 def is_compiled(program: object) -> bool:
-    """Return whether an optimizer has compiled a program."""
+    """Return whether a program is marked as compiled."""
     return bool(getattr(program, COMPILED, False))
 
 
@@ -62,7 +62,7 @@ def has_inputs(example: dspy.Example) -> bool:
 
 
 def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:
-    """Return the adapter for a decision output, such as a `Choice`, or None if there is no such output."""
+    """Return the adapter for a predictor's decisions, such as a `Choice`, or None if no output is a decision."""
     lm = predictor.lm or dspy.settings.lm
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     resolved = resolve_adapter(lm, adapter, predictor.signature, predictor.fields, predictor.signature)
@@ -82,19 +82,19 @@ def rendered_signature(predictor: dspy.Predict) -> type[dspy.Signature]:
 
 
 def field_not_found(error: BaseException, example: dspy.Example) -> str | None:
-    """Return the name of a field if an error was raised because `example` does not have this field.
+    """Return the missing field's name if an error was raised because `example` lacks a field.
 
     Return None for any other error, such as an error raised by an example nested in `example`.
     """
     if not isinstance(error, (AttributeError, KeyError)):
         return None
     *_, (frame, _) = walk_tb(error.__traceback__)
-    name = frame.f_locals.get("key")  # the parameter of `dspy.Example.__getattr__` and `__getitem__`
+    name = frame.f_locals.get("key")  # the field's name in `dspy.Example.__getattr__` and `__getitem__`
     return name if frame.f_locals.get("self") is example and isinstance(name, str) else None
 
 
 class _Sent(BaseException):
-    """An exception with a call's messages. It is a BaseException, so that adapters do not retry the call."""
+    """An exception that holds a call's messages. As a BaseException, it keeps adapters from retrying the call."""
 
     def __init__(self, messages: list[dict[str, Any]]) -> None:
         super().__init__()
@@ -129,8 +129,8 @@ def sent_messages(predictor: dspy.Predict, inputs: Mapping[str, Any]) -> list[di
 def call_back(optimizer: Teleprompter, event: str, outputs: object) -> None:
     """Call the method `event` of each DSPy callback that has this method.
 
-    DSPy itself has no events during `compile()`. The method gets the same arguments as DSPy's
-    events at the end of a call, with the call ID of `compile()`.
+    DSPy itself reports no events during `compile()`. The method gets the same arguments as
+    DSPy's methods for the end of a call. The call ID is that of `compile()`.
     """
     callbacks = [*(dspy.settings.callbacks or []), *getattr(optimizer, "callbacks", [])]
     for callback in callbacks:
@@ -139,7 +139,7 @@ def call_back(optimizer: Teleprompter, event: str, outputs: object) -> None:
             continue
         try:
             handler(call_id=ACTIVE_CALL_ID.get(), outputs=outputs, exception=None)
-        except Exception as error:  # DSPy, too, continues after an error in a callback.
+        except Exception as error:  # DSPy also continues after an error in a callback.
             logger.warning(
                 "%s of the callback %r raised %s: %s", event, callback, type(error).__name__, error
             )
@@ -147,7 +147,7 @@ def call_back(optimizer: Teleprompter, event: str, outputs: object) -> None:
 
 @dataclass
 class _Reply:
-    """The maximum and the actual number of tokens in the reply to the LM call in progress, if known."""
+    """The maximum and actual number of tokens in the reply to the current LM call, or None if unknown."""
 
     max_tokens: int | None
     num_tokens: int | None = None
@@ -157,7 +157,7 @@ _reply: ContextVar[_Reply | None] = ContextVar("plr_dspy_reply", default=None)
 
 
 def note_reply_tokens(usage: Mapping[str, Any]) -> None:
-    """Pass the token counts of the LM call in progress to its `TruncationCounter`, if there is one."""
+    """Record the number of tokens in the current LM call's reply, if a `TruncationCounter` observes the call."""
     reply = _reply.get()
     if reply is not None:
         reply.num_tokens = usage.get("completion_tokens")
@@ -166,15 +166,15 @@ def note_reply_tokens(usage: Mapping[str, Any]) -> None:
 class TruncationCounter(BaseCallback):  # type: ignore[misc]
     """A counter of truncated replies.
 
-    The counter counts calls in a context with `caller_modules=[counter]`, because DSPy appends
-    each call to the histories of its callers. The counter acts as its own history, but keeps no
-    entries. If DSPy's history is disabled, the context also needs `callbacks=[counter]`. Then a
-    reply with `max_tokens` tokens is counted as truncated.
+    Make the LM calls in a context with `caller_modules=[counter]`. DSPy appends each call to the
+    histories of its callers, and the counter is its own history, which stores no entries. If
+    DSPy's history is disabled, also pass `callbacks=[counter]`. Then replies with `max_tokens`
+    tokens count as truncated.
 
     Attributes:
         num_truncated: Number of truncated replies.
-        num_unknown: Number of replies that may be truncated. If DSPy's history is disabled, this
-            is unknown for replies without `max_tokens` or without a token count.
+        num_unknown: Number of replies that may be truncated, because DSPy's history is disabled,
+            and `max_tokens` or the number of tokens is unknown.
     """
 
     def __init__(self) -> None:
@@ -186,7 +186,7 @@ class TruncationCounter(BaseCallback):  # type: ignore[misc]
         return 0
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Count the entry if a reply reached the maximum number of tokens.
+        """Count the truncated replies in a history entry.
 
         Ignore entries without a response, which a custom LM may add.
         """
@@ -198,7 +198,7 @@ class TruncationCounter(BaseCallback):  # type: ignore[misc]
             self.num_truncated += any(getattr(choice, "finish_reason", "") == "length" for choice in choices)
 
     def on_lm_start(self, call_id: str, instance: Any, inputs: Mapping[str, Any]) -> None:
-        """Note the maximum number of tokens in the reply."""
+        """Record the maximum number of tokens in the reply."""
         options = {**getattr(instance, "kwargs", {}), **(inputs.get("kwargs") or {})}
         max_tokens = options.get("max_tokens") or options.get("max_completion_tokens")
         if max_tokens is not None:
@@ -206,7 +206,7 @@ class TruncationCounter(BaseCallback):  # type: ignore[misc]
         _reply.set(_Reply(max_tokens))
 
     def on_lm_end(self, call_id: str, outputs: object, exception: BaseException | None = None) -> None:
-        """Count the reply if it has the maximum number of tokens."""
+        """Count the reply if it was truncated, or if it is unknown whether it was."""
         reply = _reply.get()
         _reply.set(None)
         if reply is None or exception is not None:
@@ -222,7 +222,7 @@ def drop_from_memory_cache(calls: Iterable[Call]) -> None:
     cache = dspy.cache
     if not (cache.enable_disk_cache and cache.enable_memory_cache):
         return
-    # If a DSPy version does not have these names, replies merely stay in memory.
+    # If a version of DSPy lacks these names, the replies stay in the memory cache.
     with suppress(Exception):
         from dspy.clients.execution import IGNORED_CACHE_KEYS, prepare
 

@@ -18,12 +18,12 @@ class MetricError(UserTypeError):
 
 
 class MissingFieldError(UserError):
-    """An error for a metric that reads a field that no example has, and so would fail on every example."""
+    """An error for a metric that would fail on every example, because it reads a field that no example has."""
 
 
 class FatalLMError(Exception):
-    """An error in a language model call that would also occur in all later calls."""
+    """An error in a language model call that all later calls would also raise."""
 
 
 USER_ERRORS = (UserError, UserTypeError, MissingPackageError)
-"""Errors whose message is enough for the user to fix the problem, without a traceback."""
+"""Errors whose messages explain the problem and the fix, so that users need no traceback."""

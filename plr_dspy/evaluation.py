@@ -38,7 +38,7 @@ from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 logger = logging.getLogger(__name__)
 
-TAIL = 0.975  # quantile for 95% intervals
+TAIL = 0.975  # quantile at the upper end of a 95% interval
 
 
 @overload
@@ -85,30 +85,30 @@ def evaluate_programs(
 ) -> Evaluation | Evaluations:
     """Score programs on the same examples, with 95% confidence intervals.
 
-    If a call fails, its example is omitted for all programs and metrics, with a warning.
-    Each interval is computed with four additional, artificial answers: two with the lowest
-    possible score, and two with the highest. Without them, an interval for equal scores would
-    have no width. For metrics over a set, intervals use the infinitesimal jackknife.
+    If a call on an example fails, log a warning, and omit the example for all programs and
+    metrics. A few artificial answers with the lowest and highest possible scores are added for
+    each interval, because an interval for equal scores would otherwise have no width. For
+    metrics over a set, intervals use the infinitesimal jackknife.
 
     Args:
-        programs: A dict that maps names to programs. The first program is the baseline with
-            which the others are compared. No program is modified.
+        programs: A dict that maps names to programs. All other programs are compared with the
+            first one. No program is modified.
         metric: A metric that scores single examples, or a metric over a set, such as
             ``F1("positive")``; or a dict that maps names to metrics.
         devset: Examples that no optimizer has seen. Each program is called once on each
             example, even with several metrics.
         num_threads, max_errors, display_progress: As in `PLReorder`.
-        inputs: As in `PLReorder.compile`. By default, they are inferred from the first program.
-        log_dir: A folder for finished calls. A later evaluation with the same metrics, examples
-            and model reuses them for unchanged programs, even under other names. Failed calls
-            are repeated.
+        inputs: As in `PLReorder.compile`. By default, inputs are inferred from the first program.
+        log_dir: A folder that stores finished calls. A later evaluation with the same metrics,
+            examples and model reuses the calls of unchanged programs, even if they were renamed.
+            Failed calls are repeated.
         accept_changes: As in `PLReorder`.
 
     Raises:
         TypeError, ValueError: If an argument is invalid, before any program call.
-        RuntimeError: If fewer than two examples remain, because calls on the other examples failed.
-        Exception: A fatal error from a program or metric, or the error that reaches
-            `max_errors`.
+        RuntimeError: If failed calls leave fewer than two examples.
+        Exception: A fatal error in a program or metric, or the last error when the number of
+            failed calls reaches `max_errors`.
     """
     examples, metrics = _checked(programs, metric, devset, inputs)
     rivals = [Rival(name, program) for name, program in programs.items()]
@@ -139,7 +139,7 @@ def _checked(
     devset: Rows,
     inputs: Sequence[str] | None,
 ) -> tuple[Examples, dict[str, Metric]]:
-    """Return the examples, and the metrics by name. Raise an error if an argument is invalid."""
+    """Return the examples, and a dict that maps names to metrics. Raise an error if an argument is invalid."""
     if not isinstance(programs, Mapping) or not programs:
         raise UserTypeError(
             f'programs must be a non-empty dict; got {short_repr(programs)}: pass a dict such as {{"a": program}}'
@@ -172,7 +172,7 @@ def _checked(
 
 
 def _warn_of_shown_examples(programs: Iterable[Rival], examples: Examples) -> None:
-    """Log a warning about each program whose demos may show some of the examples."""
+    """Log a warning about each program that may show some of the examples as demos."""
     for program in programs:
         num_shown = len(program.leaked(examples, with_retrieved=True))
         if num_shown:
@@ -187,7 +187,7 @@ def _warn_of_shown_examples(programs: Iterable[Rival], examples: Examples) -> No
 
 @arguments
 class _Options(Checked):
-    """Arguments of `evaluate_programs` that are checked in the same way as those of optimizers."""
+    """The checked arguments that `evaluate_programs` shares with the optimizers."""
 
     log_dir: Folder | None = None
     accept_changes: Flag = False
@@ -199,12 +199,12 @@ def _make_calls(
     identity: Callable[[], dict[str, object]],
     options: _Options,
 ) -> None:
-    """Call each program on each example, unless an earlier evaluation has logged the call.
+    """Call each program on each example, or read the call from the log of an earlier evaluation.
 
     Args:
         runs: The runs of the programs.
         digests: Digests of the programs. Programs with equal digests share their calls.
-        identity: A function that describes everything else that determines the scores.
+        identity: A function that describes what determines the scores, apart from the programs.
         options: Arguments of `evaluate_programs`.
     """
     folder = None if options.log_dir is None else Path(options.log_dir)
@@ -226,7 +226,7 @@ def _make_calls(
                 )
                 continue
             logger.warning(
-                "programs[%r] is the same program as programs[%r], so both share the same calls",
+                "programs[%r] is the same program as programs[%r], so they share their calls",
                 run.name,
                 first_run.name,
             )
@@ -234,7 +234,7 @@ def _make_calls(
 
 
 def _identity(metrics: Mapping[str, Metric], devset: Examples) -> dict[str, object]:
-    """Describe what determines the scores, except the programs, which the keys of logged calls identify."""
+    """Describe what determines the scores. Omit the programs, because the keys of logged calls identify them."""
     facts: dict[str, object] = {FUNCTION_FACT: evaluate_programs.__name__}
     facts |= {f"the metric {name}".strip(): digest(metric) for name, metric in metrics.items()}
     return {
@@ -259,7 +259,7 @@ class _LoggedProgram(ProgramSlots):
 class _ProgramRun(MetricWork):
     """The calls of a program on examples, scored with all metrics."""
 
-    # A log identifies programs by their content, so it can hold calls of changed programs, too.
+    # The log identifies programs by their content, so it can also hold the calls of changed programs.
     advice_on_changes = "you can change the programs first, but if you change a metric, pass another log_dir"
 
     def __init__(
@@ -274,7 +274,7 @@ class _ProgramRun(MetricWork):
             self.models += work.models
 
     def call_program(self, key: str, **options: Any) -> None:
-        """Call the program on each example. Warn if errors from the model count as incorrect answers."""
+        """Call the program on each example. Warn if model errors count as incorrect answers."""
         slots = _LoggedProgram(self.program, key)
         self.records, _ = calls_on(slots, self, len(self.examples), called="example", **options)
         unread = [record for record in self.records if record.outcome == WRONG]
@@ -286,7 +286,7 @@ class _ProgramRun(MetricWork):
             )
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Call the program, and score a copy of the answer with each metric.
+        """Call the program, and return a record of how each metric scores a copy of the answer.
 
         The record's value is a dict that maps each metric's name to the score and the label.
         """
@@ -298,13 +298,16 @@ class _ProgramRun(MetricWork):
         return CallRecord(0.0, value=results)
 
     def record_by(self, metric_name: str, index: int) -> CallRecord:
-        """Return an example's record, scored by one metric. Unparsable replies have no score."""
+        """Return an example's record with one metric's score, or without a score if the reply was unparsable."""
         result = (self.records[index].value or {}).get(metric_name)
         return CallRecord(None) if result is None else CallRecord(result[0], value=result[1])
 
 
 def _examples_without_failure(runs: Sequence[_ProgramRun], num_examples: int) -> list[int]:
-    """Return the indices of the examples on which no call failed, and warn about the other examples."""
+    """Return the indices of the examples on which no call failed, and warn about failures.
+
+    Raise a RuntimeError if fewer than two examples remain.
+    """
     failures = {}
     for run in runs:
         for index, record in enumerate(run.records):
@@ -327,7 +330,7 @@ def _examples_without_failure(runs: Sequence[_ProgramRun], num_examples: int) ->
 def _compare(
     name: str, metric: Metric, runs: Sequence[_ProgramRun], examples: Examples, indices: Sequence[int]
 ) -> dict[str, ProgramScore]:
-    """Return the programs' scores according to a metric, keyed by program name.
+    """Return each program's score, and its difference from the first program's score, keyed by program name.
 
     `indices` are the examples' indices in the devset.
     """
@@ -353,7 +356,7 @@ def _compare(
 class _MeanScores:
     """The mean scores of programs, with confidence intervals.
 
-    An unparsable reply gets the lowest score of all replies, but at most 0.
+    An unparsable reply gets the lowest score of any reply, or 0 if that is lower.
     """
 
     def __init__(self, records: Iterable[Sequence[CallRecord]]) -> None:
@@ -387,14 +390,14 @@ class _MeanScores:
 
 
 def _bounds(scores: Sequence[float]) -> tuple[float, float]:
-    """Return the assumed range of scores, which is 0 to 1 unless scores are negative or above 1."""
+    """Return the range of the scores, extended to include 0, and also 1 if no score is negative."""
     if min(scores) >= 0.0:
         return 0.0, max(1.0, *scores)
     return min(scores), max(0.0, *scores)
 
 
 class _SetScores:
-    """The scores of programs according to a metric over a set, with confidence intervals.
+    """The scores of programs by a metric over a set, with confidence intervals.
 
     The intervals are estimated from the influence of each answer on the metric.
     """
@@ -419,8 +422,8 @@ class _SetScores:
         """Return the confidence interval for the difference between two programs' scores.
 
         The metric is linearized at the answers of both programs. This approximation is poor if
-        the answers differ a lot, such as when no reply of one program can be parsed. So the
-        interval is widened to include the difference itself.
+        the answers differ a lot, for example if all replies of one program are unparsable.
+        Therefore, the interval is widened to include the difference itself.
         """
         self._influence.linearize_at([*_labels(before), *_labels(after)])
         low, high = self._influence.bounds
@@ -448,7 +451,7 @@ def _paired_interval(
 ) -> tuple[float, float]:
     """Return the confidence interval for the mean difference between paired scores.
 
-    If all differences are 0, `largest` sets the width of the interval.
+    If all differences are 0, `largest` determines the width of the interval.
     """
     differences = [new - old for old, new in zip(before, after, strict=True)]
     if any(differences):

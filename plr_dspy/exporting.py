@@ -33,17 +33,17 @@ from plr_dspy.runtime import write_atomically
 Messages: TypeAlias = list[dict[str, str]]
 Format: TypeAlias = Literal["openai", "langchain"]
 
-# A value with all kinds of text that adapters and templates might change.
+# Text that adapters or templates might change, such as braces, escapes and blank lines.
 AWKWARD_TEXT = ' \n{x} {{y}} {{{z}}} %s $1 \\1 "q" <b>&amp;</b> [[ ## x ## ]]\r\n\r\n\n end. \n'
 
 
 @dataclass(frozen=True)
 class PromptInput:
-    """The way in which a prompt shows an input.
+    """The format in which a prompt shows an input.
 
     Attributes:
-        is_text: Whether the field is a `str`. Lists are shown as numbered lines in such a
-            field, and as JSON in other fields.
+        is_text: Whether the field's type is `str`. If so, lists are shown as numbered lines.
+            Otherwise, they are shown as JSON.
         is_block: Whether blank lines become line breaks, as in `PlainTextAdapter`.
         is_optional: Whether the value can be None.
         default: The text to show if no value is passed, or None if a value is required.
@@ -65,11 +65,11 @@ class ExportedPrompt:
     """A predictor's prompt, with a placeholder for each input.
 
     Attributes:
-        format: For "openai", the placeholder for the input `review` is ``{{review}}``. For
-            "langchain", the placeholder is ``{review}``, and other braces are doubled, as in
-            `str.format`.
-        messages: The messages, as dicts with "role" and "content".
-        inputs: The way in which the prompt shows each input, keyed by input name.
+        format: The format of placeholders. In "openai", the placeholder for the input `review`
+            is ``{{review}}``. In "langchain", it is ``{review}``, and literal braces are
+            doubled, as in `str.format`.
+        messages: Dicts with "role" and "content", which contain the placeholders.
+        inputs: The format of each input's value, keyed by input name.
     """
 
     format: Format
@@ -77,7 +77,7 @@ class ExportedPrompt:
     inputs: dict[str, PromptInput]
 
     def fill(self, **inputs: Any) -> Messages:
-        """Return the messages for these inputs, exactly as DSPy sends them.
+        """Return the messages for these inputs, exactly as DSPy would send them.
 
         Raises:
             ValueError: If an input is missing, unknown, or not text.
@@ -91,7 +91,7 @@ class ExportedPrompt:
         return [{**message, "content": self._filled(message["content"], texts)} for message in self.messages]
 
     def _text_of(self, name: str, inputs: Mapping[str, Any]) -> str:
-        """Return the text of an input. Raise a ValueError if the input has no text."""
+        """Return the text of an input's value or default. Raise a ValueError if the value is missing or not text."""
         prompt_input = self.inputs[name]
         if name not in inputs and prompt_input.default is not None:
             return prompt_input.default
@@ -113,7 +113,7 @@ class ExportedPrompt:
             if name is None:
                 return match[0][0]  # A double brace represents a single brace.
             if self.inputs[name].is_block and not texts[name]:
-                return ""  # Adapters that write blocks also strip the space before an empty value.
+                return ""  # `PlainTextAdapter` strips the space before an empty value.
             return match["space"] + texts[name]
 
         names = "|".join(map(re.escape, texts)) or "(?!)"
@@ -122,7 +122,7 @@ class ExportedPrompt:
         return re.sub(rf"\{{\{{|\}}\}}|(?P<space> ?)\{{(?P<name>{names})\}}", replacement, template)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the prompt as JSON, atomically."""
+        """Write the prompt to a JSON file, atomically."""
         write_atomically(Path(path), TypeAdapter(ExportedPrompt).dump_json(self, indent=2) + b"\n")
 
     @classmethod
@@ -130,7 +130,7 @@ class ExportedPrompt:
         """Read a prompt that `save` wrote.
 
         Raises:
-            ValueError: If the file is not such a prompt.
+            ValueError: If the file is not an exported prompt.
         """
         try:
             return TypeAdapter(cls).validate_json(Path(path).read_bytes())
@@ -143,14 +143,14 @@ class ExportedPrompt:
 def export(program: dspy.Module, format: Format = "openai") -> dict[str, ExportedPrompt]:
     """Export each predictor's prompt for use without DSPy.
 
-    The configured adapter and language model shape the prompt as in a real call, but nothing
-    is sent. Each prompt is first filled with sample values, and compared with the messages
-    that DSPy would send. Model settings, such as `temperature` and `stop`, are not exported.
+    The configured adapter and language model determine the prompts, as in a real call, but
+    nothing is sent. Each prompt is tested with sample values against the messages that DSPy
+    would send. Model settings, such as `temperature` and `stop`, are not exported.
 
     Args:
-        program: A program whose prompts differ only in their inputs.
+        program: A program whose prompts are always the same, apart from the inputs.
         format: "openai" for placeholders such as ``{{review}}``; "langchain" for messages that
-            ``ChatPromptTemplate.from_messages`` takes, with placeholders such as ``{review}``.
+            ``ChatPromptTemplate.from_messages`` accepts, with placeholders such as ``{review}``.
 
     Returns:
         The prompts, keyed by predictor name. If the program is a single predictor, the name is "self".
@@ -186,7 +186,7 @@ def _named_predictors(program: dspy.Module) -> dict[str, dspy.Predict]:
 
 
 def _check_prompts_are_fixed(program: dspy.Module) -> None:
-    """Raise a ValueError if a part of the program does more than send one fixed prompt."""
+    """Raise a ValueError if a part of the program adapts its prompt to the input, or changes answers."""
     for path, part in program.named_sub_modules():
         name = path.replace("self", "program", 1)
         if isinstance(part, CalibratedProgram):
@@ -212,7 +212,7 @@ def _check_prompts_are_fixed(program: dspy.Module) -> None:
 
 
 def _exported(name: str, predictor: dspy.Predict, format: Format) -> ExportedPrompt:
-    """Return a predictor's prompt. Raise a ValueError if the filled prompt differs from DSPy's messages."""
+    """Return a predictor's prompt. Raise a ValueError if no template can reproduce DSPy's messages."""
     fields = predictor.signature.input_fields
     for field_name, field in fields.items():
         _check_is_text(name, field_name, field.annotation)
@@ -239,7 +239,7 @@ def _exported(name: str, predictor: dspy.Predict, format: Format) -> ExportedPro
 
 
 def _template(content: str, marks: Mapping[str, str], format: Format) -> str:
-    """Return a message as a template. Replace the mark of each input by a placeholder."""
+    """Return a message's content as a template, with a placeholder in place of each input's mark."""
     template = content
     if format == "langchain":
         template = content.replace("{", "{{").replace("}", "}}")
@@ -252,7 +252,7 @@ def _template(content: str, marks: Mapping[str, str], format: Format) -> str:
 
 
 def _check_is_text(name: str, field_name: str, annotation: Any) -> None:
-    """Raise a ValueError for images, tools, histories and other inputs that are not text."""
+    """Raise a ValueError if an input is an image, a tool, a history or anything else that is not text."""
     types = dspy.Type.extract_custom_type_from_annotation(annotation)
     if dspy.History in (annotation, *get_args(annotation)):
         types.append(dspy.History)
@@ -275,9 +275,9 @@ def _input_of(field: FieldInfo, *, is_block: bool) -> PromptInput:
 def _matching_input(
     name: str, predictor: dspy.Predict, prompt: ExportedPrompt, field_name: str, marks: Mapping[str, str]
 ) -> PromptInput:
-    """Return the way in which the adapter shows an input.
+    """Return the format in which the adapter shows an input, or raise a ValueError if it is unknown.
 
-    To find it, fill the prompt in each possible way, and compare it with the messages that DSPy sends.
+    To find the format, fill the prompt in each known format, and compare it with DSPy's messages.
     """
     field = predictor.signature.input_fields[field_name]
     cases = []
@@ -301,7 +301,7 @@ class _SampleModel(BaseModel):
 
 
 def _samples(annotation: Any) -> list[Any]:
-    """Return sample values for this annotation, including values that adapters might change."""
+    """Return sample values for an input of this type, including text that adapters might change."""
     kind = without_none(annotation)
     samples: list[Any] = ["", AWKWARD_TEXT]
     if annotation_allows_none(annotation):

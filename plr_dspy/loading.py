@@ -41,8 +41,7 @@ def load_program(
             files that you trust.
         allow_unsafe_lm_state: Whether to use language models' endpoints from the file, as in
             ``dspy.Module.load``.
-        embedder: The embedder with which the program retrieves demos. Loading does not call
-            the embedder.
+        embedder: The embedder of a program that retrieves demos. Loading does not call it.
 
     Returns:
         A copy of the student with the demos, instructions and calibration from the file.

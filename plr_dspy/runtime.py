@@ -25,7 +25,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 PACKAGE = "plr_dspy"
 # Use DSPy's handler name and formats, so that all log lines look alike.
 HANDLER = "dspy_handler"
-LM_LOGGER = "dspy.clients.lm"  # DSPy's logger of warnings about replies
+LM_LOGGER = "dspy.clients.lm"  # DSPy's logger for warnings about replies
 LINE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 TIME_FORMAT = "%Y/%m/%d %H:%M:%S"
 
@@ -45,7 +45,7 @@ SECRET_SHAPES = (
     r"()\b(?:sk|pk|gsk|hf|xai|ghp|gho)[-_](?=[\w*-]*\d)[\w*-]{6,}",
     r"()\b(?:AKIA[A-Z0-9]{8,}|AIza[\w-]{10,})",
 )
-# Minimum length of a secret in an argument. For environment variables, the minimum is doubled.
+# Minimum length of a secret in an argument. In an environment variable, the minimum is twice as long.
 SHORTEST_SECRET = 6
 
 
@@ -70,7 +70,7 @@ class LogLines(logging.Handler):
 
 
 def show_log_lines() -> None:
-    """Show the package's log lines. Repeated calls do not show lines twice."""
+    """Install the handler that shows the package's log lines, in place of an earlier one."""
     handler = LogLines()
     handler.setFormatter(logging.Formatter(LINE_FORMAT, TIME_FORMAT))
     handler.set_name(HANDLER)
@@ -80,7 +80,7 @@ def show_log_lines() -> None:
 
 
 class Unfailing:
-    """A stream that ignores failed writes, for example if the process that reads it has exited."""
+    """A stream that ignores failed writes, for example to a pipe whose reader has exited."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -103,7 +103,7 @@ class Unfailing:
 
 
 class _FirstOnly(logging.Filter):
-    """A filter that lets each warning pass once, and counts in `numbers` how often it was logged."""
+    """A filter that passes each line only once, and counts in `numbers` how often the line was logged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class _FirstOnly(logging.Filter):
 
 @contextmanager
 def warnings_once(name: str) -> Iterator[None]:
-    """Show each line of the logger `name` only once. At the end, log how often each line occurred."""
+    """Show each line of the logger `name` only once. At the end, log how often repeated lines occurred."""
     source = logging.getLogger(name)
     first_only = _FirstOnly()
     source.addFilter(first_only)
@@ -134,9 +134,9 @@ def warnings_once(name: str) -> Iterator[None]:
 def progress_bar(
     total: int, *, display: bool, title: str = "PLReorder", at_end: Callable[[], None] = lambda: None
 ) -> Iterator[tqdm]:
-    """Show a progress bar for up to `total` program calls, then call `at_end`.
+    """Yield a progress bar for up to `total` program calls, and call `at_end` at the end.
 
-    Show DSPy's warnings about replies, such as truncated replies, only once.
+    Meanwhile, show each DSPy warning about replies, such as truncated ones, only once.
     """
     token = _shows_progress.set(display)
     is_disabled = os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
@@ -162,11 +162,11 @@ def progress_bar(
 
 @contextmanager
 def interrupts() -> Iterator[threading.Event]:
-    """Raise `KeyboardInterrupt` in the main thread on SIGINT and SIGTERM, and set the yielded event.
+    """Yield an event that SIGINT and SIGTERM set before they raise `KeyboardInterrupt` in the main thread.
 
-    The event stays set even if a program catches the exception. Call the user's SIGINT handler
-    first, unless it is asyncio's, which would wait for the next await. Keep the user's SIGTERM
-    handler.
+    The event stays set even if a program catches the exception. The user's SIGINT handler is
+    called first, unless it is asyncio's, which would wait for the next await. If the user has
+    installed a SIGTERM handler, SIGTERM calls only this handler.
     """
     received = threading.Event()
     handlers: dict[int, Any] = {}
@@ -202,7 +202,7 @@ def as_json(value: object) -> bytes:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file atomically, through a temporary file in the same folder."""
+    """Write a file atomically, by renaming a temporary file in the same folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Do not use `tempfile`, whose files do not have the default permissions.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -218,10 +218,10 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 class Redactor:
-    """A callable that hides known secrets in text, and anything that looks like a secret.
+    """A callable that hides known and likely secrets in text.
 
     Args:
-        models: LMs or embedders. Arguments with names such as "api_key" are secrets.
+        models: LMs or embedders. Their arguments with names such as "api_key" are secrets.
         variables: Names of additional environment variables that contain secrets.
     """
 
