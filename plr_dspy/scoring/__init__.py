@@ -1,1 +1,1 @@
-"""Scoring of orderings on examples. Each program call is paid for only once."""
+"""Scoring of candidates on examples. A log ensures that each program call is paid for only once."""

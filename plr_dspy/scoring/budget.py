@@ -18,9 +18,9 @@ from plr_dspy.report.stop import StopReason
 from plr_dspy.scoring.run_log import CallKey, RunLog, Tokens
 
 MAX_RESERVED = 0.6  # maximum fraction of the affordable calls that a search reserves for later phases
-MARGIN = 1.15  # safety factor for the cost and time of future calls, which differ between examples
+MARGIN = 1.15  # safety factor for the estimated cost and duration of future calls
 
-# Providers that the price table lists with a suffix, as in "vertex_ai-anthropic_models".
+# Providers whose names have a suffix in the price table, as in "vertex_ai-anthropic_models".
 SUFFIXED_PROVIDERS = ("bedrock", "cohere", "fireworks_ai", "vertex_ai")
 # In a model's token counts, this key holds the number of replies without usage data.
 UNCOUNTED = "replies_without_usage"
@@ -28,21 +28,21 @@ UNCOUNTED = "replies_without_usage"
 
 @dataclass(kw_only=True)
 class Budget:
-    """The limits of a run, and what it has spent so far. The budget is thread-safe.
+    """A run's limits, and the calls, dollars and seconds used so far. The budget is thread-safe.
 
     A call does not start if it is expected to exceed a limit. For each running call, the budget
-    reserves the expected cost, or the cost of the most expensive call so far if that is higher. If
-    the example is longer than usual, the cost of the additional tokens is reserved, too. Calls
-    recalled from the log count like new calls. `max_cost` limits the total cost of all runs in the
-    log.
+    reserves the expected cost, or the cost of the most expensive call if that is higher. For an
+    example that is longer than usual, it also reserves the cost of the additional tokens. Calls
+    recalled from the log count towards the limits like new calls. `max_cost` limits the total cost
+    of all runs in the log.
 
     Attributes:
         started: Start time as returned by `time.monotonic()`. By default, the current time.
         expected_cost: Expected dollars per call, or None if unknown. It serves as the mean cost
             until a call has been paid for. At least this amount is reserved per call, because the
             first call may show no demos and be unusually cheap.
-        extra_costs: The additional dollars per call for each example that is longer than usual.
-        share: Fraction of the cost and time limits that the current phase may use.
+        extra_costs: Additional dollars per call on each unusually long example, keyed by its index.
+        share: Fraction of the cost and time limits that may be used by the end of the current phase.
         refused: The limit that prevented the last requested call, or None if that call started.
         unpriced: A description of the first missing price or token count, or an empty string.
         largest_cost: Dollars to reserve for a call on an example of usual length, or 0 if unknown.
@@ -84,7 +84,7 @@ class Budget:
         self.largest_cost = max(cost or 0.0, reserve)
         self.needs_one = self.max_cost is not None
         self._cost_of_paid = 0.0
-        # Do not count free calls (cached or failed), because they do not predict later costs.
+        # This number excludes free calls (cached or failed), because they do not predict later costs.
         self._num_paid = 0
         self._num_timed = 0
         self._timed_from = time.monotonic()
@@ -92,8 +92,9 @@ class Budget:
     def reserve(self, calls: int, *, planned: int = 0) -> None:
         """Reserve money and time for `calls` later calls, and reset `refused`.
 
-        If money and time suffice for only a fraction of the `planned` calls, reserve them for only
-        this fraction of `calls`. If `planned` is 0, reserve them for all `calls`.
+        If the budget suffices for only a fraction of the `planned` calls, reserve only this fraction
+        of `calls`. If `planned` is 0, reserve all `calls`. In both cases, reserve at most
+        `MAX_RESERVED` of the affordable calls.
         """
         self._num_reserved = calls
         self._planned = planned
@@ -128,7 +129,7 @@ class Budget:
             self._timed_from = timed_from + time.monotonic() - start
 
     def recall(self, key: CallKey, *, example: int | None = None, last_failures: bool = False) -> bool:
-        """Reuse a logged call without paying again. Return False if the call is not in the log.
+        """Reuse a logged call without paying again. Return False if the log has no such call to reuse.
 
         Args:
             key: The key of the call.
@@ -178,7 +179,7 @@ class Budget:
 
     @property
     def estimated_calls_left(self) -> int:
-        """The number of further calls that all limits allow at the mean cost and duration of a call so far."""
+        """The number of further calls that the limits allow, given the mean cost and duration of calls so far."""
         return max(0, int(min(self._calls_by_limit().values())))
 
     @property
@@ -189,8 +190,8 @@ class Budget:
 
     def _calls_by_limit(self) -> dict[StopReason, float]:
         """Return the number of further calls that each limit allows."""
-        # As long as a run only recalls calls, it must plan like the run that made them. Ignore the
-        # cost of logged calls that it has not recalled yet.
+        # A resumed run must plan like the original run. Until it makes a new call, ignore the cost of
+        # logged calls that it has not recalled yet.
         spent = self._cost_of_log if self._num_made else self.cost
         return {
             StopReason.BUDGET: self.max_calls - self.log.num_calls,
@@ -241,9 +242,8 @@ class Budget:
         if self.max_seconds is None or not self._num_timed:
             return math.inf
         now = time.monotonic()
-        # On average, half of each running call is done. Without this term, each call would appear
-        # to take n times as long when the first of n parallel calls ends. The search could then end
-        # at once.
+        # Count each running call as half done. Otherwise, calls would appear to take n times as long
+        # when the first of n parallel calls ends.
         num_done = self._num_timed + 0.5 * self._num_under_way
         mean = max(now - self._timed_from, 1e-9) / num_done
         return (self._started + self.max_seconds - now) / (MARGIN * mean)
@@ -257,7 +257,10 @@ class Budget:
             self._num_paid += 1
 
     def _price(self, tokens: Tokens) -> float:
-        """Return a call's cost in dollars. If the cost is unknown, set `unpriced` and return 0."""
+        """Return a call's cost in dollars, or 0 if there is no cost limit.
+
+        If the cost is unknown, set `unpriced` and return 0.
+        """
         if self.max_cost is None:
             return 0.0
         cost = cost_of(tokens)
@@ -311,7 +314,7 @@ def _entry_of(model: str) -> Mapping[str, Any]:
 
 
 def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:
-    """Return the cost of tokens in dollars, or None if the cost is unknown.
+    """Return the total cost of tokens in dollars, or None if a price or token count is unknown.
 
     `tokens` holds the token counts for each model and kind of token.
     """
@@ -330,9 +333,9 @@ def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:
 
 @lru_cache(maxsize=1)
 def _table_on_disk() -> Mapping[str, Any]:
-    """Read the price table from litellm's folder, because importing litellm takes seconds."""
+    """Return the price table in litellm's folder, without importing litellm, which takes seconds."""
     spec = importlib.util.find_spec("litellm")
     if spec is None or spec.origin is None:
         return {}
     path = Path(spec.origin).parent / "model_prices_and_context_window_backup.json"
-    return dict(orjson.loads(path.read_bytes())) if path.exists() else {}  # Some versions omit the file.
+    return dict(orjson.loads(path.read_bytes())) if path.exists() else {}  # Some versions omit this file.

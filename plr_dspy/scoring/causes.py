@@ -1,4 +1,4 @@
-"""Reasons outside the program why calls fail, with the exceptions that they raise and their fixes."""
+"""Causes of failed calls that lie outside the program, each with its exceptions and a fix."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cause:
-    """A reason outside the program why calls fail. Once it is fixed, the same call may succeed."""
+    """A cause of failed calls outside the program. The same calls may succeed once the cause is fixed."""
 
     errors: tuple[str, ...]  # names of exception classes in DSPy and litellm
     fix: str  # advice to the user, to append to a message
@@ -27,7 +27,7 @@ CAUSES = (
     ),
     Cause(
         ("LMBillingError", "BudgetExceededError"),
-        "add credit at the provider, or increase the spending limit",
+        "add credit to the provider account, or increase the spending limit",
         is_fatal=True,
     ),
     Cause(
@@ -66,7 +66,7 @@ CAUSES = (
     ),
     Cause(
         ("LMInvalidRequestError", "BadRequestError", "InvalidRequestError", "UnprocessableEntityError"),
-        "change the LM's or the server's settings as the message says, because the server rejected the request",
+        "change the settings of the LM or server as the error message says, because the server rejected the request",
     ),
     Cause(("LMLockTimeoutError",), "stop the other process that has locked the LM's credentials"),
 )
@@ -82,12 +82,12 @@ def cause_of(error: str) -> Cause | None:
 
 
 def main_cause(errors: Iterable[str]) -> Cause | None:
-    """Return the most frequent cause of these exceptions, or None if that cause is unknown."""
+    """Return the most frequent cause of these exceptions, or None if it is unknown or nothing was raised."""
     causes = Counter(map(cause_of, errors))
     return causes.most_common(1)[0][0] if causes else None
 
 
 def fix_for(errors: Iterable[str], *, otherwise: str) -> str:
-    """Return the fix for the most frequent cause of these exceptions, or `otherwise` if that cause is unknown."""
+    """Return the fix for the main cause of these exceptions, or `otherwise` if `main_cause()` returns None."""
     cause = main_cause(errors)
     return otherwise if cause is None else cause.fix

@@ -30,8 +30,8 @@ Answer: TypeAlias = tuple[int, str | None]
 Answers: TypeAlias = Mapping[int, str | None]  # maps example indices to predicted labels
 Pair: TypeAlias = tuple[int, str | None, str | None]  # an example's index and two programs' answers
 
-# Minimum number of answers per label in a reference. With fewer answers, the scores of rare labels
-# would be too noisy.
+# Minimum number of answers to examples with each label in a reference. With fewer answers, the
+# scores of rare labels would be too noisy.
 ENOUGH_ANSWERS = 10
 STEP = 1e-6  # step of finite differences, as a fraction of the number of examples
 NUM_DRAWS = 1_000  # number of bootstrap samples
@@ -49,7 +49,7 @@ class MetricOfCounts(Protocol):
 
 
 def possible_labels(right_labels: Iterable[str], labels: Iterable[str] = ()) -> list[str]:
-    """Return the labels declared by the output's type, followed by all others that occur in the examples."""
+    """Return the declared `labels`, followed by the other labels that occur in the examples."""
     declared = list(dict.fromkeys(labels))
     return declared + sorted(set(right_labels) - set(declared))
 
@@ -60,7 +60,7 @@ def confusion_matrix(
     labels: Sequence[str],
     weights: ArrayLike = 1.0,
 ) -> Array:
-    """Return the weighted counts of answers, in the format of `SetMetric.value`."""
+    """Return the confusion matrix of the weighted answers, in the format of `SetMetric.value`."""
     index_of: dict[str | None, int] = {label: index for index, label in enumerate(labels)}
     rows = [index_of[label] for label in right_labels]
     columns = [index_of.get(answer, len(labels)) for answer in answers]
@@ -70,7 +70,7 @@ def confusion_matrix(
 
 
 def ratio(numerator: Array, denominator: Array) -> Array:
-    """Divide elementwise. Where the denominator is 0, the result is 0."""
+    """Return the elementwise quotient, which is 0 where the denominator is 0."""
     return np.divide(numerator, denominator, out=np.zeros_like(denominator), where=denominator > 0)
 
 
@@ -78,14 +78,15 @@ class ConfusionScores(EffectiveScores):
     """Scores of single answers. To first order, their mean equals a metric M of the confusion matrix.
 
     The metric is linearized at a reference, which is a set of answers, such as those of the best
-    programs so far. C[i, j] is the number of answers j in the reference to examples with label i.
+    programs. C[i, j] is the number of answers j in the reference to examples with label i.
     The rows of C are weighted so that each label is as frequent as among all n examples. An answer
     j to an example with label i then scores
 
         s(i, j) = M(C) + n (D[i, j] - sum_j C[i, j] D[i, j] / sum_j C[i, j]),    D = dM / dC.
 
-    For each label, the mean score over the reference is M(C). The frequencies of labels in a sample
-    therefore do not affect its mean score. To calculate D, `PSEUDO_EXAMPLES` are added to C.
+    For each label, the mean score over the reference is M(C). The label frequencies of a sample
+    therefore do not affect the sample's mean score. Before D is calculated, `PSEUDO_EXAMPLES` are
+    added to each row of C.
 
     Source: F. R. Hampel, "The influence curve and its role in robust estimation", JASA 69,
         1974.
@@ -93,8 +94,7 @@ class ConfusionScores(EffectiveScores):
     Args:
         metric: The metric M.
         right_labels: The correct label of each example, ``[n]``.
-        labels: Labels that the program can predict. All others that occur in the examples are
-            added.
+        labels: Labels that the program can predict. Other labels of examples are added.
 
     Attributes:
         labels: All labels, ``[k]``.
@@ -115,7 +115,7 @@ class ConfusionScores(EffectiveScores):
         self._right_labels = list(right_labels)
         self._columns: dict[str | None, int] = {label: index for index, label in enumerate(self.labels)}
         self._rows = np.array([self._columns[label] for label in right_labels], dtype=np.int64)
-        self._is_of_label = np.eye(len(self.labels))[self._rows]  # [n, k]
+        self._is_of_label = np.eye(len(self.labels))[self._rows]  # 1 for each example's label, else 0, [n, k]
         self._num_of_label = self._is_of_label.sum(axis=0)
         self._shares = self._is_of_label.mean(axis=0)
         self._scores = np.zeros((len(self.labels), len(self.labels) + 1))
@@ -125,7 +125,7 @@ class ConfusionScores(EffectiveScores):
         self.table = np.zeros((len(right_labels), len(self.labels)))
 
     def linearize_at(self, answers: Iterable[Answer]) -> None:
-        """Use these answers as the reference. If there are no answers, do nothing."""
+        """Linearize the metric at these answers. If there are no answers, do nothing."""
         counts = self._count(answers)
         if not counts.any():
             return
@@ -148,9 +148,9 @@ class ConfusionScores(EffectiveScores):
     def set_reference(self, best_first: Iterable[tuple[Records, Labels]], *, min_candidates: int = 1) -> None:
         """Linearize the metric at the answers of the best candidates.
 
-        Use at least `min_candidates` candidates. Add candidates until there are at least as many
-        answers as examples, and `ENOUGH_ANSWERS` for each correct label. If a candidate has labels,
-        they replace its recorded answers.
+        `best_first` yields each candidate's records, with the labels that replace recorded answers.
+        Use at least `min_candidates` candidates. Continue until there are at least as many answers
+        as examples, and `ENOUGH_ANSWERS` for each correct label.
         """
         reference: list[Answer] = []
         for number, (records, labels) in enumerate(best_first, start=1):
@@ -162,7 +162,7 @@ class ConfusionScores(EffectiveScores):
         self.linearize_at(reference)
 
     def answers(self, records: Records, labels: Labels) -> dict[int, str | None]:
-        """Return a candidate's answers, keyed by example index. `labels` replace answers to the same examples."""
+        """Return a candidate's answers by example index, without failed calls. `labels` replace recorded answers."""
         answers = {example: record.value for example, record in records.items() if record.outcome != FAILED}
         for example in answers.keys() & labels.keys():
             answers[example] = self.labels[labels[example]]
@@ -193,7 +193,7 @@ class ConfusionScores(EffectiveScores):
         return list(examples.values())
 
     def alternate_labels(self, num_examples: int) -> list[int]:
-        """Return the first `num_examples` examples, with alternating labels and the positive label first."""
+        """Return the first `num_examples` examples so that labels alternate, beginning with the positive label."""
         groups = self.strata(num_examples)
         groups.sort(key=lambda group: self._right_labels[group[0]] != self._metric.label)
         turns = itertools.zip_longest(*groups)
@@ -202,8 +202,8 @@ class ConfusionScores(EffectiveScores):
     def weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
         """Return weights ``[m, e]`` that restore each label's frequency among all examples.
 
-        Rows are candidates, and columns are examples. In each row, the mean weight of known scores
-        is 1, and the weights of unknown scores are 0.
+        Rows are candidates, and columns are examples. Unknown scores have weight 0. If a row covers
+        all labels, the mean weight of its known scores is 1.
         """
         is_of_label = self._is_of_label[examples]
         num_known = known.sum(axis=1, keepdims=True)
@@ -226,8 +226,8 @@ class ConfusionScores(EffectiveScores):
         return counted
 
     def information_weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
-        # A value above 1 means that the scored examples affect the metric more than random
-        # examples. For instance, examples with a rare label do.
+        # A value above 1 means that the scored examples are more informative than random examples,
+        # for instance because their labels are rare.
         counts = known @ self._is_of_label[examples]
         shares = self._shares * (counts > 0)
         shares /= shares.sum(axis=1, keepdims=True)
@@ -236,7 +236,7 @@ class ConfusionScores(EffectiveScores):
         return np.asarray(np.divide(errors_at_random, errors, out=np.ones_like(errors), where=errors > 0))
 
     def gains(self, answered: Sequence[Pair]) -> Array:
-        """Return the weighted score difference between two programs on each example, ``[e]``."""
+        """Return the second program's reweighted score minus the first program's on each example, ``[e]``."""
         examples = np.array([example for example, *_ in answered])
         before = [self.score(example, label) for example, label, _ in answered]
         after = [self.score(example, label) for example, _, label in answered]
@@ -244,13 +244,11 @@ class ConfusionScores(EffectiveScores):
         return np.asarray(counted_after - counted_before)
 
     def resampled(self, answered: Sequence[Pair]) -> tuple[Array, Array]:
-        """Return the metric of each of two programs on bootstrap samples, ``[draws, 2]``.
+        """Return two programs' metrics on bootstrap samples, without and with unseen labels, ``[draws, 2]``.
 
         For each sample, first draw the number of examples with each label. Then draw pairs of
-        answers for each label from the examples that both programs answered. Labels without an
-        answered example are ignored.
-
-        In the second array, ``[draws, 2]``, the same samples also include random answers to
+        answers for each label from the examples that both programs answered. The first array
+        ignores labels without an answered example. The second array also includes random answers to
         examples with these labels.
         """
         size = len(self.labels)
@@ -283,10 +281,10 @@ class ConfusionScores(EffectiveScores):
         return np.concatenate(values), np.concatenate(values_with_unseen)
 
     def draw_values(self, rows: Sequence[Answers], rng: np.random.Generator) -> tuple[float, Array]:
-        """Return the metric of random orderings' answers, and draws of its value on new examples, ``[draws]``.
+        """Return the metric of random orderings' answers, and draws of this metric on new examples, ``[draws]``.
 
-        `rows` holds the answers of each ordering. The metric ignores labels without an answered
-        example. Each draw includes random answers to examples with these labels.
+        `rows` holds the answers of each ordering. The returned metric ignores labels without an
+        answered example, but each draw includes random answers to examples with these labels.
         """
         size = len(self.labels)
         orderings = RandomOrderings.draw(len(rows), rng)
@@ -303,7 +301,7 @@ class ConfusionScores(EffectiveScores):
         of_all_labels = weighted.sum(axis=0)
         drawn = {}
         for label, (answers, known) in calls_of.items():
-            # All other columns are 0 in every draw.
+            # Omit answers that did not occur, because their columns are 0 in every draw.
             columns = np.flatnonzero((answers * known).any(axis=(1, 2)))
             means = orderings.means(answers[columns], known)
             shares = orderings.shares(known, weight=1 / len(calls_of))
@@ -320,15 +318,14 @@ class ConfusionScores(EffectiveScores):
             values.append(self._values_of(drawn_counts))
             total_counts += drawn_counts.sum(axis=0)
         draws = np.concatenate(values)
-        # A metric such as F1 is lower on average if the counts vary. Subtract this bias.
+        # Subtract the bias, because varying counts lower the mean of metrics such as F1.
         bias = float(draws.mean()) - self._value_of(total_counts / len(draws))
         return self._value_of(weighted), np.clip(draws - bias, *self.bounds)
 
     def _calls(self, rows: Sequence[Answers], label: int) -> tuple[Array, NDArray[np.bool_]]:
-        """Return the answers of R rows to the E examples with a label.
+        """Return the one-hot answers of R rows to the E examples with a label, and a mask of known answers.
 
-        The first array is the one-hot encoding of the answers, ``[k + 1, R, E]``. The second array
-        says which answers are known, ``[R, E]``.
+        The answers have the shape ``[k + 1, R, E]``, and the mask has the shape ``[R, E]``.
         """
         examples = np.flatnonzero(self._rows == label).tolist()
         columns = [[self._columns.get(row.get(example), -1) for example in examples] for row in rows]
@@ -336,13 +333,13 @@ class ConfusionScores(EffectiveScores):
         return np.moveaxis(np.eye(len(self.labels) + 1)[np.array(columns)], -1, 0), known
 
     def _values_of_programs(self, counts: Array) -> Array:
-        """Return the metric ``[draws, 2]`` of the drawn counts ``[2, draws, k, k + 1]`` of two programs."""
+        """Return two programs' metrics ``[draws, 2]``, given their drawn counts ``[2, draws, k, k + 1]``."""
         return np.array([self._values_of(of_program) for of_program in counts]).T
 
     def scarce_labels(self, examples: Iterable[int], minimum: int) -> list[str]:
         """Return the labels that fewer than `minimum` of these examples have.
 
-        Repeated examples count once. Labels that do not occur in any example at all are omitted.
+        Repeated examples count once. Omit labels without any example in the whole set.
         """
         counts = self._is_of_label[[*set(examples)]].sum(axis=0)
         is_scarce = (counts < minimum) & (self._num_of_label > 0)
@@ -351,7 +348,7 @@ class ConfusionScores(EffectiveScores):
     def largest_influence(self) -> float:
         """Return the largest deviation of a correct answer's score from the metric's value.
 
-        If the scores of all correct answers equal this value, consider all answers.
+        If the scores of all correct answers equal this value, use all answers instead.
         """
         has_examples = self._num_of_label > 0
         deviations = np.abs(self._scores - self._value)
@@ -397,7 +394,7 @@ class ConfusionScores(EffectiveScores):
         return counts
 
     def _weighted(self, counts: Array) -> Array:
-        """Scale each row to sum to the label's number of examples. Rows of zeros are unchanged."""
+        """Scale each row so that it sums to the number of examples with its label. Keep rows of zeros."""
         return np.asarray(counts * ratio(self._num_of_label, counts.sum(axis=1))[:, None])
 
     def _derivative(self, counts: Array) -> Array:

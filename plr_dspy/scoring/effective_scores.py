@@ -14,7 +14,7 @@ Labels: TypeAlias = Mapping[int, int]  # maps example indices to label indices
 
 
 class EffectiveScores:
-    """Scores exactly as the metric returned them. For a metric over a set, `ConfusionScores` is used instead."""
+    """Scores as the metric returned them. For a metric over a set, `ConfusionScores` is used instead."""
 
     def score_of(self, example: int, record: CallRecord) -> float | None:
         """Return the score of a call on an example, or None if the call has no score."""
@@ -37,9 +37,9 @@ class EffectiveScores:
     def information_weights(
         self, known: NDArray[np.bool_], examples: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Return how informative each row's known scores are on average, ``[m]``.
+        """Return the mean information in each row's known scores, ``[m]``.
 
-        The value of a score on a random example is 1.
+        The unit is the information in a score on a random example.
 
         Args:
             known: Whether each candidate's score on each example is known, ``[m, e]``.
@@ -48,7 +48,7 @@ class EffectiveScores:
         return np.ones(len(known))
 
     def strata(self, num_examples: int) -> Sequence[Sequence[int]]:
-        """Return the first `num_examples` examples in groups. Candidates are scored on the groups in turn."""
+        """Return the first `num_examples` examples, in groups from which a schedule takes examples in turn."""
         return [range(num_examples)]
 
     def clip(self, value: float) -> float:

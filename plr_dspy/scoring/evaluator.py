@@ -11,9 +11,9 @@ from plr_dspy.scoring.observations import CallRecords, Observations
 from plr_dspy.scoring.run_log import FAILED, CallKey, CallRecord, RunLog, Tokens
 from plr_dspy.search.space import Candidate, WholeProgram
 
-Wanted: TypeAlias = dict[Candidate, list[int]]  # the examples to evaluate each candidate on
+Wanted: TypeAlias = dict[Candidate, list[int]]  # the examples on which to evaluate each candidate
 
-# Phases to which calls are assigned. They are the keys of `ReportData.program_calls`.
+# Phases to which calls are assigned, and keys of `ReportData.program_calls`.
 BOOTSTRAP = "bootstrap"
 SEARCH = "search"
 RACE = "race"
@@ -65,9 +65,9 @@ class Evaluator:
         self.phase = SEARCH
         self._num_reserved = 0
         self._fingerprints: dict[tuple[Candidate, int | None], str] = {}
-        self._candidates: dict[str, Candidate] = {}  # for each fingerprint, the first candidate
+        self._candidates: dict[str, Candidate] = {}  # the first candidate with each fingerprint
         self._phases: dict[CallKey, str] = dict.fromkeys(bootstrapped, BOOTSTRAP)
-        self._examples: dict[Candidate, dict[int, None]] = {}  # requested examples, in order
+        self._examples: dict[Candidate, dict[int, None]] = {}  # each candidate's requested examples, in order
         self.unscored: set[CallKey] = set()
 
     def begin_phase(self, phase: str, *, reserved: int = 0, planned: int = 0) -> None:
@@ -75,8 +75,8 @@ class Evaluator:
 
         Args:
             phase: One of `PHASES`.
-            reserved: Number of calls in `max_calls` to leave for later phases. The budget also
-                reserves money and time for these calls.
+            reserved: Number of calls to leave for later phases. The budget also reserves money and
+                time for these calls.
             planned: Number of calls planned for this phase and all later phases, as in
                 `Budget.reserve`.
         """
@@ -91,10 +91,10 @@ class Evaluator:
         return max(0, self.budget.max_calls - self.log.num_calls - self._num_reserved)
 
     def key(self, candidate: Candidate, example: int) -> CallKey:
-        """Return the key of a call.
+        """Return the key of a candidate's call on an example.
 
-        The key depends on the prompt and the example, but not on the candidate. Candidates with
-        the same prompt therefore share calls.
+        The key depends only on the prompt and the example, so candidates with the same prompt share
+        calls.
         """
         prompt = candidate, example if isinstance(candidate, WholeProgram) else None
         if prompt not in self._fingerprints:
@@ -107,13 +107,13 @@ class Evaluator:
         return self._candidates.get(prompt)
 
     def num_calls(self, phase: str = "") -> int:
-        """Return the number of calls that a phase requested first. If `phase` is empty, include all phases."""
+        """Return how many calls a phase was the first to request. By default, include all phases."""
         if not phase:
             return len(self._phases)
         return list(self._phases.values()).count(phase)
 
     def affordable(self, wanted: Wanted) -> Wanted:
-        """Return the candidates in `wanted` up to the first one for which the unreserved calls do not suffice.
+        """Return the leading candidates in `wanted` for which the unreserved calls suffice.
 
         Calls that are already in the log are free.
         """
@@ -129,7 +129,7 @@ class Evaluator:
     def evaluate(self, wanted: Mapping[Candidate, Sequence[int]]) -> CallRecords:
         """Make the wanted calls that are not in the log.
 
-        Return the calls of the candidates that come before the first candidate with missing calls.
+        Return the calls of the leading candidates for which all wanted calls have been made.
         """
         requested: dict[CallKey, Candidate] = {}
         for candidate, examples in wanted.items():
@@ -162,8 +162,7 @@ class Evaluator:
         try:
             if unpaid:
                 payer.pay(unpaid)
-                # If a limit prevents a failed call from being repeated, it stays failed, as in the
-                # earlier run.
+                # If a limit prevents a failed call from being repeated, reuse the earlier failure.
                 for key in unpaid:
                     if key not in self.log.records:
                         self.budget.recall(key, example=key[1], last_failures=True)
@@ -188,7 +187,7 @@ class Evaluator:
         return self.known({candidate: list(self._examples.get(candidate, ()))})[candidate]
 
     def records_asked(self) -> dict[CallKey, CallRecord]:
-        """Return the records of all calls so far that were requested to score candidates."""
+        """Return the records of this run's calls, except those that score no candidate."""
         keys = [key for key in self._phases if key not in self.unscored]
         return {key: self.log.records[key] for key in keys if key in self.log.records}
 
@@ -201,7 +200,7 @@ class Evaluator:
     def table(
         self, candidates: Sequence[Candidate], examples: Sequence[int]
     ) -> tuple[list[int], list[list[float]]]:
-        """Evaluate candidates and return their scores in the format of `Observations.table`.
+        """Evaluate candidates, and return the shared examples and each candidate's scores on them.
 
         Raise `NothingRan` if all calls failed.
         """
@@ -217,7 +216,7 @@ class Evaluator:
             raise self.nothing_ran_error(records)
 
     def nothing_ran_error(self, records: Sequence[CallRecord]) -> NothingRan:
-        """Return the error to raise if all calls failed. The next run repeats these calls."""
+        """Return an error for a run in which all calls failed, with a fix in its message."""
         failed = [record for record in records if record.outcome == FAILED]
         fix = fix_for(
             (record.error for record in failed),

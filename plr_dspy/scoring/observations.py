@@ -21,9 +21,9 @@ CallRecords: TypeAlias = dict[Candidate, dict[int, CallRecord]]  # each candidat
 class Observations:
     """The calls made for each candidate, and the resulting scores.
 
-    An unparsable reply gets the worst score of all calls, but at most 0. For a metric over a set,
-    it counts as an answer without a label instead. A failed call gets the worst score, too, but
-    examples on which all candidates failed are ignored.
+    An unparsable reply gets the lowest known score, or 0 if that is lower. For a metric over a set,
+    it counts as an answer without a label instead. A failed call gets the lowest score, too.
+    Examples on which all candidates failed are ignored, unless a candidate has no other examples.
 
     Args:
         effective_scores: The conversion of single calls to scores.
@@ -47,7 +47,7 @@ class Observations:
         return joined
 
     def count(self, candidate: Candidate) -> int:
-        """Count the examples that a candidate was called on."""
+        """Return the number of examples on which a candidate was called."""
         return len(self.records.get(candidate, ()))
 
     def flat_records(self) -> list[CallRecord]:
@@ -84,7 +84,7 @@ class Observations:
         return scores
 
     def counted(self) -> Scores:
-        """Return the scores, rescaled as if all candidates had the same proportions of labels."""
+        """Return the scores, corrected by `effective_scores` for the labels of each candidate's examples."""
         return self.effective_scores.counted(self.scores())
 
     def table(
@@ -100,10 +100,10 @@ class Observations:
     def set_reference(
         self, best_first: Iterable[Candidate], fitted: FittedModel | None, *, min_candidates: int = 1
     ) -> None:
-        """Calculate all further scores relative to the answers of the best candidates.
+        """Calculate later scores of a metric over a set relative to the best candidates' answers.
 
-        At least `min_candidates` candidates are used. The reference is stored in
-        `effective_scores`, so it applies to all observations that share this object.
+        Use at least `min_candidates` candidates. The reference is stored in `effective_scores`, so
+        it applies to all observations that share this object.
         """
         known = [candidate for candidate in best_first if candidate in self.records]
         labels = (fitted.revised_labels(candidate) if fitted is not None else {} for candidate in known)
@@ -168,9 +168,10 @@ class ExampleSchedule:
 
         A candidate's examples are distinct. Those it was called on come first, in the order of its
         records, and are always included. Further examples follow the cycle. A known candidate
-        starts at the first example in its records, and skips the examples that it has. New
-        candidates start one after another, as if those before them in `candidates` were known. If
-        the cycle runs out of examples, a candidate gets fewer than requested.
+        starts at the first example in its records, and skips the examples that it has. A new
+        candidate starts at the beginning of the cycle if it is paired. Otherwise, its start depends
+        on how many candidates came before it. If the cycle runs out of examples, a candidate gets
+        fewer than requested.
 
         Args:
             candidates: The candidates to score.
@@ -180,8 +181,8 @@ class ExampleSchedule:
                 the candidate is paired. A known candidate gets `num_more` additional examples. A
                 new `WholeProgram` gets at least `MIN_FIRST_OF_PROGRAM`, even if fewer are
                 requested.
-            min_new: For some candidates, a minimum number of examples to add, if the default is
-                less. Ignored if `num_examples` is passed.
+            min_new: Minimum number of examples to add for some candidates. Ignored if
+                `num_examples` is passed.
         """
         num_seen = len(observations.records)
         wanted: dict[Candidate, list[int]] = {}
@@ -205,7 +206,7 @@ class ExampleSchedule:
         return wanted
 
     def _default_count(self, candidate: Candidate, known: Sequence[int]) -> int:
-        """Return how many examples to add for a candidate that was called on the `known` examples."""
+        """Return how many examples to add by default for a candidate already called on `known` examples."""
         if known:
             return self.num_more
         if candidate in self.paired:
@@ -213,7 +214,7 @@ class ExampleSchedule:
         return self.num_first
 
     def _start(self, num_seen: int) -> int:
-        """Return where in the cycle a new candidate starts, after `num_seen` other candidates."""
+        """Return the position in the cycle at which a new candidate starts after `num_seen` others."""
         start = num_seen * self.num_first
         if self.shifted and len(self._cycle) % self.num_first == 0:
             start += start // len(self._cycle)

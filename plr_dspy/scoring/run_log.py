@@ -29,7 +29,7 @@ from plr_dspy.scoring.values import Unreadable, Unwritable, ValueCodec
 logger = logging.getLogger(__name__)
 
 FILE = "calls.jsonl"
-FUNCTION_FACT = "the function"  # name of the fact that holds the function; optimizers do not record it
+FUNCTION_FACT = "the function"  # the fact that names the function that made the calls; not used by optimizers
 SCHEMA_VERSION = 13
 
 CallKey: TypeAlias = tuple[str, int]  # prompt fingerprint and example index
@@ -42,7 +42,7 @@ Facts: TypeAlias = Mapping[str, object]  # named values that determine the score
 class CallRecord:
     """The result of one program call on one example."""
 
-    score: float | None  # the metric's score, or None after an exception or if the call is not scored
+    score: float | None  # the metric's score, or None after an exception or for an unscored call
     outcome: str = ""  # `WRONG` or `FAILED` after an exception, else empty
     error: str = ""  # the exception's class name
     message: str = ""  # the exception's message
@@ -51,8 +51,7 @@ class CallRecord:
     unseen_labels: tuple[int, ...] = ()  # indices of labels whose log-probabilities are upper bounds
     refused: str = ""  # the reason why no call can return log-probabilities, or empty
     lacking: str = ""  # the reason why this call returned no log-probabilities, or empty
-    # Whether a reply from the program's model was cut off at `max_tokens`, or None if unknown.
-    is_truncated: bool | None = False
+    is_truncated: bool | None = False  # whether the program's LM was cut off at `max_tokens`; None if unknown
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class RunLog:
         return any(record.score is not None or record.value for record in records)
 
     def number_examples(self, keys: Sequence[str]) -> None:
-        """Set the content keys of all examples, in order. The keys of duplicates get a numbered suffix."""
+        """Set the content key of each example, in order. Keys of duplicates get a numbered suffix."""
         self._example_keys = numbered(keys)
         index_of = {key: index for index, key in enumerate(self._example_keys)}
         self.records = {}
@@ -131,7 +130,7 @@ class RunLog:
                 self.records[prompt, index_of[key]] = call.record
 
     def recall(self, key: CallKey, *, last_failures: bool = False) -> LoggedCall | None:
-        """Add an earlier run's call to this run and return it. Return None if there is no such call.
+        """Add an earlier run's call to this run and return it. Return None if there is no such call to add.
 
         If `last_failures`, recall a failed call that this run should repeat but cannot.
         """
@@ -145,7 +144,7 @@ class RunLog:
         return call
 
     def add(self, key: CallKey, record: CallRecord, tokens: Tokens) -> bool:
-        """Add a new call. Return False if the log no longer accepts calls."""
+        """Add a new call. Return False if the log is closed."""
         with self._lock:
             if self._closed:
                 return False
@@ -168,7 +167,7 @@ class RunLog:
                 self.failed_before.append(call.record.error)
 
     def repeat_failures(self) -> None:
-        """Forget all failed calls, so that this run repeats them. No later call may depend on them."""
+        """Set all failed calls aside, so that this run repeats them. Later calls must not depend on them."""
         for name, call in list(self._recallable.items()):
             if _has_failed(call.record):
                 self._last_failures[name] = self._recallable.pop(name)
@@ -378,7 +377,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _function(identity: Facts) -> object:
-    """Return a name for the function that makes the calls of a run."""
+    """Return the name of the function that made a run's calls, or "an optimizer" by default."""
     return identity.get(FUNCTION_FACT, "an optimizer")
 
 
@@ -403,7 +402,7 @@ def _changes(previous: Facts, current: Facts) -> str:
 def error_counts(
     calls: Collection[tuple[tuple[str, int], CallRecord]], names: Sequence[str] | Mapping[int, str]
 ) -> list[ErrorCount]:
-    """Count exceptions by type and outcome, most frequent first.
+    """Return how often each type and outcome of exceptions occurred, most frequent first.
 
     Args:
         calls: Pairs of a call's key and record. The key is the prompt and the example index.

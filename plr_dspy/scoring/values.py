@@ -1,7 +1,7 @@
 """Conversion of a program's values to JSON and back.
 
-Tags mark types that JSON does not have. Values of unsupported types are not written. The next
-run repeats the calls that returned such values.
+Tags mark types that JSON does not have. Values of unsupported types are not written, so the next
+run repeats the calls that returned them.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 TAG = "$type"
-"""Key of the type tag in the JSON data of a value whose type does not exist in JSON."""
+"""Key that holds the type tag in the JSON data of a value whose type JSON does not have."""
 AS_TEXT = "json"
 """Tag of text and numbers that orjson cannot write."""
 CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (tuple, set, frozenset, dict)}
@@ -35,7 +35,7 @@ class Unreadable(LookupError):
 
 
 class ValueCodec:
-    """A codec that encodes values as JSON data, and decodes them so that prompts stay the same.
+    """A codec that encodes values as JSON data, and decodes the data so that prompts stay the same.
 
     Instances of subclasses of supported types are rejected. Pydantic models, dataclasses,
     enums and named tuples are supported if their class is in `classes`. A file cannot make the
@@ -136,7 +136,7 @@ def _contents(value: Any) -> Any:
 
 
 def _rebuild(kind: Any, contents: Any) -> Any:
-    """Rebuild an object from its contents, without calling `__init__`."""
+    """Rebuild an object from its contents, without calling `__init__` of models and dataclasses."""
     if kind in BUILT_IN:
         return TypeAdapter(kind, config=BYTES).validate_json(contents)
     if issubclass(kind, Enum):
@@ -151,6 +151,6 @@ def _rebuild(kind: Any, contents: Any) -> Any:
     if missing:
         raise ValueError(f"the stored value does not have the fields {missing}")
     for name, content in contents.items():
-        # Unlike setattr, `object.__setattr__` works in frozen classes.
+        # Unlike setattr, `object.__setattr__` works for frozen dataclasses.
         object.__setattr__(value, name, content)
     return value
