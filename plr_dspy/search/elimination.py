@@ -8,10 +8,10 @@ from plr_dspy.search.model.paired import FittedPrograms, ProgramModel
 from plr_dspy.search.search import Search
 from plr_dspy.search.space import Candidate, OrderingSpace, ScoreEstimate, Scores, WholeProgram
 
-# Maximum expected improvement that the search may lose by ending or by dropping programs. The unit
+# Maximum expected improvement that the search may forgo by ending or by dropping programs. The unit
 # is the standard error of a program's final mean score.
 MAX_LOSS_BY_ENDING = 0.045
-MAX_LOSS_BY_DROPPING = 0.025  # limit of the sum over all programs dropped in one round
+MAX_LOSS_BY_DROPPING = 0.025  # limits the total over all programs dropped in one round
 
 
 class EliminationSearch(Search):
@@ -19,8 +19,7 @@ class EliminationSearch(Search):
 
     Args:
         space: A space without demos to order. Its `programs` do not include the baseline.
-        first: The baseline. It is never dropped, because all other programs are compared with
-            it.
+        first: The baseline, which is never dropped because all other programs are compared with it.
 
     Attributes:
         alive: Programs that have not been dropped, starting with the baseline.
@@ -54,10 +53,10 @@ class EliminationSearch(Search):
         return max(self._improvements(leader, num_examples).values()) >= MAX_LOSS_BY_ENDING
 
     def drop(self, leader: Candidate, num_examples: int) -> None:
-        """Drop programs, as long as the sum of their expected improvements is negligible.
+        """Drop the least promising programs, as long as their total expected improvement is negligible.
 
-        The arguments are as in `can_change()`. The leader, the baseline, and the program with the
-        largest expected improvement are never dropped.
+        The arguments are as in `can_change()`. Never drop the leader, the baseline, or the program
+        with the largest expected improvement.
         """
         improvements = self._improvements(leader, num_examples)
         baseline = self.alive[0]

@@ -1,4 +1,4 @@
-"""Shared prefixes of prompts. A server with a prefix cache processes each of them only once."""
+"""Shared prefixes of prompts. A server with a prefix cache processes each prefix only once."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,8 +8,8 @@ from plr_dspy.search.space import Candidate, Ordering, WholeProgram
 def by_prefix(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Return the candidates, sorted so that the prompts of neighbors share long prefixes.
 
-    Whole programs come first. Orderings are compared from the last block to the first, because the
-    last blocks hold the instructions, and prompts begin with them.
+    Whole programs come first. Orderings are compared from the last block to the first, because
+    prompts begin with the instructions, which are in the last blocks.
     """
     programs = []
     orderings = []
@@ -22,10 +22,7 @@ def by_prefix(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def num_new_items(previous: Ordering, ordering: Ordering) -> int:
-    """Return the number of items of an ordering that follow the prefixes shared with `previous`.
-
-    Each block has its own shared prefix.
-    """
+    """Return how many items of an ordering follow the prefixes that its blocks share with `previous`."""
     number = 0
     for before, items in zip(previous, ordering, strict=True):
         number += len(items) - shared_length(before, items)

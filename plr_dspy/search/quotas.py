@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Quotas:
-    """The minimum number of items that a block must show from each class.
+    """The minimum numbers of items that one block must show from its classes.
 
     Attributes:
         classes: The class index of each item, or -1 for an item without a class. Empty if the
@@ -29,14 +29,14 @@ class Quotas:
         return all(counts[number] >= minimum for number, minimum in enumerate(self.minimums))
 
     def first(self, ranking: Sequence[int], length: int) -> tuple[int, ...]:
-        """Return `length` items of a complete ranking, chosen so that they meet the quotas.
+        """Return `length` items from a ranking of all items, chosen so that they meet the quotas.
 
         Items that would leave too few places to meet the quotas are skipped. `length` must be at
         least `total`, and the ranking must contain the minimum number of items of each class.
 
-        If the ranking is a draw from a Plackett-Luce distribution, the result has the same
-        distribution as drawing items one by one. Each item is drawn from the items that leave
-        enough places, with probabilities proportional to ``exp(logits)``.
+        If the ranking is drawn from a Plackett-Luce distribution, the result is distributed as if
+        items were drawn one by one. Each draw would choose among the items that leave enough
+        places, with probabilities proportional to ``exp(logits)``.
         """
         if not self.minimums:
             return tuple(ranking[:length])
@@ -55,7 +55,7 @@ class Quotas:
         return tuple(items)
 
     def spare(self, items: Sequence[int]) -> Sequence[int]:
-        """Return the positions of all items that could be dropped, one at a time, without violating a quota."""
+        """Return the position of each item that can be dropped alone without violating a quota."""
         if not self.minimums:
             return range(len(items))
         num_spare = Counter(self.classes[item] for item in items)
@@ -86,7 +86,7 @@ class Quotas:
         """Return the minimum of each class and the kinds of its items, keyed by class index.
 
         `kinds` holds the kind of each item, as in `OrderingSpace`. Items without a class have the
-        index -1.
+        class index -1. Without quotas, this applies to all items.
         """
         kinds_of_class = defaultdict(list)
         for item, kind in enumerate(kinds):

@@ -25,6 +25,7 @@ from plr_dspy.search.space import (
 
 MAX_BATCHES = 20  # maximum number of batches drawn to obtain enough allowed orderings
 MAX_REDRAWS = 50  # maximum number of batches drawn to obtain enough new orderings
+
 # Number of items by which successive beginnings of an ordering differ. With a step of 1, a round
 # would contain beginnings of fewer orderings, and show too few different items.
 BEGINNING_STEP = 2
@@ -40,13 +41,12 @@ class Search(ABC):
 
     If the space counts positions from the end, the first item drawn from a distribution is
     shown last. A draw skips items that would leave too few places to meet the quotas. Skipping
-    puts items of rare classes last, so uniform draws are shuffled afterwards. If an ordering is not
-    allowed, items are dropped from its beginning until it is. Items required by a quota are kept.
+    puts items of rare classes last, so uniform draws are shuffled afterwards. If a draw is not an
+    allowed ordering, items are dropped from its beginning, except items that a quota requires.
 
     Attributes:
-        model: The model that predicts scores on new examples. Unless a subclass replaces this
-            model, it has no features, so it does not assume that similar orderings have similar
-            scores.
+        model: The model that predicts scores on new examples. By default, the model has no
+            features, so it does not assume that similar orderings have similar scores.
         distributions: The current distribution of each block.
         fitted: The model fitted to the latest scores. None before the first scores, and always
             None in searches that fit no model.
@@ -90,7 +90,8 @@ class Search(ABC):
             scores: All known scores of each candidate, as a dict that maps examples to scores.
 
         Raises:
-            ValueError: If scores are missing or not finite. The search stays unchanged.
+            ValueError: If orderings or scores are missing, or scores are not finite. The search
+                does not change.
         """
         if not orderings:
             raise ValueError(
@@ -118,8 +119,7 @@ class Search(ABC):
     def mode(self) -> Ordering:
         """Return the most probable ordering under the current distributions.
 
-        If it is not allowed, return a shortened ordering. If no shortened ordering is allowed,
-        return the identity.
+        If it is not allowed, drop items until it is allowed. If that fails, return the identity.
         """
         modes = []
         for quotas, distribution in zip(self.space.quotas, self.distributions, strict=True):
@@ -160,7 +160,7 @@ class Search(ABC):
         """Return up to `number` candidates that are not in `known`.
 
         The result begins with the space's `first_candidates`, followed by random orderings. First
-        candidates make up at most half of the result, unless the identity and the whole programs
+        candidates make up at most half of `number`, unless the identity and the whole programs
         alone exceed half.
         """
         candidates = self._first(number, known)
@@ -176,11 +176,11 @@ class Search(ABC):
         return list(candidates)
 
     def nested(self, number: int) -> list[Candidate]:
-        """Return `number` candidates. Many of them are beginnings of other candidates.
+        """Return about `number` candidates, many of which are beginnings of other candidates.
 
         The result begins with the space's `first_candidates`, followed by random orderings and some
         of their beginnings. Successive beginnings differ by two items, so a server with a prefix
-        cache processes only two new items per prompt. The items are dealt like cards from a
+        cache processes only the two new items of each prompt. The items are dealt like cards from a
         shuffled deck, so that all items are tried about equally often.
         """
         candidates = self._first(number, ())
@@ -208,7 +208,7 @@ class Search(ABC):
         return permutation
 
     def _first(self, number: int, known: Container[Candidate]) -> dict[Candidate, None]:
-        """Return the space's first candidates that are not in `known`, as an ordered set."""
+        """Return the candidates with which `fresh()` and `nested()` begin, as the keys of a dict."""
         num_first = max(1 + len(self.space.programs), number // 2)
         first = self.space.first_candidates[:num_first]
         return dict.fromkeys(candidate for candidate in first if candidate not in known)
@@ -222,8 +222,8 @@ class Search(ABC):
         rankings = []
         for size, upper in zip(self.space.sizes, most, strict=True):
             items = self._permutation(size)
-            # An ordering that skips items to meet its quotas needs other items in their place.
-            # Append the items dealt earlier to each ranking.
+            # Append the items dealt earlier to each ranking, to replace items that an ordering
+            # skips to meet its quotas.
             rankings.append(
                 [[*items[start:], *items[:start]] for start in range(0, size - upper + 1, max(1, upper))]
             )
@@ -237,8 +237,8 @@ class Search(ABC):
         """Yield beginnings of an ordering that are allowed and not empty, longest first.
 
         The first beginning omits the last `num_dropped` items. Each further beginning is
-        `BEGINNING_STEP` items shorter. If a beginning does not meet the quotas, it also shows the
-        next items that are needed to meet them.
+        `BEGINNING_STEP` items shorter. A beginning skips items where this is necessary to meet the
+        quotas.
         """
         num_blocks = len(ordering) - len(self.space.choices)
         longest = max(map(len, ordering[:num_blocks]), default=0)
@@ -252,16 +252,16 @@ class Search(ABC):
         """Refit the distributions to the elites.
 
         Start from uniform distributions if `from_uniform`, else from the current distributions.
-        If no elite is an ordering, for example because a limit allowed only calls of whole
-        programs, do nothing.
+        Do nothing if all elites are whole programs, for example because a limit prevented calls of
+        orderings.
         """
         orderings = [elite.ordering for elite in elites if not isinstance(elite.ordering, WholeProgram)]
         if not orderings:
             return
         scores = torch.tensor([elite.score for elite in elites], dtype=torch.float64)
         weights = None
-        # Deviation from PLR: Weights must be positive. If any score is 0 or less, give all elites
-        # the same weight.
+        # Unlike PLR, give all elites the same weight if any score is 0 or less, because weights
+        # must be positive.
         if self._rule.weighted and bool((scores > 0).all()):
             weights = scores / scores.mean()
         updated = []
@@ -358,14 +358,14 @@ class CrossEntropySearch(Search):
 
 
 def _complete(distribution: PlackettLuce) -> PlackettLuce:
-    """Return a distribution with the same logits that always draws all items."""
+    """Return a distribution that has the same logits, but always draws all items."""
     return distribution.copy(length=distribution.num_items, length_probabilities=None)
 
 
 def _with_quotas(quotas: Quotas, rankings: Tensor, complete: Tensor) -> Tensor:
-    """Return rankings that meet the quotas and are as long as those in `rankings`.
+    """Return rankings that meet the quotas and have the same lengths as `rankings`.
 
-    Their items are taken from `complete`, which holds rankings of all items.
+    The items come from `complete`, which holds a ranking of all items for each result.
     """
     lengths = (rankings != NOT_SHOWN).sum(dim=-1).tolist()
     rows = [quotas.first(row, length) for row, length in zip(complete.tolist(), lengths, strict=True)]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 Ordering: TypeAlias = tuple[tuple[int, ...], ...]  # the items of each block, in order
+
 # The ordering without demos. It is valid only in a space with a single block that may be empty.
 WITHOUT_DEMOS: Ordering = ((),)
 MAX_MOVES = 100  # number of random moves after which an ordering hardly depends on the identity
@@ -36,7 +37,7 @@ class WholeProgram:
 
 
 Candidate: TypeAlias = Ordering | WholeProgram
-# Maps each candidate to a dict that maps examples to scores.
+# Each candidate's scores, keyed by example index.
 Scores: TypeAlias = Mapping[Candidate, Mapping[int, float]]
 
 
@@ -70,9 +71,9 @@ class OrderingSpace:
         allowed: A function that returns whether an ordering is allowed, for example by a token
             limit. None allows all orderings.
         programs: Whole programs that compete with the orderings.
-        choices: Describes the last blocks, if each of them shows exactly one item, such as an
-            instruction. For each of these blocks, holds the index of the block with the same
-            predictor's demos, or None if there is none.
+        choices: One entry for each of the last blocks that show exactly one item, such as an
+            instruction. The entry is the index of the block with the same predictor's demos, or
+            None if there is no such block.
         quotas: For each block, the minimum number of items from each class. The default is 0.
         from_end: Whether positions are counted from the end. True if limits were given.
 
@@ -133,7 +134,7 @@ class OrderingSpace:
         for quotas, (lower, _) in zip(self.quotas, self.limits, strict=True):
             if quotas.total > lower:
                 raise ValueError(
-                    f"limits must have a minimum of at least {quotas.total}, the sum of the quotas; got {lower}: "
+                    f"limits must require at least {quotas.total} items, the sum of the quotas; got {lower}: "
                     "increase the minimum, or reduce the quotas"
                 )
         most = [upper for _, upper in self.limits]
@@ -151,7 +152,7 @@ class OrderingSpace:
 
     @cached_property
     def _has_lookalikes(self) -> tuple[bool, ...]:
-        """Whether any items look alike, for each block."""
+        """For each block, whether any of its items look alike."""
         return tuple(len(set(kinds)) < len(kinds) for kinds in self.kinds)
 
     @cached_property
@@ -160,7 +161,7 @@ class OrderingSpace:
 
     @cached_property
     def _positions(self) -> tuple[tuple[int, int], ...]:
-        """The block and position of each item of an ordering that shows all items."""
+        """The block and position of each item in an ordering that shows all items."""
         positions: list[tuple[int, int]] = []
         for block, size in enumerate(self.sizes):
             positions += zip(itertools.repeat(block), range(size))
@@ -168,7 +169,7 @@ class OrderingSpace:
 
     @cached_property
     def _latest_moves(self) -> dict[Ordering, list[tuple[int, str, Sequence[int]]]]:
-        """The possible moves from the latest ordering that was moved, from which a search makes many moves."""
+        """A cache of the possible moves from the latest ordering, because many moves start from it."""
         return {}
 
     @cached_property
@@ -246,7 +247,7 @@ class OrderingSpace:
         return ordering[len(ordering) - len(self.choices) :]
 
     def with_choices(self, sizes: Sequence[int]) -> OrderingSpace:
-        """Return a copy of the space in which the choices have `sizes` items to choose from."""
+        """Return a copy of the space in which the blocks that are choices have the given sizes."""
         lists = self.kinds[: len(self.kinds) - len(self.choices)]
         return replace(self, kinds=(*lists, *(tuple(range(size)) for size in sizes)))
 
@@ -264,7 +265,7 @@ class OrderingSpace:
         """Return an ordering that shows the first items of the given rankings.
 
         For each block, `rankings` holds a ranking of all items, and `lengths` holds the number of
-        items to show. Items are skipped if the quotas require it.
+        items to show. Items are skipped where this is necessary to meet the quotas.
         """
         blocks = zip(self.quotas, rankings, lengths, strict=True)
         return tuple(quotas.first(ranking, length) for quotas, ranking, length in blocks)
@@ -283,7 +284,7 @@ class OrderingSpace:
         return tuple(blocks)
 
     def allows(self, ordering: Ordering) -> bool:
-        """Return whether an ordering meets the quotas and is allowed. It must be within the limits."""
+        """Return whether an ordering within the limits meets the quotas and is accepted by `allowed`."""
         if self._has_quotas:
             blocks = zip(self.quotas, ordering, strict=True)
             if not all(quotas.are_met(items) for quotas, items in blocks):
@@ -291,7 +292,7 @@ class OrderingSpace:
         return self.allowed is None or self.allowed(ordering)
 
     def shortened(self, ordering: Ordering) -> Ordering | None:
-        """Drop items until the ordering is allowed. Return None if even the shortest ordering is not.
+        """Return the ordering after dropping items until it is allowed, or None if this fails.
 
         Each item is dropped from the beginning of the block whose length is furthest above its
         minimum. Items required by a quota are kept.
@@ -349,7 +350,7 @@ class OrderingSpace:
         return ordering
 
     def draw_longest(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
-        """Draw orderings with replacement. Each ordering shows as many items as allowed."""
+        """Draw, with replacement, orderings that show as many items as allowed."""
         orderings = []
         most = [upper for _, upper in self.limits]
         for _ in range(num_draws):
@@ -362,8 +363,8 @@ class OrderingSpace:
         """Return the ordering after a random move in one block.
 
         If the space has no limits, a move shifts one item. Otherwise, a move replaces, inserts,
-        drops or shifts an item, or swaps two items. All possible kinds of moves are equally
-        likely. If no allowed move is found, return the ordering unchanged.
+        drops or shifts an item, or swaps two items. The possible combinations of a block and a kind
+        of move are equally likely. If no allowed move is found, return the ordering unchanged.
         """
         if not self.from_end:
             block, position = self._positions[rng.integers(len(self._positions))]
@@ -385,7 +386,7 @@ class OrderingSpace:
         return ordering
 
     def _moves(self, ordering: Ordering) -> list[tuple[int, str, Sequence[int]]]:
-        """Return the block and the kind of possible moves, with the indices of the moves of this kind.
+        """Return each block and kind of move, with the indices of the possible moves of this kind.
 
         Possible moves respect the limits and quotas.
         """
@@ -433,7 +434,7 @@ def _interleaved(first: Sequence[int], second: Sequence[int]) -> list[int]:
 def _arrangements(kinds: tuple[int, ...], length: int, unused: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yield the arrangements of `length` unused items in lexicographic order.
 
-    Of arrangements that look alike, only the first is yielded.
+    Among arrangements that look alike, only the first is yielded.
     """
     if length == 0:
         yield ()
@@ -458,7 +459,7 @@ def _move(items: tuple[int, ...], kind: str, number: int, size: int) -> tuple[in
         end = position + 1 if kind == "replace" else position
         return (*items[:position], unused[index], *items[end:])
     position, other = divmod(number, len(items) - 1)
-    other += other >= position  # Skip the position itself.
+    other += other >= position  # An item cannot move to its own position.
     if kind == "shift":
         return _shift(items, position, other)
     result = list(items)
@@ -473,6 +474,6 @@ def _unused(items: Sequence[int], size: int) -> list[int]:
 
 
 def _shift(items: tuple[int, ...], start: int, end: int) -> tuple[int, ...]:
-    """Return the items after moving one from position `start` to position `end`."""
+    """Return the items after moving the item at position `start` to position `end`."""
     rest = (*items[:start], *items[start + 1 :])
     return (*rest[:end], items[start], *rest[end:])

@@ -16,7 +16,7 @@ NUM_CANDIDATES = 300
 NUM_CLIMBS = 5  # number of steps in the hill climb
 NUM_CLIMBERS = 10  # beam width of the hill climb
 NUM_MOVES = 20  # number of random moves to try from each ordering in the beam
-NUM_TRIES = 3  # number of random moves from which the one that keeps the longest prefix is selected
+NUM_TRIES = 3  # number of random moves to compare by the length of the prefix that they keep
 MIN_ELITES = 5
 
 
@@ -40,13 +40,14 @@ class ThompsonSearch(Search):
             orderings.
         classes: For each block, the class of each item, such as a demo's answer.
         example_classes: The class of each example, such as its answer.
-        update: As in `CrossEntropySearch`, but each round starts from uniform distributions.
+        update: Rule that fits the distributions: "ema", "mle", "mixture" or an update object. Each
+            round starts from uniform distributions.
         num_samples: Maximum number of orderings per round.
         num_initial: Number of candidates in the first round: the identity, other first
             candidates of the space, and random orderings.
         elite_fraction: Fraction of the scored orderings to which the distributions are fitted.
         responses: Access to the log-probabilities of labels, or None if they are unavailable.
-        seed: As in `CrossEntropySearch`.
+        seed: Seed for the search's random numbers.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class ThompsonSearch(Search):
         self._counts = counts
         self._num_rounds += 1
         earlier = None if self.fitted is None else self.fitted.variances
-        # Assign the fitted model in one step. If the user interrupts the fit, the old model is kept.
+        # Assign the model after the fit, so that the old model is kept if the user interrupts the fit.
         self.fitted = self.model.fit(scores, earlier=earlier, include=[self.space.identity])
         best = [estimate for estimate in self.fitted.estimates() if self.space.contains(estimate.ordering)]
         elites = best[: max(MIN_ELITES, num_elites(len(self.fitted.orderings), self.elite_fraction))]
@@ -176,7 +177,7 @@ class ThompsonSearch(Search):
         return min(moved, key=lambda other: num_new_items(ordering, other))
 
     def _climb(self, fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
-        """Return the orderings in all beams of a beam search for the highest posterior mean.
+        """Search for the highest posterior mean, and return the orderings in the beam of every step.
 
         Each step makes random moves from the orderings in the beam.
         """

@@ -130,7 +130,7 @@ class TestSpace:
         assert wider.with_new_items(((1, 2), (0,)), space) == []
 
     def test_rejects_limits_that_cannot_meet_the_quotas(self):
-        with pytest.raises(ValueError, match="a minimum of at least 2, the sum of the quotas; got 1"):
+        with pytest.raises(ValueError, match="at least 2 items, the sum of the quotas; got 1"):
             OrderingSpace(((0, 1, 2),), ((1, 3),), quotas=(Quotas((0, 1, 1), (1, 1)),))
 
 
