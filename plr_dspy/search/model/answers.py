@@ -20,22 +20,21 @@ from plr_dspy.statistics.calibration import OFFSET_DECIMALS, label_offsets, like
 
 MAX_EXAMPLES = 128  # maximum number of examples over which expected scores are averaged
 PRIOR_CELLS = 4.0  # weight of the expected label probabilities, as a number of calls
-# Equally likely prior standard deviations of the gain from calibration.
-PRIOR_DEVIATIONS = (0.0, 0.05, 0.15, 0.5)
+PRIOR_DEVIATIONS = (0.0, 0.05, 0.15, 0.5)  # equally likely prior deviations of the gain from calibration
 ALL = slice(None)
 
 
 class Revision(NamedTuple):
     """The calibration that the returned program applies to its answers."""
 
-    offsets: tuple[float, ...]  # added to the log-probabilities of labels, [L]
+    offsets: tuple[float, ...]  # values to add to the log-probabilities of labels, [L]
     shares: tuple[float, ...]  # target shares of the labels, [L]; empty if answers are not calibrated
 
 
 class CalibrationEstimate(NamedTuple):
-    """The expected scores of an ordering without and with calibration."""
+    """The calibration of an ordering, and its expected scores without and with calibration."""
 
-    offsets: tuple[float, ...]  # added to the log-probabilities of labels, [L]
+    offsets: tuple[float, ...]  # values to add to the log-probabilities of labels, [L]
     before: float  # expected mean score without calibration
     after: float  # expected mean score with calibration
 
@@ -44,16 +43,16 @@ class CalibratedLabels(NamedTuple):
     """The answers of orderings after calibration to given label shares."""
 
     shares: Array  # target shares of the labels, [L]; NaN if answers are not calibrated
-    offsets: Array  # added to the log-probabilities of labels; rounded, with a mean of about 0, [m, L]
-    answers: Numbers  # indices of the likeliest seen labels, [m, E]
+    offsets: Array  # rounded values to add to the log-probabilities of labels, with a mean of about 0, [m, L]
+    answers: Numbers  # indices of the likeliest seen labels after calibration, [m, E]
     never_seen: Mask  # whether each label was unseen in all replies, [L]
     calibrates: bool  # whether answers are calibrated
 
 
 class ExampleWeights:
-    """The weights of examples in mean scores, calculated by `ConfusionScores.weights()`.
+    """The weights of examples in mean scores.
 
-    All weights are equal unless the metric is a metric over a set.
+    For a metric over a set, `ConfusionScores.weights()` calculates them. Otherwise, they are equal.
 
     Attributes:
         all: Weights of all examples, ``[E]``, which sum to 1.
@@ -95,7 +94,7 @@ class Answers:
     """The answers of orderings, and the estimated effect of calibration on their scores.
 
     Args:
-        calls: The calls in which the answers were given.
+        calls: The calls that returned the answers.
         logits: The logits fitted to the log-probabilities of these calls.
         weights: The weights of examples.
         shares, are_calibrated: As in `LabelResponses`.
@@ -126,7 +125,7 @@ class Answers:
 
     @property
     def scores(self) -> Array:
-        """The scores of the calibrated answers if these are scored, else the metric's scores, ``[m, E]``."""
+        """The scores of calibrated answers if the search uses these, else the metric's scores, ``[m, E]``."""
         return self.calibrated_scores if self._are_calibrated else self._call_scores
 
     def expected_scores(
@@ -161,9 +160,9 @@ class Answers:
 
     @cached_property
     def calibrated_labels(self) -> CalibratedLabels:
-        """The answers after calibration to the label shares with the highest mean score.
+        """The answers after calibration to the label shares that give the highest mean score.
 
-        The first shares are used unless other shares are clearly better.
+        If there are alternative shares, the first are used unless later ones are clearly better.
         """
         options = [self._calibrate(alternative) for alternative in np.atleast_2d(self._shares)]
         known = self._labels.known
@@ -175,10 +174,9 @@ class Answers:
         gains = np.array(means) - means[0]
         mean_gains = gains @ weights
         min_gains = np.zeros(len(options))
-        # Require a gain of more than one standard error, unless the metric is a metric over a set.
-        # For metrics over a set, the first option leaves answers uncalibrated. A few rare examples
-        # dominate both the gain and its standard error, so this requirement would rule out
-        # calibration.
+        # Require a gain above one standard error, except for a metric over a set, whose first option
+        # is no calibration. A few rare examples dominate both its gain and its standard error, so
+        # this requirement would always rule out calibration.
         if options[0].calibrates:
             min_gains = np.sqrt((gains - mean_gains[:, None]) ** 2 @ weights**2)
         best = int(np.where(mean_gains > min_gains, mean_gains, 0.0).argmax())
@@ -245,7 +243,7 @@ class Answers:
         return score, float(after - before + differences.mean()), differences
 
     def gain_of_calibration(self, number: int) -> Gains:
-        """Return the gain of an ordering on new examples if its answers are calibrated.
+        """Return an ordering's gain from calibration on new examples.
 
         The result has one column, so that it can be added to the gains of all orderings.
         """
@@ -261,8 +259,8 @@ class Answers:
 
     def _own_expected_scores(self, number: int, examples: Numbers) -> Array:
         """Return an ordering's expected scores without calibration, and with calibration, ``[2, n]``."""
-        # An ordering may have been selected because of its log-probabilities, so they are biased.
-        # Predict its logits from its effects instead.
+        # Predict the logits from effects. The ordering's own log-probabilities are biased if it was
+        # selected because of them.
         logits, variances = self._logits.under(self._logits.effects[[number]], examples)
         offsets = self.calibrated_labels.offsets[number]
         chances = [self._own_chances(logits, variances), likeliest_chances(logits + offsets, variances)]
@@ -271,7 +269,7 @@ class Answers:
     def _calibrate(self, shares: Array) -> CalibratedLabels:
         """Return the orderings' answers after calibration to label shares ``[L]``.
 
-        If the shares are NaN, answers are not calibrated.
+        If the shares are NaN, do not calibrate the answers.
         """
         known = self._labels.known
         unseen = self._labels.unseen
@@ -284,7 +282,7 @@ class Answers:
         calibrates = not np.isnan(shares).any()
         offsets = np.zeros_like(log_means)
         if calibrates:
-            # The returned program uses rounded offsets, so score its answers with these.
+            # The returned program uses rounded offsets, so score the answers with rounded offsets.
             offsets = label_offsets(log_means, shares, held=never_seen).round(OFFSET_DECIMALS)  # Eq. 5
         logs = np.nan_to_num(self._labels.logs)
         answers = likeliest_labels(logs, offsets[:, None], unseen=unseen)  # Eq. 6
@@ -292,11 +290,11 @@ class Answers:
 
     @cached_property
     def _log_means(self) -> tuple[Array, Array, Array]:
-        """The log mean probabilities of labels over all examples, and two intermediate results.
+        """Each ordering's log mean probabilities of labels over all examples, and two related arrays.
 
         The log mean probabilities ``[m, L]`` are predicted from effects, and corrected by their
-        errors in each ordering's own cells. The other results are the mean probabilities in
-        these cells, ``[m, L]``, and the weights of the corrections, ``[m, 1]``.
+        errors in each ordering's own cells. The other arrays are the mean probabilities in these
+        cells, ``[m, L]``, and the weights of the corrections, ``[m, 1]``.
         """
         known = self._labels.known
         counts = known.sum(axis=1)[:, None]

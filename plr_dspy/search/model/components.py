@@ -1,4 +1,4 @@
-"""Gaussian processes that are sums of independent components, whose variances are estimated.
+"""Gaussian processes that are sums of independent components with estimated variances.
 
 symbol  code        shape   meaning
 v_i     variances   [n]     variances of the n components; the last component has no features
@@ -21,7 +21,7 @@ import numpy as np
 from plr_dspy.search.model.gains import Families
 from plr_dspy.statistics.arrays import Array
 
-Variances: TypeAlias = Sequence[float] | None  # variances of an earlier fit, from which a new fit can start
+Variances: TypeAlias = Sequence[float] | None  # variances from which a new fit starts, if known
 Measure: TypeAlias = Callable[[Array, Array], tuple[Array, float]]  # maps K and (K + E)^-1 to y and s
 
 # Prior mean of the variance between orderings, relative to the noise. At an accuracy of 0.6, the
@@ -56,7 +56,7 @@ class Components:
         return self.remaining(np.diag(self.covariance), self.covariance)
 
     def remaining(self, prior_variances: Array, covariance: Array) -> Array:
-        """Return the posterior variances of orderings, given their prior variances ``[c]``.
+        """Return the posterior variances of orderings ``[c]``, given their prior variances ``[c]``.
 
         `covariance` holds their prior covariances with the fitted orderings, ``[c, m]``.
         """
@@ -86,7 +86,7 @@ def fit_components(
     fixed: Array | float = 0.0,
     extra_variances: Array | float = 0.0,
 ) -> Components:
-    """Return the sum of Gaussian processes, fitted to measured values.
+    """Fit a sum of independent Gaussian processes to measured values.
 
     The variances maximize the restricted likelihood times Gamma priors, using fixed-point steps (D.
     A. Harville, JASA 72, 1977).
@@ -94,7 +94,8 @@ def fit_components(
     Args:
         measure: A function that returns the measured values and the variance of the noise,
             given the current covariance and inverse.
-        earlier: Variances from which to start. Ignored unless there is one for each kernel.
+        earlier: Variances from which to start. Ignored unless there is a variance for each
+            kernel.
         total: Prior mean and initial value of the sum of the variances.
         noise: Initial variance of the noise.
         fixed: As in the module's table of symbols.

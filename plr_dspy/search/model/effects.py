@@ -3,9 +3,9 @@
     z[o, e]  =  a[e]  +  b[o]  +  q[o] g[e]  +  noise          (3)
 
 Log-probabilities on two examples determine an ordering's label bias b almost exactly. A few
-examples are therefore enough to predict the ordering's scores on all others. The effects and their
-variances are fitted using expectation-maximization (N. M. Laird and J. H. Ware, Biometrics 38,
-1982).
+examples are therefore enough to predict the ordering's scores on all other examples. The effects
+and their variances are fitted using expectation-maximization (N. M. Laird and J. H. Ware,
+Biometrics 38, 1982).
 """
 
 from typing import NamedTuple
@@ -18,10 +18,9 @@ from plr_dspy.statistics.arrays import Array, Mask
 
 NUM_SWEEPS = 12
 NUM_QUICK_SWEEPS = 3  # number of sweeps in a quick fit, which is only used to rank orderings
-# The fit stops if the noise variance changes by less than this fraction, typically after six
-# sweeps.
-TOLERANCE = 3e-4
+TOLERANCE = 3e-4  # relative change of the noise variance below which a fit ends, usually after six sweeps
 PRIOR_COUNT = 5.0  # weight of the prior of each variance, as a number of observations
+
 # Prior variances of the effects on log-odds (natural logarithms).
 PRIOR_LABEL_BIAS = 0.1
 PRIOR_SLOPE = 0.01
@@ -34,12 +33,12 @@ MAX_LEVERAGE = 0.9  # upper limit of `leverage`, because leave-one-out predictio
 
 
 class Posterior(NamedTuple):
-    """Independent posteriors of the orderings' effects, which have `k` dimensions."""
+    """Independent posteriors of one `k`-dimensional effect for each ordering."""
 
-    means: Array  # [m, k]
-    variances: Array  # the same for all dimensions, [m]
-    prior_mean: Array  # [k]
-    prior_variances: Array  # [m]; larger for candidates without features
+    means: Array  # posterior means, [m, k]
+    variances: Array  # posterior variances, equal for all dimensions, [m]
+    prior_mean: Array  # common prior mean of all orderings, [k]
+    prior_variances: Array  # prior variances, larger for candidates without features, [m]
 
 
 class ResponseEffects:
@@ -75,7 +74,7 @@ class ResponseEffects:
         self._label_bias_variance = 1.0
         self._slope_variance = PRIOR_SLOPE
         self._examples = np.zeros((num_contrasts, len(directions)))
-        self._example_responses = self._contrasts  # z - b - q g
+        self._example_responses = self._contrasts  # contrasts minus the effects of orderings, z - b - q g
         self.num_cells = np.zeros(len(is_known))
         for _ in range(num_sweeps):
             noise_before = self.noise
@@ -179,9 +178,7 @@ def _posterior_variance(squares: Array, prior: float) -> float:
 
 
 class EffectProcess:
-    """A Gaussian process of label biases or slopes.
-
-    The measurements of different orderings have different precisions.
+    """A Gaussian process of label biases or slopes, which are measured with different precisions.
 
     Attributes:
         fit: The fitted components, with variances relative to `unit`.
@@ -223,8 +220,8 @@ class EffectProcess:
     def errors(self, noise: Array, is_measured: Mask) -> Array:
         """Return the covariance ``[c, c]`` of the errors that noise causes in the posterior means.
 
-        It covers the `c` orderings in the mask `is_measured`. `noise` is the covariance ``[c, c]``
-        of their noise, in any unit.
+        The rows and columns are the `c` orderings in the mask `is_measured`. `noise` is the
+        covariance ``[c, c]`` of the noise in their measurements, in any unit.
         """
         deviations = 1.0 / np.sqrt(self._precisions[is_measured] * np.diag(noise))
         gain = (self.fit.covariance @ self.fit.inverse)[np.ix_(is_measured, is_measured)]

@@ -25,14 +25,15 @@ FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region",
 
 CHOICE_FAMILIES = ("none", "choice", "choice and none", "choice and number")
 
-# Length scale of "region" in log positions. On this scale, positions 1 and 2 are as close as
-# positions 5 and 10.
+# Length scale of "region" in the logarithms of positions. On a log scale, positions 1 and 2 are as
+# close as positions 5 and 10.
 REGION = 1.0
 NUM_REGION = 0.25  # length scale of "number", relative to the maximum number of items
 NUM_REFERENCES = 300  # number of random orderings used to center and scale the features
+
 # Maximum number of pairs of items in "adjacency", divided equally among the blocks. Blocks with
 # more pairs do not have this family. For example, 50 items have 2,500 pairs. A search of a few
-# hundred calls sees few of them, and their features would take half of its time.
+# hundred calls would see few of these pairs, but spend half of its time on them.
 MAX_PAIRS = 1_500
 
 
@@ -70,9 +71,9 @@ class Features:
         self.references = self(orderings)
 
     def __call__(self, orderings: Sequence[Ordering]) -> list[Array]:
-        """Return the features ``[m, d]`` in each family.
+        """Return the features ``[m, d]`` of each family.
 
-        If all orderings look alike, return one family without features.
+        If all random orderings look alike, return one family without features.
         """
         if not self._moments:
             return [np.zeros((len(orderings), 0))]
@@ -80,7 +81,7 @@ class Features:
         return [(values[name] - mean) * scale for name, (mean, scale) in self._moments.items()]
 
     def _unscaled(self, orderings: Sequence[Ordering]) -> dict[str, Array]:
-        """Return the unscaled features of each family, with all blocks side by side."""
+        """Return the unscaled features of each family, with the features of all blocks side by side."""
         blocks = [block(orderings) for block in self._blocks]
         blocks += [choice(orderings, blocks) for choice in self._choices]
         families = {}
@@ -113,7 +114,7 @@ class _Block:
         self._may_be_empty = bool(space.choices)
 
     def __call__(self, orderings: Sequence[Ordering]) -> dict[str, Array]:
-        """Return the features of each family. The first axis of each array is ``[m]``."""
+        """Return the unscaled features of each family. The first axis holds the `m` orderings."""
         rows = []
         for ordering in orderings:
             from_end = ordering[self._number][::-1]
@@ -153,7 +154,7 @@ class _Choice:
         self._items = np.eye(size) - 1.0 / size
 
     def __call__(self, orderings: Sequence[Ordering], blocks: Sequence[dict[str, Array]]) -> dict[str, Array]:
-        """Return the features of each family, given the features of the other blocks."""
+        """Return the unscaled features of each family, given those of the blocks that are not choices."""
         chosen = self._items[[ordering[self._number][0] for ordering in orderings]]
         families = {"choice": chosen}
         if self._partner is not None:
@@ -166,7 +167,7 @@ class _Choice:
 def _smooth(points: Array, scale: float) -> Array:
     """Return features of points on a line, ``[points, r]``.
 
-    The inner products of the features equal the Gaussian kernel between the points.
+    The inner product of two points' features approximates the Gaussian kernel between them.
     """
     kernel = np.exp(-0.5 * ((points[:, None] - points) / scale) ** 2)
     values, vectors = np.linalg.eigh(kernel)

@@ -13,7 +13,7 @@ K            covariance     [m, m]     estimated prior covariance of true scores
 A            outsiders      [m, m]     additional prior covariance of outsiders
 N            noise          [m, m]     covariance of the errors of y
 s, k, v                                factors of K, A and N
-r            reference                 index of the ordering that the others are compared with
+r            reference                 index of the reference ordering
 P            priors         [H, m, m]  s K + k A
 W            inverses       [H, m, m]  inverse covariances of y
 P - P[r]     contrasts      [H, m, m]  prior covariances between gains and true scores
@@ -35,6 +35,7 @@ Families: TypeAlias = Sequence[Array]  # one array for each family of features
 # Values of s, the factor of the estimated prior covariance.
 SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)
 OUTSIDER_SCALES = (0.0, 1.0)  # values of k: outsiders resemble other orderings (0), or may differ (1)
+
 # Quantiles of the posterior of v, the factor of the error covariance. They are equally likely.
 ERROR_QUANTILES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
 PRIOR_SPREAD = 0.005  # prior mean of the variance between orderings' mean scores
@@ -42,24 +43,24 @@ PRIOR_NO_EFFECT = 0.5  # prior probability that all orderings score the same on 
 
 
 class GainSummary(NamedTuple):
-    """Gains ``[m]``, averaged over all hypotheses."""
+    """A summary of gains ``[m]``, averaged over all hypotheses."""
 
     expected: Array
     above: Array  # probability of a gain above 0
     below: Array  # probability of a gain below 0
-    deviations: Array  # standard deviations
+    deviations: Array  # standard deviations of the gains
 
 
 class Gains(NamedTuple):
     """Gains over a reference ordering, normally distributed under each hypothesis."""
 
-    probabilities: Array  # [H]
-    means: Array  # [H, m]
-    variances: Array  # [H, m]
+    probabilities: Array  # probability of each hypothesis, [H]
+    means: Array  # mean of each gain, [H, m]
+    variances: Array  # variance of each gain, [H, m]
     possible: Mask  # whether a gain can differ from 0, [H, m]
 
     def plus(self, other: Gains) -> Gains:
-        """Return the sums of these gains and other, independent gains, for each pair of hypotheses.
+        """Return the sums of these gains and the independent `other` gains under each pair of hypotheses.
 
         If the other gains have one column, they apply to all orderings.
         """
@@ -85,7 +86,7 @@ class Gains(NamedTuple):
     def condensed(self) -> Gains:
         """Return gains with fewer hypotheses, but the same overall means and variances.
 
-        Hypotheses are merged if the same orderings can have gains under them.
+        Hypotheses under which the same orderings can have gains are merged.
         """
         possible, groups = np.unique(self.possible, axis=0, return_inverse=True)
         in_group = groups.ravel() == np.arange(len(possible))[:, None]
@@ -97,9 +98,9 @@ class Gains(NamedTuple):
         return Gains(probabilities, means, variances, possible)
 
     def summary(self, *, margin: float = 0.0) -> GainSummary:
-        """Return the gains, averaged over the hypotheses.
+        """Return a summary of the gains, averaged over the hypotheses.
 
-        The probabilities refer to gains above and below ``-margin`` instead of 0.
+        The probabilities are those of gains above and below ``-margin``.
         """
         variances = np.where(self.possible, self.variances, 0.0)
         deviations = np.where(self.possible, np.sqrt(np.maximum(variances, 1e-18)), 1.0)
@@ -159,7 +160,7 @@ def expected_gains(
     """Return the gains of orderings over a reference.
 
     If orderings do not really differ, the estimated variance between them is due to noise. The
-    hypotheses therefore scale this variance by several factors. The covariance of errors is
+    hypotheses therefore scale this variance by different factors. The covariance of errors is
     estimated with `num_examples - 1` degrees of freedom. To be cautious, the hypotheses may enlarge
     this covariance, but never reduce it.
 
@@ -177,11 +178,11 @@ def expected_gains(
 def independent_gains(
     means: Array, noise: Array, *, outsiders: Array, reference: int, num_examples: int
 ) -> Gains:
-    """Return gains like `expected_gains()`, but for errors that are strongly correlated.
+    """Return the gains of orderings over a reference if their errors are strongly correlated.
 
-    Errors on shared examples affect many orderings alike, so more orderings hardly make the
-    estimated variance between them more precise. Its degrees of freedom are therefore estimated
-    from the covariance of errors. `outsiders` holds variances, ``[m]``.
+    Errors on shared examples affect many orderings alike, so adding orderings hardly improves the
+    estimated variance between orderings. The degrees of freedom of this estimate are therefore
+    derived from the covariance of errors. `outsiders` holds variances, ``[m]``.
     """
     errors = noise - noise.mean(axis=0) - noise.mean(axis=1)[:, None] + noise.mean()
     error_variances = np.diag(errors)

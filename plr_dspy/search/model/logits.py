@@ -40,7 +40,7 @@ def softmax(logits: Array) -> Array:
 
 
 def mean_probabilities(logits: Array, variances: Array) -> Array:
-    """Return the mean probabilities of labels if logits have normal noise.
+    """Return the mean probabilities of labels, given logits with normal noise.
 
     The mean is calculated using the probit approximation (D. MacKay, Neural Computation 4, 1992).
     """
@@ -48,7 +48,7 @@ def mean_probabilities(logits: Array, variances: Array) -> Array:
 
 
 def likeliest_chances(logits: Array, variances: Array) -> Array:
-    """Return the probability that each label has the highest logit, given the variance of the noise."""
+    """Return the probability that each label has the highest logit, given the variances of the noise."""
     return softmax(logits * (np.pi / np.sqrt(6.0 * variances))[..., None])
 
 
@@ -126,9 +126,9 @@ class LabelLogits:
         return np.concatenate(effects, axis=1)
 
     def effect_errors(self, measured: Mask) -> tuple[Array, Array]:
-        """Return the covariance of errors in the label bias, and the covariance of errors in the slope.
+        """Return the covariances of errors in the label bias and of errors in the slope.
 
-        Both have the shape ``[c, c]`` for the `c` orderings in the mask `measured`.
+        Each has the shape ``[c, c]`` for the `c` orderings in the mask `measured`.
         """
         contrasts = self._contrasts[measured]
         contrasts = contrasts[:, ~np.isnan(contrasts[..., 0]).all(axis=0)]

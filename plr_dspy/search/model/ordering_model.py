@@ -2,11 +2,11 @@
 
     y[o, e] - s[o, e]  =  a[e]  +  f(o)  +  b[c(e)] l(o)  +  noise          (2)
 
-y is the score of ordering o on example e. s is the score that log-probabilities predict, or 0 if
+The score of ordering o on example e is y. Its prediction from log-probabilities is s, which is 0 if
 they are not used. A Gaussian process models the difference as the sum of an effect a of the
 example, an effect f of the ordering, and noise. If the examples have classes and log-probabilities
-are not used, the ordering's label bias l is included, too. Its effect b depends on the example's
-class c(e).
+are not used, the process also includes the ordering's label bias l. The effect b of the label bias
+depends on the example's class c(e).
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ from plr_dspy.statistics.arrays import Array, Mask, Numbers
 # them are the most promising orderings. The other half are spread evenly over the remaining
 # orderings, so that the process also sees bad orderings.
 MAX_MODELED = 176
-# The process is always fitted to this number of candidates with the most scores, because they
+# Number of candidates with the most scores, to which the process is always fitted because they
 # include the finalists.
 MOST_SCORED = 32
 # Use log-probabilities only if more than this fraction of the calls has them. Otherwise, scores
 # alone predict better.
 LEAST_SHARE = 0.5
 DEVIATIONS = 1.96  # half of the width of a 95% interval, in standard errors
+
 # Maximum distance between an ordering's expected score and the mean of its own scores, in
 # standard errors (B. Efron and C. Morris, JASA 67, 1972).
 MOST_SHRUNK = 0.7
@@ -79,13 +80,13 @@ class OrderingModel:
 
     Args:
         space, classes, example_classes, responses: As in `ThompsonSearch`.
-        with_features: Whether to use features, so that similar orderings have similar scores.
+        with_features: Whether to use features, so that the model expects similar orderings to have
+            similar scores.
 
     Attributes:
         information_weights: A function that returns, for each candidate, how informative one
             of its scores is. None if all scores are equally informative.
-        calibrates_answers: Whether the model uses the scores of calibrated answers instead of the
-            original answers.
+        calibrates_answers: Whether the model scores calibrated answers instead of original ones.
         varies_in_length: Whether orderings may show different numbers of demos.
     """
 
@@ -158,7 +159,7 @@ class OrderingModel:
         return [ScoreEstimate(ordering, min(max(lowest, score), highest)) for ordering, score in estimates]
 
     def features(self, candidates: Sequence[Candidate]) -> list[Array]:
-        """Return the features ``[m, d]`` in each family.
+        """Return the features ``[m, d]`` of each family.
 
         All features of outsiders are 0, so that outsiders are treated like an average ordering.
         """
@@ -182,7 +183,7 @@ class OrderingModel:
     def _modeled(self, calls: Calls, include: Sequence[Candidate]) -> Numbers:
         """Return the rows of the candidates to which the process is fitted.
 
-        They include all whole programs, the candidates in `include`, the candidates with the most
+        These are all whole programs, the candidates in `include`, the candidates with the most
         scores, and the best candidates. The remaining rows are spread over the other candidates.
         """
         responses = self._respond(calls)
@@ -199,7 +200,7 @@ class OrderingModel:
     def _respond(
         self, calls: Calls, *, features: Sequence[Array] | None = None, earlier: Sequence[Any] | None = None
     ) -> ResponseModel | None:
-        """Return a model fitted to the calls' log-probabilities, or None if too few calls have them."""
+        """Return a model fitted to the log-probabilities, or None if too few calls have log-probabilities."""
         has_few = calls.labels.known.sum() <= LEAST_SHARE * calls.scored.counts.sum()
         if self._responses is None or has_few:
             return None
@@ -221,6 +222,7 @@ class Gain:
     probability: float  # probability of a gain above 0
     worse: float = 0.0  # probability of a gain below 0
     deviation: float = 0.0  # standard deviation of the posterior
+
     # The next two fields are the probabilities of gains above and below 0 over the calibrated
     # reference. They are 1 and 0 for the reference itself, and for all orderings if there is no
     # calibration.
@@ -229,7 +231,7 @@ class Gain:
 
     @property
     def min_probability(self) -> float:
-        """The lower of the probabilities of a gain above 0 over the original and the calibrated reference."""
+        """The probability of a gain above 0 over the original or calibrated reference, whichever is lower."""
         return min(self.probability, self.probability_alike)
 
 
@@ -237,13 +239,13 @@ class Gain:
 class FittedModel:
     """A model fitted to the scores of `orderings`.
 
-    Only `predict()`, `sample()` and `expected_at_random()` accept other orderings.
+    Methods that predict or sample scores also accept other orderings.
 
     Attributes:
         counted_scores: The scores to which the model is fitted, ``[m, E]``. If answers are
             calibrated, these are the scores of the calibrated answers.
-        calibrates_answers: Whether `counted_scores` are the scores of calibrated answers. Always
-            False if there are no log-probabilities.
+        calibrates_answers: Whether `counted_scores` are the scores of calibrated answers. False if
+            log-probabilities are not used.
         variances: The fitted variances, as JSON data, from which the next fit can start.
     """
 
@@ -280,8 +282,8 @@ class FittedModel:
     def as_it_is(self, ordering: Candidate) -> float:
         """Return an ordering's expected score with uncalibrated answers.
 
-        Unless calibrated answers are scored, the result is within `MOST_SHRUNK` standard errors of
-        the mean of the ordering's own scores.
+        Shrinkage moves the ordering's own score by at most `MOST_SHRUNK` standard errors. If
+        calibrated answers are scored, the ordering's own score is not shrunk.
         """
         number = self.orderings.index(ordering)
         if self.responses is None:
@@ -297,7 +299,8 @@ class FittedModel:
         """Return the 95% interval for an ordering's expected score.
 
         The standard error is estimated from the scores of the ordering and of the reference. If all
-        n scores are equal, the margin is 3 / n (J. Hanley and A. Lippman-Hand, JAMA 1983).
+        scores are equal, the margin is 3 / n, where n is the smaller number of scores (J. Hanley
+        and A. Lippman-Hand, JAMA 1983).
         """
         error = self._error(ordering, reference)
         if not error and 0.0 <= score <= 1.0:
@@ -326,9 +329,9 @@ class FittedModel:
     def gains(self, reference: Candidate, *, margin: float = 0.0) -> dict[Candidate, Gain]:
         """Return each fitted ordering's gain over the uncalibrated reference.
 
-        The probabilities refer to gains above and below ``-margin`` instead of 0.
+        The probabilities are those of gains above and below ``-margin``.
         """
-        # Several parts of a report need the same gains, and computing them takes a tenth of a second.
+        # Cache the gains, because they take a tenth of a second and several parts of a report need them.
         key = (reference, margin)
         if key not in self._known_gains:
             self._known_gains[key] = self._compute_gains(reference, margin)
@@ -380,7 +383,7 @@ class FittedModel:
         return {ordering: Gain(*row) for ordering, row in zip(self.orderings, rows, strict=True)}
 
     def counted(self, scores: Scores) -> Scores:
-        """Return a copy of `scores` in which the scores of fitted orderings come from `counted_scores`."""
+        """Return `scores`, with the scores of fitted orderings replaced by `counted_scores`."""
         if not self.calibrates_answers:
             return scores
         columns = {example: column for column, example in enumerate(self.scored.examples.tolist())}
@@ -393,7 +396,7 @@ class FittedModel:
     def revised_labels(self, ordering: Candidate) -> dict[int, int]:
         """Return the labels that replace an ordering's original answers, keyed by example.
 
-        If its answers are not replaced, the dict is empty.
+        The dict is empty if the original answers are scored.
         """
         if not self.calibrates_answers or ordering not in self.orderings:
             return {}
@@ -411,14 +414,14 @@ class FittedModel:
         return dict(zip(self.scored.examples[columns].tolist(), labels.tolist(), strict=True))
 
     def revision(self, ordering: Candidate) -> Revision | None:
-        """Return the calibration applied to an ordering's answers, or None if they are not calibrated."""
+        """Return the calibration of an ordering's answers, or None if calibrated answers are not scored."""
         if self.responses is None or not self.calibrates_answers or ordering not in self.orderings:
             return None
         answers = self.responses.answers
         return Revision(answers.rounded_offsets(self.orderings.index(ordering)), answers.calibrated_shares)
 
     def predict(self, orderings: Sequence[Candidate]) -> Array:
-        """Return the expected mean scores of orderings, which may be new, ``[m]``."""
+        """Return the expected mean scores of fitted or new orderings, ``[m]``."""
         features = self.model.features(orderings)
         expected = self.process.predict(features)
         return expected if self.responses is None else expected + self.responses.predict_means(features)

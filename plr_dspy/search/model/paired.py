@@ -2,9 +2,9 @@
 
     y[o, e]  =  t[o]  +  a[e]  +  noise
 
-On each example, the noise of different programs may be correlated. `PairedProcess` subtracts
-the mean of all scores, and divides by their standard deviation. Shapes: n programs, E examples,
-H hypotheses about the effects of programs.
+On each example, the noise of different programs may be correlated. `PairedProcess` standardizes
+all scores to mean 0 and standard deviation 1. Shapes: n programs, E examples, H hypotheses about
+the effects of programs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,11 @@ from plr_dspy.statistics.arrays import Array
 # in this module are relative to the standard deviation of scores.
 EFFECT_DEVIATIONS = (0.04, 0.08, 0.16, 0.32)
 PRIOR_NO_EFFECT = 0.05  # prior probability that all programs score the same on new examples
-PRIOR_OUTSIDER = (
-    0.5  # prior probability that one program (the outsider) is unlike all others, if programs differ
-)
+PRIOR_OUTSIDER = 0.5  # if programs differ, prior probability that one is an outsider, unlike all others
 OUTSIDER_DEVIATION = 0.2  # additional prior deviation of an outsider's effect
 PRIOR_EXAMPLES = 50.0  # weight of the prior that errors are independent, as a number of examples
 MAX_ROUNDING = 1e-9  # maximum relative deviation of scores that are equal except for rounding errors
-MIN_VARIANCE = 0.02  # minimum variance of errors, because equal scores on a few examples may be chance
+MIN_VARIANCE = 0.02  # minimum variance of errors, because equal scores on a few examples may be due to chance
 
 
 class PairedProcess:
@@ -53,8 +51,8 @@ class PairedProcess:
         values = np.where(table.known, (table.scores - level) / self._unit, 0.0)
         counts = np.maximum(1.0, known.sum(axis=0))
         deviations = known * (values - values.sum(axis=0) / counts)
-        # Take the pseudoinverse, because the Laplacian is singular. A common shift of all effects
-        # cannot be identified.
+        # The Laplacian is singular, because a common shift of all effects cannot be identified. Use
+        # its pseudoinverse.
         inverse = np.linalg.inv(_laplacian(known) + 1.0 / len(known)) - 1.0 / len(known)
         self._effects = inverse @ deviations.sum(axis=1)
         example_effects = (values - self._effects[:, None] * known).sum(axis=0) / counts
@@ -100,7 +98,7 @@ class PairedProcess:
     def _relative_gains(self, reference: int, num_examples: float) -> Gains:
         """Return gains over a reference, relative to the standard deviation of scores.
 
-        The errors are those expected after `num_examples` examples.
+        The errors are extrapolated to `num_examples` examples.
         """
         probabilities, priors = self._hypotheses()
         noise = self._noise * (self._num_examples / num_examples)
@@ -120,10 +118,10 @@ class PairedProcess:
         return np.array(probabilities), priors
 
     def improvements(self, reference: int, num_examples: float) -> Array:
-        """Return what each program is expected to gain over the reference after more examples, ``[n]``.
+        """Return each program's expected gain over the reference after `num_examples` examples, ``[n]``.
 
-        A program gains nothing if it turns out to be worse than the reference. This expected
-        gain is called the knowledge gradient (P. Frazier, W. Powell and S. Dayanik, SIAM J.
+        The gain is 0 if the program turns out to be worse than the reference. The expected gain
+        is called the knowledge gradient (P. Frazier, W. Powell and S. Dayanik, SIAM J.
         Control Optim. 47, 2008). Its unit is the standard deviation of scores.
         """
         now = self._relative_gains(reference, self._num_examples)
@@ -167,8 +165,8 @@ class FittedPrograms(FittedModel):
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
         """Return the 95% interval for a program's expected score.
 
-        The upper end is calculated from the unshrunk score if that is higher, because the score may
-        have been shrunk too strongly. Only the program's own error is used, because the reference's
+        The upper end is calculated from the unshrunk score if that is higher, in case the score was
+        shrunk too much. Only the program's own error is used, because the reference's
         error cancels when scores on the same examples are compared.
         """
         own = float(self.process.unshrunk[self.orderings.index(ordering)])
@@ -183,7 +181,7 @@ class ProgramModel(OrderingModel):
     def fit(
         self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, include: Sequence[Candidate] = ()
     ) -> FittedPrograms:
-        """Return the model fitted to the scores of all programs. Ignore `earlier` and `include`."""
+        """Return the model fitted to the scores of all programs. `earlier` and `include` are not used."""
         with one_thread():
             table = ScoreTable.from_rows([*scores.values()], self.information_weights)
             process = PairedProcess(table)

@@ -3,9 +3,9 @@
     y[o, e]  =  a[e]  +  f(o)  +  b[c(e)] l(o)  +  g[o, e]  +  noise          (2)
 
 The process f is the sum of linear functions of all feature families, a smooth function of the label
-bias l, and an independent effect of each ordering, called its "own effect". The effect b of the
-label bias depends on the class c of the example. Preferences g are interactions between orderings
-and examples.
+bias l, and "own effects". An own effect is the independent effect of one ordering. The effect b of
+the label bias depends on the class c of the example. Preferences g are interactions between
+orderings and examples.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from plr_dspy.search.model.gains import OUTSIDER_SCALES, Families, Gains, expect
 from plr_dspy.search.model.score_table import PRIOR_NOISE_RATIO, ScoreTable
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-# Prior variance of an outsider's effect, relative to the noise. It is so large that the prior has
-# hardly any influence.
+# Prior variance of an outsider's effect, relative to the noise. The variance is so large that the
+# prior has hardly any influence.
 OUTSIDER_VARIANCE = 1.0
 PRIOR_SHARE = 0.2  # prior mean of the fraction of the residual variance that preferences explain
 MAX_SHARE = 0.95  # maximum fraction of the residual variance that preferences may explain
+
 # Prior precision of the fraction that each kernel explains, as a number of pairs of scores on one
 # example.
 PRIOR_PRECISION = 40.0
@@ -61,7 +62,7 @@ class LabelBias:
         sums = residuals @ is_of_class
         counts = table.known @ is_of_class
         direction = _class_direction(sums, counts)
-        # The mean residual along this direction measures the label bias of an ordering.
+        # An ordering's mean residual along this direction measures its label bias.
         sums = sums @ direction
         precisions = np.maximum(counts @ direction**2, 1e-3)
         center = float(np.average(sums / precisions, weights=precisions))
@@ -113,7 +114,7 @@ def _class_direction(sums: Array, counts: Array) -> Array:
 def covariance_of_means(kernels: Families, table: ScoreTable) -> Array:
     """Return the covariance ``[m, m]`` of the errors of mean scores.
 
-    Its unit is the noise variance of a single score. Similar orderings do well on the same
+    The unit is the noise variance of a single score. Similar orderings do well on the same
     examples, so their errors on shared examples are correlated.
     """
     # Add kernels with cubed correlations, because nearly identical orderings agree more than linear
@@ -123,7 +124,7 @@ def covariance_of_means(kernels: Families, table: ScoreTable) -> Array:
         lengths = np.sqrt(np.diag(kernel)) + 1e-12
         sharper.append(kernel * (kernel / np.outer(lengths, lengths)) ** 2)
     kernels = [*kernels, *sharper]
-    # Multiply residuals by these roots, so that the residuals of all orderings are equally noisy.
+    # Residuals multiplied by these roots are equally noisy for all orderings.
     roots = np.sqrt(table.information_weights)[:, None]
     shares = preference_shares(kernels, table.residuals(table.adjusted_means) * roots, table.known)
     size = len(table.counts)
@@ -148,7 +149,7 @@ def preference_shares(kernels: Families, residuals: Array, known: Mask) -> Array
     is_known = known.astype(np.float64)
     common = is_known @ is_known.T
     counts = is_known.sum(axis=1)
-    # Subtracting the orderings' own means leaves this fraction of a pair's covariance.
+    # This fraction of a pair's covariance remains after subtracting the orderings' own means.
     remaining = 1.0 - 1.0 / counts - 1.0 / counts[:, None] + common / np.outer(counts, counts)
     np.fill_diagonal(remaining, 0.0)
     regressors = []
@@ -176,7 +177,7 @@ class AdditiveProcess:
         classes: Index of each example's class, ``[E]``.
         references: Features of random orderings. Label bias is modeled only if both `classes`
             and `references` are given.
-        is_outsider: A mask of the outsiders, which have only effects of their own, ``[m]``.
+        is_outsider: A mask of the outsiders, whose effects are independent of all others, ``[m]``.
         extra_variances: Variances to add to the estimated prior variances, ``[m]``.
         earlier: The `state` of an earlier fit from which to start.
 
@@ -260,7 +261,7 @@ class AdditiveProcess:
         return values, max(squares / max(degrees, MIN_FREE_SHARE * count), 1e-6 * self._score_variance)
 
     def _all_features(self, features: Families) -> list[Array]:
-        """Return the features. If label bias is modeled, add its features."""
+        """Return the features, including those of the label bias if it is modeled."""
         if self._label_bias is None:
             return list(features)
         return self._label_bias.add_to(features)

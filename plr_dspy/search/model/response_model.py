@@ -5,7 +5,7 @@
 The probability P of a label is computed from the effects of the ordering and the example. The
 label's score M comes from the metric. Whole programs have no effects, so they are expected to
 score like an average ordering. A reply is "unread" if it has a score but no readable label.
-"Read scores" are the expected scores of all other replies.
+"Read scores" are the expected scores of replies with a readable label.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ from plr_dspy.search.model.responses import Calls, LabelResponses
 from plr_dspy.search.model.unread import UnreadReplies
 from plr_dspy.statistics.arrays import Array, Numbers
 
-NUM_DRAWS = 8  # number of draws of effects to estimate the variance of expected scores; must be even
-UNDERSTATED = 1.6  # factor by which fits underestimate the error variances of effects, found by simulation
-STEP = 0.05  # step of an effect in numerical derivatives
-OUTSIDER_SCORE = np.float64(0.25)  # variance of the mean score of a candidate without features
+NUM_DRAWS = 8  # even number of draws from which the variance of expected scores is estimated
+UNDERSTATED = 1.6  # factor by which fits underestimate the error variances of effects in simulations
+STEP = 0.05  # change of an effect in numerical derivatives
+OUTSIDER_SCORE = np.float64(0.25)  # additional prior variance of an outsider's mean score
 
 
 class ResponseModel:
@@ -82,7 +82,7 @@ class ResponseModel:
         return np.asarray(unread.shares**2 * by_effects + by_shares)
 
     def _expected_of_calls(self, read_scores: Array) -> Array:
-        """Return each call's expected score, predicted from all other calls, ``[m, E]``."""
+        """Return each call's expected score, predicted without its own log-probabilities, ``[m, E]``."""
         read_scores = np.where(self._logits.known, self.answers.expected_scores_of_calls(), read_scores)
         of_calls = self._unread.mixed(read_scores, self._unread.shares[:, None])
         return self._weights.reweighted(np.where(self._calls.scored.known, of_calls, np.nan))
@@ -133,8 +133,8 @@ class ResponseModel:
         if self._unread.process is not None:
             share_gains = self._unread.process.gains(reference).condensed()
             share_gains = share_gains.times(float(self._read_means[reference]) - self._unread.mean_score)
-        # Compute gains for only one candidate without log-probabilities, because all of them are
-        # treated as the same average ordering.
+        # Compute gains for only one of the candidates without log-probabilities, because the model
+        # treats all of them as the same average ordering.
         is_mute = self._logits.is_mute
         representatives = np.where(is_mute, is_mute.argmax(), np.arange(len(is_mute)))
         chosen, columns = np.unique(representatives, return_inverse=True)
@@ -153,7 +153,7 @@ class ResponseModel:
         return label_gains.plus(share_gains)
 
     def _example_errors(self, chosen: Numbers) -> Array:
-        """Return the covariance ``[c, c]`` of the errors in mean scores that come from sampling examples."""
+        """Return the covariance ``[c, c]`` of the errors in mean scores due to the sampling of examples."""
         examples = self._weights.columns
         weights = self._weights.of_columns
         read_scores = self.answers.expected_scores(self._logits.effects[chosen], examples, weights)
@@ -165,7 +165,7 @@ class ResponseModel:
         return np.asarray((centered * weights**2) @ centered.T / share_free)
 
     def _effect_errors(self, chosen: Numbers) -> Array:
-        """Return the covariance ``[c, c]`` of the errors in mean scores that come from errors in the effects."""
+        """Return the covariance ``[c, c]`` of the errors in mean scores due to errors in the effects."""
         is_mute = self._logits.is_mute
         places = np.flatnonzero(~is_mute[chosen])
         bias_errors, slope_errors = self._logits.effect_errors(~is_mute)
@@ -190,8 +190,8 @@ def _are_drawn(calls: Calls) -> bool:
     chances = softmax(labels.logs[known])
     likeliest = np.take_along_axis(of_labels, chances.argmax(axis=1)[:, None], axis=1)[:, 0]
     num_agreeing = np.isclose(call_scores, likeliest).sum()
-    # If each answer is the likeliest label, every call has the score of that label. If answers are
-    # sampled, fewer calls do. Assume the case with the closer expected number.
+    # If programs return the likeliest label, all calls have its score. If they sample answers, fewer
+    # calls do. Choose the case whose expected number of these calls is closer to the actual number.
     num_if_likeliest = len(of_labels)
     num_if_drawn = (chances * np.isclose(of_labels, likeliest[:, None])).sum()
     return bool(2 * num_agreeing < num_if_likeliest + num_if_drawn)

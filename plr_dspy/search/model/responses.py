@@ -51,10 +51,10 @@ class LabelResponses:
 
     Attributes:
         scores: Score of each label on each example, ``[E, L]``.
-        logprobs_of: A function of a candidate and an example. Returns the log-probabilities of
-            labels and the indices of unseen labels, or None if these are unknown.
-        shares: The fraction of examples for which each label is correct, ``[L]``. Several
-            alternatives have the shape ``[S, L]``. None means equal fractions.
+        logprobs_of: A function that takes a candidate and an example. It returns the
+            log-probabilities of labels and the indices of unseen labels, or None if unknown.
+        shares: The fraction of answers that each label should have, ``[L]``, or several
+            alternatives, ``[S, L]``. NaN means no calibration, and None means equal fractions.
         are_calibrated: Whether calibrated answers are scored.
         influence: The `ConfusionScores` of a metric over a set. None if the metric scores
             single examples.

@@ -14,7 +14,7 @@ import numpy as np
 from plr_dspy.search.model.components import PRIOR_VARIANCE
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-# Maps a mask of known scores [m, E] and the examples [E] to a weight for each candidate [m].
+# Maps a mask of known scores [m, E] and the examples' indices [E] to candidates' weights [m].
 InformationWeights: TypeAlias = Callable[[Mask, Numbers], Array]
 
 PRIOR_NOISE_RATIO = 3.0  # prior value of `ScoreTable.noise_ratio`
@@ -64,7 +64,7 @@ class ScoreTable:
         return cls(scores, examples, weights)
 
     def minus(self, values: Array) -> ScoreTable:
-        """Return a table in which the values ``[m, E]`` are subtracted from the scores."""
+        """Return a table of the scores minus the given values ``[m, E]``."""
         return ScoreTable(self.scores - values, self.examples, self.information_weights)
 
     @cached_property
@@ -90,7 +90,7 @@ class ScoreTable:
 
     @cached_property
     def num_example_parameters(self) -> float:
-        """The effective number of parameters used for the effects of examples."""
+        """The effective number of parameters that model the effects of examples."""
         return float((self._example_counts / (self._example_counts + self.noise_ratio)).sum())
 
     def example_effects(self, effects: Array) -> Array:
@@ -100,7 +100,7 @@ class ScoreTable:
         return np.asarray((sums + self.noise_ratio * mean) / (self._example_counts + self.noise_ratio))
 
     def ordering_effects(self, effects: Array) -> Array:
-        """Return the orderings' mean scores after subtracting the effects of examples, ``[m]``.
+        """Return the orderings' mean scores, minus the effects of examples, ``[m]``.
 
         `effects` holds earlier estimates of the orderings' effects, from which the effects of
         examples are estimated.
@@ -133,5 +133,5 @@ class ScoreTable:
 
     @property
     def shrunk_means(self) -> Array:
-        """The adjusted means, shrunk towards 0 according to the number of scores, ``[m]``."""
+        """The adjusted means, shrunk towards 0 more strongly if based on fewer scores, ``[m]``."""
         return self.adjusted_means * self.shrinkage

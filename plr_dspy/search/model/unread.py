@@ -1,4 +1,4 @@
-"""A model of the mean score and the frequency of replies in which no label can be read."""
+"""A model of the frequency and the mean score of replies in which no label can be read."""
 
 from typing import Any
 
@@ -14,15 +14,15 @@ from plr_dspy.statistics.arrays import Array
 class UnreadReplies:
     """The mean score of unread replies, and the share of read replies for each ordering.
 
-    Orderings may differ far more in this share than in their answers, so the shares have their own
-    process.
+    A separate process models the share of read replies, because orderings may differ far more in
+    this share than in their answers.
 
     Attributes:
         mean_score: Mean score of unread replies.
         shares, variances: Posterior means and variances of the shares of read replies, ``[m]``.
         process: The process fitted to these shares. None if all replies were read, or if there
             are no features.
-        state: The `state` of this process. None if there is no process.
+        state: The `state` of this process, or None without a process.
     """
 
     def __init__(self, calls: Calls, features: Families | None, earlier: dict[str, Any] | None) -> None:
