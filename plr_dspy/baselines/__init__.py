@@ -14,14 +14,14 @@ from plr_dspy.programs.checks import Count, WholeNumber, arguments
 
 __all__ = ["PDO", "DEmO", "GlobalE", "LocalE", "PerInputOrder", "StaticOrder", "TopKOrder"]
 
-BATCH = 15  # number of orders per round; a line is logged after each round
-COMPARED_SHARE = 0.2  # maximum share of the budget that is spent on the final comparison
+BATCH = 15  # number of orders in each round; each round logs one line
+COMPARED_SHARE = 0.2  # maximum share of the budget for the final comparison
 
 
 class StaticOrder(DemoOptimizer):
     """An optimizer that keeps the original order of demos and makes no program calls.
 
-    Like every optimizer, it writes a report. All arguments are as in `PLReorder`.
+    Compiling still writes a report. All arguments are as in `PLReorder`.
     """
 
     name = "StaticOrder"
@@ -43,8 +43,9 @@ class TopKOrder(DemoOptimizer):
 
     Args:
         metric: As in `PLReorder`.
-        num_candidates: Number of random orders, the paper's T x B.
-        num_finalists: Number of orders scored on the selection split, the paper's K.
+        num_candidates: Number of orders to score on the train split, the paper's T x B.
+        num_finalists: Number of orders to score on the selection split in addition to the
+            original, the paper's K.
         max_metric_calls: Maximum number of program calls. None allows
             ``num_candidates * train + (num_finalists + 1) * selection`` calls, where `train`
             and `selection` are the sizes of the splits.

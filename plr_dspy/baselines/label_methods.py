@@ -1,4 +1,4 @@
-"""LocalE, GlobalE, PDO and DEmO, methods that choose orders by label probabilities on probing inputs."""
+"""LocalE, GlobalE, PDO and DEmO, which choose orders by the label probabilities for probing inputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from plr_dspy.statistics.arrays import Array
 
 logger = logging.getLogger(__name__)
 
-CONTENT_FREE = ("[N/A]", "", "[MASK]")  # inputs without content; answers to them reveal label bias
+CONTENT_FREE = ("[N/A]", "", "[MASK]")  # inputs without content, for which label probabilities reveal bias
 OTHERS = ", or use PLReorder or TopKOrder, which do not have this requirement"
 WRITTEN_TOKENS = 128  # maximum number of tokens in a generated probing input
 WRITING = "Write one new example of the same kind as those given: like them, but none of them."
@@ -51,15 +51,15 @@ Rows = Mapping[Candidate, Mapping[int, CallRecord]]
 
 @arguments
 class LabelOptimizer(DemoOptimizer):
-    """The base class of optimizers that choose an order by its label probabilities on probing inputs.
+    """The base class of optimizers that choose an order by the label probabilities for probing inputs.
 
-    The metric is not used. Subclasses differ in their criterion and their probing inputs.
+    The metric is not used. Subclasses define the criterion and the probing inputs.
     """
 
     scored_on = "probing inputs"
     chooses_by_score = False
-    # The probing inputs are the `fillers`, if there are any. Otherwise, the LM writes them at
-    # `temperature`. If `temperature` is None, they are the inputs of the train examples.
+    # Each of the `fillers` is the text of all fields of one probing input. Without fillers, the LM writes
+    # the probing inputs at `temperature`. If this is None, the inputs of the train examples are used.
     fillers: ClassVar[tuple[str, ...]] = ()
     temperature: ClassVar[float | None] = None
 
@@ -67,13 +67,13 @@ class LabelOptimizer(DemoOptimizer):
 
     @abstractmethod
     def criterion(self, table: Array) -> float:
-        """Return the score of an order, given its label distributions ``[E, L]``.
+        """Return the score of an order, given its label distributions on the probing inputs, ``[E, L]``.
 
         The order with the highest score is chosen.
         """
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
-        """Raise a ValueError unless the method can use this program and these examples."""
+        """Raise a ValueError if the method cannot be applied to this program and these examples."""
         if isinstance(self.metric, SetMetric):
             raise UserError(
                 f"{self.name} needs a metric that scores single examples; got {self.metric!r}: use PLReorder instead"
@@ -91,7 +91,7 @@ class LabelOptimizer(DemoOptimizer):
             for name, value in example.inputs().items():
                 if not isinstance(value, str):
                     raise UserError(
-                        f"{self.name} needs inputs that are strings, because its probing inputs are; got type "
+                        f"{self.name} needs inputs that are strings, like its probing inputs; got type "
                         f"{type(value).__name__} for input {name!r}: use PDO(setting='unlabelled'){OTHERS}"
                     )
 
@@ -101,7 +101,7 @@ class LabelOptimizer(DemoOptimizer):
         least = len(self.fillers) or 1
         num_calls = len(self.fillers) or size.num_train
         if self.temperature:
-            # For each order, the LM writes one input, and then answers the inputs written for all orders.
+            # With each order, the LM writes one input, and later answers the inputs written with all orders.
             least = 2
             num_calls = 1 + num_orders
         budget = self.max_metric_calls
@@ -136,7 +136,8 @@ class LabelOptimizer(DemoOptimizer):
 class LabelRun(CompileRun):
     """A compile run of a `LabelOptimizer`.
 
-    `means` maps each order to its mean label distribution, ``[L]``.
+    Attributes:
+        means: A dict that maps each order to its mean label distribution, ``[L]``.
     """
 
     def __init__(
@@ -156,7 +157,10 @@ class LabelRun(CompileRun):
         self._winner = setup.original
 
     def run(self) -> Outcome:
-        """Probe all orders, and return an outcome with the best one. The original order wins ties."""
+        """Call the program in all orders, and return an outcome with the best order.
+
+        The original order wins ties.
+        """
         if self.search.space.num_distinct < 2:
             return super().run()
         self.evaluator.begin_phase(SEARCH)
@@ -185,7 +189,7 @@ class LabelRun(CompileRun):
                 raise scorer.nothing_ran_error(cells)
             self._work.take([cell.value for cell in cells])
             scorer.log.number_examples(self._optimizer._examples(self._setup, self._work)[1])
-        # Make one call first, so that an LM without log-probabilities raises an error at once.
+        # Make one call first, so that an error is raised at once if the LM returns no log-probabilities.
         scorer.evaluate({orderings[0]: self._work.probing[:1]})
         return scorer.evaluate(dict.fromkeys(orderings, self._work.probing))
 
@@ -193,7 +197,7 @@ class LabelRun(CompileRun):
         return [self._winner]
 
     def _scores(self, rows: Rows) -> dict[Candidate, float]:
-        """Return the criterion's value for each order. Also fill `means`."""
+        """Return the scores of the orders, and store their mean label distributions in `means`."""
         if not rows:
             return {}
         cells = list(itertools.chain.from_iterable(row.values() for row in rows.values()))
@@ -203,8 +207,8 @@ class LabelRun(CompileRun):
                 f"None of the {len(cells)} calls returned a label probability, so orders cannot be compared. Use "
                 f"another model or adapter. The first error was {answered[0].error}: {answered[0].message}"
             )
-        # Orders can be compared only on the same inputs. So drop each input on which the call failed
-        # for any order. If no input remains, drop the orders with failed calls instead.
+        # Orders can be compared only on the same inputs, so ignore each input on which any call failed.
+        # If this leaves no inputs, ignore the orders with failed calls instead.
         failed_inputs: set[int] = set()
         for row in rows.values():
             failed_inputs |= {i for i, cell in row.items() if cell.outcome == FAILED}
@@ -224,12 +228,12 @@ class LabelRun(CompileRun):
 class ProbingWork(LabelReadingWork):
     """The work of calling a program on probing inputs and reading label probabilities from its replies.
 
-    If the LM writes the inputs, index 0 is not a probing input. It is a call that writes one in
-    the style of an order's demos (Lu et al., ACL 2022, Section 3.1).
+    If the LM writes the inputs, each call with index 0 writes one in the style of an order's demos
+    (Lu et al., ACL 2022, Section 3.1).
 
     Attributes:
         first: Index of the first probing input: 0, or 1 if the LM writes the inputs.
-        num_probing: Maximum number of probing inputs, plus `first`.
+        num_probing: Largest possible index of a probing input, plus 1.
         inputs: The probing inputs. If the LM writes them, the list is empty until `take` is called.
     """
 
@@ -254,7 +258,7 @@ class ProbingWork(LabelReadingWork):
         return range(self.first, self.first + len(self.inputs))
 
     def take(self, written: Sequence[dict[str, str] | None]) -> None:
-        """Use the distinct inputs in `written` as probing inputs. None marks a call that failed."""
+        """Set `inputs` to the distinct inputs in `written`, which has a None for each failed call."""
         distinct: dict[bytes, dict[str, str]] = {}
         for fields in written:
             if fields:
@@ -272,9 +276,10 @@ class ProbingWork(LabelReadingWork):
         self.inputs += [dspy.Example(fields).with_inputs(*fields) for fields in inputs]
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Return the record of a call.
+        """Make a call, and return its record.
 
-        The record's value is a list of label probabilities, or a new input that the LM wrote.
+        The record's value is a list of label probabilities or, if the call writes an input, the
+        fields of this input.
         """
         if example < self.first:
             return CallRecord(None, value=self._write_input(program))
@@ -284,7 +289,7 @@ class ProbingWork(LabelReadingWork):
         return CallRecord(None, value=distribution(cell.label_logprobs, cell.unseen_labels).tolist())
 
     def _write_input(self, program: dspy.Module) -> dict[str, str]:
-        """Return the fields of a new input, written by the LM in the style of the program's demos."""
+        """Let the LM write an input in the style of the program's demos, and return the input's fields."""
         predictor = program.predictors()[0]
         lm = predictor.lm or dspy.settings.lm
         adapter, signature, inputs = _writing_prompt(predictor, lm)
@@ -328,8 +333,8 @@ def _writing_prompt(
 class LocalE(LabelOptimizer):
     """An optimizer that chooses the order whose label distributions have the highest mean entropy.
 
-    The label distributions are those of the program's answers to probing inputs. For each order,
-    the LM writes one probing input in the style of the demos. Correct labels are not needed.
+    A label distribution consists of the label probabilities in the answer to a probing input. For each
+    order, the LM writes one probing input in the style of the demos. Correct labels are not needed.
     The program must have one predictor with text inputs and one output that is a Literal, an
     enum or a bool. The LM must return log-probabilities. Compiling makes at most
     ``num_candidates * (1 + num_candidates)`` program calls.
@@ -342,7 +347,7 @@ class LocalE(LabelOptimizer):
             depends only on label probabilities.
         variant: "lu" chooses the highest mean entropy, as published. "plr" chooses the lowest
             mean entropy, as in arXiv:2603.21373.
-        num_candidates: Number of random orders to try, including the original order.
+        num_candidates: Number of orders to try: the original order and random orders.
         temperature: Sampling temperature at which the LM writes probing inputs.
         all others: As in `PLReorder`. `max_metric_calls` limits the number of probing inputs.
     """
@@ -365,8 +370,8 @@ class GlobalE(LocalE):
     ACL 2022, Eq. 2 and 3.
 
     Args:
-        variant: "lu" is the published method. "plr" is the variant in arXiv:2603.21373. It
-            chooses the order with the lowest entropy of a single label distribution.
+        variant: "lu" is the published method. "plr" chooses the order with the least entropy in
+            its label distribution on any single input, as in arXiv:2603.21373.
         metric, num_candidates, temperature, all others: As in `LocalE`.
     """
 
@@ -393,7 +398,8 @@ class PDO(LabelOptimizer):
         setting: The probing inputs and the prior. "few-shot" uses an empty input and a uniform
             prior. "unlabelled" uses the train inputs and a uniform prior. "prior" uses the train
             inputs and the argument `prior`.
-        prior: A dict that maps each label to its share. None means the shares in the trainset.
+        prior: A dict that maps each label to its share, for the setting "prior". None means the
+            shares in the trainset.
         metric, num_candidates, all others: As in `LocalE`.
     """
 
@@ -435,21 +441,21 @@ class PDO(LabelOptimizer):
 
 @arguments
 class DEmO(LabelOptimizer):
-    """An optimizer for programs that choose an order of demos for each input.
+    """An optimizer that returns a program that chooses an order of demos for each input.
 
-    Compiling keeps the orders whose mean label distribution over content-free inputs is closest
-    to uniform. The content-free inputs are "[N/A]", "" and "[MASK]". The returned program is a
-    `PerInputOrder`. For each input, it compares the probability of the predicted label with the
-    label's mean probability over content-free inputs. It uses the order with the largest
-    increase. Compiling makes ``3 * num_candidates`` program calls. The returned program makes
-    `num_kept` LM calls per input. The requirements are the same as for `LocalE`.
+    Compiling keeps the orders whose mean label distribution on content-free inputs is closest to
+    uniform. The content-free inputs are "[N/A]", "" and "[MASK]". The returned program is a
+    `PerInputOrder`. For each input, this program calls the LM in each kept order. It compares the
+    likeliest label's probability with this label's mean probability on content-free inputs. The
+    order with the largest increase determines the answer. Compiling makes
+    ``3 * num_candidates`` program calls. The requirements are the same as for `LocalE`.
 
     Source: Q. Guo et al., "What makes a good order of examples in in-context
     learning", ACL Findings 2024.
 
     Args:
-        num_kept: Number of orders to keep, from which the program chooses for each input. The
-            report shows the order whose mean label distribution is closest to uniform.
+        num_kept: Number of orders that the returned program can choose from. The report shows the
+            order whose mean label distribution is closest to uniform.
         metric, num_candidates, all others: As in `LocalE`.
     """
 
