@@ -29,10 +29,10 @@ class Result:
         ordering: The finalist.
         score: Mean score on the compared examples or, for a metric over a set, the metric's
             value on them.
-        gain: Gain over the reference on new examples, clipped to the range of scores.
-        estimate: Expected gain before clipping. Finalists are ranked by this value.
-        comparison: The comparison with the reference, if the metric is a metric over a set.
-            Otherwise, None.
+        gain: Gain over the reference on new examples, limited by the range of scores.
+        estimate: Expected gain without this limit. Finalists are ranked by this value.
+        comparison: The comparison with the reference by a metric over a set. None for any other
+            metric.
     """
 
     ordering: Candidate
@@ -54,15 +54,16 @@ class Decision:
             original or the chosen candidate.
         over_best_user_program: The comparison of the chosen candidate with `best_user_program`,
             or None if `best_user_program` is None.
-        rejected: If one of the user's programs replaces the original, the best search result with
-            a larger expected gain, if there is one. Its gain is over the chosen program.
+        rejected: The best result of the search, if one of the user's other programs was chosen
+            although this result is expected to score higher. Otherwise, None. The result's gain
+            is relative to the chosen program.
         candidates: The results of the finalists.
         chosen: Index of the chosen candidate's result in `candidates`, or None if nothing was
             compared.
         evidence: As in `ReportData`.
         effect: Effect of calibration, or None if calls returned no log-probabilities.
-        fitted: The model, fitted to all scores, including those of the final comparison. None if
-            nothing was compared.
+        fitted: The score model, fitted to all scores, including those of the final comparison.
+            None if nothing was compared.
     """
 
     ordering: Candidate
@@ -78,7 +79,7 @@ class Decision:
 
     @property
     def revision(self) -> Revision | None:
-        """The revision of the chosen candidate's answers, or None if the answers are unchanged."""
+        """The revision that calibrates the chosen candidate's answers, or None without calibration."""
         effect = self.effect
         if effect is None or not effect.applied:
             return None
@@ -87,8 +88,8 @@ class Decision:
     def over_calibrated(self, result: Result) -> dict[str, float]:
         """Return the probabilities that a result is better or worse than the calibrated original.
 
-        The keys are fields of a report. Return an empty dict if answers are not calibrated, or if
-        the result belongs to the original itself.
+        The keys are names of fields in a report. The dict is empty if answers are not calibrated,
+        or if the result belongs to the original itself.
         """
         fitted = self.fitted
         if fitted is None or not fitted.calibrates_answers or result.ordering == self.candidates[0].ordering:
@@ -97,10 +98,10 @@ class Decision:
         return {"over_calibrated": gain.probability_alike, "worse_than_calibrated": gain.worse_alike}
 
     def scale_of_metric(self, reference: Candidate) -> Callable[[float], float]:
-        """Return a function that converts expected scores to the scale of the comparison.
+        """Return a function that converts the model's expected scores to the scale of the metric.
 
-        The model approximates a metric over a set linearly. So the function rescales the model's
-        gains over the reference to match the expected gain in the comparison.
+        The model only approximates a metric over a set. So the function rescales gains over the
+        reference. It gives the chosen candidate the expected gain of the comparison.
         """
         fitted = self.fitted
         comparison = self.comparison
@@ -139,8 +140,8 @@ def compare_finalists(
 ) -> Decision:
     """Choose one of the finalists, and compare it with the original.
 
-    First, choose one of the user's programs: the original, unless another program is probably
-    better. Then one of the other finalists can replace this program, but only at higher odds.
+    First, choose one of the user's programs: the original, unless another one is probably better.
+    Then replace this program by another finalist if the odds are high enough that it is better.
 
     Args:
         finalists: The finalists, starting with the original.
@@ -157,8 +158,8 @@ def compare_finalists(
     results = scored.results(original)
     counted = fitted.counted(scores)
     if not fitted.calibrates_answers:
-        # For a metric over a set, the model weights scores, and equal scores may get different
-        # weights. So use the unweighted scores.
+        # For a metric over a set, the model weights scores, so equal scores may become different.
+        # Therefore, find the examples with different scores by the unweighted scores.
         counted = observations.scores()
     promising = max(results[1:], key=lambda result: result.gain.probability).ordering
     evidence = count_evidence(counted, original, promising)
@@ -197,11 +198,12 @@ def compare_finalists(
 
 @dataclass(frozen=True)
 class _Choice:
-    """The choice of a finalist.
+    """The result of choosing a finalist.
 
     Attributes:
         best_user_program: Index of the best of the user's programs, which include the original.
-        over_best_user_program: Results of all finalists, with gains over that program.
+        over_best_user_program: Results of all finalists, with gains over the best of the user's
+            programs.
         chosen: Index of the chosen finalist.
         rejected: As in `Decision`.
     """
@@ -245,7 +247,7 @@ def _choose_in_two_steps(
 
 @dataclass(frozen=True)
 class _ScoredFinalists:
-    """The finalists, their scores, and a model that was fitted to these scores."""
+    """The finalists, the scores of all candidates, and a model fitted to these scores."""
 
     finalists: Sequence[Candidate]
     examples: Sequence[int]
@@ -257,8 +259,8 @@ class _ScoredFinalists:
     def results(self, reference: Candidate) -> list[Result]:
         """Return the results of the finalists, including their gains over the reference.
 
-        The original comes first. If answers are calibrated, the result of the uncalibrated
-        reference is added at the front. All other results belong to calibrated finalists.
+        The results are in the order of the finalists. If answers are calibrated, these are the
+        results of calibrated finalists, preceded by that of the uncalibrated reference.
         """
         results = self._by_model(reference)
         metric = self.observations.effective_scores
@@ -283,7 +285,7 @@ class _ScoredFinalists:
         return measured
 
     def _by_model(self, reference: Candidate) -> list[Result]:
-        """Return the finalists' results according to the score model."""
+        """Return the finalists' results, with gains estimated by the score model."""
         fitted = self.fitted
         scores = self.scores
         before = fitted.as_it_is(reference)
@@ -349,10 +351,10 @@ def choose(
     *,
     odds: float = MIN_ODDS,
 ) -> int:
-    """Return the index of the result with the best estimate, or the best score if `by_score`.
+    """Return the index of the result with the highest estimate or, if `by_score`, the highest score.
 
-    The first result belongs to the reference. Another result can be chosen only if its gain over
-    the reference is `likely`. If several results are equal, the first one is chosen.
+    The first result belongs to the reference. Any other result can be chosen only if its gain over
+    the reference is `likely`. The first of several equal results is chosen.
     """
     values = [result.score if by_score else result.estimate for result in results]
     allowed = [0]
@@ -365,17 +367,18 @@ def choose(
 def _rejected(
     results: Sequence[Result], over_chosen: Sequence[Result], chosen: int, allowed: Sequence[int]
 ) -> Result | None:
-    """Return the best result, if it has a larger expected gain over the original than the chosen program.
+    """Return the best result if it is expected to score higher than the chosen program, else None.
 
-    The returned gain is over the chosen program. Return None if no result has a larger gain.
+    The gain in the returned result is relative to the chosen program.
 
     Args:
-        results, over_chosen: Results of all finalists, with gains over the original and over
-            the chosen program.
-        chosen, allowed: Index of the chosen program, and indices of all programs allowed to be chosen.
+        results, over_chosen: Results of all finalists, once with gains over the original, and
+            once with gains over the chosen program.
+        chosen, allowed: Index of the chosen program, and indices of all programs that could be
+            chosen.
     """
     best = max(allowed, key=lambda number: results[number].estimate)
-    # This difference agrees with the scores in the report, which are based on gains over the original.
+    # Subtract gains over the original, because the scores in the report are based on them.
     more = results[best].gain.expected - results[chosen].gain.expected
     if more <= 0:
         return None
@@ -383,7 +386,7 @@ def _rejected(
 
 
 def likely(gain: Gain, min_probability: float | None, *, odds: float = MIN_ODDS) -> bool:
-    """Return whether a gain over a reference is likely enough to replace it.
+    """Return whether a gain over a reference is likely enough to replace the reference.
 
     The probability of a gain must be at least `min_probability`. If `min_probability` is None,
     a gain must be at least `odds` times as likely as a loss. If answers are calibrated, the gain
@@ -399,8 +402,8 @@ def likely(gain: Gain, min_probability: float | None, *, odds: float = MIN_ODDS)
 def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[int, float]) -> Gain:
     """Limit the certainty of a gain if scores differ on only a few examples.
 
-    Near the highest possible score, the best of many orderings may be perfect by chance. The
-    score model assumes normal errors, and would mistake this selection bias for an effect.
+    Near the highest possible score, the best of many orderings may get a perfect score by chance.
+    The score model, which assumes normal errors, would mistake this selection bias for an effect.
     """
     differences = [other[example] - original[example] for example in original.keys() & other.keys()]
     if not differences or gain.expected <= 0 or sum(map(bool, differences)) >= ENOUGH_DIFFERING:
@@ -415,11 +418,7 @@ def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[i
 
 
 def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:
-    """Count the examples on which the scores of candidates can be compared.
-
-    Count the examples with at least two scores, the examples with different scores, and the
-    examples with a score of each candidate in `compared`.
-    """
+    """Count examples with two or more scores, with different scores, and with scores of all `compared`."""
     by_example: dict[int, list[float]] = defaultdict(list)
     for row in scores.values():
         for example, score in row.items():

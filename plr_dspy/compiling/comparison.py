@@ -69,7 +69,7 @@ def _interval_of_expected(
         observed: The gain on the compared examples.
         largest: The largest possible gain.
         least_chosen: Lower end of the interval of the chosen candidate's score, minus the lowest
-            possible score. It limits the lower end of the gain's interval.
+            possible score. The gain's interval does not start above this value.
     """
     margin = DEVIATIONS * gain.deviation
     least = max(gain.expected - margin, -largest)
@@ -80,7 +80,7 @@ def _interval_of_expected(
 
 
 def paired_gain(before: Mapping[int, float], after: Mapping[int, float]) -> PairedGain | None:
-    """Return the gain in mean score on the examples that have both scores. Return None without such examples.
+    """Return the gain in mean score on the examples with both scores, or None if no example has both.
 
     Args:
         before, after: Scores of two programs or methods, keyed by example index.
@@ -100,7 +100,7 @@ def paired_gain(before: Mapping[int, float], after: Mapping[int, float]) -> Pair
 
 
 def paired_gain_by_metric(metric: ConfusionScores, before: Answers, after: Answers) -> PairedGain | None:
-    """Return the gain in a metric over a set on examples with both answers, or None without such examples."""
+    """Return the gain in a metric over a set on examples with both answers, or None if there are none."""
     if not before.keys() & after.keys():
         return None
     measurement = _measure(metric, before, after)
@@ -123,10 +123,10 @@ def measure_gain(
     num_orderings: int,
     num_candidates: int,
 ) -> tuple[Gain, Comparison]:
-    """Measure a finalist's gain over the original with the metric itself.
+    """Return a finalist's gain over the original, and the comparison of both, by the metric itself.
 
-    The score model only approximates a metric over a set. Return the model's gain, corrected by
-    the metric, and the comparison of the finalist with the original.
+    The gain is that of the score model, corrected by the metric. The correction is needed because
+    the model only approximates a metric over a set.
 
     Args:
         before, after: Answers of the original and of the finalist.
@@ -151,7 +151,8 @@ class _Measurement:
         unseen_labels: Labels without an example in `answered`.
         spread: For each bootstrap sample, the deviations of the two programs' values from their
             means over all samples, ``[draws, 2]``. Unseen labels are ignored.
-        spread_of_scores: As `spread`, but with randomly drawn answers to examples with unseen labels.
+        spread_of_scores: Deviations like those in `spread`, but of values that include randomly
+            drawn answers to examples with unseen labels.
         largest: The largest possible gain, which is the width of the metric's range.
     """
 
@@ -208,9 +209,8 @@ def _corrected_gain(
 ) -> Gain:
     """Return the score model's gain, corrected by the metric.
 
-    The model approximates the metric linearly. If the metric improved less than this
-    approximation did, the expected gain is reduced. The probability of a gain is at most the
-    probability estimated from bootstrap samples.
+    If the metric improved less than its linear approximation in the model, reduce the expected
+    gain. Limit the probability of a gain to the probability estimated from bootstrap samples.
     """
     gains = measurement.gains
     linear_gains = metric.gains(measurement.answered)
@@ -245,7 +245,7 @@ def _measured_comparison(
     upper = np.maximum(upper, 0.0)
     expected_chosen = as_it_is + gain.expected
     highest = expected_chosen
-    if gain.expected:  # The model may shrink gains too strongly, so include the measured value.
+    if gain.expected:  # The model may shrink gains too strongly, so include the measured score.
         highest = max(highest, measurement.after)
     least_chosen = metric.clip(expected_chosen + lower[1])
     return Comparison(
@@ -266,7 +266,7 @@ def _measured_comparison(
 
 
 def _expected_by_metric(expected: float, observed: float, linear_gain: float) -> float:
-    """Return the expected gain, reduced if the metric improved less than its linear approximation."""
+    """Return the expected gain, which is reduced if the metric improved less than its approximation."""
     if observed > 0 and linear_gain > 0:
         return expected * min(1.0, observed / linear_gain)
     return min(expected, observed)
@@ -276,8 +276,8 @@ def _bootstrapped_probability(gains: Array, linear_gains: Array, num_orderings: 
     """Return the probability that a finalist is better, estimated from bootstrapped gains.
 
     If a few examples, such as those with a rare label, dominate the gain, an ordering may win by
-    chance. In this case, correct the probability for the number of orderings (Bonferroni). The
-    correction never reduces a probability below the threshold for replacing the original.
+    chance. So the probability is then corrected for the number of orderings (Bonferroni). The
+    correction does not reduce it below the threshold for replacing the original.
     """
     probability = float((gains > 0).sum() / (len(gains) + 1))
     squares = linear_gains**2

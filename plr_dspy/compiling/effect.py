@@ -10,10 +10,10 @@ from plr_dspy.search.space import Candidate
 def estimate_effect(
     fitted: FittedModel, original: Candidate, chosen: Candidate, *, applied: bool
 ) -> CalibrationEffect | None:
-    """Return the estimated effect of calibration.
+    """Return the estimated effect of calibration, or None if it cannot be estimated.
 
-    Return None if calls returned no log-probabilities, or if the model was not fitted to both
-    candidates.
+    It cannot be estimated if calls returned no log-probabilities, or if the model was not fitted
+    to both candidates.
 
     Args:
         applied: Whether the chosen program differs from the original, even if only by
@@ -43,7 +43,7 @@ def effect_on_set_metric(
     fitted: FittedModel,
     original: Candidate,
 ) -> CalibrationEffect:
-    """Return the effect, measured with the metric itself instead of approximate scores."""
+    """Return a copy of `effect` in which the original's scores are measured with the metric itself."""
     calibrated_labels = fitted.calibrated_labels(original)
     before = metric.value(metric.answers(records[original], {}).items())
     after = metric.value(metric.answers(records[original], calibrated_labels).items())

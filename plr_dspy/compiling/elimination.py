@@ -1,7 +1,7 @@
 """A race of whole programs, from the first examples to the outcome.
 
 All programs are scored on the same examples, so no program gets easier examples than another. No
-examples are held out, because the model corrects for selection bias.
+examples are held out for a final comparison, because the model corrects for selection bias.
 """
 
 import math
@@ -23,16 +23,16 @@ FIRST_EXAMPLES = 40  # maximum number of examples in the first round
 FIRST_SHARE = 1 / 3
 FIRST_PER_PROGRAM = 5  # minimum number of replies of each program before unparsable replies end the race
 MIN_NEW_EXAMPLES = 5  # minimum number of new examples in a round, if they are affordable
-# If no scores differ, the race does not end, and no program drops out, before one of these two
-# limits. If a program's answers are better on 5% of examples, 59 equal scores have a probability of 5%.
+# While all scores are equal, the race goes on with all programs until the lower of these two limits.
+# If a program is better on 5% of all examples, equal scores on 59 examples have a probability of 5%.
 ENOUGH_EQUAL = 59  # number of examples
 ENOUGH_SHARE = 0.4  # share of all examples
-DOUBT = 0.05  # probability that programs whose scores are equal so far differ more often than a report says
-GROWTH = 0.25  # number of new examples in a later round, relative to the number of examples so far
+DOUBT = 0.05  # probability that programs with equal scores differ more often than the report says
+GROWTH = 0.25  # number of new examples in a later round, relative to the number of earlier examples
 
 
 def calls_per_program(num_calls: int, num_programs: int, num_examples: int) -> tuple[int, int]:
-    """Return the minimum and maximum number of calls of each program if a race makes `num_calls` calls.
+    """Return the minimum and maximum number of calls per program in a race of `num_calls` calls.
 
     The minimum applies to programs that are dropped after the first round. The maximum is reached if
     all but two programs are dropped then.
@@ -43,27 +43,27 @@ def calls_per_program(num_calls: int, num_programs: int, num_examples: int) -> t
 
 
 def _num_first_examples(num_affordable: int) -> int:
-    """Return the number of examples in the first round if all programs can be scored on `num_affordable`."""
+    """Return how many of the `num_affordable` examples to use in the first round."""
     wanted = min(FIRST_EXAMPLES, round(FIRST_SHARE * num_affordable))
     return min(max(wanted, MIN_NEW_EXAMPLES), num_affordable)
 
 
 @dataclass(kw_only=True)
 class EliminationRun(CompileRun):
-    """A race of whole programs in progress. `original` is the first program.
+    """A race of whole programs in progress.
 
-    All of them are in `user_programs`.
+    `original` is the first program, and `user_programs` contains all programs.
     """
 
     search: EliminationSearch = field(kw_only=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Count failed calls as incorrect for every program. Other runs ignore failed calls of the
-        # original, which would favor a first program that often fails.
+        # Count every program's failed calls as incorrect. Other runs ignore the original's failed calls,
+        # but here this would favor a first program that often fails.
         self.observations = Observations(self.evaluator.effective_scores)
         schedule = self.schedule.examples_for([self.original], self.observations, self.num_train)
-        self._examples = schedule[self.original]  # in the order in which they are scored
+        self._examples = schedule[self.original]  # in scoring order
         # A race has its own stopping rule for equal scores, so check only whether replies can be parsed.
         self._futility = replace(self._futility, compares=False, by_program=True)
         self._num_scored = 0  # number of examples on which all remaining programs were scored
@@ -109,9 +109,9 @@ class EliminationRun(CompileRun):
         return None
 
     def _check_first_replies(self, wanted: Wanted) -> None:
-        """Make the first calls, and check that their replies can be parsed.
+        """Make the first calls, and raise `UnreadableReplies` if almost all replies are unparsable.
 
-        Raise `UnreadableReplies` if almost no reply can be parsed for any of the programs.
+        The race continues if at least one program has enough parsable replies.
         """
         num_examples = max(FIRST_PER_PROGRAM, math.ceil(FIRST_ANSWERS / len(wanted)))
         self.evaluator.evaluate({program: examples[:num_examples] for program, examples in wanted.items()})
@@ -134,7 +134,7 @@ class EliminationRun(CompileRun):
         if not self.search.can_change(leader, len(self._examples)):
             return Stop(StopReason.DECIDED, self._no_difference(num_equal))
         num_affordable = self.evaluator.budget.estimated_calls_left // len(self.search.alive)
-        if num_affordable:  # Otherwise, `score_round` reports the limit.
+        if num_affordable:  # Otherwise, the next `score_round` stops the race.
             num_examples = min(self._num_scored + num_affordable, len(self._examples))
             self.search.drop(leader, num_examples)
         return None
@@ -182,7 +182,7 @@ class EliminationRun(CompileRun):
     def _final_comparison(self) -> FinalComparison | None:
         """Return the final comparison of the programs that were scored in all complete rounds.
 
-        Return None if there are fewer than two such programs.
+        Return None if there are fewer than two, or if they have no examples in common.
         """
         min_examples = max(1, self._num_scored)
         programs = [self.original, *self.search.space.programs]

@@ -14,12 +14,12 @@ from plr_dspy.search.space import Candidate, WholeProgram
 logger = logging.getLogger(__name__)
 
 ENOUGH_ANSWERS = 20  # minimum number of answers before a warning about unparsable answers
-FIRST_ANSWERS = 10  # number of answers after which unparsable answers can first stop the search
+FIRST_ANSWERS = 10  # minimum number of answers before unparsable answers can stop the search
 UNPARSED = 0.9  # share of unparsable answers at which the search stops
 MOSTLY_UNPARSED = 0.5  # share of unparsable answers at which a warning is logged
 MANY_FAILURES = 5  # minimum number of failed calls before the reason to stop mentions them
-ENOUGH_SCORES = 60  # number of scores after which the search stops if all are equal
-# The search stops after this many comparisons of two scores on the same example if all were ties.
+ENOUGH_SCORES = 60  # number of scores after which the search stops if all of them are equal
+# The search stops after this many comparisons of scores on the same example if all of them are ties.
 ENOUGH_PAIRS = 250
 SHOW_DEMOS = "show demos, which teach the output format (use PLFewShot, or --select on the command line), or "
 GIVE_DEMOS = (
@@ -38,7 +38,7 @@ def always(candidate: Candidate) -> bool:
 
 @dataclass
 class FutilityCheck:
-    """A check of all calls so far for signs that no improvement can be found."""
+    """A check for signs that further calls would not find an improvement."""
 
     evaluator: Evaluator
     num_train: int  # number of examples in the train split; calls on other examples are ignored
@@ -47,8 +47,8 @@ class FutilityCheck:
     advice: str = "try another adapter"  # what to do if replies cannot be parsed
     by_program: bool = False  # whether this is a race of programs, not a search over prompts
     shows_demos: Callable[[Candidate], bool] = always  # whether a candidate's prompts show demos
-    # Whether any candidate shows demos. Demos may teach the model the output format. So if any
-    # candidate shows demos, only replies to prompts with demos can stop the search.
+    # Whether any candidate can show demos. If so, only replies to prompts with demos can stop the search,
+    # because demos may teach the output format.
     can_show_demos: bool = True
     has_warned: bool = False  # whether a warning about unparsable answers was logged
 
@@ -109,17 +109,17 @@ class FutilityCheck:
             self.has_warned = True
 
     def _is_judged(self, prompt: str, records: Sequence[CallRecord]) -> bool:
-        """Return whether a message about unparsable replies concerns this prompt.
+        """Return whether a message about unparsable replies includes this prompt.
 
-        It concerns the programs with many such replies or, in a search, the prompts with demos if
-        any candidate can show demos.
+        In a race, it includes programs with many unparsable replies. In a search, it includes
+        prompts with demos or, if no candidate can show demos, all prompts.
         """
         if self.by_program:
             return len(_unparsable(records)) >= MOSTLY_UNPARSED * len(records)
         return not self.can_show_demos or self._has_demos(prompt)
 
     def _of_programs(self, prompts: Iterable[str]) -> str:
-        """Return the names of these programs in parentheses, or an empty string in a search over prompts."""
+        """Return the programs' names in parentheses, or an empty string in a search over prompts."""
         if not self.by_program:
             return ""
         candidates = map(self.evaluator.candidate_with, prompts)
@@ -127,15 +127,15 @@ class FutilityCheck:
         return f" ({', '.join(names)})"
 
     def _has_demos(self, prompt: str) -> bool:
-        """Return whether the prompt with this fingerprint shows demos."""
+        """Return whether the prompt with this fingerprint shows demos. Assume so if it is unknown."""
         candidate = self.evaluator.candidate_with(prompt)
         return candidate is None or self.shows_demos(candidate)
 
     def _is_readable(self, records: Sequence[CallRecord]) -> bool:
         """Return whether the replies to a prompt show that the model can follow the output format.
 
-        For a whole program, a few parsable replies are enough. For a prompt, there must be
-        several replies, and all of them must be parsable.
+        In a race, more than 10% of a program's replies must be parsable. In a search, a prompt
+        must have several replies, and all of them must be parsable.
         """
         if self.by_program:
             return len(_unparsable(records)) < UNPARSED * len(records)
@@ -147,8 +147,7 @@ class FutilityCheck:
         num_differing = 0
         for records in examples:
             scores += [record.score or 0.0 for record in records]
-            # If the metric is a metric over a set, answers with equal scores may still have
-            # different labels.
+            # With a metric over a set, different answers may have equal scores.
             num_differing += len({(record.score or 0.0, repr(record.value)) for record in records}) > 1
         if len(scores) >= ENOUGH_SCORES and len(set(scores)) == 1:
             return f"every score was {scores[0]:g} in {len(scores)} calls of the search"
@@ -159,13 +158,13 @@ class FutilityCheck:
 
 
 def _are_unreadable(prompts: Iterable[Sequence[CallRecord]]) -> bool:
-    """Return whether there are enough replies to these prompts, and almost none can be parsed."""
+    """Return whether these prompts have enough replies, and almost none of them can be parsed."""
     records = list(itertools.chain.from_iterable(prompts))
     return len(records) >= FIRST_ANSWERS and len(_unparsable(records)) >= UNPARSED * len(records)
 
 
 def _is_unparsable(record: CallRecord) -> bool:
-    """Return whether a call's reply could not be parsed, and gave no label probabilities either."""
+    """Return whether a reply could not be parsed, and has no label probabilities either."""
     return record.outcome == WRONG and record.label_logprobs is None
 
 

@@ -114,8 +114,8 @@ class PaperRun(CompileRun):
     In a random search, the distribution is not refitted to scores.
 
     Deviation: In the paper, only draws from the final distribution enter the final comparison.
-    All of these may be worse than the original order, or than an order that was scored earlier.
-    So this class also compares the original, the best orders so far and the distribution's mode.
+    All draws may be worse than the original order, or than another order that the search scored.
+    So this class also compares the original, the best scored orders and the distribution's mode.
     """
 
     def __post_init__(self) -> None:
@@ -132,8 +132,8 @@ class PaperRun(CompileRun):
         self.evaluator.begin_phase(SEARCH, reserved=plan.comparison_calls, planned=plan.program_calls)
         stop: Stop | None = None
         while stop is None:  # For t = 1..T:
-            orderings = self.search.ask()  # Sample B orderings,
-            stop = self.score_round(orderings)  # score each on the train split, and refit to the elites.
+            orderings = self.search.ask()  # Sample B orderings.
+            stop = self.score_round(orderings)  # Score them, and refit the distribution to the elites.
             stop = stop or self.check_stoppers()
         self.stop = stop
         if stop.reason is StopReason.NO_DIFFERENCE and self.observations.count(self.original):
@@ -145,7 +145,7 @@ class PaperRun(CompileRun):
         return self.decide(self.compare(self.finalists(), num_compared), by_score=True)
 
     def finalists(self) -> list[Candidate]:
-        """Return the original, the best orders, the mode, and draws from the final distribution."""
+        """Return the original, the best orders, the distribution's mode, and draws from the distribution."""
         plan = self.plan
         assert isinstance(plan, PaperPlan)
         finalists = [self.original, *self.best()[: plan.num_best_seen]]

@@ -25,7 +25,7 @@ ROUNDS = 30  # target number of rounds in a search
 # Maximum size of the random first round, relative to later rounds. The key says whether a search
 # varies only orders or also chooses demos.
 FIRST_ROUND = {"orders": 2.5, "demos": 8.0}
-MORE_THAN_FIRST = 2  # number of examples added when an order is scored again, relative to its first examples
+MORE_THAN_FIRST = 2  # examples to add when an order is scored again, as a multiple of its first examples
 COMPARISON_SHARE = 0.15  # maximum share of the budget for the final comparison
 RACE_SHARE = 0.15  # the race's share of the calls that are not reserved for the final comparison
 
@@ -95,13 +95,13 @@ class Plan:
 
     @property
     def num_looks(self) -> int:
-        """The approximate number of looks. A look scores one candidate on several examples in a row."""
+        """The approximate number of times that a candidate is scored on several examples in a row."""
         looks_of_search = math.ceil((self.search_calls + self.race_calls) / self.num_first_examples)
         return looks_of_search + self.num_finalists
 
     @property
     def program_calls(self) -> int:
-        """The maximum number of program calls in search, race and final comparison."""
+        """The maximum number of program calls in the search, the race and the final comparison."""
         planned = self.search_calls + self.race_calls + self.comparison_calls
         return planned if self.max_metric_calls is None else min(planned, self.max_metric_calls)
 
@@ -110,7 +110,7 @@ def most_calls(num_usable: int) -> int:
     """Return the maximum number of useful program calls with `num_usable` examples.
 
     On n examples, a mean score has a standard error of up to 1 / sqrt(4 n). So if a search scores
-    too many orders, the highest score is high by chance.
+    too many orders, the best of them is probably best only by chance.
     """
     return max(LEAST_CALLS, round(CALLS_PER_SQUARE * num_usable**2))
 

@@ -25,9 +25,9 @@ def run_race(
 ) -> list[Candidate]:
     """Race the entrants using successive halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
 
-    1. Score the entrants without calls, each on as many examples as the entrant with the fewest
-       calls. Use at most half of `num_calls`. If this is not enough, the last entrants without
-       calls drop out.
+    1. Score each entrant without calls on the smallest number of examples of any other entrant.
+       Use at most half of `num_calls`. If this is not enough, the last entrants without calls
+       drop out.
     2. Score the original with the planned share of `num_calls`.
     3. Run the heats. Each heat scores all remaining entrants on the same number of examples, as
        many as its calls and the train split allow. It then keeps the best 40% of the entrants
@@ -47,11 +47,11 @@ def run_race(
             calls are complete.
         estimate: Returns the estimated scores of candidates, given all calls so far. Candidates
             with few calls may be missing.
-        plan: The plan of the compile run, with the number of winners and the original's share of
-            the calls.
+        plan: The plan of the compile run, which sets the number of winners and the original's
+            share of the calls.
         num_calls: Maximum number of program calls in the race. Before each heat, the calls that
             are left are divided equally among this heat and all later heats.
-        user_programs: As in `first_of_each_kind`, which every heat applies.
+        user_programs: As in `first_of_each_kind`, which is applied after every heat.
 
     Returns:
         The winners, starting with the best entrant of each kind. The list is empty if no entrant
@@ -98,7 +98,7 @@ def _new_entrants(
     *,
     max_calls: int,
 ) -> Wanted:
-    """Return examples for each entrant without calls. Omit the last entrants if `max_calls` is too low."""
+    """Return examples for the entrants without calls, except the last if `max_calls` is too low."""
     new = [entrant for entrant in entrants if not observations.count(entrant)]
     wanted = schedule.examples_for(new, observations, num_examples)
     while sum(map(len, wanted.values())) > max_calls:

@@ -58,7 +58,7 @@ class SearchRounds:
         widen: Takes the result of `low_scores`, and returns a search in a wider space, or None if
             the space cannot be widened. Existing items keep their indices, and new items come
             last.
-        on_round: A function to call after each round.
+        on_round: A function to call with the results of each round.
     """
 
     search: Search = field(kw_only=False)
@@ -112,7 +112,7 @@ class SearchRounds:
     def score_round(self, candidates: Sequence[Candidate]) -> Stop | None:
         """Score the candidates, and update the search. Return the reason to stop, or None to continue.
 
-        A candidate that was scored before is scored on more examples.
+        Candidates that were scored before are scored on additional examples.
         """
         if not candidates:
             return Stop(StopReason.NOTHING_NEW)
@@ -139,8 +139,8 @@ class SearchRounds:
     def next_candidates(self) -> Sequence[Candidate]:
         """Return the candidates of the next round.
 
-        Widen the search space once half of the search's calls are used, or once the search
-        proposes no more candidates.
+        Widen the search space after half of the search's calls, or when the search proposes no
+        more candidates.
         """
         candidates: Sequence[Candidate] = []
         if self.evaluator.num_calls(SEARCH) >= WIDENED_AT * self.plan.search_calls:
@@ -150,8 +150,8 @@ class SearchRounds:
     def widened(self) -> list[Candidate]:
         """Widen the search space, and return the first candidates to score in the wider space.
 
-        These are variants of the best orderings that show new items. Return an empty list if the
-        space cannot be widened, or was widened before.
+        These candidates are the best orderings with new items. Return an empty list if the space
+        cannot be widened, or if this was tried before.
         """
         widen = self.widen
         self.widen = None
@@ -176,7 +176,7 @@ class SearchRounds:
         return list(first)
 
     def low_scores(self, best_first: Sequence[Ordering]) -> dict[int, Ordering]:
-        """Return train examples with low scores, each with the ordering that had the low score.
+        """Return a dict that maps train examples with low scores to the orderings with these scores.
 
         For each example, use only the first ordering that was scored on this example. A score
         is low if it is below the highest score of all calls. Ignore replies that cannot be
@@ -214,10 +214,10 @@ class SearchRounds:
         return stop
 
     def observe(self, wanted: Wanted) -> list[Candidate]:
-        """Call the candidates on their examples. Return the candidates whose calls all fit the budget.
+        """Call the candidates on their examples, and return those whose calls all fit the budget.
 
-        Candidates whose prompts share a prefix are called one after another. So a server with a
-        prefix cache reads fewer tokens.
+        Candidates whose prompts share a prefix are called one after another, so that a server with
+        a prefix cache reads fewer tokens.
 
         Raises:
             RuntimeError: If all new calls failed, probably because of an outage.
@@ -243,14 +243,14 @@ class SearchRounds:
         return [estimate.ordering for estimate in self.search.ranked(self.scores_for_search())]
 
     def scores_for_search(self) -> Scores:
-        """Return the scores on the train split in the form that the search and its model use.
+        """Return the scores that the search and its model learn from.
 
-        They are the metric's scores unless the metric is a metric over a set.
+        They are the metric's own scores unless the metric is a metric over a set.
         """
         return self.observations.counted()
 
     def random_orderings(self) -> list[Ordering]:
-        """Return the random orderings of the first round that show demos."""
+        """Return the first round's random orderings, except any without demos."""
         space = self.search.space
         not_random = {self.original}
         if space.choices:
@@ -261,7 +261,7 @@ class SearchRounds:
         ]
 
     def _first_half(self, wanted: Wanted) -> Wanted:
-        """Return the first candidates that need at most half of the search's calls, but at least `MIN_ORDERS`."""
+        """Return as many candidates as half of the search's calls allow, but at least `MIN_ORDERS`."""
         first: Wanted = {}
         num_calls = 0
         for candidate, examples in wanted.items():

@@ -70,10 +70,10 @@ class FinalComparison:
 class CompileRun(SearchRounds):
     """A compile run in progress, from the first round of the search to the decision.
 
-    All fields are in `SearchRounds`. The original is the program that the user passed to
+    `SearchRounds` documents all fields. The original is the program that the user passed to
     `compile`. If `run` raises an exception, the caller (`optimizer/base.py`) gets the outcome so
-    far from `unfinished`. It sets the optimizer's `report` and `best_program` from this outcome,
-    and then raises the exception again.
+    far from `unfinished`. The caller sets the optimizer's `report` and `best_program` from this
+    outcome, and then raises the exception again.
     """
 
     def run(self) -> Outcome:
@@ -129,7 +129,7 @@ class CompileRun(SearchRounds):
     def reason_not_to_begin(self) -> Stop | None:
         """Return the reason not to start the search, or None if the search can start."""
         if self.search.space.num_distinct < 2:
-            # The value of a reason is its message: "all choices give the same prompt".
+            # The value is "all choices give the same prompt".
             logger.warning("%s, so there is nothing to compare", StopReason.ONE_PROMPT.value)
             return Stop(StopReason.ONE_PROMPT)
         if not self.plan.program_calls:
@@ -172,7 +172,7 @@ class CompileRun(SearchRounds):
         )
 
     def share_of_later_calls(self) -> float:
-        """Return the share of the calls planned for race and comparison that may still be made."""
+        """Return the share of the calls planned for the race and the comparison that can still be made."""
         plan = self.plan
         num_planned = plan.race_calls + plan.comparison_calls
         share = min(1.0, self.evaluator.budget.estimated_calls_left / max(1, num_planned))
@@ -183,11 +183,11 @@ class CompileRun(SearchRounds):
     def choose_entrants(self) -> list[Candidate]:
         """Return the candidates for the race.
 
-        They are the best of the search, the mode of the Plackett-Luce distributions and, if
-        planned, draws from these distributions.
+        They are the best candidates of the search, the mode of the Plackett-Luce distributions
+        and, if planned, draws from these distributions.
         """
         others = [candidate for candidate in self.best() if candidate != self.original]
-        # The best candidate of each kind takes part, even if its estimate is low. The kinds are orderings
+        # Include the best candidate of each kind, even if its estimate is low. The kinds are orderings
         # and whole programs or, if the user passed programs, these programs and all other candidates.
         best = first_of_each_kind(others, self.plan.num_entrants, self.user_programs)
         if not best:
@@ -206,7 +206,7 @@ class CompileRun(SearchRounds):
 
     def estimated_scores(self) -> Mapping[Candidate, float]:
         """Return the model's estimates of the candidates' scores, given all calls so far."""
-        # Fit the model again, because `search.fitted` knows only the scores of the search.
+        # Fit the model again, because `search.fitted` was fitted before the race.
         return dict(self.search.model.fit(self.scores_for_search()).estimates())
 
     def compare(self, finalists: list[Candidate], num_examples: int) -> FinalComparison | None:
@@ -230,7 +230,7 @@ class CompileRun(SearchRounds):
             return None
         # The indices of train examples come before those of the selection split.
         examples = list(range(self.num_train, self.num_train + num_examples))
-        # Finalists are scored in order, so these are the first ones, starting with the original.
+        # If a limit is reached, only the first finalists, starting with the original, are fully scored.
         fully_scored = list(self.evaluator.evaluate(dict.fromkeys(finalists, examples)))
         if len(fully_scored) < len(finalists):
             logger.warning(
@@ -281,7 +281,7 @@ class CompileRun(SearchRounds):
             [*finalists, *self.best()], self.search.fitted, min_candidates=len(finalists)
         )
         if by_score:
-            # Algorithm 1 decides by the comparison alone. The reference answers stay the same.
+            # Algorithm 1 decides by the scores in the comparison alone, so omit all other scores.
             observations = Observations(self.evaluator.effective_scores)
             observations.add(records)
         decision = compare_finalists(
@@ -301,7 +301,7 @@ class CompileRun(SearchRounds):
         evaluator = self.evaluator
         counts = {phase: evaluator.num_calls(phase) for phase in PHASES}
         counts["total"] = evaluator.num_calls()
-        # Calls of an earlier run in `log_dir` also count in their phases and in the total.
+        # The other counts also include these calls, which an earlier run logged in `log_dir`.
         counts["resumed"] = evaluator.log.num_recalled
         if decision is None:
             decision = self.decide_uncompared(self.original)
@@ -314,7 +314,7 @@ class CompileRun(SearchRounds):
         )
 
     def outcome_without_difference(self) -> Outcome:
-        """Return the outcome of a run in which no score differed. It keeps the original."""
+        """Return an outcome that keeps the original, because no score differed."""
         # Count the scores of the metric itself, because `scores_for_search` may weight equal scores
         # differently.
         evidence = count_evidence(self.observations.scores())
@@ -341,7 +341,7 @@ class CompileRun(SearchRounds):
         model = self.search.model
         if not model.calibrates_answers:
             return Decision(candidate, evidence=evidence)
-        # The candidate may be the original. If only one of the two has scores, use it for both.
+        # Fit the model to the original and the candidate. If only one of them has scores, use it for both.
         scores = self.scores_for_search()
         scored = [known for known in dict.fromkeys([self.original, candidate]) if known in scores]
         effect = None
