@@ -19,8 +19,8 @@ STATE_TENSORS = ("logits", "weights", "length_probabilities")
 class PlackettLuce:
     """The Plackett-Luce distribution over orderings of n items (PLR Eq. 2).
 
-    Items are drawn one by one from the remaining items, with probabilities proportional to
-    ``exp(logits)``.
+    Items are drawn one by one. The probability that a remaining item is drawn is proportional to
+    ``exp(logit)``.
 
     Source: R. L. Plackett, "The analysis of permutations", Applied Statistics 24 (1975).
 
@@ -29,8 +29,8 @@ class PlackettLuce:
             logits tend to come earlier.
         weights: Component weights of a mixture, ``[c]``.
         length: Maximum number of items to draw, k. None means all n items.
-        length_probabilities: Probabilities of consecutive lengths up to `length`. Shorter
-            rankings are padded with -1. None means that each ranking has `length` items.
+        length_probabilities: Probabilities of consecutive lengths, the last of which is `length`.
+            Shorter rankings are padded with -1. None means that each ranking has `length` items.
         generator: Source of random numbers for `sample()`. None means torch's default.
 
     Raises:
@@ -133,9 +133,9 @@ class PlackettLuce:
         return modes[self.log_prob(modes).argmax()]
 
     def marginals(self, num_draws: int = 10_000) -> Tensor:
-        """Return the estimated probability that each item has each position, ``[n, k]``.
+        """Estimate the probability of each item at each position, ``[n, k]``.
 
-        The probabilities are estimated from random rankings with a fixed seed.
+        The probabilities are estimated from rankings that are drawn with a fixed seed.
         """
         generator = torch.Generator().manual_seed(0)
         draws = self.copy(generator=generator).sample((num_draws,))
@@ -152,7 +152,7 @@ class PlackettLuce:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> PlackettLuce:
-        """Return the distribution described by data that `state_dict()` returned."""
+        """Restore a distribution from data that `state_dict()` returned."""
         arguments = dict(state)
         for name in state.keys() & STATE_TENSORS:
             arguments[name] = torch.tensor(state[name], dtype=torch.float64)
@@ -164,10 +164,7 @@ class PlackettLuce:
         return draws.reshape(shape)
 
     def _truncate(self, orderings: Tensor, lengths: Tensor | int) -> Tensor:
-        """Return the first items of orderings, padded to ``[..., k]``.
-
-        `lengths` holds the number of items to return from each ordering.
-        """
+        """Return the first `lengths` items of the orderings, padded to ``[..., k]``."""
         positions = torch.arange(self.length, device=orderings.device)
         return orderings[..., : self.length].masked_fill(positions >= lengths, NOT_SHOWN)
 
@@ -179,7 +176,7 @@ def padded(rankings: Sequence[Sequence[int]], width: int) -> Tensor:
 
 
 def item_positions(rankings: Tensor, num_items: int) -> Tensor:
-    """Return the position of each item, ``[..., n]``. Items that are not in a ranking have position n."""
+    """Return the position of each item in each ranking, ``[..., n]``, or n if an item is missing."""
     positions = torch.arange(rankings.shape[-1], device=rankings.device)
     # The extra column absorbs the positions of the padding.
     columns = rankings.where(rankings != NOT_SHOWN, num_items)
@@ -188,14 +185,14 @@ def item_positions(rankings: Tensor, num_items: int) -> Tensor:
 
 
 def log_probabilities(logits: Tensor, rankings: Tensor) -> Tensor:
-    """Return the log-probability that an ordering of all items begins with each ranking ``[..., k]``."""
+    """Return the log-probabilities that an ordering of all items begins with the rankings ``[..., k]``."""
     num_items = logits.shape[-1]
     positions = item_positions(rankings, num_items)
     orderings = positions.argsort(dim=-1, stable=True)
     shape = torch.broadcast_shapes(orderings.shape, logits.shape)
     placed = logits.expand(shape).gather(-1, orderings.expand(shape))
-    # In PLR Eq. 2, the probability of each item is normalized over the items not yet drawn. These
-    # are a suffix of the ordering, so calculate all denominators using a reversed logcumsumexp.
+    # In PLR Eq. 2, the probability of each item is normalized over the items not yet drawn. These items
+    # are a suffix of the ordering, so a reversed logcumsumexp returns the logs of all denominators.
     remaining = placed.flip(-1).logcumsumexp(dim=-1).flip(-1)
     lengths = (positions < num_items).sum(dim=-1, keepdim=True)
     is_shown = torch.arange(num_items, device=rankings.device) < lengths

@@ -1,8 +1,8 @@
 """Update rules, which refit a Plackett-Luce distribution to the best orderings of a round.
 
-These orderings are called the elites (PLR Algorithm 1). They are the rows of a tensor ``[m, n]``.
-Elites that show only some of the n items are padded with -1. An update rule learns only from the
-items that are shown.
+PLR Algorithm 1 calls these orderings the elites. They are the rows of a tensor ``[m, n]``. Elites
+that show only some of the n items are padded with -1. An update rule learns only from the items
+that are shown.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class UpdateRule(Protocol):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class _Rule:
-    """The settings that all of this module's update rules share."""
+    """The base class of this module's update rules, with their common settings."""
 
     smoothing: float = Field(default=0.7, gt=0, le=1)
     clip: float = Field(default=20.0, gt=0)
@@ -68,10 +68,10 @@ class _Rule:
 class RankEMA(_Rule):
     """An update rule that moves the logits towards the elites' mean ranks (the EMA update of PLR).
 
-    The logits are an exponential moving average.
+    The logits are an exponential moving average of the negative mean ranks.
 
     Attributes:
-        smoothing: Weight of the new target in the average, above 0 and at most 1.
+        smoothing: Weight of the newest ranks in the average, above 0 and at most 1.
         temperature: Divisor of the ranks. A smaller divisor makes the distribution more
             concentrated.
         clip: Maximum absolute value of a logit.
@@ -173,10 +173,7 @@ class MaximumLikelihood(MixtureEM):
 
 
 def _likelihood_gradient(positions: Tensor, weights: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return a function that maps the logits to the gradient of the elites' weighted log-likelihood.
-
-    The likelihood is that of PLR Eq. 2.
-    """
+    """Return a function from logits to the gradient of the elites' weighted log-likelihood (PLR Eq. 2)."""
     last = positions.shape[-1] - 1
     orderings = positions.argsort(dim=-1, stable=True)
     is_shown = positions <= last
@@ -186,10 +183,10 @@ def _likelihood_gradient(positions: Tensor, weights: Tensor) -> Callable[[Tensor
     tiny = torch.finfo(weights.dtype).tiny
 
     def gradient(theta: Tensor) -> Tensor:
-        # The derivative for an item is a weighted sum over elites. The term of an elite is 1 if it
-        # shows the item, else 0, minus the probabilities of drawing the item at each position up to
-        # its own. Strengths are exp(theta), up to a factor. Small strengths may be rounded to 0, so
-        # clamp them to avoid divisions by 0.
+        # The derivative for an item is a weighted sum over elites. An elite's term is 1 if it shows the
+        # item, else 0, minus a sum of probabilities. These are the probabilities of drawing the item at
+        # each position up to its own. Strengths are proportional to exp(theta). Clamp them, because
+        # small strengths may be rounded to 0, and then divisions by 0 are possible.
         strengths = (theta - theta.amax(dim=-1, keepdim=True)).exp().clamp_min(tiny)
         remaining = strengths[..., orderings].flip(-1).cumsum(dim=-1).flip(-1)  # [*c, m, n]
         inverse = (shown_in_order / remaining).cumsum(dim=-1)
@@ -223,9 +220,9 @@ def _cluster(elites: Tensor, num_clusters: int) -> Tensor:
 
 
 def tied_ranks(rankings: Tensor) -> Tensor:
-    """Return the rank of each item, counted from 0, ``[m, n]``.
+    """Return the rank of each item in each ranking, counted from 0, ``[m, n]``.
 
-    Items that are not shown are tied, so they all get the mean of the remaining ranks.
+    Items that are not shown are tied, so each of them gets the mean of the remaining ranks.
     """
     num_items = rankings.shape[-1]
     positions = item_positions(rankings, num_items)
@@ -235,9 +232,7 @@ def tied_ranks(rankings: Tensor) -> Tensor:
 
 
 def update_rule(update: str | UpdateRule) -> UpdateRule:
-    """Return the update rule with the given name, which is "ema", "mle" or "mixture".
-
-    If `update` is an update rule instead of a name, return it.
+    """Return the update rule with the name "ema", "mle" or "mixture", or `update` if it is a rule itself.
 
     Raises:
         ValueError: If no update rule has this name.
@@ -256,18 +251,18 @@ def update_rule(update: str | UpdateRule) -> UpdateRule:
 
 
 def smoothing_of(update: UpdateRule) -> float:
-    """Return the update rule's attribute `smoothing`. Raise a TypeError unless it is a number."""
+    """Return the update rule's attribute `smoothing`, or raise a TypeError if it is not a number."""
     smoothing = getattr(update, "smoothing", None)
     if not isinstance(smoothing, (int, float)):
         raise TypeError(
-            f"update must have a number as its attribute 'smoothing' if demos are chosen; got {smoothing!r} for "
+            f"update must have a numeric attribute 'smoothing' if demos are chosen; got {smoothing!r} for "
             f"{update!r}: pass update='mle', or set the attribute to a number from 0 to 1"
         )
     return smoothing
 
 
 def _weights_of(elites: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
-    """Return the elites' weights ``[m]`` in the dtype of `like`. If `weights` is None, all weights are 1."""
+    """Return the elites' weights ``[m]`` in the dtype of `like`. None means that all weights are 1."""
     if weights is None:
         return like.new_ones(len(elites))
     if weights.shape != elites.shape[:1] or not (weights >= 0).all() or not weights.any():

@@ -298,7 +298,7 @@ def test_strings_are_not_bools_and_bools_are_not_numbers(engine, kind, name, wro
             {"setting": "few-shot"},
             "prior requires setting='prior",
         ),
-        (PLFewShot, {}, {"update": UNSMOOTHED}, "update must have a number as its attribute 'smoothing'"),
+        (PLFewShot, {}, {"update": UNSMOOTHED}, "update must have a numeric attribute 'smoothing'"),
         (PLReorder, {}, {"max_metric_calls": 10**20}, "max_metric_calls must be less than"),
         (PLReorder, {}, {"num_demos": 1}, "num_demos must be greater than or equal to 2; got 1$"),
         (PLReorder, {}, {"max_cost": np.arange(1000.0)}, "max_cost must be a valid number"),
