@@ -12,7 +12,7 @@ CLOSE = 0.01  # relative difference below which two scores count as equal
 
 
 def is_no_better(report: ReportData, own_score: float, rival: Alternative) -> bool:
-    """Return whether a program with this score is not expected to do better than a simpler method."""
+    """Return whether a program with this score is expected to be no better than a simpler method."""
     margin = CLOSE * max(abs(own_score), abs(rival.score))
     original = report.original
     # `demo_tokens` is None if only the order of the student's demos was searched.
@@ -24,10 +24,7 @@ def is_no_better(report: ReportData, own_score: float, rival: Alternative) -> bo
 
 
 def how_to_calibrate(report: ReportData) -> Iterator[str]:
-    """Say how to try calibrated random demos, which only `BatchCalibration` returns.
-
-    Say nothing unless the search calibrates answers, and the returned program is not calibrated.
-    """
+    """Recommend calibration without a search if the search calibrated answers, but its result is uncalibrated."""
     if report.settings.get("calibrate") and not report.is_calibrated:
         yield Advice(
             f"{optimizer_that_calibrates(report)} calibrates your program, or random demos, without a search: compare "
@@ -46,7 +43,7 @@ def optimizer_that_calibrates(report: ReportData) -> str:
 def failed_comparisons(candidate: Candidate, odds: float, min_probability: float | None) -> list[str]:
     """Return the names of the programs that a candidate is not likely enough to beat.
 
-    If the candidate was compared with only one program, return an empty list.
+    Return an empty list if the candidate was not compared with the calibrated original.
     """
     if candidate.over_calibrated is None or candidate.worse_than_calibrated is None:
         return []
@@ -63,7 +60,7 @@ def failed_comparisons(candidate: Candidate, odds: float, min_probability: float
 
 
 def unseen_labels(comparison: Comparison) -> Iterator[str]:
-    """Say which labels the scores and gains of programs ignore."""
+    """Name the labels that scores and gains ignore."""
     if comparison.unseen_labels:
         names = listed(map(repr, comparison.unseen_labels), MAX_NAMED)
         yield (
@@ -73,7 +70,7 @@ def unseen_labels(comparison: Comparison) -> Iterator[str]:
 
 
 def scores_of_finalists(report: ReportData, comparison: Comparison, *, name: str) -> str:
-    """Return the scores of the student, which the text calls `name`, and of the other finalists."""
+    """Format the scores of the student, called `name`, and of the other finalists."""
     scores = f"{name} {comparison.original:.3f}"
     others = [f"{candidate.score:.3f}" for candidate in report.candidates[1:]]
     if others:

@@ -47,8 +47,8 @@ def details(report: ReportData) -> Iterator[str]:
         yield f"tokens of {model}, as the server counted them: {', '.join(counts)}"
     if report.new_prompt_tokens:
         yield (
-            "prompt tokens of scoring calls, without those that a cache of only the previous prompt would hold: about "
-            f"{report.new_prompt_tokens:,} (estimate)"
+            "prompt tokens of scoring calls that would not be cached if a cache held only the previous prompt: about "
+            f"{report.new_prompt_tokens:,}"
         )
     yield from _maybe_truncated_replies(report)
     for error in report.errors:
@@ -62,7 +62,7 @@ def _maybe_truncated_replies(report: ReportData) -> Iterator[str]:
         if state.num_maybe_truncated:
             yield Advice(
                 f"{state.num_maybe_truncated} of {state.num_calls} replies of {name} may have been cut off at "
-                "max_tokens, which is not known without DSPy's history: set disable_history=False in dspy.settings, "
+                "max_tokens, but this is unknown without DSPy's history: set disable_history=False in dspy.settings, "
                 "or pass max_tokens to the language model"
             )
 
@@ -94,7 +94,7 @@ def _settings(report: ReportData) -> Iterator[str]:
 
 
 def _compared(report: ReportData, comparison: Comparison) -> str:
-    """Describe the observed scores in the final comparison."""
+    """Describe the scores that were observed in the final comparison or in a race of programs."""
     title = "mean scores"
     if report.settings.get("num_selection"):  # A race of programs has no final comparison.
         title = "mean scores in the final comparison"
@@ -112,7 +112,7 @@ def _compared(report: ReportData, comparison: Comparison) -> str:
 
 
 def _demos(slot: SlotReport, *, retrieves: bool) -> Iterator[str]:
-    """Yield the fixed demos in a predictor's prompts in prompt order."""
+    """List the fixed demos in a predictor's prompts, in prompt order."""
     if not slot.ordering:
         if not retrieves:
             yield f"{slot.predictor}: shows none of {count(len(slot.demos), 'demo')}"
@@ -126,7 +126,7 @@ def _demos(slot: SlotReport, *, retrieves: bool) -> Iterator[str]:
 
 
 def _choice(report: ReportData, instruction: InstructionReport) -> str:
-    """Say which of a predictor's instructions was chosen, or is the best so far."""
+    """Say which of a predictor's instructions was chosen, or which is the best so far."""
     scores = [alternative.score for alternative in instruction.alternatives]
     if report.returned.name or (report.is_unfinished and not any(score is not None for score in scores)):
         return "no instruction was chosen"

@@ -12,7 +12,7 @@ class ProgramScore:
 
     Attributes:
         score, interval: The metric's value on the examples, and its 95% confidence interval.
-        difference, difference_interval: The gain over the first program, and its 95%
+        difference, difference_interval: The gain over the first program, and the gain's 95%
             confidence interval. Both are None for the first program.
         num_unread: Number of unparsable replies, which count as incorrect answers.
     """
@@ -27,7 +27,9 @@ class ProgramScore:
         parts = ["{:.3f} [{:.3f}, {:.3f}]".format(self.score, *self.interval)]
         if self.difference is not None and self.difference_interval is not None:
             parts.append(
-                "{:+.3f} [{:+.3f}, {:+.3f}] over the first".format(self.difference, *self.difference_interval)
+                "{:+.3f} [{:+.3f}, {:+.3f}] over the first program".format(
+                    self.difference, *self.difference_interval
+                )
             )
         if self.num_unread:
             parts.append(f"replies that could not be parsed: {self.num_unread}")
@@ -50,9 +52,9 @@ class Evaluation:
         programs: The programs' scores, keyed by program name.
         num_examples: Number of examples that every program answered.
         num_failed: Number of examples that were omitted because a call failed.
-        constant: The score of a program that always answers with the same label. The label is the
-            better of the two most frequent labels. None if the first program has no label output, or if the
-            metric cannot score predictions that contain only a label.
+        constant: The score of always answering with the better of the two most frequent labels.
+            None if the first program has no label output, or if the metric cannot score
+            predictions that contain only a label.
     """
 
     programs: Mapping[str, ProgramScore]
@@ -73,7 +75,7 @@ class Evaluation:
 
 
 class Evaluations(dict[str, Evaluation]):
-    """The evaluations with several metrics, keyed by metric name. `print()` shows a table for each metric."""
+    """Evaluations with several metrics, keyed by metric name. `print()` shows a table for each metric."""
 
     def __str__(self) -> str:
         return "\n".join(f"{name}: {evaluation}" for name, evaluation in self.items())

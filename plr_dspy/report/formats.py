@@ -1,4 +1,4 @@
-"""Formats of numbers, scores, prices and tables in reports and messages."""
+"""Functions that format numbers, scores, prices and tables for reports and messages."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ TEXT_WIDTH = 100  # maximum number of characters shown per instruction
 class Advice(str):
     """A line of a report that names Python arguments or functions.
 
-    The command line prints its own options instead (`plr_dspy.cli.fixes`).
+    On the command line, `plr_dspy.cli.fixes` replaces these names by options.
     """
 
     __slots__ = ()
 
 
 def count(number: int, noun: str) -> str:
-    """Format a number with its noun, such as "3 demos"."""
+    """Format a number and a noun, such as "3 demos"."""
     if number == 1:
         return f"1 {noun}"
     return f"{number:,} {noun}s"
 
 
 def listed(names: Iterable[str], limit: int) -> str:
-    """Format names as a list of at most `limit` names, such as "a, b and 3 more"."""
+    """Join the first `limit` names, and say how many are left, as in "a, b and 3 more"."""
     names = list(names)
     text = ", ".join(names[:limit])
     num_left = len(names) - limit
@@ -58,14 +58,14 @@ def one_line(text: str, width: int = TEXT_WIDTH) -> str:
 
 
 def share_text(share: float) -> str:
-    """Format a share or a probability. A small number is not shown as 0."""
+    """Format a share or a probability, as "<0.01" if it would otherwise be rounded to 0."""
     if 0.0 < share < 0.005:
         return "<0.01"
     return f"{share:.2f}"
 
 
 def shares_by_label(labels: Sequence[str], shares: Iterable[float]) -> str:
-    """Format labels with their shares."""
+    """Format the share of each label."""
     return ", ".join(f"{label!r} {share_text(share)}" for label, share in zip(labels, shares, strict=False))
 
 
@@ -87,18 +87,18 @@ def unread_note(scored: Alternative) -> str:
 
 
 def price(entry: FrontEntry) -> str:
-    """Format the tokens of a prompt and, if known, its cost."""
+    """Format the size of a prompt without inputs and, if known, the cost of predictions."""
     cost = f", {dollars(entry.cost)} per 1,000 predictions" if entry.cost else ""
     return f"{prompt_size(entry.prompt_tokens)}{cost}"
 
 
 def prompt_size(tokens: int) -> str:
-    """Format the number of tokens in a prompt without inputs."""
+    """Format a number of prompt tokens."""
     return count(tokens, "prompt token")
 
 
 def table(rows: dict[str, str]) -> Iterator[str]:
-    """Yield the lines of a table that maps names to texts."""
+    """Yield the lines of a table with a name and a text in each row."""
     names = [" ".join(name.split()) for name in rows]  # Users' names may contain line breaks.
     width = max(map(len, names))
     for name, text in zip(names, rows.values(), strict=True):

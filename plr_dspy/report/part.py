@@ -1,4 +1,4 @@
-"""The base class of the parts of a report."""
+"""The base class of all parts of a report."""
 
 from pydantic import BaseModel, ConfigDict
 

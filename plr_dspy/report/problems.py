@@ -1,4 +1,4 @@
-"""The lines of a report about unusable replies, prompts and proposals."""
+"""A report's warnings about unusable replies, prompts and proposals."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from plr_dspy.report.formats import Advice
 from plr_dspy.report.schema import ProgramState, ReportData
 from plr_dspy.report.stop import StopReason
 
-TOO_LONG = "ContextWindowExceededError"  # exception type if a prompt exceeds the context length
-MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
+TOO_LONG = "ContextWindowExceededError"  # type of the exception raised if a prompt is too long
+MANY_UNREAD = 0.1  # minimum share of unusable replies or prompts for a warning
 PROPOSED = "proposed["  # prefix of the origins of proposed instructions
 
 
 def problems(report: ReportData, programs: Mapping[str, ProgramState]) -> Iterator[str]:
     """Warn about each problem that affected many calls.
 
-    Args:
-        report: The report.
-        programs: The programs to check, keyed by their names in the text.
+    `programs` maps the names in the text to the programs to check.
     """
     yield from _unread_replies(report, programs)
     yield from _truncated_replies(programs)
@@ -33,7 +31,7 @@ def _are_many(num_replies: int, state: ProgramState) -> bool:
 def _unread_replies(report: ReportData, programs: Mapping[str, ProgramState]) -> Iterator[str]:
     """Warn if many replies cannot be parsed."""
     fix = "try another adapter, or add demos"
-    if report.stop_reason is StopReason.UNREADABLE:  # Demos may have been tried, without success.
+    if report.stop_reason is StopReason.UNREADABLE:  # Prompts with demos may have failed, too.
         fix = "try another adapter, or a larger model"
     for name, state in programs.items():
         if _are_many(state.num_unread, state):

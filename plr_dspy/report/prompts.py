@@ -1,4 +1,4 @@
-"""The parts of a report on prompts: their demos and instructions, and how these were chosen."""
+"""The parts of a report that describe prompts: demos, instructions, proposals and retrieval."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class InstructionReport(Part):
     """A predictor's instructions.
 
     Attributes:
-        chosen: Index of the returned program's instruction; 0 is the student's own
-            instruction.
+        chosen: Index of the returned program's instruction in `alternatives`. The student's own
+            instruction has the index 0.
         dropped: Instructions excluded from the search.
         distribution: The final distribution, as a state to pass to `PlackettLuce.from_state`.
-            The first instruction of a draw is the one that the prompt shows.
+            The prompt shows the first instruction of a draw.
     """
 
     predictor: str
@@ -86,8 +86,8 @@ class RetrievalReport(Part):
     """The choice between fixed demos and demos retrieved for each input.
 
     Attributes:
-        variation: The chosen variation of retrieval, or None if demos are fixed.
-        text: The variation's description, or an empty string if demos are fixed.
+        variation: Name of the chosen method of retrieval, or None if demos are fixed.
+        text: Description of this method, or an empty string if demos are fixed.
         num_pooled: Number of demos to retrieve from. All of them are saved with the program.
     """
 

@@ -40,7 +40,7 @@ class Report(ReportData):
         """Read a report that `save` wrote.
 
         Raises:
-            ValueError: If the file is not a report of a schema version that can be loaded.
+            ValueError: If the file is not a report, or if its schema version is not supported.
         """
         content = Path(path).read_bytes()
         try:
@@ -53,7 +53,7 @@ class Report(ReportData):
         return "\n".join(details(self))
 
     def plot(self) -> Picture:
-        """Plot scores against program calls with matplotlib, which the extra `plots` installs."""
+        """Plot the report with matplotlib, which the extra `plots` installs."""
         from plr_dspy.report.figure import figure
 
         return figure(self)

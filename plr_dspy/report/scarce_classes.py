@@ -1,4 +1,4 @@
-"""The lines of a report about classes with too few demos."""
+"""A report's warnings about classes with too few demos."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ BOOTSTRAPPED = "bootstrapped from"  # prefix of the origins of bootstrapped demo
 
 
 def scarce_classes(report: ReportData) -> Iterator[str]:
-    """Name the classes with fewer demos than `min_per_class`."""
+    """Name the classes with fewer demos than `min_per_class`, and say how to get more demos."""
     for predictor, numbers in report.scarce_classes.items():
         names = listed((f"{label!r} ({number})" for label, number in numbers.items()), MAX_CLASSES)
         yield Advice(
-            f"predictor {predictor!r} has fewer than min_per_class={report.settings['min_per_class']} demos to choose "
-            f"from for {names}: {_how_to_add_demos(report, predictor)}"
+            f"predictor {predictor!r} has fewer than min_per_class={report.settings['min_per_class']} candidate demos "
+            f"for {names}: {_how_to_add_demos(report, predictor)}"
         )
 
 

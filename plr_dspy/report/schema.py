@@ -11,12 +11,12 @@ from plr_dspy.report.prompts import InstructionReport, ProposalReport, Retrieval
 from plr_dspy.report.stop import StopReason
 
 SCHEMA_VERSION: Literal[24] = 24  # version of the JSON format
-# Versions of files that can be loaded. Fields that are missing in the older version have defaults.
+# Versions of files that can be loaded. Fields that the older version lacks have defaults.
 READABLE_VERSIONS = (23, 24)
 
-# A prompt counts as equally good if its expected score is at most this much lower than the returned prompt's.
+# Maximum expected loss of score for a prompt that a report calls as good as the returned prompt.
 AS_GOOD = 0.01
-# Outcomes of calls without a score.
+# Outcomes of calls that returned no usable answer.
 WRONG = "counted as wrong"
 FAILED = "not scored"
 
@@ -25,7 +25,7 @@ ScoreRange = tuple[float, float, float]  # a score, and the ends of its 95% inte
 
 
 def _current_if_readable(version: Any) -> Any:
-    """Return the current version in place of another version that can be loaded."""
+    """Return the current schema version if this version can be loaded, else this version."""
     return SCHEMA_VERSION if version in READABLE_VERSIONS else version
 
 
@@ -69,12 +69,11 @@ class Candidate(Part):
         instructions: Index of each predictor's instruction in the `alternatives` of
             `ReportData.instructions`.
         score: Mean score on the selection split, or on the examples of the race.
-        expected_gain, probability, probability_worse: Expected gain over the original on new
-            examples, and the probabilities that the candidate is better or worse. The original's
-            answers are not calibrated.
-        over_calibrated, worse_than_calibrated: If answers are calibrated, the probabilities that
-            the candidate is better or worse than the calibrated original. None for the original
-            itself, and if answers are not calibrated.
+        expected_gain, probability, probability_worse: Expected gain over the uncalibrated original
+            on new examples, and the probabilities that the candidate is better or worse.
+        over_calibrated, worse_than_calibrated: Probabilities that the candidate is better or worse
+            than the calibrated original. None for the original itself, and if answers are not
+            calibrated.
         name: The program's name in `programs`, or an empty string for an ordering.
     """
 
@@ -96,8 +95,8 @@ class Alternative(Part):
     as random demos.
 
     Attributes:
-        score, interval: Expected score on new examples, and its 95% interval, or None if the
-            interval is unknown.
+        score, interval: Expected score on new examples, and its 95% interval. The interval is None
+            if it is unknown.
         num_examples: Number of examples that the score is estimated from.
         tokens: Total number of tokens in the demos, counted with GPT-4o's tokenizer, or 0 in
             `programs`.
@@ -127,8 +126,8 @@ class FrontEntry(Alternative):
             instructions and demos of all predictors, counted with GPT-4o's tokenizer.
         cost: US dollars for 1,000 predictions at litellm's list prices, or None if unknown.
             Answers are assumed to be as long as in the compile run. Instructions and fixed
-            demos are assumed to be cached if that is cheaper.
-        is_as_good: Whether `program_with(within=.01)` accepts the candidate.
+            demos are assumed to be cached if caching is cheaper.
+        is_as_good: Whether the candidate qualifies for `program_with(within=.01)`.
         is_returned: Whether the candidate is the returned program.
     """
 
@@ -148,9 +147,8 @@ class Comparison(Part):
             raced programs.
         expected_gain, gain_interval: Expected gain on new examples and its 95% interval. The
             gain is shrunk, because the order was selected as the best of many.
-        probability, probability_worse: Probabilities that the chosen order is better or worse
-            on new examples; 0 if the original is kept. The original's answers are not
-            calibrated.
+        probability, probability_worse: Probabilities that the chosen order is better or worse than
+            the uncalibrated original on new examples; 0 if the original is kept.
         over_calibrated, worse_than_calibrated: As in `Candidate`, for the chosen order.
         expected_original, expected_chosen: Expected scores on new examples, with 95%
             intervals.
@@ -188,11 +186,11 @@ class ProgramComparison(Comparison):
 
 
 class PairedGain(Part):
-    """A gain over the returned program, measured on the examples that both programs or methods answered.
+    """The gain of a program or a method over another one, measured on the examples that both answered.
 
     Attributes:
         gain, interval: The difference between the two scores, and its 95% interval.
-        num_examples: Number of these examples.
+        num_examples: Number of examples that both answered.
     """
 
     gain: float
@@ -201,7 +199,7 @@ class PairedGain(Part):
 
 
 class Evidence(Part):
-    """The numbers of examples on which orders were compared."""
+    """The numbers of examples on which scores can be compared."""
 
     num_met: int  # number of examples on which at least two orders were scored
     num_differing: int  # number of examples on which scores differed
@@ -230,7 +228,7 @@ class Signal(Part):
     """The signal that the search learned from."""
 
     used: str  # "score", or "logprobs" if the search also learned from log-probabilities of labels
-    reason: str  # why only scores were used; empty if the user requested only scores
+    reason: str  # why log-probabilities could not be used; empty if they were used or not requested
     labels: list[str]
 
 
@@ -243,8 +241,8 @@ class CalibrationEffect(Part):
         offsets: For each label, the offset added to its log-probability to calibrate the chosen
             order.
         applied: Whether the returned program is calibrated.
-        shares: For each label, the share of answers that calibration aims to give this label.
-            Empty if calibration does not improve the score.
+        shares: For each label, the share of answers that calibration aims for. Empty if
+            calibration does not improve the score.
     """
 
     original: float
@@ -266,8 +264,8 @@ class ProgramState(Part):
         num_unread: Number of calls with an unparsable reply. If the program is calibrated, replies
             with label probabilities do not count, because their likeliest label is the answer.
         num_truncated: Number of replies that were cut off at `max_tokens`.
-        num_maybe_truncated: Number of other replies that may have been cut off. This is unknown if
-            DSPy's history is disabled, and the LM has no `max_tokens` or reported no tokens.
+        num_maybe_truncated: Number of other replies that may have been cut off. For these replies,
+            DSPy's history was disabled, and `max_tokens` or the number of tokens was unknown.
         name: The program's name in `programs`, or an empty string for all other programs.
     """
 
@@ -294,9 +292,9 @@ class ReportData(Part):
             was compared.
         over_best_own: The comparison of the returned program with the best of the user's
             `programs`. None if the best program is the student or the returned program.
-        rejected: If one of `programs` is returned, the best result of the search, if it is expected
-            to score higher. Otherwise, None. Its gain and probabilities are relative to the
-            returned program, and are too low to replace that program.
+        rejected: The best result of the search, if one of `programs` is returned although this
+            result is expected to score higher. Otherwise, None. The gain and the probabilities are
+            relative to the returned program. The probabilities are too low to replace that program.
         candidates: The orderings that reached the final comparison, or the programs that
             finished a race. The original is first. If answers are calibrated, the calibrated
             original is second, and all later candidates are also calibrated.
@@ -310,8 +308,8 @@ class ReportData(Part):
         program_calls: Number of calls in each phase: "bootstrap" (for demos), "search", "race"
             (of the best orders), "final" (the comparison), "total", and "resumed" (from
             `log_dir`).
-        tokens: For each model, the number of billed tokens of each kind. Calls in `log_dir` count
-            only if this run requested them.
+        tokens: For each model, the number of billed tokens of each kind. Calls from `log_dir` are
+            included only if this run requested them.
         cost: Cost of all billed tokens in US dollars at litellm's list prices, or None if
             unknown. Cached tokens have their own price if there is one.
         new_prompt_tokens: Approximate number of prompt tokens that a server must read for the
@@ -321,8 +319,8 @@ class ReportData(Part):
         errors: The exceptions that calls raised, grouped by type.
         stopped, stop_reason: Why the search ended, or the exception that ended the run.
         settings: Everything that determines the run, including the seed.
-        schema_version: Version of the JSON format. Files of an older version that can be loaded get
-            the current version.
+        schema_version: Version of the JSON format. A report that is loaded from a file with an
+            older version gets the current version.
         front: The best candidate for each combination of kind, number of demos and instruction,
             cheapest first. Empty if no demos were chosen.
         programs: The user's programs, best first.
@@ -339,8 +337,8 @@ class ReportData(Part):
             For a metric over a set, the answer is the frequent label that scores best.
         vote: Score of answering with the most frequent label among the `max_demos` nearest
             examples, or None if unknown.
-        unknown: For each simpler method that was tried on too few calls for a score, its name and
-            the reason.
+        unknown: The name of each simpler method that has too few calls for a score, with the
+            reason.
         vote_gain: The gain of this vote over the returned program, or None if unknown.
     """
 
@@ -391,7 +389,7 @@ class ReportData(Part):
 
     @property
     def other_instructions(self) -> list[InstructionReport]:
-        """The entries in `instructions` whose chosen instruction is not the student's own."""
+        """The entries in `instructions` in which another instruction than the student's is chosen."""
         return [instruction for instruction in self.instructions if instruction.chosen]
 
     @property
@@ -417,7 +415,7 @@ class ReportData(Part):
     def best_by_number(self) -> list[FrontEntry]:
         """The best arrangement for each number of fixed demos.
 
-        For the number of demos in the returned arrangement, this is the returned arrangement.
+        The returned arrangement counts as the best for its number of demos.
         """
         best: dict[int, FrontEntry] = {}
         for entry in sorted(self.front, key=lambda entry: (not entry.is_returned, -entry.score)):

@@ -5,7 +5,7 @@ from enum import Enum
 
 
 class StopReason(str, Enum):
-    """The reason why a search or a compile run ended. Each value is a message for the user."""
+    """A reason why a search or a compile run ended. The value is a message for the user."""
 
     BUDGET = "budget used up"
     TIME = "time limit"

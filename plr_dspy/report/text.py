@@ -166,7 +166,7 @@ def _scores(report: ReportData) -> Iterator[str]:
 
 
 def _described(text: str, state: ProgramState) -> str:
-    """Append a program's name, if it has one, and its number of demos to a description."""
+    """Append a program's name, number of demos and prompt size to a description, as far as known."""
     name = f" {state.name!r}" if state.name else ""
     tokens = "" if state.prompt_tokens is None else f" ({prompt_size(state.prompt_tokens)})"
     return f"{text}{name}, {count(state.num_demos, 'demo')}{tokens}"
@@ -187,9 +187,10 @@ def _programs(report: ReportData) -> Iterator[str]:
 
 
 def _name_of_gain(report: ReportData) -> str:
-    """Return the word for the change in score, which is "gain" or "difference".
+    """Return the word for the change in score.
 
-    It is "difference" if one of the user's other programs is returned without a likely gain.
+    The word is "gain", or "difference" if another of the user's programs is returned without a
+    likely gain.
     """
     comparison = report.comparison
     is_better = comparison is not None and comparison.probability >= MIN_WIN_PROBABILITY
@@ -223,7 +224,7 @@ def _simpler_methods(report: ReportData) -> list[Alternative]:
 
 
 def _verdict(report: ReportData) -> Iterator[str]:
-    """Say why the original is kept or why the gain is not known, and how to reduce the uncertainty."""
+    """Explain the result of the run, and say how to reduce the uncertainty."""
     comparison = report.comparison
     if report.settings.get("scored_on", "train examples") != "train examples":
         yield "the order was chosen according to label probabilities, so its score is not known"
@@ -277,7 +278,7 @@ def _why_original_is_kept(report: ReportData) -> str:
     if best is None or not report.settings.get("racing", True):
         if report.original.name:  # There is no final comparison in a race of programs.
             return "no other program is expected to do better"
-        # Random demos, for example, may be expected to do better, but they are not compared.
+        # Other programs, such as random demos, may be expected to do better.
         return "no other program in the final comparison is expected to do better"
     return f"the best other program is expected to gain {best.expected_gain:+.3f}, but {_uncertainty(report, best)}"
 
@@ -293,14 +294,14 @@ def _why_own_is_returned(report: ReportData) -> Iterator[str]:
 
 
 def _uncertainty(report: ReportData, candidate: Candidate) -> str:
-    """Say that a candidate is not likely enough to be better, with the probabilities and the rule."""
+    """Say why a candidate was not chosen, with its probabilities and the rule that they fail."""
     probabilities = _probabilities(candidate.probability, candidate.probability_worse)
     if candidate.over_calibrated is not None and candidate.worse_than_calibrated is not None:
         over_calibrated = _probabilities(candidate.over_calibrated, candidate.worse_than_calibrated)
-        probabilities += f"; than your program, calibrated: {over_calibrated}"
+        probabilities += f"; compared with your program, calibrated: {over_calibrated}"
     if candidate.probability < candidate.probability_worse:
-        # The expected gain is based on all scores, and the probabilities also depend on which scores
-        # differ on the same examples. So the gain and the probabilities may contradict each other.
+        # The candidate has an expected gain above 0 from all scores. The probabilities may contradict
+        # this gain, because they also depend on which scores differ on the same examples.
         return f"is more likely to be worse ({probabilities})"
     odds = MIN_ODDS
     if candidate.name:  # Only the user's programs have names.
@@ -316,7 +317,7 @@ def _uncertainty(report: ReportData, candidate: Candidate) -> str:
 
 
 def _probabilities(better: float, worse: float) -> str:
-    """Format two probabilities. Round them against the candidate, so that they do not seem to meet the rule."""
+    """Format two probabilities, rounded such that they do not seem high enough for choosing the candidate."""
     rounded_down = math.floor(round(100 * better, 6)) / 100
     rounded_up = math.ceil(round(100 * worse, 6)) / 100
     # Do not show a probability above 0 as 0.
@@ -325,10 +326,7 @@ def _probabilities(better: float, worse: float) -> str:
 
 
 def _best_other(report: ReportData) -> Candidate | None:
-    """Return the program with the largest expected gain over the original.
-
-    Return None if no program is expected to gain.
-    """
+    """Return the other program with the largest expected gain, or None if no gain is above 0."""
     best = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
     return best if best is not None and best.expected_gain > 0 else None
 
@@ -341,8 +339,7 @@ def _advice(report: ReportData) -> Iterator[str]:
     if evidence is None or not evidence.num_met:
         return
     if report.stop_reason is StopReason.DECIDED:
-        # The race ended before its budget was used up, so only more examples can reduce the
-        # uncertainty.
+        # The race ended before the budget was used up, so a larger budget would not help.
         if _best_other(report) is not None:
             yield Advice(MORE_EXAMPLES)
         return
@@ -387,10 +384,7 @@ def _rivals(report: ReportData) -> Iterator[str]:
 
 
 def _similar_demos(report: ReportData) -> Iterator[str]:
-    """Recommend demos that are similar to each input, if a vote of similar examples is clearly better.
-
-    If the search has already tried such demos, recommend nothing.
-    """
+    """Recommend retrieved demos if a vote of similar examples is better, and they were not tried yet."""
     if not _vote_is_better(report):
         return
     assert report.vote is not None
@@ -399,8 +393,9 @@ def _similar_demos(report: ReportData) -> Iterator[str]:
     if max_demos != DEFAULT_MAX_DEMOS:
         arguments += f", max_demos={max_demos}"
     yield Advice(
-        f"{report.vote.name}, does better than {_name_of_result(report)}, beyond chance: try PLFewShot({arguments}), "
-        "which shows each input its most similar examples, and compiles without a call"
+        f"{report.vote.name}, does better than {_name_of_result(report)}, not just by chance: try "
+        f"PLFewShot({arguments}), which shows the examples that are most similar to each input, and compiles without "
+        "a call"
     )
 
 
@@ -439,7 +434,7 @@ def _calibration(report: ReportData) -> Iterator[str]:
 
 
 def _cheaper_prompt(report: ReportData) -> Iterator[str]:
-    """Name the cheapest prompt that is as good as the returned prompt, if it has clearly fewer tokens."""
+    """Recommend a prompt that is as good as the returned prompt, but has clearly fewer tokens."""
     cheapest = next((entry for entry in report.front if entry.is_as_good), None)
     returned = next((entry for entry in report.front if entry.is_returned), None)
     if cheapest is None or returned is None or report.comparison is None:

@@ -158,7 +158,7 @@ class TestScarceClasses:
         assert number_in_pool[NAMES[4]] == 1
         assert show_each(prompts(engine), NAMES[:4], 2)
         assert show_each(prompts(engine), NAMES[4:5], 1)
-        line = "predictor 'self' has fewer than min_per_class=2 demos to choose from for 'class 04' (1), 'class 05' (0)"
+        line = "predictor 'self' has fewer than min_per_class=2 candidate demos for 'class 04' (1), 'class 05' (0)"
         assert line in str(chooser.report)
         chooser.report.save(tmp_path / "report.json")
         assert Report.load(tmp_path / "report.json").scarce_classes == scarce
@@ -194,7 +194,7 @@ class TestBootstrappedDemosOfEachClass:
             _, chooser = compiled(
                 typed(self.NAMES), trainset, max_bootstrapped=max_bootstrapped, max_metric_calls=200, **limits
             )
-        advice = "".join(re.findall("demos to choose from for .*: (.*)", str(chooser.report)))
+        advice = "".join(re.findall("candidate demos for .*: (.*)", str(chooser.report)))
         return len(chooser.report.scarce_classes.get("self", ())), advice
 
     def test_a_warning_says_how_many_demos_are_needed_before_any_call(self, engine, caplog):

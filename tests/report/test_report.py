@@ -311,7 +311,10 @@ class TestText:
         text = str(by_hand([0, 1], candidates=[candidate(0.0, 0.0, worse=0.0), kept]))
         over_student = "better with probability 0.90, worse with 0.02"
         over_calibrated = "better with probability 0.59, worse with 0.40"
-        assert f"uncertain ({over_student}; than your program, calibrated: {over_calibrated}; it must" in text
+        expected = (
+            f"uncertain ({over_student}; compared with your program, calibrated: {over_calibrated}; it must"
+        )
+        assert expected in text
         assert "as likely to be better as worse, which fails for your program, calibrated)" in text
         kept |= {"probability": 0.5}
         text = str(
