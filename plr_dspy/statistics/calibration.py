@@ -2,12 +2,12 @@
 
 Calibration adds an offset to each label's log-probability, and normalizes the results. A label is
 "unseen" if it was not among the likeliest tokens of a reply. "Shares" are relative frequencies
-of labels. Shapes: N inputs, L labels, E examples, S alternative vectors of shares.
+of labels. Shapes: N inputs, L labels, E examples, S sets of label shares.
 """
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import chdtrc, log_softmax, logsumexp  # scipy.stats takes a second to import
+from scipy.special import chdtrc, log_softmax, logsumexp  # scipy.stats would take a second to import
 
 from plr_dspy.statistics.arrays import Array
 
@@ -15,11 +15,11 @@ from plr_dspy.statistics.arrays import Array
 MAX_P_VALUE = 0.01
 MIN_GAP = 1e-6  # minimum gap between the log-probabilities of seen and unseen labels
 # Numbers of decimal places to which log-probabilities and offsets are rounded before an answer is
-# chosen. Run logs round log-probabilities in the same way, and a search rounds offsets.
+# chosen. Run logs contain rounded log-probabilities, and searches use rounded offsets.
 LOG_DECIMALS = 4
 OFFSET_DECIMALS = 6
-# Labels are tied if their log-probabilities differ by at most this much. Rounding errors, which vary
-# between calls, can cause differences of this size.
+# Labels are tied if their log-probabilities differ by at most this much. Differences of this size can
+# result from rounding errors, which vary between calls.
 MAX_TIE = 1e-3
 
 
@@ -37,8 +37,8 @@ def batch_offsets(
     Args:
         log_probabilities: Normalized log-probabilities of the labels, ``[N, L]``.
         prior: Assumed label shares, ``[L]``. None means equal shares.
-        unseen: Whether each label is unseen, ``[N, L]``. The probabilities of unseen labels are
-            treated as 0.
+        unseen: Whether each label is unseen, ``[N, L]``. The probability of an unseen label is
+            assumed to be 0.
         weights: Weights of the inputs, ``[N]``.
     """
     logs = np.asarray(log_probabilities)
@@ -61,8 +61,8 @@ def log_mean(log_probabilities: Array, weights: Array) -> Array:
 def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
     """Return offsets ``[..., L]`` that move mean probabilities towards shares ``[L]``.
 
-    The mean of the offsets is 0. A label gets the smallest offset of the other labels if its
-    share is 0, or if its entry in `held`, ``[L]``, is true.
+    The mean of the offsets is 0. Labels with a share of 0 or a true entry in `held`, ``[L]``, get
+    the smallest offset of all other labels.
     """
     is_held = np.asarray(held) | (shares <= 0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -89,10 +89,9 @@ def likeliest_labels(
 ) -> NDArray[np.int64]:
     """Return the index of each reply's likeliest label after calibration, ``[...]``.
 
-    If labels are tied, take the label that was likeliest before calibration. If labels were also
-    tied before calibration, take the first of them. The rule uses rounded numbers, and needs no
-    correct labels. So a search that reads log-probabilities from a run log knows which answers
-    the calibrated program will give.
+    Among tied labels, take the one that was likeliest before calibration. Among labels that were
+    also tied then, take the first. Log-probabilities and offsets are rounded as in run logs and
+    searches. So a search that uses a run log finds the same answers as the calibrated program.
 
     Args:
         log_probabilities: Log-probabilities of the labels, ``[..., L]``.
@@ -100,7 +99,7 @@ def likeliest_labels(
         unseen: Whether each label is unseen, ``[..., L]``. An unseen label cannot be the answer
             unless all labels are unseen.
     """
-    # Whole numbers of millionths have exact sums, so ties do not depend on rounding errors.
+    # Use whole numbers of millionths, which have exact sums, so that ties do not depend on rounding errors.
     unit = 10.0**OFFSET_DECIMALS
     before = np.rint(np.asarray(log_probabilities) * 10.0**LOG_DECIMALS) * (unit / 10.0**LOG_DECIMALS)
     after = before + np.rint(np.asarray(offsets) * unit)
@@ -118,7 +117,7 @@ def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
 
     If the label counts ``[L]`` are clearly imbalanced, the observed shares come first, and equal
     shares last. If `between` is true, shares proportional to the square roots of the counts come
-    second. These shares help with metrics that depend on rare labels. If the counts are not
+    second, because they help with metrics that depend on rare labels. If the counts are not
     clearly imbalanced, return only equal shares.
     """
     counts = np.asarray(counts, dtype=np.float64)
@@ -143,8 +142,8 @@ def _are_uneven(counts: Array) -> bool:
 def right_counts(scores: ArrayLike) -> Array:
     """Return the number of examples for which each label is correct, ``[L]``.
 
-    The correct label is the one with the highest score. If several labels are tied, each counts
-    as an equal fraction of the example. Examples on which all labels are tied are ignored.
+    The correct label is the one with the highest score. If several labels are tied, the example is
+    divided equally among them. Examples on which all labels are tied are ignored.
     """
     is_best = np.asarray(scores) == np.max(scores, axis=1, keepdims=True)
     shares = is_best / is_best.sum(axis=1, keepdims=True)
@@ -152,9 +151,9 @@ def right_counts(scores: ArrayLike) -> Array:
 
 
 def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:
-    """Return the label shares to try, ``[S, L]``, given the labels' scores ``[E, L]``.
+    """Return the label shares to try, ``[S, L]``, given each label's scores on examples, ``[E, L]``.
 
-    A row of NaN means no calibration.
+    A row of NaN means that answers are not calibrated.
     """
     shares = likely_shares(right_counts(scores), between=between)
     uncalibrated = np.full((1, shares.shape[1]), np.nan)
@@ -168,8 +167,8 @@ def cross_validated(
 ) -> NDArray[np.int64]:
     """Return the index of each input's likeliest label after calibration on all other inputs, ``[N]``.
 
-    There must be at least two inputs. The arguments are as in `batch_offsets()`, where `shares`
-    is called `prior`.
+    There must be at least two inputs. The arguments are as in `batch_offsets()`, with `shares` as
+    the `prior`.
     """
     logs = np.asarray(log_probabilities)
     is_unseen = np.broadcast_to(unseen, logs.shape)

@@ -1,4 +1,4 @@
-"""Confidence intervals for means and paired differences, and a test of whether orders really differ.
+"""Confidence intervals for means and paired differences, and a test of whether orders differ in score.
 
 The examples are treated as a random sample, so all results are estimates for new examples.
 Shapes: R orders, E examples, D draws.
@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import special  # scipy.stats takes half a second to import
+from scipy import special  # scipy.stats would take half a second to import
 
 from plr_dspy.statistics.arrays import Array
 
@@ -17,8 +17,8 @@ NUM_DRAWS = 20_000  # number of draws from a posterior
 NUM_DEVIATIONS = 400  # number of points in a grid of standard deviations
 TAIL = 0.025  # probability on each side of a 95% interval
 SIGNIFICANT = 0.05  # maximum p-value for the conclusion that the order of demos matters
-# Number of artificial examples, on which programs have the largest possible difference. They are
-# added so that equal scores on a few examples do not imply certainty.
+# Number of artificial examples to add, on which programs have the largest possible difference. Without
+# these examples, equal scores on a few examples would imply certainty.
 PSEUDO_EXAMPLES = 2
 
 
@@ -28,9 +28,9 @@ def paired_interval(
     """Return the 95% interval for a mean paired difference.
 
     The interval is calculated using Student's t distribution, after adding two artificial
-    differences. One is 0. The other is split between plus and minus the largest difference
-    (A. Agresti and Y. Min, Statistics in Medicine 24, 2005). If all differences are 0, the
-    interval is (0, 0) unless `largest` is given.
+    differences (A. Agresti and Y. Min, Statistics in Medicine 24, 2005). One is 0. The other
+    consists of two halves, which are plus and minus the largest difference. If all differences
+    are 0, the interval is (0, 0) unless `largest` is given.
 
     Args:
         differences: Differences of scores, one for each example.
@@ -50,8 +50,8 @@ def paired_interval(
 def paired_probability(differences: Sequence[float]) -> float:
     """Return the probability that the mean difference on new examples is above 0.
 
-    The probability is based on the same distribution as `paired_interval()`. If all differences
-    are 0, return 0.5.
+    The mean difference has the same distribution as in `paired_interval()`. If all differences are
+    0, return 0.5.
     """
     mean, error, freedom = _with_pseudo_examples(differences)
     if not error:
@@ -109,14 +109,15 @@ def p_value_of(scores: Array, rng: np.random.Generator) -> float:
 def draw_deviations(
     scores: Array, largest: float, disagreement: float, rng: np.random.Generator, *, usual: float
 ) -> tuple[Array, float]:
-    """Return posterior draws ``[D]`` of the standard deviation of the orders' true mean scores.
+    """Estimate the standard deviation of the orders' true mean scores.
 
-    Also return an unbiased estimate of the squared standard deviation.
+    Return posterior draws of the standard deviation, ``[D]``, and an unbiased estimate of its
+    square.
 
     Args:
         scores: Scores of the orders, ``[R, E]``.
         largest: Largest possible standard deviation.
-        disagreement: Largest difference between scores on one example. On each pseudo-example,
+        disagreement: Largest difference between scores on one example. On each artificial example,
             half of the orders score this much more than the other half.
         rng: Source of random numbers.
         usual: Scale of the standard deviation's prior, which is half-normal.
@@ -128,7 +129,6 @@ def draw_deviations(
     means = residuals.mean(axis=1)
     covariance = np.cov(residuals)
     noise = float(np.trace(covariance)) / size / num_examples
-    # On an artificial example, half of the orders have the lowest score, and half have the highest.
     pseudo_noise = disagreement**2 * num_orders / 4 / size / num_examples**2
     variance = float((means**2).sum()) / size
 
@@ -144,10 +144,10 @@ def draw_deviations(
 def _degrees_of_freedom(covariance: Array, num_examples: int) -> float:
     """Return the effective degrees of freedom of the variance between mean scores.
 
-    The result is the geometric mean of R - 1 and the degrees of freedom of the noise. The noise
-    has the given covariance ``[R, R]``, and has fewer than R - 1 degrees of freedom if similar
-    orders get similar scores on an example. The sum of the squared covariances is estimated
-    without bias (Z. Bai and H. Saranadasa, Statistica Sinica 6, 1996).
+    The result is the geometric mean of R - 1 and the degrees of freedom of the noise, whose
+    covariance is ``[R, R]``. The noise has fewer than R - 1 degrees of freedom if similar orders
+    get similar scores on an example. The estimate of the sum of squared covariances is unbiased
+    (Z. Bai and H. Saranadasa, Statistica Sinica 6, 1996).
     """
     size = len(covariance) - 1
     total = float(np.trace(covariance))

@@ -1,12 +1,11 @@
 """Posterior draws of the mean score of random orderings, given scores of each ordering on a few examples.
 
-Both the orderings and the examples are random samples. Each ordering and each example gets a random
-weight. The weight of a call is the product of the two weights (A. Owen and D. Eckles, Annals of
-Applied Statistics 6, 2012). So draws vary widely if there are many calls, but on only a few examples.
+Both the orderings and the examples are random samples. In each draw, each ordering and each example gets
+a random weight. The weight of a call is the product of both weights (A. Owen and D. Eckles, Annals of
+Applied Statistics 6, 2012). So draws vary widely if there are only a few examples, even with many calls.
 
-Intervals of the draws are conservative. The variance of noise that is specific to single calls is
-counted about three times. If all noise is of this kind, an interval is 1.5 to 1.9 times as wide as
-necessary.
+Intervals of the draws are conservative, because the variance of noise in single calls is counted about
+three times. If there is no other noise, an interval is 1.5 to 1.9 times as wide as necessary.
 
 Shapes: R orderings, E examples, D draws, k kinds of values.
 """
@@ -18,7 +17,7 @@ import numpy as np
 from plr_dspy.statistics.arrays import Array, Mask
 
 NUM_DRAWS = 2_000
-MIN_ORDERINGS = 3  # minimum number of orderings from which their variance can be estimated
+MIN_ORDERINGS = 3  # minimum number of orderings for an estimate of the variance between them
 # Weight of an artificial example with the best score, and of one with the worst score (Jeffreys' prior).
 # Without these examples, equal scores on a few examples would imply certainty.
 PSEUDO_EXAMPLES = 0.5
@@ -26,7 +25,7 @@ PSEUDO_EXAMPLES = 0.5
 
 @dataclass(frozen=True)
 class RandomOrderings:
-    """Random weights of `number` orderings, and the source of all further random numbers.
+    """Random weights of orderings, and the source of all further random numbers.
 
     Attributes:
         weights: The weights, ``[D, R]``. If scores depend only on the ordering, the variance of
@@ -38,7 +37,7 @@ class RandomOrderings:
 
     @classmethod
     def draw(cls, number: int, rng: np.random.Generator) -> "RandomOrderings":
-        """Draw weights of `number` orderings. There must be at least `MIN_ORDERINGS`."""
+        """Draw the weights of `number` orderings. The number must be at least `MIN_ORDERINGS`."""
         return cls(rng.gamma((number - 2) / number, size=(NUM_DRAWS, number)), rng)
 
     def means(self, values: Array, known: Mask) -> Array:
@@ -47,7 +46,7 @@ class RandomOrderings:
         All orderings have equal expected weights, even if a search called the better ones more often.
 
         Args:
-            values: The values of calls, ``[k, R, E]``. They are ignored where they are unknown.
+            values: The values of calls, ``[k, R, E]``. Unknown values are ignored.
             known: Whether each ordering was called on each example, ``[R, E]``.
         """
         weights = self.weights / np.maximum(1, known.sum(axis=1))
@@ -67,25 +66,28 @@ class RandomOrderings:
         return np.asarray(shares[:, [0]] * means + shares[:, [1]] * best + shares[:, [2]] * worst)
 
     def shares(self, known: Mask, *, weight: float = 1.0) -> Array:
-        """Draw the shares of the calls, of a best and of a worst artificial example in a mean, ``[D, 3]``.
+        """Draw the weights of the calls, a best and a worst artificial example in a mean, ``[D, 3]``.
+
+        The three weights add up to 1.
 
         Args:
-            known: Whether each ordering was called on each example, ``[R, E]``. At least one was.
+            known: Whether each ordering was called on each example, ``[R, E]``. At least one entry
+                must be true.
             weight: Factor by which the weight of the artificial examples is multiplied. If there
-                are several groups of examples, these factors should add up to 1.
+                are several groups of examples, their factors should add up to 1.
         """
         pseudo = weight * PSEUDO_EXAMPLES
-        # The first shape is at least 1, so the sum of the three variates cannot be 0 due to underflow.
+        # The first shape is at least 1, so the sum of the three variates cannot underflow to 0.
         shapes = [effective_number(known), pseudo, pseudo]
         shares = self.rng.gamma(shapes, size=(NUM_DRAWS, 3))
         return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 
 
 def effective_number(known: Mask) -> float:
-    """Return the effective number of examples, however many orderings were called on each example.
+    """Return the effective number of examples, which is below E if examples have unequal weights.
 
-    `known` says whether each ordering was called on each example, ``[R, E]``. The result is
-    smaller than E if some examples have larger weights than others.
+    `known` says whether each ordering was called on each example, ``[R, E]``. Each ordering has
+    the same weight, which is divided equally among its examples.
     """
     shares = (known / np.maximum(1, known.sum(axis=1, keepdims=True))).sum(axis=0)
     squares = float((shares**2).sum())
@@ -93,7 +95,7 @@ def effective_number(known: Mask) -> float:
 
 
 def mean_of_orderings(values: Array, known: Mask) -> Array:
-    """Return the mean over orderings of their mean values, ``[k]``, given values ``[k, R, E]``.
+    """Average the values of each ordering, ``[k, R, E]``, and return the mean over orderings, ``[k]``.
 
     Orderings without calls are ignored. If no ordering has calls, return zeros.
     """

@@ -14,12 +14,12 @@ from plr_dspy.statistics import comparisons
 from plr_dspy.statistics.arrays import Array
 from plr_dspy.statistics.comparisons import PSEUDO_EXAMPLES, SIGNIFICANT, TAIL
 
-# Scale of the prior of the standard deviation between programs, relative to the range of scores.
+# Scale of the prior for the standard deviation between programs, relative to the range of scores.
 USUAL_SPREAD = 0.2
-NO_VARIANCE = 1e-15  # variances below this are rounding errors
+NO_VARIANCE = 1e-15  # maximum variance that is due to rounding errors
 MIN_BETA_SIZE = 1.0  # minimum sum of the two parameters of a beta distribution
 QUANTILES = np.linspace(-4.0, 4.0, 81)  # standard normal values at which beta distributions are calculated
-MOST_SPREAD = 5  # upper limit of integrals over this standard deviation, relative to `USUAL_SPREAD`
+MOST_SPREAD = 5  # maximum standard deviation between programs, relative to `USUAL_SPREAD`
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Gain:
     """The expected gain of a program over another program on new examples.
 
     Attributes:
-        value: The estimate, shrunk towards 0, because the largest of several observed gains is
-            biased upwards.
-        observed: The estimate without shrinkage.
+        value: Estimate of the gain, shrunk towards 0, because the largest of several observed
+            gains is biased upwards.
+        observed: Estimate of the gain without shrinkage.
         draws: Draws of the true gain from its posterior, ``[D]``.
-        least: Cautious draws of the gain, ``[D]``. They ignore differences between programs that
+        least: Cautious draws of the gain, ``[D]``, which ignore differences between programs that
             may be due to chance.
         noise_share: Share of the observed variance between programs that is noise. None unless
             this is the gain of the best of several programs, and their mean scores differ.
@@ -57,9 +57,9 @@ class Gain:
 class PairedExperiment:
     """An experiment that scored several programs on the same random examples.
 
-    Each program's true mean score has a beta distribution, so no draw is outside the bounds. The
-    draws of two programs are correlated like their scores (a Gaussian copula). So the interval
-    of a difference is narrower if both programs are right on the same examples.
+    Draws of each program's true mean score have a beta distribution, so they are within the
+    bounds. The draws of two programs are correlated like the scores (a Gaussian copula). So the
+    interval of a difference is narrower if both programs are right on the same examples.
 
     Args:
         scores: Scores ``[C, E]``. The first row is the baseline.
@@ -79,15 +79,15 @@ class PairedExperiment:
         freedom = num_examples - 1
         centered = scores - self.means[:, None]
         errors = rng.normal(size=(comparisons.NUM_DRAWS, num_examples)) @ centered.T / math.sqrt(freedom)
-        # Pseudo-examples add variance to the difference between two programs. So add half of this
+        # Artificial examples add variance to the difference between two programs. So add half of this
         # variance to each program.
         pseudo_variance = PSEUDO_EXAMPLES / 4 / num_examples * self._disagreement**2
         errors += math.sqrt(pseudo_variance) * rng.normal(size=errors.shape)
         variances = (centered**2).sum(axis=1) / freedom + pseudo_variance
-        # Variances are estimated, so widen the draws to the variance of Student's t distribution.
+        # The variances are only estimates, so widen the draws as in Student's t distribution.
         widened = variances / num_examples * freedom / max(1, freedom - 2)
-        # The mean of a beta distribution cannot equal a bound. So add half an example with the lowest
-        # score and half an example with the highest score (H. Jeffreys' prior).
+        # The mean of a beta distribution cannot equal a bound. So add one artificial example, half with
+        # the lowest score and half with the highest score (Jeffreys' prior).
         centers = (num_examples * self.means + (lowest + highest) / 2) / (num_examples + 1)
         self._draws = lowest + self._range * _beta_draws(
             errors / np.sqrt(variances), (centers - lowest) / self._range, widened / self._range**2
@@ -115,7 +115,7 @@ class PairedExperiment:
         return Gain(self._shrunk(observed, draws), observed, draws, draws)
 
     def gain_on_top(self, base: Gain, row: int, base_row: int) -> Gain:
-        """Return the gain `base` plus the gain of the program in `row` over the program in `base_row`."""
+        """Return the sum of `base` and the gain of the program in `row` over the program in `base_row`."""
         difference = self._draws[:, row] - self._draws[:, base_row]
         own = self._draws[:, 0]
         observed = base.observed + float(self.means[row] - self.means[base_row])
@@ -164,9 +164,9 @@ class PairedExperiment:
     def _shrunk(self, gain: float, draws: Array) -> float:
         """Return the posterior mean of a gain, given its observed value and draws of the true gain.
 
-        In the prior, the gain is normal with mean 0 and an unknown standard deviation. This
-        deviation has a half-normal prior with the scale `USUAL_SPREAD`, so large gains with
-        small errors hardly shrink.
+        In the prior, the gain is normally distributed with mean 0. Its standard deviation has a
+        half-normal prior with the scale `USUAL_SPREAD`, so large gains with small errors hardly
+        shrink.
         """
         usual = USUAL_SPREAD * self._range
         spreads = np.linspace(0.0, MOST_SPREAD * usual, comparisons.NUM_DEVIATIONS)
@@ -179,7 +179,7 @@ class PairedExperiment:
     def _deviations(self, rows: Sequence[int]) -> tuple[Array, float]:
         """Return draws of the standard deviation of true scores, and an unbiased estimate of its square.
 
-        The results are stored, so that gains that depend on the same programs use the same draws.
+        The results are stored, so that all gains of the same programs use the same draws.
         """
         key = tuple(rows)
         if key not in self._deviations_of:
@@ -191,7 +191,7 @@ class PairedExperiment:
 
 
 def _beta_draws(normals: Array, means: Array, variances: Array) -> Array:
-    """Return draws between 0 and 1 that have beta distributions and are correlated like standard normal draws.
+    """Return draws from beta distributions, with correlations from standard normal draws.
 
     Args:
         normals: Correlated draws from the standard normal distribution, ``[D, C]``.
@@ -206,10 +206,9 @@ def _beta_draws(normals: Array, means: Array, variances: Array) -> Array:
 
 
 def _prepared(scores: Array, bounds: tuple[float, float] | None) -> tuple[Array, tuple[float, float], float]:
-    """Return prepared scores ``[C, E]``, the bounds of mean scores, and the largest difference on an example.
+    """Return rounded scores ``[C, E]``, the bounds of mean scores, and the largest difference on an example.
 
-    The scores are rounded and the examples are sorted, so that the order of examples does not
-    affect the draws.
+    The examples are sorted, so that their original order does not affect the draws.
     """
     scores = np.round(scores, 9)
     scores = scores[:, np.lexsort(scores)]
