@@ -175,7 +175,7 @@ class LabelRun(CompileRun):
         return self.outcome(Decision(self._winner), Stop(reason or StopReason.TIME))
 
     def _probe(self, orderings: Sequence[Candidate]) -> Rows:
-        """Return the call records of each order, keyed by probing input.
+        """Call the program in each order, and return the orders' records, keyed by probing input.
 
         Return an empty dict if the budget runs out before the LM has written all probing inputs.
         """
@@ -228,8 +228,8 @@ class LabelRun(CompileRun):
 class ProbingWork(LabelReadingWork):
     """The work of calling a program on probing inputs and reading label probabilities from its replies.
 
-    If the LM writes the inputs, each call with index 0 writes one in the style of an order's demos
-    (Lu et al., ACL 2022, Section 3.1).
+    If the LM writes the inputs, a call with index 0 writes one of them in the style of an order's
+    demos. Source: Lu et al., ACL 2022, Section 3.1.
 
     Attributes:
         first: Index of the first probing input: 0, or 1 if the LM writes the inputs.
@@ -278,8 +278,8 @@ class ProbingWork(LabelReadingWork):
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         """Make a call, and return its record.
 
-        The record's value is a list of label probabilities or, if the call writes an input, the
-        fields of this input.
+        The record's value is a list of label probabilities, or the fields of an input that the
+        call wrote.
         """
         if example < self.first:
             return CallRecord(None, value=self._write_input(program))
@@ -370,8 +370,8 @@ class GlobalE(LocalE):
     ACL 2022, Eq. 2 and 3.
 
     Args:
-        variant: "lu" is the published method. "plr" chooses the order with the least entropy in
-            its label distribution on any single input, as in arXiv:2603.21373.
+        variant: "lu" is the published method. "plr", from arXiv:2603.21373, finds the label
+            distribution on a single input that has the lowest entropy, and chooses its order.
         metric, num_candidates, temperature, all others: As in `LocalE`.
     """
 
