@@ -54,9 +54,9 @@ class Decision:
             original or the chosen candidate.
         over_best_user_program: The comparison of the chosen candidate with `best_user_program`,
             or None if `best_user_program` is None.
-        rejected: The best result of the search, if one of the user's other programs was chosen
-            although this result is expected to score higher. Otherwise, None. The result's gain
-            is relative to the chosen program.
+        rejected: The best result of the search, if it is expected to score higher, but one of the
+            user's other programs was chosen. Otherwise, None. The result's gain is relative to
+            the chosen program.
         candidates: The results of the finalists.
         chosen: Index of the chosen candidate's result in `candidates`, or None if nothing was
             compared.

@@ -179,7 +179,7 @@ class _Measurement:
 def _measure(metric: ConfusionScores, before: Answers, after: Answers) -> _Measurement:
     """Calculate a metric on two programs' answers, and on bootstrap samples of these answers."""
     both = sorted(before.keys() & after.keys())
-    if not both:  # All calls of one program failed, so assume no difference.
+    if not both:  # The programs have no answered example in common, so assume no difference.
         before = before or after
         after = before
         both = sorted(before)

@@ -1,4 +1,4 @@
-"""A check that ends a search early if no improvement can be found."""
+"""A check that ends a search early if further calls are unlikely to find an improvement."""
 
 import itertools
 import logging
@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 
 ENOUGH_ANSWERS = 20  # minimum number of answers before a warning about unparsable answers
 FIRST_ANSWERS = 10  # minimum number of answers before unparsable answers can stop the search
-UNPARSED = 0.9  # share of unparsable answers at which the search stops
-MOSTLY_UNPARSED = 0.5  # share of unparsable answers at which a warning is logged
+UNPARSED = 0.9  # minimum share of unparsable answers that stops the search
+MOSTLY_UNPARSED = 0.5  # minimum share of unparsable answers for a warning
 MANY_FAILURES = 5  # minimum number of failed calls before the reason to stop mentions them
 ENOUGH_SCORES = 60  # number of scores after which the search stops if all of them are equal
 # The search stops after this many comparisons of scores on the same example if all of them are ties.
@@ -28,7 +28,7 @@ GIVE_DEMOS = (
 
 
 class UnreadableReplies(RuntimeError):
-    """An error raised if almost no reply can be parsed. Running the same compile again would not help."""
+    """An error raised if almost no reply can be parsed, so that the same compile would always fail."""
 
 
 def always(candidate: Candidate) -> bool:
@@ -38,7 +38,7 @@ def always(candidate: Candidate) -> bool:
 
 @dataclass
 class FutilityCheck:
-    """A check for signs that further calls would not find an improvement."""
+    """A check of whether further calls of a search would be wasted."""
 
     evaluator: Evaluator
     num_train: int  # number of examples in the train split; calls on other examples are ignored
@@ -53,7 +53,7 @@ class FutilityCheck:
     has_warned: bool = False  # whether a warning about unparsable answers was logged
 
     def check(self) -> str:
-        """Return the reason to stop the search, or an empty string if the search can continue.
+        """Return the reason to stop the search, or an empty string to continue.
 
         Raise `UnreadableReplies` if almost no answer can be parsed.
         """

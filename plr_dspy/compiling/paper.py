@@ -131,7 +131,7 @@ class PaperRun(CompileRun):
         plan = self.plan
         self.evaluator.begin_phase(SEARCH, reserved=plan.comparison_calls, planned=plan.program_calls)
         stop: Stop | None = None
-        while stop is None:  # For t = 1..T:
+        while stop is None:  # Repeat for t = 1..T.
             orderings = self.search.ask()  # Sample B orderings.
             stop = self.score_round(orderings)  # Score them, and refit the distribution to the elites.
             stop = stop or self.check_stoppers()

@@ -18,7 +18,7 @@ MIN_ORDERS = 4  # minimum number of orders in the first round
 MIN_FIRST = {"score": 4, "logprobs": 2}
 SIGNALS = ("auto", *MIN_FIRST)  # values of the `signal` argument
 
-# A search scores at most this many orders on their first examples. A larger budget pays for more
+# Maximum number of orders that a search scores on their first examples. A larger budget pays for more
 # first examples per order, not for more orders.
 NUM_LOOKS = 360
 ROUNDS = 30  # target number of rounds in a search
@@ -38,7 +38,7 @@ ORIGINAL_SHARE = 0.5  # share of the longer race's calls that first score the or
 
 CALLS_PER_SQUARE = 2.5  # maximum number of useful calls, divided by the squared number of examples
 LEAST_CALLS = 20  # smallest return value of `most_calls`
-MAX_ROUNDS = 1_000  # effectively unlimited, because the budget is spent first
+MAX_ROUNDS = 1_000  # a limit that is never reached, because the budget is spent first
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def make_plan(
 def _racing_plan(
     budget: int, size: ProblemSize, searched: str, min_first: int, fixed: dict[str, Any]
 ) -> Plan | None:
-    """Return a plan that spends the budget, or None if the budget is too small for a plan."""
+    """Return a plan that includes a race, or None if the budget is too small."""
     num_train = size.num_train
     num_best_seen = min(2, size.num_distinct - 1)
     num_affordable = int(COMPARISON_SHARE * budget) // (1 + num_best_seen)

@@ -30,7 +30,7 @@ def run_race(
        drop out.
     2. Score the original with the planned share of `num_calls`.
     3. Run the heats. Each heat scores all remaining entrants on the same number of examples, as
-       many as its calls and the train split allow. It then keeps the best 40% of the entrants
+       many as its calls and the train split allow. Then it keeps the best 40% of the entrants
        (`KEPT_SHARE`, rounded up), but at least the number of winners. There is at least one
        heat, and enough heats to leave only the winners. The last heat also scores the original
        on as many examples as the entrants.

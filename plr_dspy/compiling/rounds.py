@@ -52,12 +52,11 @@ class SearchRounds:
         min_probability, stop_at_score, patience: As in `PLReorder`.
         sample, advice, shows_demos: As in `FutilityCheck`.
         shifted: As in `ExampleSchedule`.
-        min_examples: Takes all candidates of a round in the order of their calls, and returns
-            minimum numbers of new examples for some of them. With more examples per candidate,
-            a server with a prefix cache reads demos less often.
-        widen: Takes the result of `low_scores`, and returns a search in a wider space, or None if
-            the space cannot be widened. Existing items keep their indices, and new items come
-            last.
+        min_examples: A function that takes a round's candidates in the order of their calls, and
+            returns minimum numbers of new examples for some of them. With more examples per
+            candidate, a server with a prefix cache reads demos less often.
+        widen: A function that takes the result of `low_scores`, and returns a search in a wider
+            space, or None. In the wider space, existing items keep their indices.
         on_round: A function to call with the results of each round.
     """
 
@@ -107,7 +106,7 @@ class SearchRounds:
         )
         self._history: list[Iteration] = []
         self._learned: set[Candidate] = set()  # candidates whose scores the search has received
-        self._first_round: Sequence[Candidate] = ()  # candidates of the first round, most of them random
+        self._first_round: Sequence[Candidate] = ()  # candidates that were scored in the first round
 
     def score_round(self, candidates: Sequence[Candidate]) -> Stop | None:
         """Score the candidates, and update the search. Return the reason to stop, or None to continue.
@@ -234,7 +233,7 @@ class SearchRounds:
         return list(records)
 
     def best(self) -> list[Candidate]:
-        """Return the scored candidates, sorted by the search's estimates of their scores, best first.
+        """Return the scored candidates, sorted by their estimated scores, best first.
 
         Return an empty list before the first round ends, because the search has no estimates yet.
         """
@@ -274,8 +273,8 @@ class SearchRounds:
     def _check_first_replies(self, wanted: Wanted) -> None:
         """Make the first calls, and raise `UnreadableReplies` if almost no reply can be parsed.
 
-        Calls without demos do not count, because demos may teach the model the output format.
-        If no candidate shows demos, all calls count.
+        Ignore calls without demos, because demos may teach the model the output format. But if
+        no candidate can show demos, consider all calls.
         """
         can_show_demos = self._futility.can_show_demos
         first: Wanted = {}
@@ -295,7 +294,7 @@ class SearchRounds:
         return any(most_items) or any(map(self.shows_demos, [self.original, *space.programs]))
 
     def _update_search(self, candidates: Sequence[Candidate]) -> None:
-        """Pass the scores of a round to the search, and add the round to the history."""
+        """Pass the scores of a round's candidates to the search, and add the round to the history."""
         search = self.search
         effective = self.evaluator.effective_scores
         if self._history:

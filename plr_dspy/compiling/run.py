@@ -34,7 +34,7 @@ from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
 
-# Minimum number of examples in a shortened comparison, if the limits allow this many. If they allow
+# Minimum number of examples in a shortened comparison, unless the limits allow fewer. If they allow
 # fewer than `MIN_EXAMPLES`, nothing is compared.
 MIN_COMPARED = 8
 
@@ -84,7 +84,7 @@ class CompileRun(SearchRounds):
 
         # 1. Search: ask for candidates, score them on some train examples, and update the search.
         # At most once per run, `next_candidates` widens the search space. For example, it adds
-        # instructions that a prompt model writes after it has seen failures.
+        # instructions that a prompt model writes after seeing examples of failures.
         plan = self.plan
         num_later = plan.race_calls + plan.comparison_calls
         # Reserve calls, money and time for the later phases. If money or time is enough for only half
@@ -98,7 +98,7 @@ class CompileRun(SearchRounds):
         if stop.reason is StopReason.NO_DIFFERENCE and original_is_scored:
             return self.outcome_without_difference()
 
-        # 2. Race: score the best candidates on more and more train examples, and drop the
+        # 2. Race: score the best candidates on more and more train examples, and repeatedly drop the
         # worst. The original is also scored, but never dropped, because the winners are compared
         # with it.
         remaining = self.remaining_calls()
@@ -274,9 +274,9 @@ class CompileRun(SearchRounds):
         finalists = comparison.finalists
         records = self.evaluator.known(dict.fromkeys(finalists, comparison.examples))
         observations = self.observations.with_records(records)
-        # With a metric over a set, such as F1, the score of an answer is relative to reference
-        # answers. From now on, these are the answers of the finalists, calibrated if the search
-        # calibrates answers. If there are too few, answers of the next best candidates are added.
+        # With a metric over a set, such as F1, the score of an answer depends on reference answers.
+        # From now on, these are the answers of the finalists, calibrated if the search calibrates
+        # answers. If the finalists have too few answers, those of the next best candidates are added.
         observations.set_reference(
             [*finalists, *self.best()], self.search.fitted, min_candidates=len(finalists)
         )
