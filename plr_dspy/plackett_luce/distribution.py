@@ -121,8 +121,8 @@ class PlackettLuce:
     def mode(self) -> Tensor:
         """The most probable ranking of the most probable length, ``[k]``.
 
-        Items with equal logits keep their order. The mode of a mixture is the most probable of
-        its components' modes.
+        Items with equal logits are in the order of their indices. For a mixture, only the modes of
+        its components are considered.
         """
         length = self.length
         if self.length_probabilities is not None:

@@ -197,7 +197,10 @@ def _likelihood_gradient(positions: Tensor, weights: Tensor) -> Callable[[Tensor
 
 
 def _responsibilities(mixture: PlackettLuce, elites: Tensor) -> Tensor:
-    """Return the probability that each component generated each elite, ``[c, m]`` (PLR, E-step)."""
+    """Return the probability that each component generated each elite, ``[c, m]`` (PLR, E-step).
+
+    If all components are equal, assign each elite to a single component.
+    """
     assert mixture.weights is not None
     logits = mixture.logits
     if len(logits) > 1 and bool((logits == logits[0]).all()):
@@ -207,10 +210,7 @@ def _responsibilities(mixture: PlackettLuce, elites: Tensor) -> Tensor:
 
 
 def _cluster(elites: Tensor, num_clusters: int) -> Tensor:
-    """Assign each elite to a cluster, and return the assignment as a one-hot matrix ``[c, m]``.
-
-    The centers of the clusters are elites that are far apart.
-    """
+    """Cluster the elites around elites that are far apart, and return a one-hot matrix ``[c, m]``."""
     ranks = tied_ranks(elites)
     by_center = log_probabilities(-ranks[:1], elites)[None]
     while len(by_center) < num_clusters:
