@@ -1,4 +1,4 @@
-"""Statements of a report that compare programs with each other and with simpler methods."""
+"""Parts of a report's text that compare programs with each other and with simpler methods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_no_better(report: ReportData, own_score: float, rival: Alternative) -> bo
     # `demo_tokens` is None if only the order of the student's demos was searched.
     shows_as_many = original.demo_tokens is not None and original.num_demos == rival.num_demos
     if rival is report.random and report.original_stays and shows_as_many:
-        # The student's demos may be random, too, so do not report an equal score.
+        # The student's demos may be as random as the rival's, so report only a higher score.
         return rival.score > own_score + margin
     return own_score <= rival.score + margin
 

@@ -1,4 +1,4 @@
-"""The lines of `report.details()`: the summary, then settings, demos, the front, instructions and errors."""
+"""The lines of `report.details()`, such as settings, demos, instructions and errors."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _maybe_truncated_replies(report: ReportData) -> Iterator[str]:
 
 
 def _settings(report: ReportData) -> Iterator[str]:
-    """Describe the model, the examples, the calls and the signal."""
+    """Describe the model, the examples, the calls and the scores that the search learned from."""
     settings = report.settings
     known = [f"model {model}" for model in settings.get("models", [])]
     known += [f"{name} {settings[name]}" for name in ("adapter", "metric", "seed") if name in settings]

@@ -1,4 +1,4 @@
-"""Plots of a report, drawn with matplotlib."""
+"""The figure of a report, drawn with matplotlib."""
 
 from __future__ import annotations
 

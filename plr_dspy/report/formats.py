@@ -35,10 +35,7 @@ def listed(names: Iterable[str], limit: int) -> str:
 
 
 def dollars(cost: float) -> str:
-    """Format an amount in US dollars.
-
-    Round the amount to cents or, below ten cents, to two significant digits.
-    """
+    """Format an amount in US dollars, rounded to cents or, below ten cents, to two significant digits."""
     decimals = 2
     if 0 < cost < 0.1:
         decimals = 1 - math.floor(math.log10(cost))

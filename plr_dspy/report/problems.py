@@ -29,7 +29,7 @@ def _are_many(num_replies: int, state: ProgramState) -> bool:
 
 
 def _unread_replies(report: ReportData, programs: Mapping[str, ProgramState]) -> Iterator[str]:
-    """Warn if many replies cannot be parsed."""
+    """Warn if many replies could not be parsed."""
     fix = "try another adapter, or add demos"
     if report.stop_reason is StopReason.UNREADABLE:  # Prompts with demos may have failed, too.
         fix = "try another adapter, or a larger model"
@@ -54,7 +54,7 @@ def _truncated_replies(programs: Mapping[str, ProgramState]) -> Iterator[str]:
 
 
 def _long_prompts(report: ReportData) -> Iterator[str]:
-    """Warn if many prompts exceed the context length."""
+    """Warn if many prompts exceeded the model's context length."""
     number = sum(error.count for error in report.errors if error.type == TOO_LONG)
     if number and number >= MANY_UNREAD * report.program_calls["total"]:
         yield Advice(

@@ -36,9 +36,9 @@ class InstructionScore(Part):
     """An instruction, and the score of the best arrangement that uses it.
 
     Attributes:
-        origin: "student", or the name of the program that has the instruction. If the user passed
-            the instruction, "instructions[2]" or ``instructions['name'][2]``. If the prompt model
-            wrote the instruction, "proposed[0]" or, during the search, "from failures[0]".
+        origin: The source of the instruction: "student", or the name of another program. For the
+            user's instructions, "instructions[2]" or ``instructions['name'][2]``. For the prompt
+            model's, "proposed[0]" or, if written during the search, "from failures[0]".
         reason: Why the instruction was excluded from the search, or an empty string.
         score, interval, num_examples: As in `Alternative`, for the best arrangement. If no
             arrangement was scored, the score and the interval are None.

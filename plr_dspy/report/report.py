@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Report(ReportData):
-    """The report of a compile run: what was done and what was chosen.
+    """The report of a compile run.
 
     `print(report)` shows a summary, and `print(report.details())` adds the details.
     `ReportData` in `plr_dspy.report.schema` documents the attributes.
     """
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as a dict of plain data."""
+        """Return the report as a dict of built-in types."""
         return self.model_dump()
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -69,7 +69,7 @@ class Report(ReportData):
 
 
 def _loading_error(path: str, content: bytes) -> UserError:
-    """Return an error that says why a file cannot be loaded as a report."""
+    """Return an error that says why a file with this content cannot be loaded."""
     try:
         data = json.loads(content)
     except ValueError:

@@ -1,6 +1,6 @@
 """Rules that the search applies and that reports mention."""
 
-# A candidate replaces the original only if a gain is at least this many times as likely as a loss.
+# By default, a candidate replaces the original only if a gain is this many times as likely as a loss.
 MIN_ODDS = 3.0
 # One of the user's programs can replace the original at lower odds, because the user already
 # trusts this program. The odds must be above 1, because the model may infer a tiny gain from the

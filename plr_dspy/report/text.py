@@ -44,7 +44,7 @@ from plr_dspy.report.stop import StopReason
 
 # If the probability of a gain is lower than this, the report says that the gain may be chance.
 MIN_WIN_PROBABILITY = 0.9
-# If two programs were scored on at least this share of the examples, more calls would not help.
+# If programs were compared on at least this share of the examples, a larger budget would not help.
 ENOUGH_COMPARED = 0.8
 # A cheaper prompt is reported only if it has at most `MUCH_CHEAPER` times as many tokens as the returned
 # prompt, and was scored on at least `ENOUGH_SCORED` examples.
@@ -95,10 +95,7 @@ def summary(report: ReportData) -> Iterator[str]:
 
 
 def programs_by_name(report: ReportData) -> dict[str, ProgramState]:
-    """Return the student and, if another program is returned, that program.
-
-    The keys are the names of these programs in the text.
-    """
+    """Return the student and, if another program is returned, that program, keyed by names in the text."""
     programs = {name_of_student(report): report.original}
     if not report.original_stays:
         name = "the best program so far" if report.is_unfinished else "the returned program"
@@ -248,7 +245,7 @@ def _verdict(report: ReportData) -> Iterator[str]:
 def _why_nothing_is_returned(report: ReportData) -> Iterator[str]:
     """Say that the run did not finish, which program is the best so far, and how to resume the run.
 
-    If replies could not be parsed, do not suggest resuming, because the run would end in the same way.
+    Do not suggest resuming after unparsable replies, because the run would end in the same way.
     """
     if not report.settings.get("num_selection"):  # A race of programs has no optimizer.
         yield "the run did not finish, so no program was chosen"
@@ -260,7 +257,7 @@ def _why_nothing_is_returned(report: ReportData) -> Iterator[str]:
 
 
 def _may_be_chance(comparison: Comparison) -> bool:
-    """Return whether a gain over the student, calibrated or not, may be chance."""
+    """Return whether the gain over the student or over the calibrated student may be chance."""
     over_calibrated = comparison.over_calibrated
     if over_calibrated is not None and over_calibrated < MIN_WIN_PROBABILITY:
         return True
@@ -400,7 +397,7 @@ def _similar_demos(report: ReportData) -> Iterator[str]:
 
 
 def _vote_is_better(report: ReportData) -> bool:
-    """Return whether a vote is better than the returned program, and only fixed demos were tried."""
+    """Return whether only fixed demos were tried, and a vote is better than the returned program."""
     comparison = report.comparison
     if comparison is None or report.vote is None or report.vote_gain is None:
         return False
