@@ -76,7 +76,7 @@ def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
 
 
 def calibrated(log_probabilities: ArrayLike, offsets: ArrayLike, *, unseen: ArrayLike = False) -> Array:
-    """Return calibrated log-probabilities, ``[..., L]``. An unseen label cannot become the likeliest label."""
+    """Return calibrated log-probabilities, ``[..., L]``, which are lower for unseen than for seen labels."""
     is_unseen = np.asarray(unseen)
     logs = log_softmax(np.asarray(log_probabilities) + np.asarray(offsets), axis=-1)
     least_seen = np.where(is_unseen, np.inf, logs).min(axis=-1, keepdims=True)

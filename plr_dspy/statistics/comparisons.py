@@ -60,7 +60,7 @@ def paired_probability(differences: Sequence[float]) -> float:
 
 
 def _with_pseudo_examples(differences: Sequence[float], largest: float = 0.0) -> tuple[float, float, int]:
-    """Return the mean, standard error and degrees of freedom after adding two artificial differences."""
+    """Add two artificial differences, and return the mean, standard error and degrees of freedom."""
     values = np.asarray(differences, dtype=float)
     if values.size == 0:
         raise ValueError("differences must contain at least one number; got 0 numbers")
@@ -72,9 +72,7 @@ def _with_pseudo_examples(differences: Sequence[float], largest: float = 0.0) ->
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95% interval for a population mean, given a sample of values.
-
-    The interval is calculated using Student's t distribution.
+    """Return the 95% interval for a population mean, based on a sample and Student's t distribution.
 
     Raises:
         ValueError: If there are fewer than two values.
@@ -91,10 +89,10 @@ def p_value_of(scores: Array, rng: np.random.Generator) -> float:
     """Return the p-value of a permutation test of whether the orders' mean scores differ.
 
     `scores` has the shape ``[R, E]``. The null hypothesis is that all orders are equally good on
-    new examples. The test statistic is the variance of the orders' mean scores. A deviation is
-    the difference between a score and the mean score of all orders on the same example. Each
-    permutation selects random examples, and flips the signs of all deviations on them. For two
-    orders and scores of 0 or 1, the test is equivalent to McNemar's test.
+    new examples. The test statistic is the variance of the orders' mean scores. For each
+    permutation, subtract the mean score of all orders on each example, and flip the signs of the
+    results on random examples. For two orders and scores of 0 or 1, the test is equivalent to
+    McNemar's test.
     """
     # Subtract a row first, so that the deviations are exactly 0 if all orders have equal scores.
     deviations = scores - scores[0]

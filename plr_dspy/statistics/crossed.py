@@ -58,7 +58,7 @@ class RandomOrderings:
     def with_pseudo_examples(
         self, means: Array, best: Array, worst: Array, known: Mask, *, weight: float = 1.0
     ) -> Array:
-        """Mix drawn means ``[D, k]`` with the values of a best and a worst artificial example, ``[k]``.
+        """Average drawn means ``[D, k]`` with the values of a best and a worst artificial example, ``[k]``.
 
         `known` and `weight` are as in `shares`.
         """

@@ -18,7 +18,7 @@ from plr_dspy.statistics.comparisons import PSEUDO_EXAMPLES, SIGNIFICANT, TAIL
 USUAL_SPREAD = 0.2
 NO_VARIANCE = 1e-15  # maximum variance that is due to rounding errors
 MIN_BETA_SIZE = 1.0  # minimum sum of the two parameters of a beta distribution
-QUANTILES = np.linspace(-4.0, 4.0, 81)  # standard normal values at which beta distributions are calculated
+QUANTILES = np.linspace(-4.0, 4.0, 81)  # normal values at which to calculate quantiles of beta distributions
 MOST_SPREAD = 5  # maximum standard deviation between programs, relative to `USUAL_SPREAD`
 
 
@@ -101,9 +101,10 @@ class PairedExperiment:
         return float(low), float(high)
 
     def gain(self, rows: Sequence[int]) -> Gain:
-        """Return the expected gain over the baseline, either of a single program or of a random program.
+        """Return the expected gain of a program in `rows` over the baseline.
 
-        `rows` contains the row of the single program, or the rows of a sample of random programs.
+        If `rows` contains several programs, they are a sample, and the gain is that of a random
+        program.
         """
         scores = self._draws[:, rows].mean(axis=1)
         if len(rows) > 1:
