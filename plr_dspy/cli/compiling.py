@@ -257,15 +257,16 @@ def _language_model(args: argparse.Namespace) -> Iterator[None]:
     options: dict[str, Any] = {}
     if args.max_tokens is not None:
         options["max_tokens"] = args.max_tokens
+    makes_calls = not getattr(args, "estimate", False)
     variable = args.api_key_env
-    if variable is not None and args.lm != "local" and not os.environ.get(variable):
+    if makes_calls and variable is not None and args.lm != "local" and not os.environ.get(variable):
         raise UserError(
             f"--api-key-env: the environment variable {variable!r} is not set: set it to the API key"
         )
     adapter = args.adapter or ("plain" if args.lm == "local" else "chat")
     if args.lm == "local":
-        if getattr(args, "estimate", False):
-            options["start"] = False  # An estimate makes no calls, so it needs no server.
+        if not makes_calls:
+            options["start"] = False  # An estimate needs no server.
         model: AbstractContextManager[dspy.BaseLM] = local_lm(
             "completion" if adapter == "plain" else "chat", **options
         )

@@ -438,6 +438,12 @@ def test_an_estimate_rejects_a_calibration_of_free_text(folder, capsys):
     assert "--calibrate needs the log-probabilities of labels" in capsys.readouterr().err
 
 
+def test_an_estimate_needs_no_api_key(folder, monkeypatch, capsys):
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    assert cli.main(compile_arguments(*CHAT, "--api-key-env", "NO_SUCH_KEY", "--estimate")) == 0
+    assert "program calls" in capsys.readouterr().out
+
+
 def test_an_interrupted_evaluation_is_continued(folder, monkeypatch, capsys):
     engine = PlainLabels(lean=0.5)
     monkeypatch.setattr(compiling, "local_lm", lambda route, **_: nullcontext(lm_of(engine)))
