@@ -6,6 +6,7 @@ This module imports no slow packages, so that --help is fast.
 import argparse
 import io
 import logging
+import math
 import os
 import re
 import sys
@@ -152,9 +153,36 @@ def _model_name(text: str) -> str:
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1; got {number}: pass a larger number")
+    return _whole_number(text, least=1)
+
+
+def _count_or_zero(text: str) -> int:
+    return _whole_number(text, least=0)
+
+
+def _whole_number(text: str, *, least: int) -> int:
+    error = argparse.ArgumentTypeError(
+        f"must be a whole number of at least {least}; got {text!r}: pass {least} or a larger number"
+    )
+    try:
+        number = int(text)
+    except ValueError:
+        raise error from None
+    if number < least:
+        raise error
+    return number
+
+
+def _amount(text: str) -> float:
+    error = argparse.ArgumentTypeError(
+        f"must be a finite number above 0; got {text!r}: pass a number such as 1.5"
+    )
+    try:
+        number = float(text)
+    except ValueError:
+        raise error from None
+    if not 0 < number < math.inf:
+        raise error
     return number
 
 
@@ -199,7 +227,7 @@ OF_PROGRAM: Options = {
         "choices": ["chat", "json", "plain"],
         "help": "prompt format (default: chat, or plain with --lm local)",
     },
-    "--threads": {"type": int, "dest": "num_threads", "help": "maximum number of concurrent calls"},
+    "--threads": {"type": _count, "dest": "num_threads", "help": "maximum number of concurrent calls"},
 }
 OF_COMPILE: Options = {
     "--metric": {"required": True, "help": METRIC},
@@ -226,14 +254,17 @@ OF_COMPILE: Options = {
         "help": "calibrate answers before they are scored, and save a calibrated program",
     },
     "--select": {"nargs": "?", "const": "fixed", "choices": ["fixed", "auto", "retrieved"], "help": SELECT},
-    "--max-demos": {"type": int, "help": "with --select: maximum number of demos per predictor (default: 8)"},
+    "--max-demos": {
+        "type": _count,
+        "help": "with --select: maximum number of demos per predictor (default: 8)",
+    },
     "--instructions": {"nargs": "+", "metavar": "TEXT", "help": INSTRUCTIONS},
     "--prompt-model": {
         "help": "with --instructions propose: litellm name of the model that writes the instructions (default: --lm). "
         "The API key of this model is read from the provider's environment variable"
     },
     "--num-instructions": {
-        "type": int,
+        "type": _count,
         "help": "with --instructions propose: number of instructions to propose for each predictor before the search "
         "(default: 6)",
     },
@@ -244,17 +275,17 @@ OF_COMPILE: Options = {
         "FILE.py:NAME",
     },
     "--min-per-class": {
-        "type": int,
+        "type": _count,
         "help": "with --select: minimum number of demos for each class of answers, such as a label (default: none)",
     },
     "--max-calls": {
-        "type": int,
+        "type": _count_or_zero,
         "dest": "max_metric_calls",
         "help": "maximum number of program calls; overrides --auto",
     },
-    "--max-seconds": {"type": float, "help": "number of seconds after which no new call starts"},
-    "--max-cost": {"type": float, "help": "maximum cost in US dollars, at litellm's list prices"},
-    "--seed": {"type": int, "default": 0, "help": "random seed (default: 0)"},
+    "--max-seconds": {"type": _amount, "help": "number of seconds after which no new call starts"},
+    "--max-cost": {"type": _amount, "help": "maximum cost in US dollars, at litellm's list prices"},
+    "--seed": {"type": _count_or_zero, "default": 0, "help": "random seed (default: 0)"},
     "--log-dir": {
         "type": _folder,
         "help": "folder that stores finished calls, so that an interrupted run can be resumed",
@@ -292,7 +323,7 @@ OF_CHOOSE: Options = {
     **{name: OF_COMPILE[name] for name in ("--metric", *SHARED, "--accept-changes")},
     "--val": {"type": _data, "help": "more examples, used in the same way as --train"},
     "--max-calls": {
-        "type": int,
+        "type": _count_or_zero,
         "dest": "max_metric_calls",
         "help": "maximum number of program calls (default: unlimited)",
     },
