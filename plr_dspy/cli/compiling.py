@@ -303,16 +303,16 @@ def _named_object(reference: str, *, others: str = "") -> Any:
         )
     try:
         module = _module(place)
+        if hasattr(module, name):
+            return getattr(module, name)
     except UserError:
         raise
-    except (Exception, SystemExit) as error:  # Importing runs the user's code, which may raise any exception.
+    except (Exception, SystemExit) as error:  # Importing and a module's __getattr__ run the user's code.
         raise UserError(
             f"{reference} cannot be loaded ({type(error).__name__}: {error}): pass FILE.py:NAME or MODULE:NAME"
             f"{others}, and check that Python can import the file or module"
         ) from error
-    if not hasattr(module, name):
-        raise UserError(f"{place} has no object {name!r}: pass {place}:NAME with the name of an object in it")
-    return getattr(module, name)
+    raise UserError(f"{place} has no object {name!r}: pass {place}:NAME with the name of an object in it")
 
 
 def _module(place: str) -> ModuleType:

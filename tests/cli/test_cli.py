@@ -506,6 +506,10 @@ PICKY = {"metric": "reviews_app.py:picky"}
             "broken_app.py:program cannot be loaded (SystemExit: 7)",
         ),
         (
+            compile_arguments(program="lazy_app.py:program"),
+            "lazy_app.py:program cannot be loaded (KeyError: 'program'): pass FILE.py:NAME",
+        ),
+        (
             compile_arguments(program="reviews_app.py:needing"),
             "a function that returns one and needs no arguments",
         ),
@@ -615,6 +619,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
 )
 def test_user_errors_are_reported(folder, capsys, arguments, words):
     (folder / "broken_app.py").write_text("raise SystemExit(7)")
+    (folder / "lazy_app.py").write_text("def __getattr__(name):\n    raise KeyError(name)\n")
     (folder / "json.py").write_text("")
     (folder / "folder.json").mkdir()
     (folder / "demos.pkl").write_text("")
