@@ -327,7 +327,8 @@ def _module(place: str) -> ModuleType:
     if path.stem not in sys.modules:
         sys.path.insert(0, str(path.parent))
     module = importlib.import_module(path.stem)
-    if module.__file__ is None or Path(module.__file__).resolve() != path:
+    file = getattr(module, "__file__", None)  # Built-in modules have no file.
+    if file is None or Path(file).resolve() != path:
         raise UserError(
             f"{place} cannot be loaded, because another module is also called {path.stem}: rename the file"
         )

@@ -492,6 +492,10 @@ PICKY = {"metric": "reviews_app.py:picky"}
             compile_arguments(program="json.py:program"),
             "json.py cannot be loaded, because another module is also called json: rename the file",
         ),
+        (
+            compile_arguments(program="sys.py:program"),
+            "sys.py cannot be loaded, because another module is also called sys: rename the file",
+        ),
         (compile_arguments(program="reviews_app.py:number"), "program must be a DSPy module"),
         (
             compile_arguments(program="reviews_app.py:unsaveable"),
@@ -621,6 +625,7 @@ def test_user_errors_are_reported(folder, capsys, arguments, words):
     (folder / "broken_app.py").write_text("raise SystemExit(7)")
     (folder / "lazy_app.py").write_text("def __getattr__(name):\n    raise KeyError(name)\n")
     (folder / "json.py").write_text("")
+    (folder / "sys.py").write_text("")
     (folder / "folder.json").mkdir()
     (folder / "demos.pkl").write_text("")
     (folder / "wide.csv").write_text("review,sentiment\nshort,\nlong, too,negative\n")
