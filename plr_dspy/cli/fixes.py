@@ -53,6 +53,9 @@ PHRASES = {
     r", or load it with dspy\.load if it was saved with save_program=True": (
         ", or pass FILE.py:NAME of a function that loads it with dspy.load"
     ),
+    r"pass student\.program as the student": (
+        "pass FILE.py:NAME of the same program without calibration as the first argument"
+    ),
     r"pass \S+\.program, and calibrate the result": "start from the uncalibrated program, and pass --calibrate",
     r"pass the data set itself or as_examples\(dataset, program\)": "pass a data set on the hub, as hub:NAME:SPLIT",
     r"as in F1\(\.\.\., field='label'\)": (

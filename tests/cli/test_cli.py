@@ -25,6 +25,8 @@ APP = """
 import dspy
 from brief import Sentiment, brief_reviews
 
+from plr_dspy.labels.calibrated_program import CalibratedProgram
+
 
 def program():
     student = dspy.Predict(Sentiment)
@@ -34,6 +36,10 @@ def program():
 
 def bare():
     return dspy.Predict(Sentiment)
+
+
+def calibrated():
+    return CalibratedProgram(program())
 
 
 def other():
@@ -593,6 +599,10 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (CHOOSE_UNSAVEABLE, "--out: demo 2 of predictor 'self' has a value of type set"),
         (CHOOSE_OTHER, "row 1 of train.jsonl must have the inputs ['text'] of reviews_app.py:other;"),
         (compile_arguments("--calibrate", "--signal", "score"), "omit --calibrate, or pass --signal auto"),
+        (
+            compile_arguments("--demos", "saved.json", program="reviews_app.py:calibrated"),
+            "got an uncalibrated program: pass FILE.py:NAME of the same program without calibration as the first",
+        ),
         (compile_arguments("--demos", "demos.pkl"), "when it is loaded: save the program as JSON"),
         (
             compile_arguments("--select", "--min-per-class", "20", "--max-demos", "40", "--max-calls", "99"),
@@ -628,6 +638,7 @@ def test_user_errors_are_reported(folder, capsys, arguments, words):
     (folder / "sys.py").write_text("")
     (folder / "folder.json").mkdir()
     (folder / "demos.pkl").write_text("")
+    save_two_demos("saved.json")
     (folder / "wide.csv").write_text("review,sentiment\nshort,\nlong, too,negative\n")
     (folder / "short.csv").write_text("review,sentiment\nshort\nlong,negative\n")
     (folder / "renamed.csv").write_text("review,label\nshort,positive\nlong,negative\n")
