@@ -157,6 +157,12 @@ def _check_columns(path: Path, columns: Sequence[str]) -> None:
             f"the columns of {path} must be separated by commas; got the single column {columns[0]!r}: save the file "
             "with commas as separators"
         )
+    num_unnamed = columns.count("")
+    if num_unnamed > 1:
+        raise UserError(
+            f"the columns of {path} must have different names; got {num_unnamed} columns without a name: name these "
+            "columns, or remove them"
+        )
     repeated = sorted(name for name, number in Counter(columns).items() if number > 1)
     if repeated:
         raise UserError(

@@ -93,6 +93,11 @@ def test_files_leave_nothing_in_the_cache(tmp_path, monkeypatch, capfd):
         ("a.csv", b"text,text\na,b\n", r"a.csv must have different names; got \['text'\] more than once"),
         (
             "a.csv",
+            b"text,label,,\na,b,,\n",
+            r"a.csv must .*; got 2 columns without a name: name these columns, or",
+        ),
+        (
+            "a.csv",
             b"text;label\na;b\n",
             r"a.csv must be separated by commas; got the single column 'text;label'",
         ),
