@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 import re
@@ -84,7 +85,9 @@ def load_file(path: Path) -> datasets.Dataset | list[dict[str, Any]]:
     """
     kind = path.suffix.lower()
     try:
-        if path.stat().st_size == 0:
+        with path.open("rb") as file:
+            start = file.read(len(codecs.BOM_UTF8) + 1)
+        if start in (b"", codecs.BOM_UTF8):
             raise UserError(f"{path} must have at least one row; got an empty file: pass a file with rows")
         if kind == ".parquet":
             return _load("parquet", path)

@@ -105,10 +105,12 @@ def test_files_leave_nothing_in_the_cache(tmp_path, monkeypatch, capfd):
         ("a.csv", "caf\xe9,b\n1,2\n".encode("latin-1"), r"a.csv cannot be read \('utf-8' codec"),
         ("a.csv", b"text,label\n\n", r"a.csv must have at least one row; got only the columns"),
         ("a.csv", b"", r"a.csv must have at least one row; got an empty file"),
+        ("a.csv", b"\xef\xbb\xbf", r"a.csv must have at least one row; got an empty file"),
         ("a.jsonl", b'{"text": "a"}\n\n{"te', r"a.jsonl cannot be read \(line 3: Unterminated"),
         ("a.jsonl", b"[1]", r"line 1 of .*a.jsonl must be a JSON object; got '\[1\]'"),
         ("a.jsonl", b'{"a": "caf\xe9"}', r"a.jsonl cannot be read \('utf-8' codec"),
         ("a.jsonl", b"", r"a.jsonl must have at least one row; got an empty file"),
+        ("a.jsonl", b"\xef\xbb\xbf", r"a.jsonl must have at least one row; got an empty file"),
         (
             "a.tsv",
             b"text\tlabel\na\tb\n",
