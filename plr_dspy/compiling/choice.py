@@ -100,8 +100,8 @@ class Decision:
     def scale_of_metric(self, reference: Candidate) -> Callable[[float], float]:
         """Return a function that converts the model's expected scores to the scale of the metric.
 
-        The model only approximates a metric over a set. So the function rescales gains over the
-        reference. It gives the chosen candidate the expected gain of the comparison.
+        The model only approximates a metric over a set, so the function rescales gains over the
+        reference. The rescaled gain of the chosen candidate is its expected gain in the comparison.
         """
         fitted = self.fitted
         comparison = self.comparison
@@ -259,8 +259,8 @@ class _ScoredFinalists:
     def results(self, reference: Candidate) -> list[Result]:
         """Return the results of the finalists, including their gains over the reference.
 
-        The results are in the order of the finalists. If answers are calibrated, these are the
-        results of calibrated finalists, preceded by that of the uncalibrated reference.
+        The results are in the order of the finalists. If answers are calibrated, the finalists are
+        calibrated, and the result of the uncalibrated reference comes first.
         """
         results = self._by_model(reference)
         metric = self.observations.effective_scores

@@ -307,7 +307,7 @@ def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Read
     places = _places(logprobs)
     labels = list(output.labels)
     tokens = [place.token for place in places]
-    # The label cannot be located if the reply spells it differently, such as "yes" for True.
+    # The label cannot be located if the reply words it differently, such as "yes" instead of True.
     if not tokens or (label is not None and label.casefold() not in "".join(tokens).casefold()):
         return None
     start = label_position(tokens, labels, label, name=output.name)

@@ -154,7 +154,7 @@ def _prompt(request: lm15.Request) -> str:
     elif request.system:
         texts[:0] = [getattr(part, "text", None) for part in request.system]
     if None in texts:
-        unsupported.append("a message part that is not text")
+        unsupported.append("message parts that are not text")
     if unsupported:
         message = f"plain completions accept text only; got {unsupported[0]}: omit {unsupported[0]}, or use a chat LM"
         raise lm15.UnsupportedFeatureError(message, feature=unsupported[0])

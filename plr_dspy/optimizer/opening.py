@@ -34,8 +34,8 @@ class OpenCompile:
 
     Attributes:
         setup: The setup of the run. The search may add instructions to it.
-        work: The object that makes and scores program calls.
-        scorer: The evaluator that makes these calls within the budget and keeps their scores.
+        work: The object that runs a program on an example and scores the answer.
+        scorer: The evaluator that uses `work` within the budget, and keeps the scores.
         evaluator: A function that creates evaluators for other kinds of calls, such as
             proposals. All evaluators share the log and the budget of this run.
     """

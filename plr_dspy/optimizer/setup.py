@@ -35,7 +35,8 @@ logger = logging.getLogger(__name__)
 Teacher: TypeAlias = dspy.Module | Sequence[dspy.Module] | None  # as in DSPy's optimizers
 
 FEW_EXAMPLES = 30  # with fewer examples, chance mostly decides which order seems best
-SCORES_OF_RESULTS = "val_aggregate_scores"  # name of scores in `detailed_results`, as in `dspy.GEPA`
+# Name of the scores in `detailed_results`, the same as in `dspy.GEPA`.
+SCORES_OF_RESULTS = "val_aggregate_scores"
 
 UNKNOWN_ANSWER = "..."  # placeholder for a teacher's answer in a demo until the teacher has run
 

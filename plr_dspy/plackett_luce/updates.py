@@ -155,7 +155,7 @@ class MixtureEM(_Rule):
         updated = distribution.copy(logits=_centered(mixed))
         if distribution.weights is None:
             return updated
-        explained = shares.sum(dim=-1) / weights.sum()  # PLR, M-step of the weights
+        explained = shares.sum(dim=-1) / weights.sum()  # PLR, M-step for the component weights
         explained = explained.clamp_min(self.weight_floor)
         return updated.copy(weights=explained / explained.sum())
 

@@ -14,9 +14,9 @@ PROPOSED = "proposed["  # prefix of the origins of proposed instructions
 
 
 def problems(report: ReportData, programs: Mapping[str, ProgramState]) -> Iterator[str]:
-    """Warn about each problem that affected many calls.
+    """Yield a warning for each problem that affected many calls.
 
-    `programs` maps the names in the text to the programs to check.
+    `programs` maps the names that the warnings use to the states of the programs to check.
     """
     yield from _unread_replies(report, programs)
     yield from _truncated_replies(programs)

@@ -14,7 +14,7 @@ SCHEMA_VERSION: Literal[24] = 24  # version of the JSON format
 # Versions of files that can be loaded. Fields that the older version lacks have defaults.
 READABLE_VERSIONS = (23, 24)
 
-# Maximum expected loss of score for a prompt that a report calls as good as the returned prompt.
+# Reports call a prompt as good as the returned one if its expected score is at most this much lower.
 AS_GOOD = 0.01
 # Outcomes of calls that returned no usable answer.
 WRONG = "counted as wrong"

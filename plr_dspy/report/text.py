@@ -273,7 +273,7 @@ def _why_original_is_kept(report: ReportData) -> str:
         return "no other program was scored on enough examples of the final comparison"
     best = _best_other(report)
     if best is None or not report.settings.get("racing", True):
-        if report.original.name:  # There is no final comparison in a race of programs.
+        if report.original.name:  # Only a race of programs names the original. It has no final comparison.
             return "no other program is expected to do better"
         # Other programs, such as random demos, may be expected to do better.
         return "no other program in the final comparison is expected to do better"
@@ -390,9 +390,9 @@ def _similar_demos(report: ReportData) -> Iterator[str]:
     if max_demos != DEFAULT_MAX_DEMOS:
         arguments += f", max_demos={max_demos}"
     yield Advice(
-        f"{report.vote.name}, does better than {_name_of_result(report)}, not just by chance: try "
-        f"PLFewShot({arguments}), which shows the examples that are most similar to each input, and compiles without "
-        "a call"
+        f"{report.vote.name}, does better than {_name_of_result(report)}, probably not by chance: try "
+        f"PLFewShot({arguments}), which shows the examples that are most similar to each input, and needs no calls "
+        "to compile"
     )
 
 

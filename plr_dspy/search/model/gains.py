@@ -36,7 +36,8 @@ Families: TypeAlias = Sequence[Array]  # one array for each family of features
 SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)
 OUTSIDER_SCALES = (0.0, 1.0)  # values of k: outsiders resemble other orderings (0), or may differ (1)
 
-# Quantiles of the posterior of v, the factor of the error covariance. They are equally likely.
+# Levels of the posterior quantiles that stand for v, the factor of the error covariance. The quantiles
+# are equally likely.
 ERROR_QUANTILES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
 PRIOR_SPREAD = 0.005  # prior mean of the variance between orderings' mean scores
 PRIOR_NO_EFFECT = 0.5  # prior probability that all orderings score the same on new examples (s = 0)
