@@ -268,7 +268,7 @@ class ConfusionScores(EffectiveScores):
         accuracies = [draw_accuracies(NUM_DRAWS, rng) for _ in range(2)]
         values = []
         values_with_unseen = []
-        for block in blocks(NUM_DRAWS, size):
+        for block in blocks(NUM_DRAWS, size, num_programs=2):
             counts = np.zeros((2, len(totals[block]), size, size + 1))
             for label, (pair_counts, answers_of_programs) in drawn.items():
                 for program, answers_of_program in enumerate(answers_of_programs):
@@ -310,7 +310,7 @@ class ConfusionScores(EffectiveScores):
         accuracies = draw_accuracies(len(totals), rng)
         total_counts = np.zeros((size, size + 1))
         values = []
-        for block in blocks(len(totals), size):
+        for block in blocks(len(totals), size, num_programs=1):
             drawn_counts = np.zeros((len(totals[block]), size, size + 1))
             for label, drawn_answers in drawn.items():
                 drawn_counts[:, label] = totals[block, [label]] * drawn_answers.rows(label, block)

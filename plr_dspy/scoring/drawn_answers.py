@@ -74,9 +74,13 @@ def draw_pairs(
     return pair_counts, np.moveaxis(answers, 1, 0)
 
 
-def blocks(num_draws: int, num_labels: int) -> Iterator[slice]:
-    """Yield slices of draws, each with at most `CELLS_PER_BLOCK` cells in its confusion matrices."""
-    length = max(1, CELLS_PER_BLOCK // (num_labels * (num_labels + 1)))
+def blocks(num_draws: int, num_labels: int, *, num_programs: int) -> Iterator[slice]:
+    """Yield slices of draws. The confusion matrices of a slice have at most `CELLS_PER_BLOCK` cells.
+
+    Each draw has one confusion matrix per program. A slice has at least one draw.
+    """
+    cells_per_draw = num_programs * num_labels * (num_labels + 1)
+    length = max(1, CELLS_PER_BLOCK // cells_per_draw)
     for start in range(0, num_draws, length):
         yield slice(start, start + length)
 
@@ -98,6 +102,8 @@ def add_unseen(counts: Array, totals: Array, unseen: Sequence[int], accuracies: 
         unseen: The labels without an answered example.
         accuracies: The drawn accuracies on these labels, ``[draws, 1]``.
     """
+    if not unseen:
+        return
     answers = counts.sum(axis=1)
     for label in unseen:
         row = (1.0 - accuracies) * wrong_answers(answers, label)

@@ -422,7 +422,8 @@ def test_labels_are_compared_as_text_in_demos():
     assert by_kind(example("a", kind="x"), dspy.Prediction(label="b", kind="x")) == 1.0
 
 
-def test_draws_with_many_labels_need_little_memory():
+@pytest.mark.parametrize("name", ["draw_values", "resampled"])
+def test_draws_with_many_labels_need_little_memory(name):
     """The drawn confusion matrices of 150 labels would take 360 MB at a time."""
     labels = [f"label {number}" for number in range(150)]
     right_labels = labels * 2
@@ -431,13 +432,11 @@ def test_draws_with_many_labels_need_little_memory():
     answered = [(example, rows[0][example], rows[1][example]) for example in rows[0]]
     tracemalloc.start()
     try:
-        value, draws = confusion.draw_values(rows, np.random.default_rng(0))
-        of_seen, of_all = confusion.resampled(answered)
+        if name == "draw_values":
+            confusion.draw_values(rows, np.random.default_rng(0))
+        else:
+            confusion.resampled(answered)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 60e6
-    assert value == pytest.approx(0.6)
-    assert draws.mean() == pytest.approx(value, abs=0.1)
-    assert of_seen.mean(axis=0) == pytest.approx([1.0, 0.0], abs=0.4)
-    assert of_seen.shape == of_all.shape
+    assert peak < 40e6
