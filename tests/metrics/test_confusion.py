@@ -17,7 +17,7 @@ from sklearn import metrics as sklearn_metrics
 import plr_dspy
 from plr_dspy import F1, ConfusionMetric
 from plr_dspy.compiling.comparison import measure_gain
-from plr_dspy.scoring import confusion_scores
+from plr_dspy.scoring import confusion_scores, drawn_answers
 from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.search.model.ordering_model import Gain
 
@@ -420,6 +420,29 @@ def test_labels_are_compared_as_text_in_demos():
     assert F1(True)(example(True), dspy.Prediction(label=True)) == 1.0
     by_kind = F1("x", field="kind")
     assert by_kind(example("a", kind="x"), dspy.Prediction(label="b", kind="x")) == 1.0
+
+
+def draws_in_blocks(monkeypatch, confusion, answered, max_cells):
+    """Return all draws of `draw_values` and `resampled` if each block has at most this number of cells."""
+    monkeypatch.setattr(drawn_answers, "CELLS_PER_BLOCK", max_cells)
+    rows = [{example: answers[number] for example, *answers in answered} for number in (0, 1, 1)]
+    _, values = confusion.draw_values(rows, np.random.default_rng(0))
+    return [values, *confusion.resampled(answered)]
+
+
+@pytest.mark.parametrize("num_seen", [2, 3])
+def test_draws_do_not_depend_on_the_size_of_blocks(monkeypatch, num_seen):
+    """A confusion matrix of three labels has 12 cells."""
+    labels = [*LABELS] * 12
+    seen = [example for example in range(24) if example % 3 < num_seen]
+    answers_of_programs = [guesses(seen, labels, share_right, seed=1) for share_right in (0.5, 0.8)]
+    answered = [(example, *(answers[example] for answers in answers_of_programs)) for example in seen]
+    confusion = ConfusionScores(F1(), labels)
+    together = draws_in_blocks(monkeypatch, confusion, answered, 10**9)
+    for max_cells in (1, 12 * 14):
+        in_blocks = draws_in_blocks(monkeypatch, confusion, answered, max_cells)
+        for draws, expected in zip(in_blocks, together, strict=True):
+            np.testing.assert_allclose(draws, expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["draw_values", "resampled"])
