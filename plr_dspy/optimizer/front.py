@@ -3,7 +3,7 @@
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -14,6 +14,7 @@ from plr_dspy.errors import UserError
 from plr_dspy.optimizer.call_sizes import SAMPLED_PROMPTS, inputs_of
 from plr_dspy.optimizer.expected_scores import ExpectedScore
 from plr_dspy.optimizer.prompt_sizes import prompt_tokens, retrieved_tokens, tokens_before_inputs
+from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.slots import PoolSlots, messages_of
 from plr_dspy.programs.splits import Examples
@@ -92,33 +93,53 @@ class PromptPrices:
         return self._inputs[fields]
 
 
+def _digests_of_demos(lists: Iterable[Sequence[Any]]) -> tuple[str, ...]:
+    """Return a digest of each list of demos, in sorted order. Empty lists are omitted."""
+    return tuple(sorted(digest([dict(demo.items()) for demo in demos]) for demos in lists if demos))
+
+
+def _copies_of_programs(slots: PoolSlots, expected: Sequence[ExpectedScore]) -> dict[Candidate, Candidate]:
+    """Return the arrangements that are the same program as one of the user's programs, and these programs.
+
+    The search may build such an arrangement, because it tries these programs' demos and
+    instructions.
+    """
+    programs = {rival.digest: program for program, rival in slots.rivals.items()}
+    digests = {
+        _digests_of_demos(predictor.demos for predictor in rival.predictors)
+        for rival in slots.rivals.values()
+    }
+    copies = {}
+    for score in expected:
+        # Compare the demos first, because it takes longer to build and digest a program.
+        if score.kind == "fixed" and _digests_of_demos(slots.demos(score.candidate).values()) in digests:
+            program = programs.get(Rival("", slots.build(score.candidate)).digest)
+            if program is not None:
+                copies[score.candidate] = program
+    return copies
+
+
 def _without_copies_of_programs(
     slots: PoolSlots, expected: Sequence[ExpectedScore], returned: Candidate
 ) -> list[ExpectedScore]:
     """Return the expected scores without those of copies of the user's programs.
 
-    The search may build a copy, because it tries these programs' demos and instructions. If a copy
-    was returned, it is kept under the name of the user's program, whose own entry is omitted.
+    The merged entry has the name of the user's program, but it is the returned candidate if that is
+    the arrangement. If the user's program was not scored, its other copies are kept.
     """
-    numbers_of_demos = {slots.num_demos(rival) for rival in slots.rivals}
-    names = {rival.digest: rival.name for rival in slots.rivals.values()}
-    returned_copy = ""  # name of the user's program of which a copy was returned
+    copies = _copies_of_programs(slots, expected)
+    scored = {score.candidate for score in expected}
     distinct = []
     for score in expected:
-        name = ""
-        if score.kind == "fixed" and score.entry.num_demos in numbers_of_demos:
-            name = names.get(Rival("", slots.build(score.candidate)).digest, "")
-        if not name:
-            distinct.append(score)
-        elif score.candidate == returned:
-            returned_copy = name
-            entry = score.entry.model_copy(update={"name": name})
+        program = copies.get(score.candidate)
+        if program is not None and score.candidate == returned:
+            entry = score.entry.model_copy(update={"name": slots.rivals[program].name})
             distinct.append(replace(score, kind="program", entry=entry))
-    return [
-        score
-        for score in distinct
-        if score.candidate not in slots.rivals or score.entry.name != returned_copy
-    ]
+        elif program in scored or score.candidate == copies.get(returned):
+            continue  # Another entry is kept for this program.
+        else:
+            distinct.append(score)
+    return distinct
 
 
 class Front:

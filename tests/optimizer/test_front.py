@@ -15,6 +15,12 @@ from label_world import Engine, labeled
 from label_world import student as with_demos
 
 from plr_dspy import CalibratedProgram, PlainTextAdapter, PLFewShot, Report
+from plr_dspy.optimizer.expected_scores import ExpectedScore
+from plr_dspy.optimizer.front import Front, PromptPrices
+from plr_dspy.programs.instructions import Instruction
+from plr_dspy.programs.rivals import Rival
+from plr_dspy.programs.slots import PooledDemo, PoolSlots
+from plr_dspy.report.schema import Alternative
 
 EXAMPLES = questions(90)
 MODEL = "fake/order-sensitive"
@@ -152,6 +158,66 @@ class TestCost:
         for entry in optimizer.report.front:
             assert entry.cost is None
             assert entry.prompt_tokens == entry.tokens
+
+
+COPY = ((0, 1), (1,))  # an arrangement that is the same program as the user's program
+
+
+def front_of(candidates, returned):
+    """Return the kinds and names of a front's entries, from a search with a user's program of two demos.
+
+    `candidates` holds the scored candidates, best first. "program" stands for the user's program.
+    """
+    own = dspy.Predict("question -> answer")
+    other = student(2)
+    other.signature = other.signature.with_instructions("Answer well.")
+    slots = PoolSlots(
+        own,
+        {"self": [PooledDemo(demo, "theirs", 9) for demo in other.demos]},
+        min_demos=0,
+        max_demos=2,
+        max_tokens=None,
+        rivals=[Rival("theirs", other)],
+        alternatives={"self": [Instruction(program.signature.instructions, "") for program in (own, other)]},
+    )
+    (program,) = slots.rivals
+    expected = []
+    for candidate in candidates:
+        kind = "program" if candidate == "program" else "fixed"
+        name = "theirs" if candidate == "program" else f"arrangement {candidate}"
+        candidate = program if candidate == "program" else candidate
+        entry = Alternative(name=name, score=0.5, num_examples=30, num_demos=2)
+        expected.append(ExpectedScore(candidate, kind, None, entry))
+    front = Front(
+        slots,
+        expected,
+        returned,
+        prices=PromptPrices([], []),
+        fitted=None,
+        min_probability=None,
+        build_program=None,
+    )
+    return [(prompt.expected.kind, prompt.expected.entry.name) for prompt in front.prompts]
+
+
+class TestCopiesOfPrograms:
+    """Arrangements that are the same program as one of the user's programs."""
+
+    def test_a_copy_is_dropped_if_the_program_was_scored(self):
+        assert front_of([COPY, "program"], returned=((), (0,))) == [("program", "theirs")]
+
+    def test_a_copy_is_kept_if_the_program_was_not_scored(self):
+        """For example, the cost limit may be reached first."""
+        assert front_of([COPY], returned=((), (0,))) == [("fixed", f"arrangement {COPY}")]
+
+    @pytest.mark.parametrize("candidates", [["program", COPY], [COPY, "program"], [COPY]])
+    def test_a_returned_copy_has_the_name_of_the_program(self, candidates):
+        assert front_of(candidates, returned=COPY) == [("program", "theirs")]
+
+    @pytest.mark.parametrize("arrangement", [((1, 0), (1,)), ((0, 1), (0,))])
+    def test_another_order_or_instruction_is_another_prompt(self, arrangement):
+        entries = front_of([arrangement, "program"], returned=arrangement)
+        assert sorted(entries) == [("fixed", f"arrangement {arrangement}"), ("program", "theirs")]
 
 
 class Plain(fakes.OrderSensitiveEngine):
