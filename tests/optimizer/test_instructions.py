@@ -243,12 +243,13 @@ class TestCalls:
             reports.append(found(optimizer.report))
         assert reports[0] == reports[1]
 
-    def test_a_failed_compile_can_be_resumed(self, tmp_path):
+    @pytest.mark.parametrize("stop", [failure, interrupt])
+    def test_a_stopped_compile_can_be_resumed(self, tmp_path, stop):
         with using(new_engine()) as whole:
             _, optimizer = compiled(BAD, GOOD)
-        engine = new_engine(at={77: failure})
+        engine = new_engine(at={77: stop})
         with using(engine):
-            with pytest.raises(LMUnexpectedError):
+            with pytest.raises((LMUnexpectedError, KeyboardInterrupt)):
                 compiled(BAD, GOOD, log_dir=tmp_path, max_errors=1)
             _, resumed = compiled(BAD, GOOD, log_dir=tmp_path)
         assert found(resumed.report) == found(optimizer.report)
@@ -423,12 +424,13 @@ class TestUserPrograms:
         _, report = joined(SharingEngine(), {"other": with_demos("poor", GOOD)}, demos=demos)
         assert [choice.origin for choice in report.instructions[0].alternatives] == ["student", "other"]
 
-    def test_a_failed_compile_can_be_resumed(self, tmp_path):
+    @pytest.mark.parametrize("stop", [failure, interrupt])
+    def test_a_stopped_compile_can_be_resumed(self, tmp_path, stop):
         others = {"other": with_demos("poor", GOOD)}
         whole = SharingEngine()
         _, report = joined(whole, others)
-        engine = SharingEngine(at={77: failure})
-        with pytest.raises(LMUnexpectedError):
+        engine = SharingEngine(at={77: stop})
+        with pytest.raises((LMUnexpectedError, KeyboardInterrupt)):
             joined(engine, others, log_dir=tmp_path, max_errors=1)
         _, resumed = joined(engine, others, log_dir=tmp_path)
         assert found(resumed) == found(report)
