@@ -124,8 +124,9 @@ def _without_copies_of_programs(
 ) -> list[ExpectedScore]:
     """Return the expected scores without those of copies of the user's programs.
 
-    The merged entry has the name of the user's program, but it is the returned candidate if that is
-    the arrangement. If the user's program was not scored, its other copies are kept.
+    The search may build a copy, because it tries these programs' demos and instructions. If a copy
+    was returned, it is kept under the name of the user's program, and all other entries of this
+    program are omitted. If the user's program was not scored, its copies are kept.
     """
     copies = _copies_of_programs(slots, expected)
     scored = {score.candidate for score in expected}

@@ -169,7 +169,11 @@ class OrderingSpace:
 
     @cached_property
     def _latest_moves(self) -> dict[Ordering, list[tuple[int, str, Sequence[int]]]]:
-        """A cache of the possible moves from the latest ordering, because many moves start from it."""
+        """A cache with one entry: the possible moves from the latest ordering that was moved.
+
+        Only `_moves_from()` uses the cache. It changes the dict in place, because the dataclass is
+        frozen.
+        """
         return {}
 
     @cached_property
@@ -371,11 +375,7 @@ class OrderingSpace:
             items = _shift(ordering[block], position, int(rng.integers(self.sizes[block])))
             moved = self._with_block(ordering, block, items)
             return moved if self.allows(moved) else ordering
-        moves = self._latest_moves.get(ordering)
-        if moves is None:
-            moves = self._moves(ordering)
-            self._latest_moves.clear()
-            self._latest_moves[ordering] = moves
+        moves = self._moves_from(ordering)
         for _ in range(MAX_TRIES if moves else 0):
             block, kind, numbers = moves[rng.integers(len(moves))]
             number = numbers[int(rng.integers(len(numbers)))]
@@ -384,6 +384,15 @@ class OrderingSpace:
             if self.allows(moved):
                 return moved
         return ordering
+
+    def _moves_from(self, ordering: Ordering) -> list[tuple[int, str, Sequence[int]]]:
+        """Return `_moves()`, from the cache if possible. A search makes many moves from the same ordering."""
+        moves = self._latest_moves.get(ordering)
+        if moves is None:
+            moves = self._moves(ordering)
+            self._latest_moves.clear()
+            self._latest_moves[ordering] = moves
+        return moves
 
     def _moves(self, ordering: Ordering) -> list[tuple[int, str, Sequence[int]]]:
         """Return each block and kind of move, with the indices of the possible moves of this kind.
