@@ -174,7 +174,7 @@ def test_the_local_model_gets_plain_text_unless_adapter_is_passed(
     if adapter:
         assert code == cli.FAILED
         assert "10 of 10 answers could not be parsed" in error
-        assert "an adapter other than ChatAdapter (PlainTextAdapter() for small and base models" in error
+        assert "try an adapter other than ChatAdapter, such as PlainTextAdapter()" in error
         assert engine.requests <= 2 * 10  # ChatAdapter asks again for JSON each time.
     else:
         assert code == 0
