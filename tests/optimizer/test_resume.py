@@ -363,6 +363,14 @@ class TestOtherArguments:
         assert engine.num_calls == spent
         assert found(work(None, seed=1, max_metric_calls=150)) == reports[1, 150]
 
+    def test_an_accepted_change_is_no_longer_a_change(self, tmp_path, engine):
+        compiled(tmp_path, max_metric_calls=60)
+        other = {"metric": Metric(exact_match), "max_metric_calls": 60}
+        compiled(tmp_path, accept_changes=True, **other)
+        before = engine.num_calls
+        compiled(tmp_path, **other)
+        assert engine.num_calls == before
+
     def test_the_next_run_completes_a_round_that_the_time_limit_cut(self, tmp_path, engine, monkeypatch):
         monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(engine.num_calls))
         options = {"num_candidates": 12, "num_finalists": 2, "num_threads": 1, "display_progress": False}
