@@ -242,7 +242,7 @@ class TestEstimate:
     def test_is_an_upper_estimate_of_tokens_and_cost(self, kind, options, program, with_programs):
         """More demos are better here, so a search that chooses demos mostly shows many."""
         optimizer = kind(
-            exact_match, **{"max_metric_calls": 150, "display_progress": False, "num_threads": 1, **options}
+            exact_match, **{"max_metric_calls": 90, "display_progress": False, "num_threads": 1, **options}
         )
         longer = program.deepcopy()
         for predictor in longer.predictors():
@@ -339,8 +339,7 @@ class TestEstimateOfFunctions:
         assert prompts == pytest.approx(engine.cost - answers, rel=0.05)
         assert estimated.cost > prompts
 
-    @pytest.mark.parametrize("max_calls", [100, 200, 400])
-    @pytest.mark.parametrize("metric", [exact_match, F1("answer 1")])
+    @pytest.mark.parametrize(("metric", "max_calls"), [(exact_match, 200), (F1("answer 1"), 100)])
     def test_headroom_uses_at_most_the_estimated_tokens(self, metric, max_calls):
         """The scored examples may be longer than the others."""
         used = []
@@ -371,7 +370,7 @@ class TestEstimateOfFunctions:
         assert estimated.cost > estimated.prompt_tokens * PROMPT
         assert engine.num_calls == 0
 
-    @pytest.mark.parametrize("limit", [100, 130, 170, None])
+    @pytest.mark.parametrize("limit", [100, None])
     def test_the_cost_of_a_race_is_an_upper_estimate_if_cheap_programs_drop_out(self, limit):
         """Programs without demos are always wrong, so they drop out, and further calls are expensive."""
         engine = MoreIsBetter()
@@ -464,9 +463,16 @@ class Unreliable(MoreIsBetter):
 class TestLimitsInThreads:
     OPTIONS: ClassVar = {"num_threads": 8, "max_errors": 1000, "display_progress": False}
 
-    @pytest.mark.parametrize("max_cost", [0.01, 0.06, None])
-    @pytest.mark.parametrize("instructions", [None, "propose"])
-    @pytest.mark.parametrize("with_programs", [False, True])
+    @pytest.mark.parametrize(
+        ("max_cost", "instructions", "with_programs"),
+        [
+            (0.01, None, True),
+            (0.01, "propose", False),
+            (0.06, None, False),
+            (0.06, "propose", True),
+            (None, "propose", True),
+        ],
+    )
     def test_hold_for_plfewshot(self, max_cost, instructions, with_programs):
         engine = Unreliable()
         more = {"programs": {"longer": student(OF_MANY_LENGTHS[:20])}} if with_programs else {}
