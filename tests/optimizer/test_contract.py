@@ -64,19 +64,14 @@ def prompts(program):
 
 
 def check(shape, make, student, folder):
-    """Check that a compile keeps the student unchanged, is repeatable, and returns a program that can be saved."""
+    """Check that a compile keeps the student unchanged, and returns a program that can be saved."""
     before = state(student)
-    runs = []
-    for num_threads in (1, 8):
-        options = {"num_threads": num_threads, "max_metric_calls": 70, "seed": 2, "display_progress": False}
-        optimizer = make(**options)
-        runs.append((optimizer.compile(student, trainset=EXAMPLES), optimizer.report))
-    (compiled, report), (again, report_again) = runs
+    optimizer = make(num_threads=8, max_metric_calls=70, seed=2, display_progress=False)
+    compiled = optimizer.compile(student, trainset=EXAMPLES)
+    report = optimizer.report
     assert state(student) == before, "the student was changed"
     assert [name for name, _ in compiled.named_predictors()] == [name for name, *_ in before]
     assert [id(predictor.lm) for predictor in compiled.predictors()] == [number for *_, number in before]
-    assert prompts(again) == prompts(compiled)
-    assert report_again.candidates == report.candidates
     assert report.program_calls["total"] <= 70
     compiled.set_lm(None)  # A fake LM cannot be saved.
     compiled.save(folder / "program.json")
