@@ -12,23 +12,23 @@ from plr_dspy.baselines import TopKOrder
 
 EXAMPLES = questions(80)
 RUNS = {
-    "PLReorder": lambda: PLReorder(exact_match, max_metric_calls=200, seed=3),
-    "PLFewShot": lambda: PLFewShot(exact_match, max_metric_calls=200, seed=3),
+    "PLReorder": lambda: PLReorder(exact_match, max_metric_calls=100, seed=3),
+    "PLFewShot": lambda: PLFewShot(exact_match, max_metric_calls=100, seed=3),
     "instructions": lambda: PLFewShot(
-        exact_match, max_metric_calls=200, seed=3, instructions=["Name the answer."]
+        exact_match, max_metric_calls=100, seed=3, instructions=["Name the answer."]
     ),
-    "retrieved": lambda: PLFewShot(exact_match, max_metric_calls=200, seed=3, demos="retrieved"),
-    "TopKOrder": lambda: TopKOrder(exact_match, max_metric_calls=400, seed=3),
+    "retrieved": lambda: PLFewShot(exact_match, max_metric_calls=100, seed=3, demos="retrieved"),
+    "TopKOrder": lambda: TopKOrder(exact_match, max_metric_calls=200, seed=3),
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def engine():
     with using(engine_for(EXAMPLES)) as engine:
         yield engine
 
 
-@pytest.fixture(params=RUNS)
+@pytest.fixture(params=RUNS, scope="module")
 def run(request):
     """Return an optimizer after a compile, and the program that it returned."""
     optimizer = RUNS[request.param]()
