@@ -359,9 +359,15 @@ def test_the_budget_must_allow_two_examples_per_program():
 
 
 class TestUserPrograms:
-    @pytest.mark.parametrize("kind", [PLFewShot, PLReorder])
-    @pytest.mark.parametrize("signal", ["auto", "score"])
-    @pytest.mark.parametrize("metric", [exact, F1("positive")])
+    @pytest.mark.parametrize(
+        ("kind", "signal", "metric"),
+        [
+            (PLFewShot, "auto", exact),
+            (PLFewShot, "score", F1("positive")),
+            (PLReorder, "score", exact),
+            (PLReorder, "auto", F1("positive")),
+        ],
+    )
     def test_a_good_program_wins_and_the_report_names_it(self, kind, signal, metric):
         """The good program answers correctly without a model."""
         right = {example.text: example.label for example in EXAMPLES}

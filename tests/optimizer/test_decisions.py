@@ -97,7 +97,7 @@ def accuracy(program, kind, count=40):
 class TestOrders:
     @pytest.mark.parametrize("kind", ["choice", "bool in fields", "noul"])
     def test_the_order_is_found_saved_and_loaded(self, engine, kind, tmp_path):
-        optimizer = reorder(max_metric_calls=240)
+        optimizer = reorder(max_metric_calls=160)
         program = student(kind, numbers=(4, 3, 2, 1, 0))
         compiled = optimizer.compile(program, trainset=examples(kind))
         assert ascending([{"text": f"demo {i}"} for i in shown(compiled)]) >= 0.6

@@ -63,8 +63,7 @@ COMPILES = {
 }
 
 
-@pytest.mark.parametrize("name", COMPILES)
-@pytest.mark.parametrize("num_repeated", [0, 3])
+@pytest.mark.parametrize(("name", "num_repeated"), [*((name, 3) for name in COMPILES), ("PLReorder", 0)])
 def test_duplicates_are_reported_once(name, num_repeated, caplog):
     with using(Engine(), "fake/x"):
         COMPILES[name](rows(num_repeated=num_repeated))

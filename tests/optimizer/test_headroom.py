@@ -189,8 +189,9 @@ class TestLevers:
             "run PLFewShot, but this would probably add nothing, because all sets scored the same"
         )
 
-    @pytest.mark.parametrize("num_examples", [10, 20, 40])
-    @pytest.mark.parametrize("shares", [(0.5, 0.5), (0.8, 0.2), (0.6, 0.4)])
+    @pytest.mark.parametrize(
+        ("num_examples", "shares"), [(10, (0.5, 0.5)), (20, (0.8, 0.2)), (40, (0.6, 0.4)), (10, (0.8, 0.2))]
+    )
     def test_all_figures_in_the_advice_are_in_the_table(self, num_examples, shares):
         engine = DemoEngine(questions(100), share=shares[0], without=shares[1])
         result = measured(engine, student(demos()), max_metric_calls=10 * num_examples)
@@ -320,16 +321,16 @@ class TestCallsAndErrors:
         def go(engine=engine, **options):
             return measured(engine, classifier(), EXAMPLES, metric, instructions=["Judge."], **options)
 
-        for further in (0, 20, 90):
+        for further in (20, 90):
             engine.at = {engine.requests + further: interrupt}
             with pytest.raises(KeyboardInterrupt):
                 go(log_dir=tmp_path)
         result = go(log_dir=tmp_path)
         assert result == go(log_dir=tmp_path) == go(Engine(), num_threads=8)
-        assert engine.requests == result.program_calls + 3 <= 303
+        assert engine.requests == result.program_calls + 2 <= 302
         with pytest.raises(ValueError, match=r"metric changed.*accept_changes=True"):
             measured(engine, classifier(), EXAMPLES, lambda example, prediction: 1.0, log_dir=tmp_path)
-        assert engine.requests == result.program_calls + 3
+        assert engine.requests == result.program_calls + 2
 
     @pytest.mark.parametrize(
         ("wrong", "message"),
