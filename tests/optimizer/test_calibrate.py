@@ -85,7 +85,7 @@ class TestOrdersUnderCalibration:
         accuracy = right()
         alone = accuracy(calibrated_original())
         ordered = []
-        for seed in range(3):
+        for seed in range(2):
             options = {"calibrate": True, "max_metric_calls": 150, "seed": seed}
             program, _ = go(engine_of(), **options)
             ordered.append(accuracy(program))
@@ -194,7 +194,7 @@ class TestUnchangedStudent:
     def test_expected_scores_hold_on_other_examples(self):
         held = []
         gains = []
-        for seed in range(6):
+        for seed in range(4):
             trainset, probabilities, accuracy = labeled_world(seed)
             options = {"max_metric_calls": 150, "trainset": trainset, "seed": seed}
             program, report = go(engine_of(probabilities), calibrate=True, **options)

@@ -351,7 +351,7 @@ class TestCheapest:
 
 
 LABELS = ["yes", "no"]
-NUM_COMPILES = 10
+NUM_COMPILES = 6
 
 
 def label_of(text):
