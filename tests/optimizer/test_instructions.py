@@ -234,23 +234,13 @@ def test_bad_arguments(options, message):
 
 
 class TestCalls:
-    def test_are_the_same_at_any_number_of_threads_and_within_the_budget(self):
-        reports = []
-        for num_threads in (1, 8):
-            with using(new_engine()) as engine:
-                _, optimizer = compiled(BAD, GOOD, num_threads=num_threads, max_metric_calls=120)
-            assert engine.num_calls == optimizer.report.program_calls["total"] <= 120
-            reports.append(found(optimizer.report))
-        assert reports[0] == reports[1]
-
-    @pytest.mark.parametrize("stop", [failure, interrupt])
-    def test_a_stopped_compile_can_be_resumed(self, tmp_path, stop):
+    def test_an_interrupted_compile_can_be_resumed(self, tmp_path):
         with using(new_engine()) as whole:
             _, optimizer = compiled(BAD, GOOD)
-        engine = new_engine(at={77: stop})
+        engine = new_engine(at={77: interrupt})
         with using(engine):
-            with pytest.raises((LMUnexpectedError, KeyboardInterrupt)):
-                compiled(BAD, GOOD, log_dir=tmp_path, max_errors=1)
+            with pytest.raises(KeyboardInterrupt):
+                compiled(BAD, GOOD, log_dir=tmp_path)
             _, resumed = compiled(BAD, GOOD, log_dir=tmp_path)
         assert found(resumed.report) == found(optimizer.report)
         assert engine.num_calls == whole.num_calls + 1
@@ -307,10 +297,9 @@ def joined(engine, programs, program=None, **options):
 class TestUserPrograms:
     """Demos and instructions of the user's programs, which join the search."""
 
-    @pytest.mark.parametrize("seed", range(2))
-    def test_a_good_instruction_is_combined_with_good_demos(self, seed, tmp_path):
+    def test_a_good_instruction_is_combined_with_good_demos(self, tmp_path):
         engine = SharingEngine()
-        program, report = joined(engine, {"other": with_demos("poor", GOOD)}, seed=seed)
+        program, report = joined(engine, {"other": with_demos("poor", GOOD)})
         assert program.signature.instructions == GOOD
         assert engine.share_of(program) == pytest.approx(0.9)
         (entry,) = report.instructions
@@ -405,33 +394,13 @@ class TestUserPrograms:
         assert "best" not in report.slots[0].origins
         assert not report.instructions
 
-    def test_proposed_instructions_join_too(self):
-        engine = ProposingEngine(GOOD)
-        options = {
-            "instructions": "propose",
-            "num_instructions": 1,
-            "prompt_model": lm_of(engine, "fake/proposer"),
-        }
-        _, report = joined(SharingEngine(), {"other": with_demos("poor", BAD)}, **options)
-        assert [choice.origin for choice in report.instructions[0].alternatives] == [
-            "student",
-            "proposed[0]",
-            "other",
-        ]
-
-    @pytest.mark.parametrize("demos", ["auto", "retrieved"])
-    def test_instructions_join_if_demos_are_retrieved(self, demos):
-        _, report = joined(SharingEngine(), {"other": with_demos("poor", GOOD)}, demos=demos)
-        assert [choice.origin for choice in report.instructions[0].alternatives] == ["student", "other"]
-
-    @pytest.mark.parametrize("stop", [failure, interrupt])
-    def test_a_stopped_compile_can_be_resumed(self, tmp_path, stop):
+    def test_an_interrupted_compile_can_be_resumed(self, tmp_path):
         others = {"other": with_demos("poor", GOOD)}
         whole = SharingEngine()
         _, report = joined(whole, others)
-        engine = SharingEngine(at={77: stop})
-        with pytest.raises((LMUnexpectedError, KeyboardInterrupt)):
-            joined(engine, others, log_dir=tmp_path, max_errors=1)
+        engine = SharingEngine(at={77: interrupt})
+        with pytest.raises(KeyboardInterrupt):
+            joined(engine, others, log_dir=tmp_path)
         _, resumed = joined(engine, others, log_dir=tmp_path)
         assert found(resumed) == found(report)
         assert engine.num_calls == whole.num_calls + 1
@@ -461,32 +430,6 @@ class InstructedLabels(Engine):
 
 
 class TestCombinations:
-    @pytest.mark.parametrize("options", [{}, {"calibrate": True}, {"signal": "score"}])
-    def test_log_probabilities_and_calibration(self, options):
-        with using(InstructedLabels(), "fake/x"):
-            optimizer = PLFewShot(
-                exact,
-                instructions=[GOOD, BAD],
-                candidates="labeled",
-                max_demos=3,
-                max_metric_calls=150,
-                display_progress=False,
-                **options,
-            )
-            program = optimizer.compile(classifier(), trainset=LABELED)
-            (predictor,) = program.predictors()
-            (entry,) = optimizer.report.instructions
-            assert predictor.signature.instructions == entry.alternatives[entry.chosen].text
-            assert program(text=LABELED[0].text).label
-
-    def test_a_metric_over_a_set(self):
-        with using(InstructedLabels(), "fake/x"):
-            optimizer = PLFewShot(
-                F1("positive"), instructions=[GOOD], max_metric_calls=120, display_progress=False
-            )
-            optimizer.compile(classifier(), trainset=LABELED)
-        assert optimizer.report.instructions[0].alternatives
-
     @pytest.mark.parametrize("demos", ["auto", "retrieved"])
     def test_retrieved_demos_keep_the_students_own_instruction(self, instructed, demos, caplog):
         _, optimizer = compiled(GOOD, BAD, demos=demos)
@@ -574,7 +517,7 @@ class TestProposals:
 
     @pytest.mark.parametrize("demos", ["fixed", "auto", "retrieved"])
     def test_proposals_before_the_search_see_no_scored_example(self, instructed, demos):
-        _, _, engine = proposing(GOOD, BAD, demos=demos)
+        _, _, engine = proposing(GOOD, BAD, demos=demos, max_metric_calls=100)
         before = [prompt for prompt in engine.prompts if "new_instruction" not in prompt]
         shown = {int(number) for prompt in before for number in re.findall(r"question (\d+)", prompt)}
         scored = {
@@ -599,13 +542,14 @@ class TestProposals:
         }
 
     def test_a_report_begins_with_the_reason_if_no_proposal_is_usable(self, instructed):
-        _, optimizer, _ = proposing("", "", "Given the fields `question`, produce the fields `answer`.")
+        own = "Given the fields `question`, produce the fields `answer`."
+        _, optimizer, _ = proposing("", "", own, max_metric_calls=80)
         first_line = str(optimizer.report).splitlines()[0]
         assert first_line == (
             "no proposed instruction could be used (empty; the prompt is the same as with student): "
             "try another prompt_model, or pass instructions as a list"
         )
-        _, optimizer, _ = proposing("", GOOD)
+        _, optimizer, _ = proposing("", GOOD, max_metric_calls=80)
         assert "could be used" not in str(optimizer.report)
 
     def test_each_predictor_gets_its_own_proposals(self, instructed):
@@ -620,10 +564,10 @@ class TestProposals:
         engine = ProposingEngine(BAD, GOOD, IDLE, at={number: interrupt})
         with using(new_engine()):
             with pytest.raises(KeyboardInterrupt):
-                proposing(engine=engine, log_dir=tmp_path, max_errors=1)
-            _, resumed, _ = proposing(engine=engine, log_dir=tmp_path)
+                proposing(engine=engine, log_dir=tmp_path, max_metric_calls=80, max_errors=1)
+            _, resumed, _ = proposing(engine=engine, log_dir=tmp_path, max_metric_calls=80)
             num_prompts = len(engine.prompts)
-            _, again, _ = proposing(engine=engine, log_dir=tmp_path)
+            _, again, _ = proposing(engine=engine, log_dir=tmp_path, max_metric_calls=80)
         assert len(engine.prompts) == num_prompts <= 13 + 3
         assert [choice.text for choice in resumed.report.instructions[0].alternatives[1:]] == [
             BAD,
@@ -636,16 +580,17 @@ class TestProposals:
     def test_failed_proposals_are_not_repeated_after_the_end(self, tmp_path, number):
         engine = ProposingEngine(BAD, GOOD, IDLE, at={number: failure})
         with using(new_engine()):
-            _, first, _ = proposing(engine=engine, log_dir=tmp_path)
+            _, first, _ = proposing(engine=engine, log_dir=tmp_path, max_metric_calls=80)
             num_prompts = len(engine.prompts)
-            _, again, _ = proposing(engine=engine, log_dir=tmp_path)
+            _, again, _ = proposing(engine=engine, log_dir=tmp_path, max_metric_calls=80)
         assert len(engine.prompts) == num_prompts
         assert found(again.report) == found(first.report)
 
     def test_other_demos_need_new_proposals(self, instructed, tmp_path):
         engine = ProposingEngine(GOOD)
+        options = {"num_instructions": 1, "max_metric_calls": 80, "log_dir": tmp_path}
         for candidates in ("labeled", "bootstrapped", "labeled"):
-            proposing(engine=engine, candidates=candidates, num_instructions=1, log_dir=tmp_path)
+            proposing(engine=engine, candidates=candidates, **options)
         assert engine.proposed == 2
 
     def test_a_prompt_model_that_is_down_raises_an_error(self, instructed):
@@ -793,7 +738,7 @@ def questions_in(text):
 class TestProposalsFromFailures:
     """Instructions that the prompt model proposes halfway through the search, from failures and feedback."""
 
-    @pytest.mark.parametrize("max_metric_calls", [150, 600])
+    @pytest.mark.parametrize("max_metric_calls", [150, 300])
     def test_an_instruction_that_follows_the_feedback_is_found(self, max_metric_calls):
         with using(CodedEngine()) as engine:
             program, report, proposer = revising(max_metric_calls=max_metric_calls)
@@ -846,17 +791,7 @@ class TestProposalsFromFailures:
             _, report, _ = revising(num_threads=8)
         assert found(report) == found(expected)
 
-    @pytest.mark.parametrize(
-        ("stop", "number"),
-        [
-            (interrupt, 104),
-            (interrupt, 115),
-            (interrupt, 130),
-            (interrupt, 200),
-            (failure, 110),
-            (failure, 130),
-        ],
-    )
+    @pytest.mark.parametrize(("stop", "number"), [(interrupt, 115), (interrupt, 200), (failure, 130)])
     def test_a_resumed_compile_repeats_no_call_and_finds_the_same(self, tmp_path, whole, stop, number):
         """The instruction from failures is proposed before call 130."""
         uninterrupted, program, report, paid = whole
@@ -960,7 +895,9 @@ class TestProposalsFromFailures:
             )
             program = optimizer.compile(classifier(), trainset=LABELED)
             assert program(text=LABELED[0].text).label
+        (predictor,) = program.predictors()
         (entry,) = optimizer.report.instructions
+        assert predictor.signature.instructions == entry.alternatives[entry.chosen].text
         assert [choice.text for choice in entry.alternatives][2:] == [GOOD]
         assert entry.alternatives[2].score is not None
 

@@ -78,8 +78,7 @@ def show_each(counts, names, minimum):
 
 
 class TestChoice:
-    @pytest.mark.parametrize("minimum", [1, 2])
-    @pytest.mark.parametrize("max_demos", [8, 12])
+    @pytest.mark.parametrize(("minimum", "max_demos"), [(1, 8), (2, 8), (2, 12)])
     def test_every_prompt_with_demos_shows_each_class(self, engine, minimum, max_demos):
         _, chooser = compiled(min_per_class=minimum, max_demos=max_demos)
         shown = prompts(engine)
