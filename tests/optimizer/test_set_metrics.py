@@ -61,11 +61,9 @@ def calibrated(engine, trainset=RARE, *, num_inputs=100):
     [
         (F1("positive"), "score"),
         (F1("positive"), "auto"),
-        (F1(), "score"),
         (plr_dspy.MatthewsCorrelation(), "auto"),
         (plr_dspy.BalancedAccuracy(), "score"),
         (ConfusionMetric(cost, field="label", bounds=(-9.0, 0.0)), "score"),
-        (ConfusionMetric(cost, field="label", bounds=(-9.0, 0.0)), "auto"),
         (ConfusionMetric(F1("positive").value), "auto"),
     ],
     ids=repr,
@@ -148,10 +146,7 @@ def by_length(demos, text):
     return two(len(text) % 2 - 1.0)
 
 
-@pytest.mark.parametrize(
-    ("probabilities", "calibrate", "seed"),
-    [(shy, False, 0), (shy, True, 1), (by_length, False, 1), (by_length, True, 0)],
-)
+@pytest.mark.parametrize(("probabilities", "calibrate", "seed"), [(shy, True, 1), (by_length, False, 1)])
 def test_a_report_has_a_single_score_for_each_program(probabilities, calibrate, seed):
     options = {"calibrate": calibrate, "seed": seed, "max_metric_calls": 100, "max_demos": 3}
     _, report = compiled(PLFewShot, F1("positive"), engine=Engine(probabilities=probabilities), **options)
@@ -347,11 +342,11 @@ def test_min_probability_does_not_change_the_estimated_probability(seed):
             assert c.expected_chosen[0] == c.expected_original[0]
 
 
-@pytest.mark.parametrize("calibrate", [True, False])
-def test_an_unchanged_value_of_the_metric_is_no_gain(calibrate):
+@pytest.mark.parametrize(("calibrate", "num_seeds"), [(True, 1), (False, 4)])
+def test_an_unchanged_value_of_the_metric_is_no_gain(calibrate, num_seeds):
     options = {"demos": "retrieved", "max_metric_calls": 100, "calibrate": calibrate}
     alike = []
-    for seed in range(4):
+    for seed in range(num_seeds):
         report = compiled(PLFewShot, F1("positive"), engine=Engine(), seed=seed, **options)[1]
         promising = [c for c in report.candidates if c.expected_gain > 0]
         assert all(candidate.probability > 0 for candidate in promising)

@@ -60,7 +60,7 @@ class TestWithoutLogProbabilities:
 
     @pytest.mark.parametrize(
         ("options", "stopped_at"),
-        [({}, 2), ({}, 6), ({"kind": PLFewShot}, 2), ({"kind": PLFewShot, "demos": "auto"}, 6)],
+        [({}, 2), ({"kind": PLFewShot}, 2), ({"kind": PLFewShot, "demos": "auto"}, 6)],
     )
     def test_a_resumed_compile_keeps_the_signal_and_its_result(self, tmp_path, options, stopped_at):
         whole = go(Engine(logprobs=False), max_metric_calls=60, **options)[1]

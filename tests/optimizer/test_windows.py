@@ -48,11 +48,11 @@ def window(monkeypatch):
 
 
 def fewshot(**options):
-    return PLFewShot(exact_match, **{"max_demos": 6, "max_metric_calls": 200, **options})
+    return PLFewShot(exact_match, **{"max_demos": 6, "max_metric_calls": 100, **options})
 
 
 def reorder(**options):
-    return PLReorder(exact_match, max_metric_calls=200, **options)
+    return PLReorder(exact_match, max_metric_calls=100, **options)
 
 
 def warning_of(optimizer, program, **options):

@@ -51,7 +51,7 @@ class Mumbling(OrderSensitiveEngine):
 
 
 class TestUnparsableReplies:
-    @pytest.mark.parametrize("metric", [F1("rare"), F1(), BalancedAccuracy(), exact], ids=named)
+    @pytest.mark.parametrize("metric", [F1("rare"), BalancedAccuracy(), exact], ids=named)
     def test_a_program_with_many_unparsable_replies_is_replaced(self, metric):
         program = dspy.Predict("text -> label: Literal['rare', 'usual']")
         optimizer = PLFewShot(metric, signal="score", candidates="labeled", **options(max_metric_calls=200))
