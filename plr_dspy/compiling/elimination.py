@@ -158,13 +158,13 @@ class EliminationRun(CompileRun):
         """
         if not num_equal:
             return ""
-        programs = "programs"
+        programs = "all programs"
         if len(self.search.alive) <= len(self.search.space.programs):
-            programs = "the remaining programs"
+            programs = "all remaining programs"
         largest_share = 1.0 - DOUBT ** (1.0 / num_equal)
         return (
-            f"no score differed between {programs} on {num_equal} examples, so they probably differ on less "
-            f"than {largest_share:.1%} of examples, and {StopReason.DECIDED.value}"
+            f"{programs} had equal scores on all {num_equal} examples, so their scores probably differ on less "
+            f"than {largest_share:.1%} of new examples, and {StopReason.DECIDED.value}"
         )
 
     def _leader(self) -> Candidate:

@@ -149,8 +149,8 @@ class SearchRounds:
     def widened(self) -> list[Candidate]:
         """Widen the search space, and return the first candidates to score in the wider space.
 
-        These candidates are the best orderings with new items. Return an empty list if the space
-        cannot be widened, or if this was tried before.
+        The candidates are the best orderings so far, with new items added. Return an empty list if the
+        space cannot be widened, or if this was tried before.
         """
         widen = self.widen
         self.widen = None

@@ -80,8 +80,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     define `plan` and usually override `search`. Arguments are as in `PLReorder`.
 
     Attributes:
-        chooses_by_score: Whether scores decide which candidate is returned. If so, a student to
-            which demos were added is also a candidate without these demos.
+        chooses_by_score: Whether scores decide which candidate is returned. If so, and if
+            demos were added to the student, the student without them is a candidate, too.
         orders_demos: Whether the student must have predictors whose demos can be ordered.
         takes_programs: Whether `compile` accepts `programs`.
         balances_splits: Whether the train and selection splits are stratified by class.

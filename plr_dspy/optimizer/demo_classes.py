@@ -126,7 +126,7 @@ def warn_if_too_few(
 
 
 def _outputs(program: dspy.Module, demos: Sequence[Any]) -> Mapping[str, LabelOutput]:
-    """Return a dict that maps each predictor whose demos have classes to the output with these classes."""
+    """Return the output that contains the class, for each predictor whose demos have classes."""
     outputs = {}
     for name, predictor in program.named_predictors():
         with_few_values = label_outputs(name, predictor)

@@ -91,7 +91,7 @@ def _mean_tokens(setup: CompileSetup, longest: Sequence[Ordering]) -> int:
 
 @dataclass(frozen=True)
 class _RandomCalls:
-    """The calls with a search's random orderings, from which the score of random demos is estimated."""
+    """A search's calls with random orderings, used to estimate the score of random demos."""
 
     setup: CompileSetup
     run: CompileRun

@@ -103,10 +103,10 @@ def _frequent_answers(setup: CompileSetup, number: int) -> list[dict[str, Any]]:
 
 
 def _vote_results(setup: CompileSetup) -> dict[int, Any]:
-    """Return the metric's results for a vote, keyed by indices in `setup.scored_examples`.
+    """Score the majority vote of each example's nearest neighbors, without the language model.
 
-    The vote on an example is the most frequent answer among the nearest other examples. If a vote
-    is not possible, return an empty dict.
+    Return the metric's results, keyed by indices in `setup.scored_examples`. The dict is empty if a
+    vote is not possible.
     """
     slots = setup.slots
     predictors = setup.program.named_predictors()

@@ -45,7 +45,10 @@ class Splits:
 
     @property
     def classes(self) -> list[int] | None:
-        """The classes of the train and then the selection examples, or None if the labels are not classes."""
+        """The classes of the train examples, followed by those of the selection examples.
+
+        None if the labels are not classes.
+        """
         labels = [dict(example.labels().items()) for example in (*self.train, *self.selection)]
         names = {name for fields in labels for name in fields}
         classes = answer_classes(labels, sorted(names))

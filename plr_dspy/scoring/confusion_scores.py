@@ -193,7 +193,10 @@ class ConfusionScores(EffectiveScores):
         return list(examples.values())
 
     def alternate_labels(self, num_examples: int) -> list[int]:
-        """Return the first `num_examples` examples so that labels alternate, beginning with the positive label."""
+        """Return the first `num_examples` examples, reordered so that labels alternate.
+
+        The positive label comes first.
+        """
         groups = self.strata(num_examples)
         groups.sort(key=lambda group: self._right_labels[group[0]] != self._metric.label)
         turns = itertools.zip_longest(*groups)

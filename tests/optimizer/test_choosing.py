@@ -252,10 +252,8 @@ class TestLimits:
         outcome = benchmark.race(benchmark.World(equal.mean(axis=1), equal)).run()
         num_examples = outcome.program_calls["total"] // 2
         assert 20 <= num_examples < 100
-        reason = f"no score differed between programs on {num_examples} examples"
-        consequence = (
-            f"so they probably differ on less than (.*)% of examples, and {StopReason.DECIDED.value}"
-        )
+        reason = f"all programs had equal scores on all {num_examples} examples"
+        consequence = f"so their scores probably differ on less than (.*)% of new examples, and {StopReason.DECIDED.value}"
         share = re.fullmatch(f"{reason}, {consequence}", str(outcome.stop))
         assert float(share.group(1)) == pytest.approx(300 / num_examples, rel=0.1)  # the rule of three
         for seed in range(10):
@@ -265,13 +263,13 @@ class TestLimits:
             ] = 1.0
             outcome = benchmark.race(benchmark.World(better.mean(axis=1), better)).run()
             assert outcome.decision.ordering.number == 1
-            assert "no score differed" not in str(outcome.stop)
+            assert "equal scores" not in str(outcome.stop)
 
     def test_the_reason_does_not_ignore_programs_that_dropped_out(self):
         equal = np.tile(np.arange(200) % 3 > 0, (3, 1)).astype(float)
         equal[2] *= np.arange(200) % 2
         outcome = benchmark.race(benchmark.World(equal.mean(axis=1), equal)).run()
-        assert "no score differed between the remaining programs on" in str(outcome.stop)
+        assert "all remaining programs had equal scores on" in str(outcome.stop)
 
     def test_failed_calls_differ_from_scored_calls(self):
         """A program that always fails drops out at once, so the race ends early."""
@@ -283,7 +281,7 @@ class TestLimits:
         report = chosen(Engine(), pair, max_errors=200).report
         assert report.stop_reason is StopReason.DECIDED
         assert report.program_calls["total"] < 2 * len(EXAMPLES)
-        assert "no score differed" not in report.stopped
+        assert "equal scores" not in report.stopped
 
     def test_one_of_many_equal_programs_is_found_if_it_is_better_on_few_examples(self):
         """The last program is better on 5% of examples. In a third of these worlds, 20 examples show no difference."""

@@ -148,9 +148,9 @@ class Answers:
         return mean_scores(chances(logits, variances), self._labels.scores[examples])
 
     def expected_scores_of_calls(self) -> Array:
-        """Return the expected scores of calls with log-probabilities, ``[m, E]``.
+        """Return the expected score of each call that returned log-probabilities, ``[m, E]``.
 
-        Each score is predicted from all other calls.
+        A score is predicted from all calls except the one that it belongs to.
         """
         logits, variances = self._logits.leave_one_out()
         if not self._are_calibrated:

@@ -55,8 +55,8 @@ def likeliest_chances(logits: Array, variances: Array) -> Array:
 class LabelLogits:
     """The logits of labels, predicted from effects that are fitted to log-probabilities.
 
-    Whole programs have no effects, because their prompts contain different demos for each
-    example. If `features` is None, the fit is fast, but cannot predict new orderings.
+    No effects are fitted for whole programs, because their prompts may contain different demos for
+    each example. If `features` is None, fitting is fast, but new orderings cannot be predicted.
 
     Attributes:
         known: A mask of the calls whose log-probabilities are used, ``[m, E]``.

@@ -3,8 +3,8 @@
     s[o, e]  =  sum_l P[o, e, l] M[e, l]          (4)
 
 The probability P of a label is computed from the effects of the ordering and the example. The
-label's score M comes from the metric. Whole programs have no effects, so they are expected to
-score like an average ordering. A reply is "unread" if it has a score but no readable label.
+label's score M comes from the metric. No effects are fitted for whole programs, so they are
+expected to score like an average ordering. A reply is "unread" if it has a score but no readable label.
 "Read scores" are the expected scores of replies with a readable label.
 """
 
