@@ -427,12 +427,13 @@ class _SetScores:
         """
         self._influence.linearize_at([*_labels(before), *_labels(after)])
         low, high = self._influence.bounds
-        largest = self._influence.largest_influence()
-        least, most = _paired_interval(
-            self._scores(before), self._scores(after), largest=largest, limit=high - low
-        )
+        pairs = zip(self._scores(before), self._scores(after), strict=True)
+        differences = [score_after - score_before for score_before, score_after in pairs]
+        # Assume an artificial difference with the largest influence that an answer can have. If the
+        # programs differ only on examples with little influence, the interval would be too narrow.
+        least, most = paired_interval(differences, largest=self._influence.largest_influence())
         difference = self._influence.value(_labels(after)) - self._influence.value(_labels(before))
-        return min(least, difference), max(most, difference)
+        return max(low - high, min(least, difference)), min(high - low, max(most, difference))
 
     def _scores(self, records: Sequence[CallRecord]) -> list[float]:
         return [self._influence.score(*answer) for answer in _labels(records)]

@@ -29,8 +29,8 @@ def paired_interval(
 
     The interval is calculated using Student's t distribution, after adding two artificial
     differences (A. Agresti and Y. Min, Statistics in Medicine 24, 2005). One is 0. The other
-    is split into two values with half weight each: plus and minus the largest difference. If all differences
-    are 0, the interval is (0, 0) unless `largest` is given.
+    is split into two values with half weight each: plus and minus the largest difference. If all
+    differences are 0, the interval is (0, 0) unless `largest` is given.
 
     Args:
         differences: Differences of scores, one for each example.

@@ -253,7 +253,8 @@ class TestLimits:
         num_examples = outcome.program_calls["total"] // 2
         assert 20 <= num_examples < 100
         reason = f"all programs had equal scores on all {num_examples} examples"
-        consequence = f"so their scores probably differ on less than (.*)% of new examples, and {StopReason.DECIDED.value}"
+        share_of_new = "so their scores probably differ on less than (.*)% of new examples"
+        consequence = f"{share_of_new}, and {StopReason.DECIDED.value}"
         share = re.fullmatch(f"{reason}, {consequence}", str(outcome.stop))
         assert float(share.group(1)) == pytest.approx(300 / num_examples, rel=0.1)  # the rule of three
         for seed in range(10):

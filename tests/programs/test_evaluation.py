@@ -201,6 +201,21 @@ def test_intervals_have_the_stated_coverage_if_all_answers_may_be_correct(metric
     assert inside >= 33
 
 
+@pytest.mark.parametrize("recall", [0.05, 0.1, 0.2])
+def test_intervals_of_differences_have_the_stated_coverage_if_both_programs_rarely_answer_yes(recall):
+    """Neither program may find an example with the label, so all observed differences have little influence."""
+    devset = examples(100, range(10))
+    true_f1 = 2 * recall * 0.1 / (0.1 + recall * 0.1 + 0.05 * 0.9)
+    num_covered = 0
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        yes = [n for n in range(100) if rng.random() < (recall if n < 10 else 0.05)]
+        programs = {"never": Answering([]), "rarely": Answering(yes)}
+        low, high = evaluated(programs, F1("yes"), devset).programs["rarely"].difference_interval
+        num_covered += low <= true_f1 <= high
+    assert num_covered >= 9
+
+
 @pytest.mark.parametrize("metric", [plr_dspy.BalancedAccuracy(), F1("yes")])
 def test_the_interval_is_wide_after_a_perfect_recall_of_five_examples(metric):
     """Two false positives do not make this recall more certain."""
