@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from typing import ClassVar
 
 import dspy
 import numpy as np
@@ -60,6 +61,8 @@ class CalibratedProgram(dspy.Module):
         predictor: Name of the predictor to calibrate; needed only if several predictors have
             such an output.
     """
+
+    passes_inputs_on: ClassVar[bool] = True  # for `unwrapped`, which finds the program inside
 
     calibration: Calibration | None
 

@@ -18,7 +18,7 @@ from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_copy
 from plr_dspy.metrics.fields import check_field, columns_of
-from plr_dspy.programs.checks import is_single_step
+from plr_dspy.programs.checks import is_single_step, unwrapped
 from plr_dspy.programs.copying import language_models
 from plr_dspy.report.formats import listed
 
@@ -153,7 +153,9 @@ def _check_needed_outputs(
     Only single predictors are checked, because other programs do not declare their outputs.
     """
     first_name = next(iter(programs))
-    if not (_returns_outputs(programs[name]) and _returns_outputs(programs[first_name])):
+    if not (
+        _returns_outputs(unwrapped(programs[name])) and _returns_outputs(unwrapped(programs[first_name]))
+    ):
         return
     outputs = output_types(programs[name])
     first_outputs = output_types(programs[first_name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import ClassVar
 
 import dspy
 import numpy as np
@@ -34,6 +35,8 @@ class PerInputOrder(dspy.Module):
         orders: Dicts with two keys. "permutations" maps predictors' names to demo indices.
             "content_free" holds the mean label distribution ``[L]`` on content-free inputs.
     """
+
+    passes_inputs_on: ClassVar[bool] = True  # for `unwrapped`, which finds the program inside
 
     def __init__(self, program: dspy.Module, orders: Sequence[Mapping[str, Value]] = ()) -> None:
         super().__init__()

@@ -274,8 +274,9 @@ def program_inputs(program: dspy.Module) -> dict[str, ProgramInput]:
     """Return a program's inputs, keyed by name.
 
     If the program is a single predictor, the inputs are those of its signature. Otherwise, they
-    are the parameters of `forward`.
+    are the parameters of `forward`. A wrapper has the inputs of the program inside.
     """
+    program = unwrapped(program)
     if is_single_step(program):
         return predictor_inputs(program.predictors()[0])
     inputs = {}
@@ -296,8 +297,18 @@ def predictor_inputs(predictor: dspy.Predict) -> dict[str, ProgramInput]:
 
 
 def is_single_step(program: dspy.Module) -> bool:
-    """Return whether a program is a single predictor, so that its signature defines its inputs."""
-    return isinstance(program, (dspy.Predict, dspy.ChainOfThought))
+    """Return whether a program is a single predictor, so that its signature defines its inputs.
+
+    The predictor may be in a wrapper.
+    """
+    return isinstance(unwrapped(program), (dspy.Predict, dspy.ChainOfThought))
+
+
+def unwrapped(program: dspy.Module) -> dspy.Module:
+    """Return the program inside a wrapper that passes all inputs on, or else the program itself."""
+    while getattr(type(program), "passes_inputs_on", False):
+        program = program.program
+    return program
 
 
 def json_obstacle(program: dspy.Module) -> str:

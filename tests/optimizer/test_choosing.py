@@ -12,7 +12,16 @@ from fakes import Program, digest, failure, interrupt, using
 from label_engines import LABELS, classifier
 from label_world import DEMOS, EXAMPLES, Engine, exact, found, student
 
-from plr_dspy import F1, BatchCalibration, PLFewShot, PLReorder, Report, choose_program, load_program
+from plr_dspy import (
+    F1,
+    BatchCalibration,
+    CalibratedProgram,
+    PLFewShot,
+    PLReorder,
+    Report,
+    choose_program,
+    load_program,
+)
 from plr_dspy.baselines import TopKOrder
 from plr_dspy.programs.rivals import Rival
 from plr_dspy.report.stop import StopReason
@@ -80,10 +89,20 @@ class TestChoice:
         assert len(choice.report.programs) == 3
 
     @pytest.mark.parametrize("optimizer", [None, PLReorder, PLFewShot])
-    def test_programs_that_lack_an_output_are_rejected_before_any_call(self, optimizer):
+    @pytest.mark.parametrize("kind", [lambda predictor: predictor, CalibratedProgram])
+    @pytest.mark.parametrize(
+        ("signature", "message"),
+        [
+            ("text -> mood: bool", r"must have the outputs of .*'label'"),
+            ("headline -> label: bool", r"must have the inputs \['headline'\]"),
+        ],
+    )
+    def test_programs_with_other_fields_are_rejected_before_any_call(
+        self, optimizer, kind, signature, message
+    ):
         engine = Engine()
-        other = dspy.Predict("text -> mood")
-        with using(engine, "fake/x"), pytest.raises(ValueError, match=r"must have the outputs of .*'label'"):
+        other = kind(dspy.Predict(signature))
+        with using(engine, "fake/x"), pytest.raises(ValueError, match=message):
             if optimizer is None:
                 choose_program({"own": student(), "other": other}, exact, EXAMPLES)
             else:

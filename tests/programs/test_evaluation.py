@@ -30,6 +30,7 @@ from plr_dspy import (
 )
 
 LABELS = ["no", "yes"]
+YES_OR_NO = "number -> label: Literal['no', 'yes']"
 
 
 class Answering(dspy.Module):
@@ -341,6 +342,24 @@ def test_calls_of_other_programs_allow_no_more_failures():
         ),
         (
             {"a": dspy.Predict("number -> label"), "b": dspy.Predict("number -> answer")},
+            examples(3, [1]),
+            ValueError,
+            r"programs\['b'\] must have the outputs of 'a', because the metric fails without \['label'\]; got",
+        ),
+        (
+            {
+                "a": dspy.Predict(YES_OR_NO),
+                "b": CalibratedProgram(dspy.Predict(YES_OR_NO.replace("number", "text"))),
+            },
+            examples(3, [1]),
+            ValueError,
+            r"\['text'\] of programs\['b'\];",
+        ),
+        (
+            {
+                "a": dspy.Predict(YES_OR_NO),
+                "b": CalibratedProgram(dspy.Predict(YES_OR_NO.replace("label", "answer"))),
+            },
             examples(3, [1]),
             ValueError,
             r"programs\['b'\] must have the outputs of 'a', because the metric fails without \['label'\]; got",
