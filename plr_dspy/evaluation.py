@@ -120,7 +120,7 @@ def evaluate_programs(
         log_dir=log_dir,
         accept_changes=accept_changes,
     )
-    runs = [_ProgramRun(name, program, metrics, examples) for name, program in programs.items()]
+    runs = [_ProgramRun(rival.name, _called(rival, examples), metrics, examples) for rival in rivals]
     # Log calls under the programs' digests, because names may change between evaluations.
     _make_calls(runs, [rival.digest for rival in rivals], partial(_identity, metrics, examples), options)
     indices = _examples_without_failure(runs, len(examples))
@@ -172,9 +172,12 @@ def _checked(
 
 
 def _warn_of_shown_examples(programs: Iterable[Rival], examples: Examples) -> None:
-    """Log a warning about each program that may show some of the examples as demos."""
+    """Log a warning about each program that may show some of the examples as fixed demos.
+
+    Retrieved demos are no problem, because they exclude the example being scored.
+    """
     for program in programs:
-        num_shown = len(program.leaked(examples, with_retrieved=True))
+        num_shown = len(program.leaked(examples))
         if num_shown:
             logger.warning(
                 "programs[%r] may show %d of the %d examples in devset as demos, so its score may be too high: use "
@@ -183,6 +186,17 @@ def _warn_of_shown_examples(programs: Iterable[Rival], examples: Examples) -> No
                 num_shown,
                 len(examples),
             )
+
+
+def _called(rival: Rival, examples: Examples) -> dspy.Module:
+    """Return the program to call, which never retrieves an example as a demo for itself.
+
+    If the program may retrieve some of the examples, return a guarded copy, so that threads that
+    do not know the example being scored retrieve no demos.
+    """
+    if rival.leaked(examples, with_retrieved=True):
+        return rival.build(guarded=True)
+    return rival.program
 
 
 @arguments

@@ -92,9 +92,20 @@ class Rival:
         return [demo for predictor in self.predictors for demo in predictor.demos]
 
     @property
+    def num_demos(self) -> int:
+        """Number of demos in all predictors' prompts, including the demos retrieved for one input."""
+        num_retrieved: int = sum(retrieval.num_demos for retrieval in self._retrievals)
+        return len(self.demos) + num_retrieved
+
+    @property
     def shows_demos(self) -> bool:
         """Whether any predictor has demos, or retrieves demos for each input."""
-        return any(predictor.demos or getattr(predictor, "retrieval", None) for predictor in self.predictors)
+        return bool(self.demos or self._retrievals)
+
+    @property
+    def _retrievals(self) -> list[Any]:
+        retrievals = [getattr(predictor, "retrieval", None) for predictor in self.predictors]
+        return [retrieval for retrieval in retrievals if retrieval]
 
     def leaked(self, examples: Examples, *, with_retrieved: bool = False) -> list[dspy.Example]:
         """Return the examples that the program's demos show.
@@ -104,8 +115,7 @@ class Rival:
         """
         demos = self.demos
         if with_retrieved:
-            retrievals = [getattr(predictor, "retrieval", None) for predictor in self.predictors]
-            demos += [demo for retrieval in retrievals if retrieval for demo in retrieval.pool.demos]
+            demos += [demo for retrieval in self._retrievals for demo in retrieval.pool.demos]
         input_names: set[str] = set()
         for predictor in self.predictors:
             input_names.update(predictor.signature.input_fields)

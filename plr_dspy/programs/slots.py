@@ -120,7 +120,7 @@ class PromptSlots(ABC):
     def num_demos(self, candidate: Candidate) -> int:
         """Return how many demos a candidate's predictors show in total."""
         if candidate in self.rivals:
-            return len(self.rivals[candidate].demos)
+            return self.rivals[candidate].num_demos
         return sum(map(len, self.shown(candidate).values()))
 
     def shows_demos(self, candidate: Candidate) -> bool:

@@ -20,6 +20,7 @@ from plr_dspy import (
     PLReorder,
     Report,
     choose_program,
+    evaluate_programs,
     load_program,
 )
 from plr_dspy.baselines import TopKOrder
@@ -149,11 +150,12 @@ class TestChoice:
             calibrated = BatchCalibration(display_progress=False).compile(student(), trainset=EXAMPLES)
         choice = chosen(engine, {"bare": student(demos=[]), "finds": finds, "calibrated": calibrated})
         assert len(choice.report.programs) == 3
+        assert "\n  finds, 8 demos " in str(choice.report)
         for texts in engine.prompts:
             demos, text = Engine.shown(texts)
             assert text not in demos
 
-    def test_an_example_is_never_its_own_demo_in_a_plain_thread(self):
+    def test_an_example_is_never_its_own_demo_in_a_plain_thread(self, caplog):
         def in_thread(self, text):
             answers = []
             lm = dspy.settings.lm
@@ -171,7 +173,11 @@ class TestChoice:
         with using(engine, "fake/x"):
             retrieved = PLFewShot(exact, demos="retrieved", max_metric_calls=0, display_progress=False)
             finds = retrieved.compile(student(demos=[]), trainset=EXAMPLES)
-        chosen(engine, {"bare": student(demos=[]), "finds": Program(in_thread, inner=finds)})
+            threaded = {"finds": Program(in_thread, inner=finds)}
+            evaluate_programs({"directly": finds, **threaded}, exact, EXAMPLES, display_progress=False)
+        assert "as demos" not in caplog.text
+        assert any(Engine.shown(texts)[0] for texts in engine.prompts)
+        chosen(engine, {"bare": student(demos=[]), **threaded})
         for texts in engine.prompts:
             demos, text = Engine.shown(texts)
             assert text not in demos
