@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ def load_program(
         program = retrieve_in(program, retrievals)
         program.load_state(state, allow_unsafe_lm_state=allow_unsafe_lm_state)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
+        _check_fields_of_all(path, student, state)
         raise UserError(
             f"{path} cannot be loaded into the student ({type(error).__name__}: {error}). The file has the entries "
             f"{sorted(state)}. Create the student in the same way as the saved program. DSPy does not save compiled "
@@ -86,6 +88,24 @@ def load_program(
     if differences:
         logger.warning("%s was made with %s, or compile the program again", path, "; with ".join(differences))
     return program
+
+
+def _check_fields_of_all(path: str | Path, student: dspy.Module, state: Mapping[str, Any]) -> None:
+    """Raise a ValueError if a file has as many predictors as the student, but with other fields.
+
+    Match predictors by their order, because their names differ if only the saved program has a wrapper.
+    """
+    saved_fields = []
+    for part in (state, *state.values()):
+        signature = part.get("signature") if isinstance(part, Mapping) else None
+        if isinstance(signature, Mapping):
+            saved_fields.append(signature.get("fields", []))
+    predictors = student.predictors()
+    # If the file is damaged, the caller describes the error.
+    with suppress(LookupError, TypeError):
+        if len(predictors) == len(saved_fields):
+            for predictor, fields in zip(predictors, saved_fields, strict=True):
+                _check_fields(path, predictor, fields)
 
 
 def _check_fields(

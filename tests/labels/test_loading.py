@@ -142,6 +142,18 @@ class TestFiles:
                 r"must hold .* the student's fields \['text', 'label'\]",
             ),
             (
+                CalibratedProgram(
+                    dspy.Predict("headline -> topic: Literal['a', 'b']"), Calibration.none("ab")
+                ),
+                student(),
+                r"must hold a program with the student's fields \['text', 'label'\]; got .*'topic'\]",
+            ),
+            (
+                CalibratedProgram(student(), FOUND),
+                dspy.Predict("headline -> topic"),
+                r"must hold a program with the student's fields \['headline', 'topic'\]; got .*'label'\]",
+            ),
+            (
                 larger(dspy.Predict("text -> mood")),
                 larger(student()),
                 "must hold a program with the student's fields",
