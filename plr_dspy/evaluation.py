@@ -397,7 +397,11 @@ class _MeanScores:
         scores_before = self._scores(before)
         scores_after = self._scores(after)
         low, high = _bounds([*scores_before, *scores_after])
-        return _paired_interval(scores_before, scores_after, largest=high - low, limit=high - low)
+        differences = [new - old for old, new in zip(scores_before, scores_after, strict=True)]
+        largest = high - low
+        # The largest possible difference is needed only if all observed differences are 0.
+        least, most = paired_interval(differences, largest=0.0 if any(differences) else largest)
+        return max(-largest, least), min(largest, most)
 
     def _scores(self, records: Sequence[CallRecord]) -> list[float]:
         return [self._least if record.score is None else record.score for record in records]
@@ -459,20 +463,6 @@ def _labels(records: Sequence[CallRecord]) -> list[tuple[int, str | None]]:
 
 def _num_unread(records: Sequence[CallRecord]) -> int:
     return sum(record.score is None for record in records)
-
-
-def _paired_interval(
-    before: Sequence[float], after: Sequence[float], *, largest: float, limit: float
-) -> tuple[float, float]:
-    """Return the confidence interval for the mean difference between paired scores.
-
-    If all differences are 0, `largest` determines the width of the interval.
-    """
-    differences = [new - old for old, new in zip(before, after, strict=True)]
-    if any(differences):
-        largest = 0.0
-    least, most = paired_interval(differences, largest=largest)
-    return max(-limit, least), min(limit, most)
 
 
 def _constant_score(metric: Metric, program: dspy.Module, examples: Examples) -> ConstantScore | None:
