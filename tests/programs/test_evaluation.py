@@ -1,63 +1,13 @@
-"""Comparisons of programs by `evaluate_programs`: scores, differences, intervals, and failed calls."""
+"""Comparisons of programs by `evaluate_programs`: scores, differences, and failed calls."""
 
 import dspy
 import numpy as np
 import pytest
-from dspy.utils.exceptions import AdapterParseError
-from fakes import (
-    LabelEngine,
-    Program,
-    engine_for,
-    exact_match,
-    failure,
-    interrupt,
-    lm_of,
-    questions,
-    student,
-    using,
-)
+from fakes import LabelEngine, Program, engine_for, exact_match, lm_of, questions, student, using
 from label_engines import exact
+from yes_or_no import LABELS, YES_OR_NO, Answering, evaluated, evaluated_alone, examples, minus
 
-import plr_dspy
-from plr_dspy import (
-    F1,
-    BalancedAccuracy,
-    CalibratedProgram,
-    Calibration,
-    ConfusionMetric,
-    MatthewsCorrelation,
-    evaluate_programs,
-)
-
-LABELS = ["no", "yes"]
-YES_OR_NO = "number -> label: Literal['no', 'yes']"
-
-
-class Answering(dspy.Module):
-    """A program that answers "yes" to the numbers in `yes`, and "no" to all others.
-
-    For the numbers in `unread`, the reply cannot be parsed. For those in `failing`, the call fails.
-    """
-
-    def __init__(self, yes, *, unread=(), failing=()):
-        super().__init__()
-        self.step = dspy.Predict("number -> label: Literal['no', 'yes']")
-        self.yes = set(yes)
-        self.unread = set(unread)
-        self.failing = set(failing)
-
-    def forward(self, number):
-        if number in self.failing:
-            raise ConnectionError("no route")
-        if number in self.unread:
-            raise AdapterParseError("Fake", self.step.signature, "gibberish")
-        return dspy.Prediction(label="yes" if number in self.yes else "no")
-
-
-def examples(count, yes):
-    labels = ["yes" if n in yes else "no" for n in range(count)]
-    rows = [dspy.Example(number=n, label=label) for n, label in enumerate(labels)]
-    return [row.with_inputs("number") for row in rows]
+from plr_dspy import F1, CalibratedProgram, Calibration, ConfusionMetric, evaluate_programs
 
 
 @pytest.fixture(autouse=True)
@@ -65,14 +15,6 @@ def quiet():
     engine = LabelEngine(LABELS, lambda demos, text: [0.5, 0.5])
     with dspy.context(lm=lm_of(engine), num_threads=1):
         yield
-
-
-def evaluated(programs, metric, devset):
-    return evaluate_programs(programs, metric, devset, display_progress=False)
-
-
-def evaluated_alone(program, metric, devset):
-    return evaluated({"it": program}, metric, devset).programs["it"]
 
 
 def test_accuracy_and_difference():
@@ -115,29 +57,6 @@ def test_the_constant_answer_has_the_best_score_of_all_labels():
     assert len(calls) == len(devset) + 1
 
 
-def minus(example, prediction):
-    return exact(example, prediction) - 1.0
-
-
-def test_intervals_of_a_metric_without_positive_values():
-    program = Answering(range(20))
-    devset = examples(20, range(18))
-    counted = evaluated_alone(program, exact, devset)
-    lost = evaluated_alone(program, minus, devset)
-    assert lost.interval == pytest.approx([end - 1.0 for end in counted.interval])
-
-
-def test_intervals_of_differences_cover_the_range_of_scores():
-    devset = examples(20, range(18))
-
-    def marks(example, prediction):
-        return 5.0 * exact(example, prediction)
-
-    programs = {"good": Answering(range(18)), "bad": Answering(range(18, 20))}
-    low, high = evaluated(programs, marks, devset).programs["bad"].difference_interval
-    assert low < -4.0 < high
-
-
 def test_an_unparsable_reply_gets_the_worst_score():
     """Otherwise, a program could improve its score by not answering."""
     programs = {"wrong": Answering([0, 1]), "unread": Answering([], unread=[0, 1])}
@@ -162,73 +81,6 @@ def test_a_metric_over_a_set_and_a_calibrated_program():
     assert evaluated_alone(program, exact, devset).score == 1.0
 
 
-@pytest.mark.parametrize(("recall", "alarms"), [(0.7, 0.3), (0.1, 0.02)])
-def test_intervals_of_a_metric_over_a_set_have_the_stated_coverage(recall, alarms):
-    """Some of the programs find no positive example, and each draw of examples has different labels."""
-    rng = np.random.default_rng(0)
-    inside = np.zeros(2)
-    worlds = 100
-    truth = 2 * recall * 0.15 / (0.15 + recall * 0.15 + alarms * 0.85)
-
-    def program(is_yes):
-        rates = np.where(is_yes, recall, alarms)
-        return Answering(np.flatnonzero(rng.random(40) < rates).tolist())
-
-    for _ in range(worlds):
-        is_yes = rng.random(40) < 0.15
-        programs = {"one": program(is_yes), "other": program(is_yes)}
-        devset = examples(40, np.flatnonzero(is_yes).tolist())
-        one, other = evaluated(programs, F1("yes"), devset).programs.values()
-        low, high = one.interval
-        inside[0] += low < truth < high
-        low, high = other.difference_interval
-        inside[1] += low < 0 < high
-    assert (inside >= 0.94 * worlds).all(), inside
-
-
-@pytest.mark.parametrize("metric", [F1("yes"), F1(), MatthewsCorrelation(), plr_dspy.BalancedAccuracy()])
-@pytest.mark.parametrize("right", [0.95, 0.9])
-def test_intervals_have_the_stated_coverage_if_all_answers_may_be_correct(metric, right):
-    rng = np.random.default_rng(0)
-    inside = 0
-    truth = 2 * right - 1 if isinstance(metric, MatthewsCorrelation) else right
-    for _ in range(40):
-        wrong = {n for n in range(20) if rng.random() > right}
-        program = Answering(wrong ^ {*range(0, 20, 2)})
-        devset = examples(20, range(0, 20, 2))
-        low, high = evaluated_alone(program, metric, devset).interval
-        assert low < high
-        inside += low < truth <= high
-    assert inside >= 33
-
-
-@pytest.mark.parametrize("recall", [0.05, 0.1, 0.2])
-def test_intervals_of_differences_have_the_stated_coverage_if_both_programs_rarely_answer_yes(recall):
-    """Neither program may find an example with the label, so all observed differences have little influence."""
-    devset = examples(100, range(10))
-    true_f1 = 2 * recall * 0.1 / (0.1 + recall * 0.1 + 0.05 * 0.9)
-    num_covered = 0
-    for seed in range(10):
-        rng = np.random.default_rng(seed)
-        yes = [n for n in range(100) if rng.random() < (recall if n < 10 else 0.05)]
-        programs = {"never": Answering([]), "rarely": Answering(yes)}
-        low, high = evaluated(programs, F1("yes"), devset).programs["rarely"].difference_interval
-        num_covered += low <= true_f1 <= high
-    assert num_covered >= 9
-
-
-@pytest.mark.parametrize("metric", [plr_dspy.BalancedAccuracy(), F1("yes")])
-def test_the_interval_is_wide_after_a_perfect_recall_of_five_examples(metric):
-    """Two false positives do not make this recall more certain."""
-    yes = set(range(5))
-    programs = {"right": Answering(yes), "alarms": Answering({*yes, 50, 51})}
-    evaluation = evaluated(programs, metric, examples(100, yes))
-    for result in evaluation.programs.values():
-        low, high = result.interval
-        assert 0.3 < low < 0.9
-        assert high > 0.8
-
-
 def test_programs_without_demos_and_with_renamed_answers_are_evaluated():
     devset = examples(20, range(5))
     rule = Program(lambda self, number: dspy.Prediction(label="yes"))
@@ -244,14 +96,6 @@ def test_programs_without_demos_and_with_renamed_answers_are_evaluated():
 
     renaming = Program(renamed, inner=Answering(range(5)))
     assert evaluated_alone(renaming, metric, devset).score == 1.0
-
-
-@pytest.mark.parametrize("metric", [exact, F1("yes"), plr_dspy.BalancedAccuracy()])
-def test_the_difference_between_identical_answers_has_an_interval(metric):
-    programs = {"one": Answering([1, 2]), "other": Answering([1, 2])}
-    evaluation = evaluated(programs, metric, examples(20, range(5)))
-    low, high = evaluation.programs["other"].difference_interval
-    assert low < -0.05 < 0.05 < high
 
 
 def test_calls_of_identical_programs_are_not_repeated(caplog):
@@ -410,152 +254,3 @@ def test_a_metric_over_a_set_counts_unparsable_replies_as_incorrect():
     programs = {"none": Answering(()), "all": better}
     result = evaluated(programs, F1("yes"), devset).programs["all"]
     assert result.difference == 1.0 == result.difference_interval[1]
-
-
-@pytest.mark.parametrize("metric", [F1("a"), F1(), BalancedAccuracy()])
-@pytest.mark.parametrize("better", ["always b", "correct"])
-def test_the_interval_for_a_difference_includes_it_if_no_reply_could_be_parsed(metric, better):
-    """Without any label, the linear approximation of a metric over a set is poor."""
-    labels = ["a" if i % 5 == 0 else "b" for i in range(40)]
-    examples = [
-        dspy.Example(question=str(i), answer=label).with_inputs("question") for i, label in enumerate(labels)
-    ]
-
-    def unreadable(self, question):
-        raise AdapterParseError(adapter_name="any", signature=self.inner.signature, lm_response="?")
-
-    def answering(self, question):
-        return dspy.Prediction(answer="b" if better == "always b" else labels[int(question)])
-
-    inner = dspy.Predict("question -> answer: Literal['a', 'b']")
-    programs = {"unreadable": Program(unreadable, inner=inner), "better": Program(answering, inner=inner)}
-    score = evaluate_programs(programs, metric, examples, num_threads=1).programs["better"]
-    least, most = score.difference_interval
-    assert least <= score.difference <= most
-
-
-def accuracy(example, prediction, trace=None):
-    return example.label == prediction.label
-
-
-def recall_of_yes(example, prediction, trace=None):
-    return example.label == "no" or prediction.label == "yes"
-
-
-class TestLogFolder:
-    """Evaluations with `log_dir` reuse the calls of an earlier evaluation."""
-
-    NUM_EXAMPLES = 12
-    DEVSET = examples(NUM_EXAMPLES, yes=range(6))
-
-    @pytest.fixture
-    def engine(self):
-        engine = LabelEngine(LABELS, lambda demos, text: [0.4, 0.6] if int(text) % 4 else [0.6, 0.4])
-        engine.mumbles = lambda demos, text: int(text) == 7
-        with dspy.context(lm=lm_of(engine), adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
-            yield engine
-
-    @staticmethod
-    def program(instruction):
-        return dspy.Predict(dspy.Signature("number -> label: Literal['no', 'yes']", instruction))
-
-    @pytest.fixture
-    def programs(self):
-        return {"a": self.program("Label it."), "b": self.program("Say yes or no.")}
-
-    @pytest.fixture
-    def evaluate(self, tmp_path):
-        def evaluate(programs, metric=None, devset=self.DEVSET, **options):
-            metric = metric or {"accuracy": accuracy, "f1": F1("yes")}
-            options = {"log_dir": tmp_path / "log", "display_progress": False, **options}
-            return evaluate_programs(programs, metric, devset, **options)
-
-        return evaluate
-
-    def test_only_missing_and_failed_calls_are_made(self, engine, programs, evaluate):
-        whole = evaluate(programs, log_dir=None)
-        num_calls = engine.requests
-        assert num_calls == 2 * self.NUM_EXAMPLES
-        engine.at = {num_calls + 3: failure, num_calls + 20: interrupt}
-        with pytest.raises(KeyboardInterrupt):
-            evaluate(programs)
-        assert engine.requests == num_calls + 21
-        assert evaluate(programs) == whole
-        assert engine.requests == num_calls + 24 + 2
-        assert evaluate(programs) == whole
-        assert engine.requests == num_calls + 24 + 2
-
-    def test_programs_may_be_added_and_omitted(self, engine, programs, evaluate):
-        evaluate(programs)
-        copies = {**programs, "c": programs["a"].deepcopy()}
-        evaluate(copies)
-        assert engine.requests == 2 * self.NUM_EXAMPLES
-        del copies["a"]
-        evaluate(copies)
-        assert engine.requests == 2 * self.NUM_EXAMPLES
-
-    def test_a_program_can_be_repaired_after_too_many_failures(self, engine, programs, evaluate):
-        broken = {"fine": programs["a"], "broken": Answering([], failing=range(12))}
-        with pytest.raises(ConnectionError) as raised:
-            evaluate(broken, max_errors=2)
-        (note,) = raised.value.__notes__
-        assert "Run the same code again to resume; you can change the programs first" in note
-        assert "accept_changes" not in note
-        num_calls = engine.requests
-        repaired = {"fine": programs["a"], "broken": Answering([])}
-        assert evaluate(repaired)["accuracy"].num_examples == self.NUM_EXAMPLES
-        assert engine.requests == num_calls
-
-    def test_calls_belong_to_the_program_and_not_to_its_name(self, engine, programs, evaluate):
-        first = evaluate({"old": programs["a"]}, accuracy).programs["old"]
-        assert evaluate({"new": programs["a"]}, accuracy).programs["new"] == first
-        assert engine.requests == self.NUM_EXAMPLES
-        changed = Answering([], unread=range(4))
-        assert evaluate({"old": changed}, accuracy).programs["old"].num_unread == 4
-        both = {"new": changed, "old": programs["a"]}
-        assert evaluate(both, accuracy).programs["old"].score == first.score
-        assert engine.requests == self.NUM_EXAMPLES
-
-    @pytest.mark.parametrize(
-        ("changes", "difference"),
-        [
-            ({"metric": recall_of_yes}, "the metric"),
-            ({"metric": {"accuracy": accuracy}}, "the metric accuracy"),
-            ({"devset": DEVSET[1:]}, "the examples"),
-        ],
-    )
-    def test_other_metrics_and_examples_are_rejected(self, engine, programs, evaluate, changes, difference):
-        evaluate(programs, accuracy)
-        num_calls = engine.requests
-        with pytest.raises(
-            ValueError, match=f"belongs to another run: .*{difference} changed.*another log_dir"
-        ):
-            evaluate(programs, **{"metric": accuracy, **changes})
-        assert engine.requests == num_calls
-
-    @pytest.mark.parametrize("first", ["compile", "evaluate"])
-    @pytest.mark.parametrize("accepted", [False, True])
-    def test_a_folder_holds_either_a_compile_or_an_evaluation(
-        self, engine, programs, evaluate, tmp_path, first, accepted
-    ):
-        def compile_program(**options):
-            optimizer = plr_dspy.PLFewShot(
-                accuracy, max_metric_calls=40, log_dir=tmp_path / "log", display_progress=False, **options
-            )
-            optimizer.compile(programs["a"], trainset=examples(40, yes=range(20)))
-
-        def evaluate_all(**options):
-            evaluate(programs, **options)
-
-        runs = [compile_program, evaluate_all]
-        message = "its calls were made by an optimizer, not by evaluate_programs. Pass another log_dir.$"
-        if first == "evaluate":
-            runs.reverse()
-            message = "its calls were made by evaluate_programs, not by an optimizer. Pass another log_dir.$"
-        run, other = runs
-        run()
-        num_calls = engine.requests
-        with pytest.raises(ValueError, match=message):
-            other(accept_changes=accepted)
-        run()
-        assert engine.requests == num_calls

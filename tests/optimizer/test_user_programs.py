@@ -1,0 +1,114 @@
+"""Compiles with programs of the user as further candidates."""
+
+import dspy
+import pytest
+from choices import LEANING
+from fakes import Program, digest, using
+from label_engines import LABELS
+from label_world import DEMOS, EXAMPLES, Engine, exact, student
+
+from plr_dspy import F1, PLFewShot, PLReorder, Report
+from plr_dspy.baselines import TopKOrder
+
+
+class TestUserPrograms:
+    @pytest.mark.parametrize(
+        ("kind", "signal", "metric"),
+        [
+            (PLFewShot, "auto", exact),
+            (PLFewShot, "score", F1("positive")),
+            (PLReorder, "score", exact),
+            (PLReorder, "auto", F1("positive")),
+        ],
+    )
+    def test_a_good_program_wins_and_the_report_names_it(self, kind, signal, metric):
+        """The good program answers correctly without a model."""
+        right = {example.text: example.label for example in EXAMPLES}
+        good = Program(lambda self, text: dspy.Prediction(label=right[text]), inner=student(demos=[]))
+        others = {"good": good, "fewer": student(demos=DEMOS[1:3])}
+        optimizer = kind(metric, max_metric_calls=150, signal=signal, display_progress=False)
+        with using(Engine(), "fake/x"):
+            program = optimizer.compile(student(demos=LEANING), trainset=EXAMPLES, programs=others)
+        assert optimizer.report.returned.name == "good"
+        assert [way.name for way in optimizer.report.programs] == ["good", "fewer"]
+        assert isinstance(program, Program)
+        assert "returned program 'good'" in str(optimizer.report)
+
+    @pytest.mark.parametrize("metric", [exact, F1("positive")])
+    def test_a_result_of_the_search_is_also_compared_with_the_best_user_program(self, metric, tmp_path):
+        """The user's other program is correct on two thirds of the examples."""
+        right = {example.text: example.label for example in EXAMPLES}
+
+        def forward(self, text):
+            return dspy.Prediction(label="positive" if int(text.split()[-1]) % 3 else right[text])
+
+        optimizer = PLFewShot(metric, max_metric_calls=600, signal="score", display_progress=False)
+        with using(Engine(), "fake/x"):
+            optimizer.compile(
+                student(demos=LEANING),
+                trainset=EXAMPLES,
+                programs={"fair": Program(forward, inner=student(demos=[]))},
+            )
+        report = optimizer.report
+        assert report.returned.name == ""
+        assert report.over_best_own.name == "fair"
+        assert report.over_best_own.chosen == pytest.approx(report.comparison.chosen)
+        assert report.over_best_own.probability > 3 * report.over_best_own.probability_worse
+        assert "gain over 'fair'" in str(report)
+        (fair,) = report.programs
+        gain = report.comparison.expected_chosen[0] - fair.score
+        assert gain == pytest.approx(report.over_best_own.expected_gain, abs=1e-6)
+        assert fair.interval[0] <= fair.score <= fair.interval[1]
+        report.save(tmp_path / "report.json")
+        assert Report.load(tmp_path / "report.json") == report
+
+    def test_the_report_says_why_a_result_of_the_search_is_not_returned(self):
+        """The user's other program is correct on four fifths of the examples."""
+        labels = {example.text: example.label for example in EXAMPLES}
+
+        def forward(self, text):
+            is_right = digest(text) > 0.2
+            label = next(label for label in LABELS if (label == labels[text]) == is_right)
+            return dspy.Prediction(label=label)
+
+        options = {"max_metric_calls": 150, "signal": "score", "num_threads": 1, "seed": 3}
+        optimizer = PLFewShot(exact, display_progress=False, **options)
+        with using(Engine(), "fake/x"):
+            optimizer.compile(
+                student(demos=LEANING),
+                trainset=EXAMPLES,
+                programs={"fair": Program(forward, inner=student(demos=[]))},
+            )
+        report = optimizer.report
+        rejected = report.rejected
+        assert report.returned.name == "fair"
+        assert rejected.name == ""
+        assert rejected.probability_worse < rejected.probability < 3 * rejected.probability_worse
+        assert (
+            "'fair' is returned: the best result of the search is expected to score "
+            f"{rejected.expected_gain:.3f} more, but this is too uncertain (better with probability "
+        ) in str(report)
+        assert "it must be at least 3 times as likely to be better as worse)" in str(report)
+
+    @pytest.mark.parametrize(
+        ("optimizer", "candidates", "message"),
+        [
+            (PLFewShot(exact), {"a": 1}, r"programs\['a'\] must be a dspy.Module"),
+            (
+                PLFewShot(exact),
+                {"a": dspy.Predict("question -> answer")},
+                r"\['question'\] of programs\['a'\];",
+            ),
+            (PLFewShot(exact), [], "the number of programs must be at least 1"),
+            (PLFewShot(exact, calibrate=True), [student()], "omit calibrate"),
+            (PLReorder(exact, auto="paper"), [student()], "cannot compare programs"),
+            (TopKOrder(exact), [student()], "cannot compare programs"),
+        ],
+    )
+    def test_unsuitable_programs_and_optimizers_are_rejected_before_any_call(
+        self, optimizer, candidates, message
+    ):
+        engine = Engine()
+        with using(engine, "fake/x"), pytest.raises((TypeError, ValueError), match=message):
+            optimizer.compile(student(), trainset=EXAMPLES, programs=candidates)
+        assert not engine.prompts
