@@ -40,19 +40,22 @@ With `--share`, the seed selects a label that gets this share of the examples, a
 A number after a side's name limits its program calls, as in "PLFewShot@300". If there is no number, the limit is the
 number of calls in the random search, or the side's own default if the random search is not one of the sides.
 
-With `--format chat`, `dspy.ChatAdapter` renders prompts, and replies have at most 64 tokens. PLR_DSPY_GGUF=FILE
-replaces the local model.
+With `--format chat`, `dspy.ChatAdapter` renders prompts. Replies have at most 64 tokens, and stop before the end
+marker. PLR_DSPY_GGUF=FILE replaces the local model.
 
 Tables show each side's difference from each side in `--against` (by default the first side), with intervals over draws
 and over all held-out examples. "LM calls" include calls that write instructions. "Tokens read" are the prompt tokens
 of these calls that were not in the server's prefix cache. The last columns check the reports: how many held-out scores
 and gains lie in the reported intervals, how many reports say "better", and how many of these are correct. Gains
-are over the student, if that is one of the sides. With --cache, DSPy caches all calls, so an interrupted command
-resumes, but seconds and tokens read are meaningless.
+are over the student, if that is one of the sides.
+
+With `--results FILE`, each finished side is kept in a file and not run again. Only a chain such as "MIPROv2, then
+PLFewShot" makes its first step again. `live_results.py` prints the tables of such files. With --cache, DSPy caches all
+calls, so an interrupted command also resumes within a side. Seconds and tokens read are then meaningless.
 """
 
 import argparse
-import itertools
+import os
 import random
 import time
 from collections import Counter
@@ -66,66 +69,85 @@ from typing import Any
 
 import dspy
 import numpy as np
-from command import SERVED, options, print_table, with_interval
+from command import SERVED, options
 from dspy.utils.callback import BaseCallback
+from live_results import EMPTY, ORIGINAL, Claim, Result, Results, ResultsFile, Setting, print_tasks
 from peers import NUM_BASE_PROGRAMS, PEERS, Peer, compile_with, tokens_read
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from paper.held_out import HeldOut
-from paper.model import MakeLM, ServedModel
+from paper.model import LOCAL, MakeLM, ServedModel
 from paper.tasks import CLASSIFICATION
 from plr_dspy import F1, BatchCalibration, CalibratedProgram, PLFewShot, PLReorder, evaluate_programs
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, TopKOrder
 from plr_dspy.labels.batch_calibration import read_replies
 from plr_dspy.labels.calibrated_program import calibrated_output
+from plr_dspy.local import WEIGHTS_VARIABLE
 from plr_dspy.programs.splits import source_of
 from plr_dspy.report.schema import Comparison
-from plr_dspy.report.text import MIN_WIN_PROBABILITY
 from plr_dspy.retrieval.nearest import NearestDemos, Pool
 from plr_dspy.retrieval.predict import Retrieval, retrieve_in
 from plr_dspy.statistics.calibration import calibrated
-from plr_dspy.statistics.comparisons import paired_interval
 from quickstart import BUNDLED, load_data, mean
 
-ORIGINAL = "original"
-EMPTY = "no demos"
 SEARCH = "random search"
 HALF = "half of it"
 PUBLISHED = ["LocalE", "GlobalE", "PDO few-shot", "DEmO"]
 USUAL = [ORIGINAL, "TopKOrder@1000", *PUBLISHED, "PDO unlabelled@1000", "PLReorder@1000"]
 NUM_ORDERS = 10  # number of random orders in "TopK calibrated"
 CALIBRATION_CALLS = 64
+# The marker that `dspy.ChatAdapter` requests after the last field. Replies stop here, because they can be
+# parsed without it.
+CHAT_END = "\n\n[[ ## completed"
 USUAL_CALLS = 300  # default limit for DSPy's optimizers
 
 
 @dataclass(frozen=True)
 class SideProgram:
-    """The program of a side, the number of calls that were made to get it, and the comparison in its report."""
+    """The program of a side.
+
+    Attributes:
+        calls: Number of calls that were made to get the program, including those for its base.
+        comparison: The comparison in the optimizer's report.
+        base: The side whose program was optimized further, or an empty string.
+    """
 
     program: dspy.Module
     calls: int = 0
     comparison: Comparison | None = None
+    base: str = ""
 
 
 @dataclass(frozen=True)
-class Result:
-    """The program of a side, its cost, and its scores on the held-out examples or its F1.
+class TimedProgram:
+    """The program of a side, and what it cost, as in `Result`."""
 
-    Attributes:
-        lm_calls: Number of LM calls, including cached calls.
-        tokens_read: Number of prompt tokens that the server read, or None if unknown.
-    """
-
-    program: SideProgram
-    seconds: float
+    side_program: SideProgram
     lm_calls: int
+    seconds: float
     tokens_read: float | None
-    scores: list[float]
+
+    def after(self, base: "TimedProgram") -> "TimedProgram":
+        """Return this program with the costs of its base added."""
+        read = None
+        if self.tokens_read is not None and base.tokens_read is not None:
+            read = self.tokens_read + base.tokens_read
+        return TimedProgram(
+            self.side_program, self.lm_calls + base.lm_calls, self.seconds + base.seconds, read
+        )
 
 
 def open_model(args: argparse.Namespace) -> AbstractContextManager[MakeLM]:
     """Return a context that yields a function to build LMs for the model in the options."""
     return ServedModel(args.model, tuple(args.api_base), cache=args.cache).open(format=args.format)
+
+
+def model_name(args: argparse.Namespace) -> str:
+    """Return the name of the model in the options, or of the weights that replace the local model."""
+    weights = os.environ.get(WEIGHTS_VARIABLE)
+    if args.model == LOCAL and weights:
+        return Path(weights).stem
+    return str(args.model)
 
 
 class Draw:
@@ -135,13 +157,16 @@ class Draw:
         rare: The label whose F1 is the score, or None if the score is the accuracy.
     """
 
-    def __init__(self, name: str, seed: int, args: argparse.Namespace, make_lm: MakeLM) -> None:
+    def __init__(
+        self, name: str, seed: int, args: argparse.Namespace, make_lm: MakeLM, results: ResultsFile
+    ) -> None:
         data = load_data(name, args.data_dir)
         self.rng = random.Random(seed)
         self.task = data.task
         self.seed = seed
         self.args = args
         self.make_lm = make_lm
+        self.results = results
         self.rare: str | None = None
         if args.share:
             counts = Counter(example[self.task.output_field] for example in data.test)
@@ -152,7 +177,7 @@ class Draw:
         self.metric = data.task.metric()
         self.common = {"num_threads": args.threads, "seed": seed, "display_progress": False}
         self.output = calibrated_output(self.program(EMPTY))
-        self._results: dict[str, Result] = {}
+        self._timed: dict[str, TimedProgram] = {}
 
     def _drawn(self, examples: Sequence[dspy.Example], number: int) -> list[dspy.Example]:
         """Return random examples. If a label is rare, its share of the examples is --share."""
@@ -169,30 +194,68 @@ class Draw:
     def answering(self) -> AbstractContextManager[None]:
         """Return a context with the LM and the prompt format of this task."""
         lm = self.make_lm(self.task.max_tokens(self.args.format))
+        if self.args.format == "chat":
+            lm = lm.copy(stop=[CHAT_END])
         return dspy.context(lm=lm, adapter=self.task.adapter(self.args.format))
 
+    @property
+    def setting(self) -> Setting:
+        """The setting under which the results of this draw are kept."""
+        args = self.args
+        return Setting(
+            model_name(args),
+            args.format,
+            args.cache,
+            self.task.name,
+            self.seed,
+            args.demos,
+            args.pool,
+            args.test,
+            args.share,
+        )
+
     def result(self, side: str) -> Result:
-        """Return the result of a side. Each result is computed only once."""
-        if side not in self._results:
+        """Return the result of a side, from the file of results if it is there."""
+        result = self.results.find(self.setting, side)
+        if result is None:
+            result = self._measure(side)
+            self.results.add(self.setting, side, result)
+            text = f"{side} {mean(result.scores):.3f}, {result.calls:,} calls, {result.seconds:.0f} s"
+            print(f"{self.task.name}, seed {self.seed}: {text}", flush=True)
+        return result
+
+    def _measure(self, side: str) -> Result:
+        timed = self.timed(side)
+        side_program = timed.side_program
+        claim = None
+        if side_program.comparison is not None:
+            claim = Claim.of(side_program.comparison)
+        scores = self._scores(side_program.program)
+        return Result(side_program.calls, timed.lm_calls, timed.seconds, timed.tokens_read, scores, claim)
+
+    def timed(self, side: str) -> TimedProgram:
+        """Return the program of a side, and what it cost. Each process makes a program only once."""
+        if side not in self._timed:
+            earlier = dict(self._timed)
             name, _, calls = side.partition("@")
             budget = int(calls) if calls else None
             if budget is None and SEARCH in self.args.sides and name not in OWN_CALLS:
-                budget = self.result(SEARCH).program.calls
+                budget = self.result(SEARCH).calls
             api_base = dspy.settings.lm.kwargs.get("api_base", "")
             counter = CallCounter()
             read_before = tokens_read(api_base)
             began = time.perf_counter()
-            with dspy.context(callbacks=[counter]):
+            with dspy.context(callbacks=[*dspy.settings.callbacks, counter]):
                 side_program = SIDES[name](self, budget)
             seconds = time.perf_counter() - began
             read = None
             if read_before is not None:
                 read = tokens_read(api_base) - read_before
-            scores = self._scores(side_program.program)
-            self._results[side] = Result(side_program, seconds, len(counter.ids), read, scores)
-            text = f"{side} {mean(scores):.3f}, {side_program.calls:,} calls, {seconds:.0f} s"
-            print(f"{self.task.name}, seed {self.seed}: {text}", flush=True)
-        return self._results[side]
+            timed = TimedProgram(side_program, len(counter.ids), seconds, read)
+            if side_program.base in earlier:
+                timed = timed.after(earlier[side_program.base])
+            self._timed[side] = timed
+        return self._timed[side]
 
     def _scores(self, program: dspy.Module) -> list[float]:
         num_threads = self.args.threads
@@ -207,7 +270,7 @@ class Draw:
     def program(self, side: str) -> dspy.Module:
         """Return the program of a side, or the unoptimized program for `ORIGINAL` and `EMPTY`."""
         if side not in (ORIGINAL, EMPTY):
-            return self.result(side).program.program
+            return self.timed(side).side_program.program
         student = dspy.Predict(self.task.signature)
         if side == EMPTY:
             return student
@@ -246,13 +309,13 @@ def optimized(
         settings["max_demos"] = draw.args.demos
     spent = 0
     if base not in (ORIGINAL, EMPTY):
-        spent = draw.result(base).program.calls
+        spent = draw.timed(base).side_program.calls
     if calls is not None:
         settings["max_metric_calls"] = calls - spent
     optimizer = kind(F1(draw.rare) if by_f1 else draw.metric, **draw.common, **settings)
     program = optimizer.compile(draw.program(base), trainset=draw.labeled)
     report = optimizer.report
-    return SideProgram(program, spent + report.program_calls["total"], report.comparison)
+    return SideProgram(program, spent + report.program_calls["total"], report.comparison, base)
 
 
 class CallCounter(BaseCallback):
@@ -274,14 +337,14 @@ def batch_calibrated(
     if base != ORIGINAL:
         base = f"{base}@{(calls or 364) - CALIBRATION_CALLS}"
         num_inputs = CALIBRATION_CALLS
-        spent = draw.result(base).program.calls
+        spent = draw.timed(base).side_program.calls
     counter = CallCounter()
     optimizer = BatchCalibration(
         num_inputs=num_inputs, metric=F1(draw.rare) if by_f1 else None, **draw.common
     )
-    with dspy.context(callbacks=[counter]):
+    with dspy.context(callbacks=[*dspy.settings.callbacks, counter]):
         program = optimizer.compile(draw.program(base), trainset=draw.labeled)
-    return SideProgram(program, spent + len(counter.ids))
+    return SideProgram(program, spent + len(counter.ids), base=base)
 
 
 def top_k_calibrated(draw: Draw, calls: int | None) -> SideProgram:
@@ -365,7 +428,7 @@ def by_peer(draw: Draw, calls: int | None, *, peer: str, candidates: int = 0) ->
         threads=draw.args.threads,
         seed=draw.seed,
     )
-    with dspy.context(callbacks=[counter]):
+    with dspy.context(callbacks=[*dspy.settings.callbacks, counter]):
         program = compile_with(peer, of_draw)
     return SideProgram(program, len(counter.ids))
 
@@ -374,7 +437,7 @@ def after_peer(draw: Draw, calls: int | None, *, peer: str) -> SideProgram:
     """Run PLFewShot with a program from one of DSPy's optimizers, which makes half of the calls."""
     calls = calls or 2 * USUAL_CALLS
     name = f"{peer}@{calls // 2}"
-    spent = draw.result(name).program.calls
+    spent = draw.timed(name).side_program.calls
     optimizer = PLFewShot(
         draw.metric, max_demos=draw.args.demos, max_metric_calls=calls - spent, **draw.common
     )
@@ -382,7 +445,7 @@ def after_peer(draw: Draw, calls: int | None, *, peer: str) -> SideProgram:
         draw.program(EMPTY), trainset=draw.labeled, programs={peer: draw.program(name)}
     )
     report = optimizer.report
-    return SideProgram(program, spent + report.program_calls["total"], report.comparison)
+    return SideProgram(program, spent + report.program_calls["total"], report.comparison, name)
 
 
 def unchanged(draw: Draw, _: int | None, *, side: str) -> SideProgram:
@@ -437,88 +500,6 @@ SIDES: dict[str, Callable[[Draw, int | None], SideProgram]] = {
 OWN_CALLS = [ORIGINAL, EMPTY, SEARCH, HALF, *PUBLISHED, *OF_INPUT, *PEERS, "calibrated", "F1 calibrated"]
 """Sides whose limit on calls does not depend on the random search."""
 
-Results = dict[str, Result]
-
-
-def check_reports(draws: Sequence[Results], side: str) -> dict[str, str]:
-    """Return table cells that compare the scores, gains and claims in a side's reports with the truth."""
-    student = EMPTY if side.startswith("PLFewShot") else ORIGINAL
-    expected = []
-    expected_gains = []
-    gains = []
-    num_inside = 0
-    num_gains_inside = 0
-    better = []
-    for results in draws:
-        comparison = results[side].program.comparison
-        if comparison is None:
-            continue
-        score = mean(results[side].scores)
-        value, low, high = comparison.expected_chosen
-        expected.append(value)
-        num_inside += low <= score <= high
-        if student not in results:
-            continue
-        gain = score - mean(results[student].scores)
-        low, high = comparison.gain_interval
-        expected_gains.append(comparison.expected_gain)
-        gains.append(gain)
-        num_gains_inside += low <= gain <= high
-        if comparison.probability >= MIN_WIN_PROBABILITY:
-            better.append(gain > 0)
-    row = {"expected": "", "inside": "", "gain expected": "", "gain": ""}
-    if expected:
-        row["expected"] = f"{mean(expected):.3f}"
-        row["inside"] = f"{num_inside} of {len(expected)}"
-    if gains:
-        row["gain expected"] = f"{mean(expected_gains):+.3f}"
-        row["gain"] = f"{mean(gains):+.3f}"
-    row["gain inside"] = str(num_gains_inside)
-    row["better, and so"] = f"{len(better)}, {sum(better)}"
-    return row
-
-
-def differences(draws: Sequence[Results], side: str, other: str) -> tuple[str, str]:
-    """Return the mean difference between two sides, with its intervals over draws and over examples."""
-    if side == other:
-        return "", ""
-    by_draw = []
-    by_example: list[float] = []
-    for results in draws:
-        gains = np.subtract(results[side].scores, results[other].scores).tolist()
-        by_draw.append(mean(gains))
-        by_example += gains
-    low, high = paired_interval(by_example)
-    return with_interval(by_draw), f"[{low:+.3f}, {high:+.3f}]"
-
-
-def mean_tokens(results: Sequence[Result]) -> str:
-    """Return the mean number of prompt tokens that the server read, or an empty string if it is unknown."""
-    tokens = [result.tokens_read for result in results if result.tokens_read is not None]
-    return f"{mean(tokens):,.0f}" if tokens else ""
-
-
-def print_sides(title: str, draws: Sequence[Results], against: Sequence[str]) -> None:
-    """Print the score of each side, and its differences from the sides in `against`."""
-    rows = []
-    for side in draws[0]:
-        of_side = [results[side] for results in draws]
-        row = {
-            "": side,
-            "score": f"{mean([mean(result.scores) for result in of_side]):.3f}",
-            "calls": f"{mean([result.program.calls for result in of_side]):,.0f}",
-            "LM calls": f"{mean([result.lm_calls for result in of_side]):,.0f}",
-            "tokens read": mean_tokens(of_side),
-            "s": f"{mean([result.seconds for result in of_side]):.0f}",
-        }
-        for other in against:
-            over_draws, over_examples = differences(draws, side, other)
-            row[f"less {other}, over draws"] = over_draws
-            row[f"less {other}, over examples"] = over_examples
-        rows.append(row | check_reports(draws, side))
-    print(f"\n{title}, {len(draws)} draw(s)\n")
-    print_table(rows)
-
 
 def main() -> None:
     args = options(
@@ -534,6 +515,7 @@ def main() -> None:
         against=[str],
         demos=8,
         format="plain",
+        results=Path,
         **SERVED,
     )
     unknown = [side for side in args.sides if side.partition("@")[0] not in SIDES]
@@ -543,23 +525,26 @@ def main() -> None:
             "names"
         )
     against = args.against or args.sides[:1]
+    unlimited = [side for side in args.sides if "@" not in side and side not in OWN_CALLS]
+    if args.results and unlimited:
+        raise SystemExit(
+            f"--results needs a number of calls for {unlimited}, because their usual number depends on other sides: "
+            f"write, for example, {unlimited[0]}@300"
+        )
     missing = set(against) - set(args.sides)
     if missing:
         raise SystemExit(
             f"--against must be among --sides; got {sorted(missing)}: add these sides to --sides"
         )
+    results = ResultsFile(args.results)
     results_by_task: dict[str, list[Results]] = {task: [] for task in args.tasks}
     with open_model(args) as make_lm:
         for seed in args.seeds:
-            draws = {task: Draw(task, seed, args, make_lm) for task in args.tasks}
+            draws = {task: Draw(task, seed, args, make_lm, results) for task in args.tasks}
             for task, draw in draws.items():
                 with draw.answering():
                     results_by_task[task].append({side: draw.result(side) for side in args.sides})
-    for task, results in results_by_task.items():
-        print_sides(f"{task}, {args.demos} demos", results, against)
-    if len(results_by_task) > 1:
-        together = list(itertools.chain.from_iterable(results_by_task.values()))
-        print_sides(f"all {len(results_by_task)} tasks", together, against)
+    print_tasks(results_by_task, args.demos, against)
 
 
 if __name__ == "__main__":

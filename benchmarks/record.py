@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 from command import SERVED, options
-from live import EMPTY, Draw, open_model
+from live import Draw, open_model
+from live_results import EMPTY, ResultsFile
 
 from paper.model import LOCAL
 from plr_dspy.labels.batch_calibration import read_replies
@@ -69,7 +70,7 @@ def main() -> None:
     args.pool = args.demos
     orders = list(itertools.permutations(range(args.demos)))
     with open_model(args) as make_lm:
-        draw = Draw(args.task, args.seed, args, make_lm)
+        draw = Draw(args.task, args.seed, args, make_lm, ResultsFile())
         table = log_probabilities(draw, orders, args.threads)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(

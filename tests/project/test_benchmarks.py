@@ -13,6 +13,7 @@ import dspy
 import evidence
 import levers
 import live
+import live_results
 import numpy as np
 import own_programs
 import peers
@@ -67,7 +68,7 @@ def run(tmp_path, monkeypatch, capsys):
         before = requests()
         live.main()
         table = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-        return [[*cells[:3], *cells[6:]] for cells in table], requests() - before
+        return [[cells[0], *cells[2:5], *cells[7:]] for cells in table], requests() - before
 
     return of
 
@@ -80,6 +81,8 @@ def test_sides_keep_to_their_calls_and_all_calls_are_counted(run):
     for some in (sides, counted):
         table, calls = run(*some, pool=30)
         num_calls |= {cells[0].strip("| "): int(cells[2]) for cells in table[1:]}
+        if some is sides:
+            assert [cells[3] for cells in table[1:]] == [cells[2] for cells in table[1:]]  # LM calls
     assert num_calls["half of it"] < num_calls["half of it, PLReorder"] <= num_calls["random search"]
     assert 0 < num_calls["PLReorder"] <= num_calls["random search"]
     assert 0 < num_calls["PLFewShot@30"] <= 30
@@ -92,6 +95,27 @@ def test_sides_that_retrieve_demos_make_no_calls_before_the_held_out_examples(ru
     table, _ = run("nearest last", "random order", "frequent labels", "vote", "KNNFewShot")
     assert [cells[2] for cells in table[1:]] == ["0"] * 5
     assert all(0 <= float(cells[1]) <= 1 for cells in table[1:])
+
+
+def test_finished_sides_are_read_from_the_results_file(run, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "results.jsonl"
+    table, calls = run("original", "PLFewShot@30", results=path)
+    again, repeated = run("original", "PLFewShot@30", "nearest last", results=path)
+    assert calls > 30
+    assert repeated == 10  # only the held-out examples of the third side
+    assert again[: len(table)] == table
+    monkeypatch.setattr(sys, "argv", ["x", str(path), "--against", "nearest last"])
+    live_results.main()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    rows = [line.split(" | ") for line in lines]
+    assert [row[0] for row in rows[1:]] == ["| original", "| PLFewShot@30", "| nearest last"]
+    differences = rows[0].index("less nearest last, over draws")
+    assert [bool(row[differences]) for row in rows[1:]] == [True, True, False]
+    monkeypatch.setattr(sys, "argv", ["x", str(path), "--against", "nearest"])
+    with pytest.raises(SystemExit, match="--against must be among"):
+        live_results.main()
+    with pytest.raises(SystemExit, match=r"needs a number of calls for \['PLReorder'\]"):
+        run("original", "PLReorder", results=path)
 
 
 class Writer:
