@@ -16,7 +16,7 @@ from plr_dspy.labels.outputs import label_output
 from plr_dspy.optimizer.setup import UNKNOWN_ANSWER, CompileSetup
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.instructions import PLACEHOLDER
-from plr_dspy.programs.prefixes import NEW_SHARE
+from plr_dspy.programs.prefixes import MOST_EXAMPLES, NEW_SHARE, NEW_SHARE_WITH_LOGPROBS
 from plr_dspy.programs.slots import PoolSlots, messages_of
 from plr_dspy.programs.splits import Examples
 from plr_dspy.programs.tokens import Messages, token_counter
@@ -98,11 +98,12 @@ class CallSizes:
         self._count = token_counter()
         self._without_demos: dict[tuple[Any, ...], tuple[float, float]] = {}
         self._calls_per_look = max(1.0, setup.plan.program_calls / max(1, setup.plan.num_looks))
-        # Without a label output, the search cannot learn from log-probabilities of labels, so
-        # `LookSizes` limits how many tokens of demos are uncached.
-        self._limits_looks = isinstance(setup.slots, PoolSlots) and isinstance(
-            label_output(setup.program), str
-        )
+        # Maximum ratio of uncached demo tokens to example tokens, as in `LookSizes`. A program with a
+        # label output is assumed to have log-probabilities.
+        self._max_new_share = math.inf
+        if isinstance(setup.slots, PoolSlots):
+            has_labels = not isinstance(label_output(setup.program), str)
+            self._max_new_share = NEW_SHARE_WITH_LOGPROBS if has_labels else NEW_SHARE
 
     def price(self, size: CallSize | None) -> float | None:
         """Return the cost of calls in US dollars, or None if it is unknown.
@@ -213,9 +214,9 @@ class CallSizes:
         """
         instructed, question = self._tokens_without_demos(predictor)
         prompt = instructed + demo_tokens + retrieved
-        new_demo_tokens = max(0.0, demo_tokens) / self._calls_per_look
-        if self._limits_looks:
-            new_demo_tokens = min(new_demo_tokens, NEW_SHARE * question)
+        demo_tokens = max(0.0, demo_tokens)
+        most_new = max(self._max_new_share * question, demo_tokens / MOST_EXAMPLES)
+        new_demo_tokens = min(demo_tokens / self._calls_per_look, most_new)
         usage = {
             "prompt_tokens": prompt,
             "completion_tokens": self._answer_tokens(predictor, predictor.demos if demos is None else demos),

@@ -57,6 +57,7 @@ from plr_dspy.programs.instructions import (
     stand_in_instructions,
     usable_instructions,
 )
+from plr_dspy.programs.prefixes import NEW_SHARE, NEW_SHARE_WITH_LOGPROBS
 from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import Examples, by_content
 from plr_dspy.report.rules import DEFAULT_MAX_DEMOS
@@ -212,15 +213,16 @@ class PLFewShot(LearningOptimizer):
 
     def _min_examples(self, opened: OpenCompile) -> Callable[[Sequence[Candidate]], Mapping[Candidate, int]]:
         plan = opened.setup.plan
-        # Set no minimum if the search learns from log-probabilities, because scoring more
-        # arrangements on fewer examples each is then better. Nor is a minimum needed if every
-        # arrangement is scored on all examples, that is, if `most_searched` is set.
-        if opened.responses is not None or plan.most_searched is not None:
+        # No minimum is needed if every arrangement is scored on all examples.
+        if plan.most_searched is not None:
             return no_minimum
+        max_share = NEW_SHARE if opened.responses is None else NEW_SHARE_WITH_LOGPROBS
         payer = opened.scorer.payer
         assert isinstance(payer, ProgramEvaluator)
         try:
-            return LookSizes(opened.setup, lambda candidate: payer.slots.build(candidate))
+            return LookSizes(
+                opened.setup, lambda candidate: payer.slots.build(candidate), max_share=max_share
+            )
         except Exception:  # If the adapter or litellm cannot count tokens, set no minimum.
             return no_minimum
 

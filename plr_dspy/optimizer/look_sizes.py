@@ -8,13 +8,10 @@ import dspy
 
 from plr_dspy.optimizer.call_sizes import SAMPLED_PROMPTS, inputs_of
 from plr_dspy.optimizer.setup import CompileSetup
-from plr_dspy.programs.prefixes import NEW_SHARE, PromptPrefixes
+from plr_dspy.programs.prefixes import MOST_EXAMPLES, PromptPrefixes
 from plr_dspy.programs.slots import messages_of
 from plr_dspy.programs.tokens import token_counter
 from plr_dspy.search.space import Candidate
-
-# The maximum number of examples at a time, so that a small budget covers enough candidates.
-MOST_EXAMPLES = 8
 
 
 class LookSizes:
@@ -27,11 +24,14 @@ class LookSizes:
         setup: The setup of the compile run, which provides the examples.
         build: A function that builds a candidate's program. It must also accept candidates
             that are added to the search space later.
+        max_share: Maximum ratio of uncached demo tokens to example tokens, such as `NEW_SHARE`.
     """
 
-    def __init__(self, setup: CompileSetup, build: Callable[[Candidate], dspy.Module]) -> None:
+    def __init__(
+        self, setup: CompileSetup, build: Callable[[Candidate], dspy.Module], *, max_share: float
+    ) -> None:
         self._prefixes = PromptPrefixes(build)
-        self._example_tokens = example_tokens(setup)
+        self._max_new_tokens = max_share * example_tokens(setup)  # uncached demo tokens per example
         self._last: Candidate = setup.slots.space.identity
         # If the adapter cannot build prompts without real inputs, raise its error now.
         self._prefixes.size(self._last)
@@ -44,7 +44,7 @@ class LookSizes:
         sizes = {}
         for candidate in candidates:
             num_new = self._prefixes.size(candidate) - self._prefixes.num_shared(self._last, candidate)
-            num_examples = math.ceil(num_new / (NEW_SHARE * self._example_tokens))
+            num_examples = math.ceil(num_new / self._max_new_tokens)
             sizes[candidate] = min(num_examples, MOST_EXAMPLES)
             self._last = candidate
         return sizes

@@ -20,6 +20,11 @@ from plr_dspy.search.space import Candidate
 # Maximum ratio of uncached demo tokens to example tokens when a candidate is scored. Scoring more
 # examples at a time lowers the ratio, because the examples share the demos.
 NEW_SHARE = 0.4
+# A higher maximum applies if the search learns from log-probabilities. Each example then tells more
+# about a candidate, so more candidates on fewer examples are better.
+NEW_SHARE_WITH_LOGPROBS = 0.7
+# The maximum number of examples at a time, so that a small budget covers enough candidates.
+MOST_EXAMPLES = 8
 
 Prefix: TypeAlias = dict[str, list[str]]  # the messages before the inputs, keyed by predictor name
 

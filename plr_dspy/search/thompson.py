@@ -82,8 +82,6 @@ class ThompsonSearch(Search):
         self._num_initial = num_initial
         self._seed = seed
         self._has_responses = responses is not None
-        # If log-probabilities are available, varied orderings help more than cached prefixes do.
-        self._keeps_prefixes = space.from_end and responses is None
         self._counts: dict[Candidate, int] = {}  # number of scores for each candidate after the last round
         self._finished: set[Candidate] = set()  # candidates for which a round added no scores
         self._num_rounds = 0
@@ -98,7 +96,8 @@ class ThompsonSearch(Search):
             if self.fitted is None:
                 if self.space.num_distinct <= self._num_initial:
                     return list(self.space.enumerate())
-                if self._keeps_prefixes:
+                # With log-probabilities, a varied first round helps more than cached prefixes do.
+                if self.space.from_end and not self._has_responses:
                     return self.nested(self._num_initial)
                 return self.fresh(self._num_initial, ())
             rng = np.random.default_rng([self._seed, self._num_rounds])
@@ -171,7 +170,7 @@ class ThompsonSearch(Search):
         If cached prefixes can be reused, draw several moves and make the move that keeps the
         longest prefix.
         """
-        if not self._keeps_prefixes:
+        if not self.space.from_end:
             return self.space.moved(ordering, rng)
         moved = [self.space.moved(ordering, rng) for _ in range(NUM_TRIES)]
         return min(moved, key=lambda other: num_new_items(ordering, other))

@@ -2,16 +2,18 @@
 
 import itertools
 from operator import itemgetter
+from statistics import fmean
 
 import dspy
+import numpy as np
 import pytest
-from fakes import OrderSensitiveEngine, chat_response, exact_match, lm_of, questions
+from fakes import LabelEngine, OrderSensitiveEngine, chat_response, digest, exact_match, lm_of, questions
 
 from plr_dspy import OrderingSpace, PLFewShot, Report, ThompsonSearch
-from plr_dspy.optimizer.look_sizes import MOST_EXAMPLES
-from plr_dspy.programs.prefixes import PromptPrefixes
+from plr_dspy.programs.prefixes import MOST_EXAMPLES, PromptPrefixes
 from plr_dspy.programs.slots import PooledDemo, PoolSlots, messages_of
 from plr_dspy.programs.tokens import token_counter
+from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.prefixes import by_prefix, num_new_items
 from plr_dspy.search.space import WholeProgram
 
@@ -151,6 +153,33 @@ class TestSharedDemos:
             longest[len(demos)] = max(longest.get(len(demos), 0), len(list(run)))
         assert longest[9] >= 5
         assert MOST_EXAMPLES >= 5
+
+    def test_log_probabilities_allow_fewer_examples_per_arrangement(self):
+        def probabilities(demos, text):
+            share = digest(f"{demos} {text}")
+            return [share, 1 - share]
+
+        rows = [dspy.Example(question=f"Question {i}?", answer="ab"[i % 2]) for i in range(100)]
+        trainset = [row.with_inputs("question") for row in rows]
+        mean_lengths = {}
+        for signal in ("auto", "score"):
+            engine = LabelEngine(["a", "b"], probabilities)
+            options = {"max_metric_calls": 200, "max_demos": 8, "num_threads": 1, "signal": signal}
+            optimizer = PLFewShot(exact_match, **options)
+            with dspy.context(lm=lm_of(engine), adapter=dspy.ChatAdapter()):
+                optimizer.compile(dspy.Predict("question -> answer: Literal['a', 'b']"), trainset=trainset)
+            searched = engine.prompts[: optimizer.report.program_calls["search"]]
+            runs = itertools.groupby(prompt[:-1] for prompt in searched)
+            lengths = [len(list(run)) for demos, run in runs if len(demos) > 8]
+            mean_lengths[optimizer.report.signal.used] = fmean(lengths)
+        assert 2.5 < mean_lengths["logprobs"] < mean_lengths["score"]
+
+    def test_with_log_probabilities_the_first_round_does_not_repeat_demos_for_the_cache(self):
+        space = OrderingSpace.of_sizes(40, max_length=8, identity=((),))
+        responses = LabelResponses(np.eye(2), lambda *cell: None)
+        options = {"num_examples": 60, "num_initial": 30}
+        first, second = (ThompsonSearch(space, responses=responses, **options) for _ in range(2))
+        assert first.ask() == second.fresh(30, ())
 
     def test_prompts_of_the_first_round_share_demos_but_show_most_of_the_pool(self):
         space = OrderingSpace.of_sizes(40, max_length=8, identity=((),))
