@@ -1,5 +1,7 @@
 """A comparison of figures in the docs with newly computed figures. Figures that need a model are not checked.
 
+The figures of the instruct model are computed from recorded results.
+
 python benchmarks/evidence.py                      # a few compiles for each figure, 20 minutes on 2 cores
 python benchmarks/evidence.py --only recorded --compiles 48
 
@@ -23,10 +25,20 @@ import numpy as np
 import pandas as pd
 from command import DOCS, RECORDED, options, print_table, read_table
 from landscapes import KINDS
+from live_results import ResultsFile
 from offline import World, measure, worlds_of
 from scipy.stats import t
 
 FILES = {"MR": RECORDED / "mr.npz", "SUBJ": RECORDED / "subj.npz", "AG News": RECORDED / "agnews.npz"}
+LIVE_SIDES = {
+    "no demos": "no demos",
+    "8 random demos": "original",
+    "8 random demos, calibrated": "calibrated",
+    "DSPy's random search": "random search@300",
+    "`MIPROv2`": "MIPROv2@300",
+    "`PLFewShot`": "PLFewShot@300",
+}
+"""Sides of `live.py`, keyed by their names in the docs."""
 ROUNDING = 0.0006
 """Maximum rounding error of a figure. Differences up to this size are always allowed."""
 LEVEL = 0.0005
@@ -202,7 +214,22 @@ def rare(compiles: Compiles) -> Iterator[Figure]:
         yield Figure(f"a rare label, {method}", cells[1], frame["held-out"], 48)
 
 
-ON_RECORDED = (calibrated, recorded, best_of_five, log_probabilities, rare)
+def live(_: Compiles) -> Iterator[Figure]:
+    """Read the accuracies of the instruct model from the results that `live.py` kept."""
+    path = RECORDED / "live" / "qwen2.5-coder-1.5b.jsonl"
+    if not path.exists():
+        raise SystemExit(
+            f'{path} is missing: run the first command of "Which models" in benchmarks/README.md'
+        )
+    draws = [results for setting, results in ResultsFile(path).by_setting.items() if setting.task == "trec"]
+    for name, *cells in rows("evidence", "method, 1.5B model"):
+        side = LIVE_SIDES[name]
+        scores = [float(np.mean(results[side].scores)) for results in draws if side in results]
+        accuracy = cells[1]
+        yield Figure(f"1.5B model, {name}", accuracy, scores, 0)
+
+
+ON_RECORDED = (calibrated, recorded, best_of_five, log_probabilities, rare, live)
 SIMULATED = (landscapes, claims, lone_original, simulated_headroom)
 PARTS = {part.__name__: part for part in (*ON_RECORDED, *SIMULATED)}
 
