@@ -11,6 +11,14 @@ from plr_dspy import F1, PLFewShot, PLReorder, Report
 from plr_dspy.baselines import TopKOrder
 
 
+def report_with_fair(optimizer, forward):
+    """Return the report of a compile with a program "fair", which answers by `forward`."""
+    fair = Program(forward, inner=student(demos=[]))
+    with using(Engine(), "fake/x"):
+        optimizer.compile(student(demos=LEANING), trainset=EXAMPLES, programs={"fair": fair})
+    return optimizer.report
+
+
 class TestUserPrograms:
     @pytest.mark.parametrize(
         ("kind", "signal", "metric"),
@@ -43,13 +51,7 @@ class TestUserPrograms:
             return dspy.Prediction(label="positive" if int(text.split()[-1]) % 3 else right[text])
 
         optimizer = PLFewShot(metric, max_metric_calls=600, signal="score", display_progress=False)
-        with using(Engine(), "fake/x"):
-            optimizer.compile(
-                student(demos=LEANING),
-                trainset=EXAMPLES,
-                programs={"fair": Program(forward, inner=student(demos=[]))},
-            )
-        report = optimizer.report
+        report = report_with_fair(optimizer, forward)
         assert report.returned.name == ""
         assert report.over_best_own.name == "fair"
         assert report.over_best_own.chosen == pytest.approx(report.comparison.chosen)
@@ -73,13 +75,7 @@ class TestUserPrograms:
 
         options = {"max_metric_calls": 150, "signal": "score", "num_threads": 1, "seed": 3}
         optimizer = PLFewShot(exact, display_progress=False, **options)
-        with using(Engine(), "fake/x"):
-            optimizer.compile(
-                student(demos=LEANING),
-                trainset=EXAMPLES,
-                programs={"fair": Program(forward, inner=student(demos=[]))},
-            )
-        report = optimizer.report
+        report = report_with_fair(optimizer, forward)
         rejected = report.rejected
         assert report.returned.name == "fair"
         assert rejected.name == ""
