@@ -76,9 +76,7 @@ class PlackettLuce:
             ValueError: If a row of `value` is not a ranking that can be drawn.
         """
         lengths = (value != NOT_SHOWN).sum(dim=-1)
-        orderings = item_positions(value, self.num_items).argsort(dim=-1, stable=True)
-        are_rankings = torch.equal(self._truncate(orderings, lengths[..., None]), value)
-        if not are_rankings or (lengths < self.min_length).any():
+        if not self._are_rankings(value, lengths) or (lengths < self.min_length).any():
             count = f"{self.length}"
             if self.min_length < self.length:
                 count = f"{self.min_length} to {self.length}"
@@ -94,6 +92,13 @@ class PlackettLuce:
         if self.length_probabilities is None:
             return log_probs
         return log_probs + self.length_probabilities.log()[lengths - self.min_length]
+
+    def _are_rankings(self, value: Tensor, lengths: Tensor) -> bool:
+        """Return whether all rows start with `lengths` different items, and all else is padding."""
+        if (value < NOT_SHOWN).any() or (value >= self.num_items).any():
+            return False
+        orderings = item_positions(value, self.num_items).argsort(dim=-1, stable=True)
+        return torch.equal(self._truncate(orderings, lengths[..., None]), value)
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:

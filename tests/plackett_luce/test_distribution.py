@@ -197,7 +197,9 @@ class TestBadInput:
         with pytest.raises(ValueError, match="length_probabilities"):
             PlackettLuce(SINGLE, length_probabilities=float64(probabilities))
 
-    @pytest.mark.parametrize("value", [[0, 0, 1], [1, 2, 3], [-1, 0, 1], [0, 1, -1], [0, 1]])
+    @pytest.mark.parametrize(
+        "value", [[0, 0, 1], [1, 2, 3], [0, 1, 9], [0, 1, -2], [-1, 0, 1], [0, 1, -1], [0, 1]]
+    )
     def test_log_prob_rejects_rows_that_are_not_orderings(self, value):
         with pytest.raises(ValueError, match=r"different items of 0\.\.2"):
             PlackettLuce(torch.zeros(3)).log_prob(torch.tensor(value))
