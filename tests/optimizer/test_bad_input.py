@@ -182,7 +182,7 @@ def wrong_values():
             yield name, value
 
 
-@pytest.mark.parametrize(("name", "value"), wrong_values())
+@pytest.mark.parametrize(("name", "value"), list(wrong_values()))
 def test_constructor_arguments_are_checked(name, value):
     options = {"max_metric_calls": None} if name == "auto" else {}
     with pytest.raises((TypeError, ValueError), match=name):
