@@ -17,6 +17,10 @@ class MetricError(UserTypeError):
     """An error for a metric that cannot score a prediction, or that returns something other than a score."""
 
 
+class ScoreError(UserError):
+    """An error for a metric whose score is infinite, too large or NaN."""
+
+
 class MissingFieldError(UserError):
     """An error for a metric that would fail on every example, because it reads a field that no example has."""
 

@@ -8,7 +8,7 @@ from itertools import chain
 import dspy
 
 from plr_dspy.dspy_compat import annotation_allows_none, decision_adapter
-from plr_dspy.errors import MetricError, UserError
+from plr_dspy.errors import MetricError, ScoreError, UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import MOST_SHOWN, LabelOutput, label_output, label_outputs
 from plr_dspy.labels.trials import Trials, as_answer, fails, output_types
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 # MAX_DISTINCT, the field probably holds free text.
 MAX_DISTINCT = 0.5
 MIN_REPEATING = 10
-NUM_SCORED = 3  # maximum number of examples on which to check that a metric returns a score
+NUM_SCORED = 3  # maximum number of examples whose correct answers are scored before any call
 NAMES_OF_CLASSES = (
     "to get class names from a ClassLabel column, pass the data set itself or as_examples(dataset, program)"
 )
@@ -87,7 +87,8 @@ def check_labels(program: dspy.Module, metric: Metric, **datasets: Sequence[dspy
     Raises:
         ValueError: If labels that the metric needs are missing, if no answer to any example in a
             list can be correct, or if the metric reads a field that no example in a list has.
-        TypeError: If a metric that scores single examples returns something other than a score.
+        TypeError, ValueError: If a metric that scores single examples returns something other than a
+            finite number.
     """
     all_examples = list(chain.from_iterable(datasets.values()))
     trials = Trials(program, metric)
@@ -187,7 +188,7 @@ def _check_fields(
 
 
 def _check_scores(program: dspy.Module, trials: Trials, examples: Sequence[dspy.Example]) -> None:
-    """Raise a TypeError if the metric returns no score for any of the first correct answers.
+    """Raise an error if the metric returns no finite score for any of the first correct answers.
 
     Only single predictors are checked, because the fields of other programs' answers are unknown.
     """
@@ -199,7 +200,7 @@ def _check_scores(program: dspy.Module, trials: Trials, examples: Sequence[dspy.
     errors = []
     for example in with_answer[:NUM_SCORED]:
         error = trials.of(example).error
-        if not isinstance(error, MetricError):
+        if not isinstance(error, (MetricError, ScoreError)):
             return
         errors.append(error)
     if errors:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import dspy
 import numpy as np
 
-from plr_dspy.errors import MetricError, UserError, UserTypeError
+from plr_dspy.errors import MetricError, ScoreError, UserTypeError
 from plr_dspy.report.formats import one_line
 
 Metric: TypeAlias = Callable[..., Any]
@@ -83,7 +83,7 @@ def as_score(value: object) -> float:
 
     Raises:
         MetricError: If the value is not a number.
-        ValueError: If the value is not finite, or its absolute value exceeds `LARGEST_SCORE`.
+        ScoreError: If the value is not finite, or its absolute value exceeds `LARGEST_SCORE`.
     """
     number: Any = value
     if isinstance(value, dspy.Prediction):
@@ -102,7 +102,7 @@ def as_score(value: object) -> float:
             f"got {type(value).__name__} {' '.join(repr(value).split())}: return a score, such as 1.0"
         ) from None
     if not abs(score) <= LARGEST_SCORE:  # "not <=" also rejects NaN
-        raise UserError(
+        raise ScoreError(
             f"metric must return a finite number of at most {LARGEST_SCORE:g} in absolute value; got {score}: rescale "
             "the metric, or avoid divisions by 0"
         )

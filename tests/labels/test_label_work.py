@@ -105,7 +105,7 @@ class TestMetricsThatFail:
         [
             (lambda e, p: exact(e, p) and p.reasoning, "AttributeError"),
             (raising(SystemExit()), "SystemExit"),
-            (lambda e, p: float("nan"), "UserError"),
+            (lambda e, p: float("nan"), "ScoreError"),
             (lambda e, p: p.label, "MetricError"),
             (None, "UserTypeError"),
         ],

@@ -253,11 +253,21 @@ def no_score(example, prediction, trace=None):
     by_answer(example, prediction)
 
 
+def not_a_number(example, prediction, trace=None):
+    return math.nan
+
+
+@pytest.mark.parametrize(
+    ("metric", "kind", "message"),
+    [
+        (no_score, TypeError, "metric must return a number.*got NoneType"),
+        (not_a_number, ValueError, "metric must return a finite number.*got nan"),
+    ],
+)
 @pytest.mark.parametrize("run", EVERYTHING)
-def test_a_metric_that_returns_no_score_is_rejected_before_any_call(run):
-    message = "metric must return a number.*got NoneType"
-    with using(engine_for(EXAMPLES)) as engine, pytest.raises(TypeError, match=message):
-        EVERYTHING[run](no_score, program_of(LABEL), columns(answer=["yes", "no"]))
+def test_a_metric_that_returns_no_score_is_rejected_before_any_call(run, metric, kind, message):
+    with using(engine_for(EXAMPLES)) as engine, pytest.raises(kind, match=message):
+        EVERYTHING[run](metric, program_of(LABEL), columns(answer=["yes", "no"]))
     assert not engine.num_calls
 
 
