@@ -21,6 +21,7 @@ from plr_dspy.metrics.fields import check_field, columns_of
 from plr_dspy.programs.checks import is_single_step, unwrapped
 from plr_dspy.programs.copying import language_models
 from plr_dspy.report.formats import listed
+from plr_dspy.retrieval.predict import RetrievingPredict
 
 logger = logging.getLogger(__name__)
 
@@ -132,12 +133,14 @@ def check_evaluation(
     programs: Mapping[str, dspy.Module], metric: Metric, devset: Sequence[dspy.Example]
 ) -> None:
     """Raise an error if a metric cannot score the programs passed to `evaluate_programs`."""
-    first = next(iter(programs))
+    first_name, first = next(iter(programs.items()))
     for name, program in programs.items():
         check_answers(program, metric, devset, name="devset", program_name=f"programs[{name!r}]")
-    check_labels(programs[first], metric, devset=devset)
-    for name in programs:
-        _check_needed_outputs(programs, name, metric, devset[0])
+    check_labels(first, metric, devset=devset)
+    for name, program in programs.items():
+        check_needed_outputs(
+            program, first, metric, devset, name=f"programs[{name!r}]", first_name=first_name
+        )
     if isinstance(metric, SetMetric):
         metric.check(devset)
         labels: list[str] = []
@@ -146,28 +149,38 @@ def check_evaluation(
         metric.check_value(devset, labels)
 
 
-def _check_needed_outputs(
-    programs: Mapping[str, dspy.Module], name: str, metric: Metric, example: dspy.Example
+def check_needed_outputs(
+    program: dspy.Module,
+    first: dspy.Module,
+    metric: Metric,
+    examples: Sequence[dspy.Example],
+    *,
+    name: str,
+    first_name: str,
 ) -> None:
     """Raise a ValueError if a program lacks an output that the first program has and the metric needs.
 
-    Only single predictors are checked, because other programs do not declare their outputs.
+    To find out what it needs, score correct answers to the first examples. Only single predictors
+    are checked, because other programs do not declare their outputs.
+
+    Args:
+        name: The program's name in messages.
+        first_name: The first program's name in messages.
     """
-    first_name = next(iter(programs))
-    if not (
-        _returns_outputs(unwrapped(programs[name])) and _returns_outputs(unwrapped(programs[first_name]))
-    ):
+    if not (_returns_outputs(unwrapped(program)) and _returns_outputs(unwrapped(first))):
         return
-    outputs = output_types(programs[name])
-    first_outputs = output_types(programs[first_name])
+    outputs = output_types(program)
+    first_outputs = output_types(first)
     missing = first_outputs.keys() - outputs.keys()
-    if not missing or fails(metric, example, as_answer(example, first_outputs)):
+    if not missing:
         return
-    if fails(metric, example, as_answer(example, outputs)):
-        raise UserError(
-            f"programs[{name!r}] must have the outputs of {first_name!r}, because the metric fails without "
-            f"{sorted(missing)}; got {sorted(outputs)}: rename the outputs, or omit this program"
-        )
+    for example in examples[:NUM_SCORED]:
+        fails_anyway = fails(metric, example, as_answer(example, first_outputs))
+        if not fails_anyway and fails(metric, example, as_answer(example, outputs)):
+            raise UserError(
+                f"{name} must have the outputs of {first_name!r}, because the metric fails without {sorted(missing)}; "
+                f"got {sorted(outputs)}: rename the outputs, or omit this program"
+            )
 
 
 def _check_fields(
@@ -425,7 +438,8 @@ def _returns_outputs(program: dspy.Module) -> bool:
     A subclass that overrides `forward` may return other fields.
     """
     forward = getattr(type(program), "forward", None)
-    return is_single_step(program) and forward in (dspy.Predict.forward, dspy.ChainOfThought.forward)
+    usual = (dspy.Predict.forward, dspy.ChainOfThought.forward, RetrievingPredict.forward)
+    return is_single_step(program) and forward in usual
 
 
 def _is_empty(value: Value, annotation: Annotation) -> bool:

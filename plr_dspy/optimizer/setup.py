@@ -15,11 +15,12 @@ from plr_dspy.labels.checks import (
     check_answers,
     check_answers_itself,
     check_labels,
+    check_needed_outputs,
     warn_of_labels_without_examples,
 )
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.demo_classes import DemoClasses
-from plr_dspy.programs.checks import AnyMetric, check_given, is_single_step
+from plr_dspy.programs.checks import AnyMetric, check_given
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.instructions import Instruction
@@ -327,11 +328,14 @@ def checked_rivals(
 
     Programs that are identical to `first` or to an earlier program are omitted, with a warning.
     """
+    examples = [*trainset, *valset]
     distinct = {first.digest: first}
     for name, program in named_programs(programs).items():
         argument = f"programs[{name!r}]"
         rival = Rival(name, _checked_copy(options, program, trainset, valset, name=argument, to_order=False))
-        _check_outputs(argument, rival.program, first)
+        check_needed_outputs(
+            rival.program, first.program, options.metric, examples, name=argument, first_name=first.name
+        )
         same = distinct.setdefault(rival.digest, rival)
         if same is not rival:
             logger.warning(
@@ -349,23 +353,6 @@ def checked_teacher(teacher: Teacher) -> dspy.Module | None:
             f"teacher must be a dspy.Module; got {type(teacher).__name__}: pass a program, or omit teacher"
         )
     return teacher
-
-
-def _check_outputs(argument: str, program: dspy.Module, first: Rival) -> None:
-    """Raise a ValueError if a program lacks an output of the first program.
-
-    Only programs with a single step are checked, because longer programs do not declare their
-    outputs.
-    """
-    if not (is_single_step(program) and is_single_step(first.program)):
-        return
-    outputs = program.predictors()[0].signature.output_fields
-    missing = first.program.predictors()[0].signature.output_fields.keys() - outputs.keys()
-    if missing:
-        raise UserError(
-            f"{argument} must have the outputs of {first.name!r}, because the metric may read them; got "
-            f"{sorted(outputs)}, without {sorted(missing)}: rename the outputs, or omit this program"
-        )
 
 
 def _checked_copy(

@@ -72,6 +72,28 @@ class TestChoice:
         assert len(own.prompts) >= 10
         assert len(choice.report.programs) == 3
 
+    @pytest.mark.parametrize("order", [("reasoned", "direct"), ("direct", "reasoned")])
+    def test_outputs_that_the_metric_ignores_may_differ(self, order):
+        kinds = {"reasoned": dspy.ChainOfThought, "direct": dspy.Predict}
+        candidates = {name: classifier(module=kinds[name]) for name in order}
+        assert {way.name for way in chosen(Engine(), candidates).report.programs} == set(kinds)
+
+    @pytest.mark.parametrize("retrieves", [False, True])
+    def test_outputs_that_the_metric_needs_for_any_of_the_first_examples_are_required(self, retrieves):
+        def explained_if_positive(example, prediction, trace=None):
+            return exact(example, prediction) and (example.label == "negative" or prediction.reasoning != "?")
+
+        engine = Engine()
+        direct = student(demos=[])
+        if retrieves:
+            optimizer = PLFewShot(exact, demos="retrieved", max_metric_calls=0, display_progress=False)
+            with using(engine, "fake/x"):
+                direct = optimizer.compile(direct, trainset=EXAMPLES)
+        candidates = {"reasoned": classifier(module=dspy.ChainOfThought), "direct": direct}
+        with pytest.raises(ValueError, match=r"'direct'.* must have the outputs of 'reasoned'.*'reasoning'"):
+            chosen(engine, candidates, explained_if_positive)
+        assert not engine.prompts
+
     @pytest.mark.parametrize("optimizer", [None, PLReorder, PLFewShot])
     @pytest.mark.parametrize("kind", [lambda predictor: predictor, CalibratedProgram])
     @pytest.mark.parametrize(
