@@ -1,6 +1,5 @@
 """Program calls that read label probabilities, and the scores that a metric gives to labels."""
 
-import logging
 import math
 import time
 from collections.abc import Sequence
@@ -13,7 +12,14 @@ from plr_dspy.dspy_compat import BaseCallback
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.calibration import Calibration
 from plr_dspy.labels.outputs import LabelOutput
-from plr_dspy.labels.reader import Decision, LogprobRequests, NoProbabilities, Reading, labels_read
+from plr_dspy.labels.reader import (
+    Decision,
+    LabelReader,
+    LogprobRequests,
+    NoProbabilities,
+    Reading,
+    labels_read,
+)
 from plr_dspy.lm.plain_text_adapter import Value, name_of_label
 from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
 from plr_dspy.metrics.copies import own_copy
@@ -25,8 +31,6 @@ from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.arrays import Array
 from plr_dspy.statistics.calibration import LOG_DECIMALS
-
-logger = logging.getLogger(__name__)
 
 LONGEST_CALL = 0.05  # seconds per metric call; slower metrics may call a model outside DSPy
 LONGEST_PROBE = 10.0  # maximum time for scoring labels, in seconds
@@ -104,7 +108,7 @@ class LabelWork(MetricWork):
         self.output = output
         self.requests = LogprobRequests()
         self.scores = scores
-        self._original = _demos(original) if calibrating else None
+        self._original_demos = _demos(original)
         self._signatures = _signatures(original)
         self._likeliest: Decision | None = None
         if calibrating:
@@ -115,44 +119,54 @@ class LabelWork(MetricWork):
         # have changed. The new signatures may have other labels.
         if self.requests.reason or _signatures(program) != self._signatures:
             return super().__call__(program, example)
-        is_original = self._original == _demos(program)
-        decision = None if is_original else self._likeliest
+        # If other programs will be calibrated, the original program still keeps its own answers.
+        keeps_answer = self._likeliest is not None and _demos(program) == self._original_demos
+        decision = None if keeps_answer else self._likeliest
         try:
             with labels_read(program, self.output, self.requests, decision=decision) as reader:
                 prediction = self._answered(program, example)
         except WrongAnswer as wrong:
-            wrong.record_fields = {"refused": self.requests.reason}
-            if is_original:
-                wrong.record_fields |= _label_fields(reader.unread)
+            unread = reader.unread if keeps_answer else None
+            wrong.record_fields = {"refused": self.requests.reason, **_label_fields(unread)}
             raise
         # Read the label before scoring, because a metric may modify the prediction.
         label = self.output.label_of(prediction)
         record = self._scored(example, prediction)
+        fields = self._fields(reader, label, record.score, example, keeps_answer=keeps_answer)
+        return replace(record, **fields)
+
+    def _fields(
+        self, reader: LabelReader, label: str | None, score: float | None, example: int, *, keeps_answer: bool
+    ) -> dict[str, Value]:
+        """Return a record's fields about log-probabilities, given the label and the score of the answer."""
         if len(reader.readings) > 1:
             if self._likeliest is not None:
                 raise NoProbabilities(
                     f"calibration during a search needs exactly one classifier call per answer, but {SEVERAL}. Omit "
                     "the argument calibrate, and calibrate the compiled program with BatchCalibration(predictor=...)."
                 )
-            return replace(record, refused=SEVERAL)
+            return {"refused": SEVERAL}
         reading = reader.readings[0] if reader.readings else None
-        if is_original and (reading or reader.unread):
+        first_reading = reader.unread or reading
+        if keeps_answer and first_reading is not None:
             # Score the original program's final answer, but log the probabilities in its first
             # reply, which calibration would use.
-            return replace(record, **_label_fields(reader.unread or reading))
-        lacking = self._lacking(reading, label, record, example) if reader.readings else UNASKED
+            return _label_fields(first_reading)
+        lacking = UNASKED
+        if reader.readings:
+            lacking = self._lacking(reading, label, score, example)
         if lacking:
-            return replace(record, refused=self.requests.reason, lacking=lacking)
-        return replace(record, **_label_fields(reading))
+            return {"refused": self.requests.reason, "lacking": lacking}
+        return _label_fields(reading)
 
-    def _lacking(self, reading: Reading | None, label: str | None, record: CallRecord, example: int) -> str:
+    def _lacking(self, reading: Reading | None, label: str | None, score: float | None, example: int) -> str:
         """Return the reason why a reading does not explain the score, or an empty string if it does."""
         if reading is None or reading.label is None:
             adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
             return f"no label is among the likeliest tokens of the replies that {adapter} reads"
         if reading.label != label:
             return "the program's answer differs from the classifier's label"
-        if record.score != self.scores[example, list(self.output.labels).index(reading.label)]:
+        if score != self.scores[example, list(self.output.labels).index(reading.label)]:
             return "the metric gives the same answer a different score when called again"
         return ""
 
