@@ -223,26 +223,28 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         If several strategies have the highest score, choose the first of them.
         """
         labels = replies.labels
-        logs = replies.log_probabilities
-        input_weights = weights[replies.inputs]
-        answers = {AS_IT_IS: replies.answers}
+        weights_of_read = weights[replies.inputs]
+        weights_of_completed = weights[replies.completed]
+        correct = output.numbers(examples)[replies.completed]
+        # Calibrate on the inputs with label probabilities, but score the answers to all completed inputs.
+        answers = {AS_IT_IS: replies.pad_answers(replies.answers)}
         calibrations: dict[str, Calibration | None] = {AS_IT_IS: None}
         for shares in likely_shares(label_counts, between=self.metric is not None):
             strategy = f"calibrated to {shares_by_label(labels, shares)}"
-            answers[strategy] = cross_validated(logs, shares, unseen=replies.unseen, weights=input_weights)
-            calibrations[strategy] = replies.calibrated_to(shares, weights=input_weights)
-
-        correct = output.numbers(examples)[replies.completed]
-        weights = weights[replies.completed]
-        answers = {strategy: replies.pad_answers(indices) for strategy, indices in answers.items()}
-        scores = {
-            strategy: self._score(indices, correct, labels, weights) for strategy, indices in answers.items()
-        }
+            answers_of_read = cross_validated(
+                replies.log_probabilities, shares, unseen=replies.unseen, weights=weights_of_read
+            )
+            answers[strategy] = replies.pad_answers(answers_of_read)
+            calibrations[strategy] = replies.calibrated_to(shares, weights=weights_of_read)
+        scores = {}
+        for strategy, answers_of_completed in answers.items():
+            scores[strategy] = self._score(answers_of_completed, correct, labels, weights_of_completed)
         chosen = max(scores, key=scores.__getitem__)
         constant_scores = {}
         for index, label in enumerate(labels):
+            constant_answers = np.full(len(correct), index)
             constant_scores[f"always {label!r}"] = self._score(
-                np.full(len(correct), index), correct, labels, weights
+                constant_answers, correct, labels, weights_of_completed
             )
         always = max(constant_scores, key=constant_scores.__getitem__)
         interval = None
@@ -279,7 +281,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
 class LabelReplies:
     """The label probabilities in a program's replies.
 
-    ``n`` is the number of replies with label probabilities, and ``L`` is the number of labels.
+    ``n`` is the number of replies with label probabilities, ``c`` is the number of completed
+    calls, and ``L`` is the number of labels.
     """
 
     labels: list[str]
@@ -287,7 +290,7 @@ class LabelReplies:
     log_probabilities: Array  # log-probability of each label in each reply, [n, L]
     unseen: NDArray[np.bool_]  # whether each label is missing from the likeliest tokens, [n, L]
     answers: Indices  # label indices of the program's answers, or -1 if an answer is not a label, [n]
-    completed: Indices  # indices of inputs whose calls did not fail
+    completed: Indices  # indices of inputs whose calls did not fail, [c]
     num_failed: int
 
     def report(self, weights: Array, *, metric: str, num_examples: int) -> CalibrationReport:
@@ -303,11 +306,14 @@ class LabelReplies:
             num_failed=self.num_failed,
         )
 
-    def pad_answers(self, answers: Indices) -> Indices:
-        """Return the answers for all completed inputs, with -1 for inputs without label probabilities."""
-        padded = np.full(self.completed.max() + 1, -1)
-        padded[self.inputs] = answers
-        return padded[self.completed]
+    def pad_answers(self, read_answers: Indices) -> Indices:
+        """Return the answers to all completed inputs, ``[c]``, given the answers to the inputs in `inputs`, ``[n]``.
+
+        Inputs without label probabilities get the answer -1.
+        """
+        all_answers = np.full(self.completed.max() + 1, -1)
+        all_answers[self.inputs] = read_answers
+        return all_answers[self.completed]
 
     def calibrated_to(self, shares: Array | None = None, *, weights: ArrayLike = 1.0) -> Calibration:
         """Return the batch calibration with these target shares of labels, ``[L]``. By default, shares are equal."""
