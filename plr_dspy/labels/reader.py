@@ -32,6 +32,7 @@ BEFORE_LABEL = " \t\r\n\"'`*([{"  # characters that may precede a label in the s
 NUM_ALTERNATIVES = 20  # alternatives to request per token; the maximum of OpenAI, and of vLLM by default
 MIN_LOGPROB = -30.0  # lower bound for log-probabilities, because servers return -9999 for unknown values
 MIN_CERTAIN = -1e-3  # minimum log-probability of a label whose token has no alternatives in the reply
+UNPARSED = object()  # stands for the label of an unparsable reply, until a decision replaces it
 
 
 class NoProbabilities(FatalLMError):
@@ -196,24 +197,22 @@ class LabelReader:
             return super()._call_postprocess(processed, original, outputs, *rest)  # type: ignore[misc]
         except AdapterParseError:
             logprobs = None
-            is_only_output = len(original.output_fields) == len(outputs) == 1 and isinstance(
-                outputs[0], Mapping
-            )
-            if is_only_output and dspy.settings.get("plr_dspy_asked"):
+            has_one_answer = len(original.output_fields) == len(outputs) == 1
+            if has_one_answer and isinstance(outputs[0], Mapping) and dspy.settings.get("plr_dspy_asked"):
                 logprobs = outputs[0].get("logprobs")
             reading = _reading_of(logprobs, self.label_output, None)
             if reading is None:
                 raise
             if self._decision is not None:
-                # `_read_and_decide` replaces this placeholder with a label.
-                return [{self.label_output.name: object(), "logprobs": logprobs}]
+                return [{self.label_output.name: UNPARSED, "logprobs": logprobs}]
             self._requests.given = True
             self.unread = self.unread or reading
             raise
 
     def _read(self, lm: dspy.BaseLM, lm_kwargs: Fields, completions: list[Fields]) -> list[Fields]:
-        readings = [self._read_and_decide(fields) for fields in completions or [{}]]
-        reading = readings[0]
+        """Return the completions with decided answers, and add the first completion's reading to `readings`."""
+        readings = [self._read_and_decide(fields) for fields in completions]
+        reading = readings[0] if readings else None
         logprobs = completions[0].get("logprobs") if completions else None
         given = any(len(place.top_logprobs or ()) > 1 for place in _places(logprobs))
         # A label with a probability near 1 may have no alternatives. But until a reply has
@@ -232,9 +231,11 @@ class LabelReader:
         """Return a completion's reading, or None if no label can be read. A decision replaces the answer."""
         output = self.label_output
         label = output.label_of(fields)
-        # A decision must not replace the answer None, which may be valid.
-        if label is None and (self._decision is None or fields.get(output.name) is None):
-            return None
+        if label is None:
+            # A decision replaces UNPARSED and other answers that are not labels, but not None, which may be valid.
+            answer = fields.get(output.name)
+            if self._decision is None or answer is None:
+                return None
         reading = _reading_of(fields.get("logprobs"), output, label)
         if reading is not None and self._decision is not None:
             reading = self._decision(reading)
@@ -347,10 +348,12 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
     first_characters = {label[0] for label in labels}
     before_label = "".join(character for character in BEFORE_LABEL if character not in first_characters)
     masses = np.zeros(len(labels))
-    # Each entry has the text so far, each label's remaining text, and the probability to distribute.
-    pending = [("", dict(enumerate(map(fold, labels))), 1.0)]
-    while pending:
-        text, rests, probability = pending.pop()
+
+    def distribute(probability: float, text: str, rests: Mapping[int, str]) -> None:
+        """Distribute the probability that the answer begins with `text` among the labels in `rests`.
+
+        `rests` maps the index of each label that begins with `text` to the rest of the label.
+        """
         spellings = {token: fold(token if text else token.lstrip(before_label)) for token in after[text]}
         remaining = probability
         for token, spelling in spellings.items():
@@ -360,15 +363,18 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
             mass = probability * math.exp(min(0.0, after[text][token]))
             remaining -= mass
             if len(matches) > 1 and text + token in after:
-                pending.append((text + token, {i: rests[i][len(spelling) :] for i in matches}, mass))
-                continue
-            # If another token spells the rest of a label in full, the model would use that token.
-            # So the label gets no share of this token's probability.
-            others = set(spellings.values()) - {spelling}
-            candidates = [i for i in matches if rests[i] not in others] or matches
-            masses[candidates] += mass / len(candidates)
+                # The next tokens are known, so they decide between the labels.
+                distribute(mass, text + token, {i: rests[i][len(spelling) :] for i in matches})
+            else:
+                # The labels get equal shares. But if another token spells the rest of a label in full,
+                # the model would use that token, so the label gets no share.
+                others = set(spellings.values()) - {spelling}
+                candidates = [i for i in matches if rests[i] not in others] or matches
+                masses[candidates] += mass / len(candidates)
         # A complete label gets the probability of all tokens that do not continue another label.
         masses[[i for i, rest in rests.items() if not rest]] += max(0.0, remaining)
+
+    distribute(1.0, "", dict(enumerate(map(fold, labels))))
     return masses
 
 
