@@ -43,8 +43,9 @@ logger = logging.getLogger(__name__)
 
 CONTENT_FREE = ("[N/A]", "", "[MASK]")  # inputs without content, for which label probabilities reveal bias
 OTHERS = ", or use PLReorder or TopKOrder, which do not have this requirement"
+WRITING = 0  # index of the calls that write an input; the inputs that the LM writes have the next indices
 WRITTEN_TOKENS = 128  # maximum number of tokens in a generated probing input
-WRITING = "Write one new example of the same kind as those given: like them, but none of them."
+WRITING_INSTRUCTION = "Write one new example of the same kind as those given: like them, but none of them."
 
 Rows = Mapping[Candidate, Mapping[int, CallRecord]]
 
@@ -119,13 +120,13 @@ class LabelOptimizer(DemoOptimizer):
 
     def _examples(self, setup: CompileSetup, work: MetricWork) -> tuple[list[str], list[str]]:
         assert isinstance(work, ProbingWork)
-        names = [f"probing input {i}" for i in range(work.first, work.num_probing)]
-        keys = [f"probing by {digest(example)}" for example in work.inputs]
+        names = [f"probing input {i}" for i in work.indices]
+        keys = [f"probing by {digest(example)}" for example in work.examples]
         keys += ["not written yet"] * (len(names) - len(keys))
-        if work.first:
+        if work.writes_inputs:
             writing = "the writing of a probing input"
-            names.insert(0, writing)
-            keys.insert(0, f"{writing} at temperature {self.temperature}")
+            names.insert(WRITING, writing)
+            keys.insert(WRITING, f"{writing} at temperature {self.temperature}")
         return names, keys
 
     def _make_run(self, opened: OpenCompile) -> LabelRun:
@@ -147,7 +148,7 @@ class LabelRun(CompileRun):
             optimizer.search(setup),
             scorer,
             plan=setup.plan,
-            num_train=work.num_probing,
+            num_train=work.indices.stop,
             original=setup.original,
         )
         self.means: dict[Candidate, Array] = {}
@@ -180,15 +181,16 @@ class LabelRun(CompileRun):
         Return an empty dict if the budget runs out before the LM has written all probing inputs.
         """
         scorer = self.evaluator
-        if self._work.first:
-            input_rows = scorer.evaluate(dict.fromkeys(orderings, range(1)))
-            if len(input_rows) < len(orderings):
+        if self._work.writes_inputs:
+            rows = scorer.evaluate({ordering: [WRITING] for ordering in orderings})
+            if len(rows) < len(orderings):
                 return {}
-            cells = [row[0] for row in input_rows.values()]
+            cells = [row[WRITING] for row in rows.values()]
             if all(cell.outcome == FAILED for cell in cells):
                 raise scorer.nothing_ran_error(cells)
             self._work.take([cell.value for cell in cells])
-            scorer.log.number_examples(self._optimizer._examples(self._setup, self._work)[1])
+            _, keys = self._optimizer._examples(self._setup, self._work)
+            scorer.log.number_examples(keys)
         # Make one call first, so that an error is raised at once if the LM returns no log-probabilities.
         scorer.evaluate({orderings[0]: self._work.probing[:1]})
         return scorer.evaluate(dict.fromkeys(orderings, self._work.probing))
@@ -228,52 +230,44 @@ class LabelRun(CompileRun):
 class ProbingWork(LabelReadingWork):
     """The work of calling a program on probing inputs and reading label probabilities from its replies.
 
-    If the LM writes the inputs, a call with index 0 writes one of them in the style of an order's
-    demos. Source: Lu et al., ACL 2022, Section 3.1.
+    If the LM writes the inputs, a call with the index `WRITING` writes one of them. The input is in
+    the style of an order's demos. Source: Lu et al., ACL 2022, Section 3.1.
 
     Attributes:
-        first: Index of the first probing input: 0, or 1 if the LM writes the inputs.
-        num_probing: Largest possible index of a probing input, plus 1.
-        inputs: The probing inputs. If the LM writes them, the list is empty until `take` is called.
+        writes_inputs: Whether the LM writes the probing inputs.
+        indices: The indices of all possible probing inputs.
+        examples: The probing inputs. If the LM writes them, the list is empty until `take` is called.
     """
 
     def __init__(self, optimizer: LabelOptimizer, setup: CompileSetup) -> None:
-        self.inputs: list[dspy.Example] = []
         output = needed_output(setup.program, optimizer.name)
-        super().__init__(self.inputs, output, purpose=optimizer.name)
+        self.writes_inputs = optimizer.temperature is not None
+        examples = [] if self.writes_inputs else _known_inputs(optimizer, setup)
+        super().__init__(examples, output, purpose=optimizer.name)
+        self.indices = range(len(examples))
+        if self.writes_inputs:
+            self.indices = range(WRITING + 1, max(WRITING + 1, setup.plan.num_train_examples))
         self.uniform = [1.0 / len(output.labels) for _ in output.labels]
         self._temperature = optimizer.temperature
-        self.first = int(optimizer.temperature is not None)
-        num_inputs = setup.plan.num_train_examples
-        self.num_probing = max(1, num_inputs)
-        if not self.first:
-            inputs = [dict(example.inputs().items()) for example in setup.splits.train]
-            if inputs and optimizer.fillers:
-                inputs = [dict.fromkeys(inputs[0], text) for text in optimizer.fillers]
-            self._add(inputs[:num_inputs])
-            self.num_probing = len(self.inputs)
 
     @property
     def probing(self) -> range:
-        return range(self.first, self.first + len(self.inputs))
+        """The indices of the probing inputs in `examples`."""
+        return self.indices[: len(self.examples)]
 
     def take(self, written: Sequence[dict[str, str] | None]) -> None:
-        """Set `inputs` to the distinct inputs in `written`, which has a None for each failed call."""
+        """Set `examples` to the distinct inputs in `written`, which has a None for each failed call."""
         distinct: dict[bytes, dict[str, str]] = {}
         for fields in written:
             if fields:
                 distinct.setdefault(value_key(fields), fields)
-        self.inputs.clear()
-        self._add(list(distinct.values())[: self.num_probing - 1])
-        if not self.inputs:
+        self.examples = [_example(fields) for fields in distinct.values()][: len(self.indices)]
+        if not self.examples:
             raise RuntimeError(
                 f"the LM must write at least one usable probing input; got none from {len(written)} calls: "
                 "reduce temperature, or use a method that generates no inputs, such as PDO"
             )
-        logger.info("the LM wrote %d distinct probing inputs", len(self.inputs))
-
-    def _add(self, inputs: Sequence[Mapping[str, object]]) -> None:
-        self.inputs += [dspy.Example(fields).with_inputs(*fields) for fields in inputs]
+        logger.info("the LM wrote %d distinct probing inputs", len(self.examples))
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         """Make a call, and return its record.
@@ -281,9 +275,9 @@ class ProbingWork(LabelReadingWork):
         The record's value is a list of label probabilities, or the fields of an input that the
         call wrote.
         """
-        if example < self.first:
+        if self.writes_inputs and example == WRITING:
             return CallRecord(None, value=self._write_input(program))
-        cell = super().__call__(program, example - self.first)
+        cell = super().__call__(program, self.indices.index(example))
         if cell.label_logprobs is None:
             raise WrongAnswer(LookupError("no label is among the likeliest tokens of the reply"))
         return CallRecord(None, value=distribution(cell.label_logprobs, cell.unseen_labels).tolist())
@@ -307,6 +301,18 @@ class ProbingWork(LabelReadingWork):
         return fields
 
 
+def _known_inputs(optimizer: LabelOptimizer, setup: CompileSetup) -> list[dspy.Example]:
+    """Return the probing inputs of an optimizer whose inputs are not written by the LM."""
+    inputs = [dict(example.inputs().items()) for example in setup.splits.train]
+    if inputs and optimizer.fillers:
+        inputs = [dict.fromkeys(inputs[0], text) for text in optimizer.fillers]
+    return [_example(fields) for fields in inputs[: setup.plan.num_train_examples]]
+
+
+def _example(fields: Mapping[str, object]) -> dspy.Example:
+    return dspy.Example(fields).with_inputs(*fields)
+
+
 def _writing_prompt(
     predictor: dspy.Predict, lm: dspy.BaseLM
 ) -> tuple[dspy.Adapter, type[dspy.Signature], dict[str, str]]:
@@ -325,7 +331,7 @@ def _writing_prompt(
             signature.output_fields[name].json_schema_extra["prefix"] = title_of(name, field)
         return plain, signature, {}
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
-    signature = dspy.Signature({"examples": (str, dspy.InputField()), **outputs}, WRITING)
+    signature = dspy.Signature({"examples": (str, dspy.InputField()), **outputs}, WRITING_INSTRUCTION)
     return adapter, signature, {"examples": demos}
 
 
@@ -422,7 +428,7 @@ class PDO(LabelOptimizer):
         super().check(program, trainset)
         output = needed_output(program, self.name, fix=OTHERS)
         if self.prior is not None:
-            self._shares = prior_shares(self.prior, output.labels, name="prior")
+            self._shares = prior_shares(self.prior, output.labels)
             return
         counts = np.ones(len(output.labels))
         if self.setting == "prior" and trainset:
