@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -152,14 +153,6 @@ def _model_name(text: str) -> str:
     return text
 
 
-def _count(text: str) -> int:
-    return _whole_number(text, least=1)
-
-
-def _count_or_zero(text: str) -> int:
-    return _whole_number(text, least=0)
-
-
 def _whole_number(text: str, *, least: int) -> int:
     error = argparse.ArgumentTypeError(
         f"must be a whole number of at least {least}; got {text!r}: pass {least} or a larger number"
@@ -171,6 +164,10 @@ def _whole_number(text: str, *, least: int) -> int:
     if number < least:
         raise error
     return number
+
+
+_count = partial(_whole_number, least=1)
+_count_or_zero = partial(_whole_number, least=0)
 
 
 def _amount(text: str) -> float:

@@ -136,7 +136,9 @@ def in_options(message: str, args: argparse.Namespace) -> str:
         option, value = _with_value(OPTIONS[match[1]], match[2])
         return f"{option} {keep(value)}" if value else option
 
+    # Put placeholders in place of quoted text first, so that no later step changes it.
     message = QUOTED.sub(quoted, message.replace("\0", ""))
+    # Replace phrases and rows before arguments, because they contain the names of arguments.
     for phrase, replacement in PHRASES.items():
         message = re.sub(phrase, replacement, message)
     message = ROW.sub(lambda match: _row(match, args), message)
