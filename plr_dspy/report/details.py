@@ -35,7 +35,7 @@ def details(report: ReportData) -> Iterator[str]:
             name = entry.name
             if entry.is_returned:
                 name += " (best so far)" if report.is_unfinished else " (returned)"
-            rows[name] = f"{score_of(entry)}, {price(entry)}{unread_note(entry)}"
+            rows[name] = f"{score_of(entry)}, {price(entry)}{unread_note(entry.num_unread)}"
         yield from table(rows)
     for instruction in report.instructions:
         yield from _instructions(instruction, _choice(report, instruction))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from plr_dspy.report.formats import unread_note
+
 
 @dataclass(frozen=True)
 class ProgramScore:
@@ -31,9 +33,7 @@ class ProgramScore:
                     self.difference, *self.difference_interval
                 )
             )
-        if self.num_unread:
-            parts.append(f"replies that could not be parsed: {self.num_unread}")
-        return "; ".join(parts)
+        return "; ".join(parts) + unread_note(self.num_unread)
 
 
 @dataclass(frozen=True)

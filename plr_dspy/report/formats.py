@@ -78,20 +78,15 @@ def score_of(scored: Alternative) -> str:
     return score_text(scored.score, *(scored.interval or ()))
 
 
-def unread_note(scored: Alternative) -> str:
-    """Return a note on an alternative's unparsable replies, or an empty string if there are none."""
-    return f"; replies that could not be parsed: {scored.num_unread}" if scored.num_unread else ""
+def unread_note(num_unread: int) -> str:
+    """Return a note on unparsable replies, or an empty string if there are none."""
+    return f"; replies that could not be parsed: {num_unread}" if num_unread else ""
 
 
 def price(entry: FrontEntry) -> str:
     """Format the size of a prompt without inputs and, if known, the cost of predictions."""
     cost = f", {dollars(entry.cost)} per 1,000 predictions" if entry.cost else ""
-    return f"{prompt_size(entry.prompt_tokens)}{cost}"
-
-
-def prompt_size(tokens: int) -> str:
-    """Format a number of prompt tokens."""
-    return count(tokens, "prompt token")
+    return f"{count(entry.prompt_tokens, 'prompt token')}{cost}"
 
 
 def table(rows: dict[str, str]) -> Iterator[str]:

@@ -19,7 +19,6 @@ from plr_dspy.report.formats import (
     dollars,
     one_line,
     price,
-    prompt_size,
     score_of,
     score_text,
     share_text,
@@ -165,12 +164,12 @@ def _scores(report: ReportData) -> Iterator[str]:
 def _described(text: str, state: ProgramState) -> str:
     """Append a program's name, number of demos and prompt size to a description, as far as known."""
     name = f" {state.name!r}" if state.name else ""
-    tokens = "" if state.prompt_tokens is None else f" ({prompt_size(state.prompt_tokens)})"
+    tokens = "" if state.prompt_tokens is None else f" ({count(state.prompt_tokens, 'prompt token')})"
     return f"{text}{name}, {count(state.num_demos, 'demo')}{tokens}"
 
 
 def _score_on(scored: Alternative) -> str:
-    return f"{score_of(scored)} on {count(scored.num_examples, 'example')}{unread_note(scored)}"
+    return f"{score_of(scored)} on {count(scored.num_examples, 'example')}{unread_note(scored.num_unread)}"
 
 
 def _programs(report: ReportData) -> Iterator[str]:
