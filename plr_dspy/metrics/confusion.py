@@ -8,13 +8,14 @@ from typing import Any, Literal
 
 import dspy
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from plr_dspy.errors import MetricError, UserError, UserTypeError
 from plr_dspy.lm.plain_text_adapter import labels_of, name_of_label, without_none
 from plr_dspy.metrics.by_example import SHOWN, as_score, fix_for_metric, takes
 from plr_dspy.report.formats import listed, shorten
-from plr_dspy.scoring.confusion_scores import Array, confusion_matrix, possible_labels, ratio
+from plr_dspy.scoring.confusion_scores import confusion_matrix, possible_labels, ratio
+from plr_dspy.statistics.arrays import Array
 
 MOST_LISTED = 5  # maximum number of labels that a message lists
 
@@ -204,10 +205,6 @@ class ConfusionMetric(SetMetric):
         return as_score(self.function(counts.copy(), list(labels)))
 
 
-def _has_examples(counts: Array) -> NDArray[np.bool_]:
-    return np.asarray(counts.sum(axis=1) > 0)
-
-
 class _OfManyMatrices(SetMetric):
     """A metric that is calculated for many confusion matrices at once, to save time."""
 
@@ -290,8 +287,8 @@ class MatthewsCorrelation(SetMetric):
     bounds = (-1.0, 1.0)
 
     def value(self, counts: Array, labels: Sequence[str]) -> float:
-        has_examples = _has_examples(counts)
         label_counts = counts.sum(axis=1)
+        has_examples = label_counts > 0
         unread = counts[:, -1]
         unread_share = has_examples * (unread.sum() - unread) / max(1, has_examples.sum() - 1)
         answers = counts[:, :-1].sum(axis=0) + unread_share

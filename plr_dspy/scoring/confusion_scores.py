@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from plr_dspy.errors import UserError
 from plr_dspy.scoring.drawn_answers import (
@@ -22,9 +22,9 @@ from plr_dspy.scoring.drawn_answers import (
 from plr_dspy.scoring.effective_scores import EffectiveScores, Labels, Records
 from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.space import Scores
+from plr_dspy.statistics.arrays import Array, Mask, Numbers
 from plr_dspy.statistics.crossed import RandomOrderings, mean_of_orderings
 
-Array: TypeAlias = NDArray[np.float64]
 # An example's index and the predicted label, which is None for an unparsable reply.
 Answer: TypeAlias = tuple[int, str | None]
 Answers: TypeAlias = Mapping[int, str | None]  # maps example indices to predicted labels
@@ -202,7 +202,7 @@ class ConfusionScores(EffectiveScores):
         turns = itertools.zip_longest(*groups)
         return [example for example in itertools.chain.from_iterable(turns) if example is not None]
 
-    def weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
+    def weights(self, known: Mask, examples: Numbers) -> Array:
         """Return weights ``[m, e]`` that restore each label's frequency among all examples.
 
         Rows are candidates, and columns are examples. Unknown scores have weight 0. If a row covers
@@ -213,7 +213,7 @@ class ConfusionScores(EffectiveScores):
         weight_of_label = num_known * self._shares / np.maximum(1, known @ is_of_label)
         return np.where(known, weight_of_label @ is_of_label.T, 0.0)
 
-    def reweighted(self, table: Array, examples: NDArray[np.int64]) -> Array:
+    def reweighted(self, table: Array, examples: Numbers) -> Array:
         """Return the scores ``[m, e]``, rescaled so that each row's plain mean equals its weighted mean.
 
         The weights are those that `weights()` returns. Unknown scores are NaN.
@@ -228,7 +228,7 @@ class ConfusionScores(EffectiveScores):
             counted[candidate] = dict(zip(row, values, strict=True))
         return counted
 
-    def information_weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
+    def information_weights(self, known: Mask, examples: Numbers) -> Array:
         # A value above 1 means that the scored examples are more informative than random examples,
         # for instance because their labels are rare.
         counts = known @ self._is_of_label[examples]
@@ -325,7 +325,7 @@ class ConfusionScores(EffectiveScores):
         bias = float(draws.mean()) - self._value_of(total_counts / len(draws))
         return self._value_of(weighted), np.clip(draws - bias, *self.bounds)
 
-    def _calls(self, rows: Sequence[Answers], label: int) -> tuple[Array, NDArray[np.bool_]]:
+    def _calls(self, rows: Sequence[Answers], label: int) -> tuple[Array, Mask]:
         """Return the one-hot answers of R rows to the E examples with a label, and a mask of known answers.
 
         The answers have the shape ``[k + 1, R, E]``, and the mask has the shape ``[R, E]``.
