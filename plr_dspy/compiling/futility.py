@@ -31,11 +31,6 @@ class UnreadableReplies(RuntimeError):
     """An error raised if almost no reply can be parsed, so that the same compile would always fail."""
 
 
-def always(candidate: Candidate) -> bool:
-    """Return True, to assume that every candidate shows demos."""
-    return True
-
-
 @dataclass
 class FutilityCheck:
     """A check of whether further calls of a search would be wasted."""
@@ -46,7 +41,8 @@ class FutilityCheck:
     compares: bool = True  # whether to stop if all scores and answers are equal
     advice: str = "try another adapter"  # what to do if replies cannot be parsed
     by_program: bool = False  # whether this is a race of programs, not a search over prompts
-    shows_demos: Callable[[Candidate], bool] = always  # whether a candidate's prompts show demos
+    # Whether a candidate's prompts show demos. By default, assume that they do.
+    shows_demos: Callable[[Candidate], bool] = lambda candidate: True
     # Whether any candidate can show demos. If so, only replies to prompts with demos can stop the search,
     # because demos may teach the output format.
     can_show_demos: bool = True
@@ -85,28 +81,41 @@ class FutilityCheck:
         """Warn if many answers cannot be parsed. Raise `UnreadableReplies` if almost none can be parsed."""
         judged = {prompt: records for prompt, records in prompts.items() if self._is_judged(prompt, records)}
         records = list(itertools.chain.from_iterable(judged.values()))
-        unparsable = _unparsable(records)
-        if len(records) < FIRST_ANSWERS or len(unparsable) < MOSTLY_UNPARSED * len(records):
+        if len(records) < FIRST_ANSWERS or len(_unparsable(records)) < MOSTLY_UNPARSED * len(records):
             return
+        if self._is_unreadable(prompts, judged):
+            raise UnreadableReplies(self._message(judged))
+        if len(records) >= ENOUGH_ANSWERS and not self.has_warned:
+            logger.warning("%s", self._message(judged))
+            self.has_warned = True
+
+    def _is_unreadable(
+        self, prompts: Mapping[str, Sequence[CallRecord]], judged: Mapping[str, Sequence[CallRecord]]
+    ) -> bool:
+        """Return whether almost no reply can be parsed, both among all prompts and among the judged ones.
+
+        A single prompt with readable replies is enough to continue.
+        """
+        if any(map(self._is_readable, prompts.values())):
+            return False
+        return _are_unreadable(judged.values()) and _are_unreadable(prompts.values())
+
+    def _message(self, judged: Mapping[str, Sequence[CallRecord]]) -> str:
+        """Return a message about the unparsable replies to these prompts, and how to fix the main cause."""
+        records = list(itertools.chain.from_iterable(judged.values()))
+        unparsable = _unparsable(records)
         cause = main_cause(record.error for record in unparsable)
         first = next(record for record in unparsable if cause_of(record.error) is cause)
         share = f"{len(unparsable)} of {len(records)}"
-        if cause is None:
-            fix = self.advice
-            if not any(map(self._has_demos, judged)):
-                fix = (GIVE_DEMOS if self.by_program else SHOW_DEMOS) + fix
-            message = (
-                f"{share} answers could not be parsed{self._of_programs(judged)}. One error: {first.message}. To fix "
-                f"this, {fix}"
-            )
-        else:
-            message = f"{share} calls failed ({first.error}: {first.message}): {cause.fix}"
-        is_unreadable = _are_unreadable(judged.values()) and _are_unreadable(prompts.values())
-        if is_unreadable and not any(map(self._is_readable, prompts.values())):
-            raise UnreadableReplies(message)
-        if len(records) >= ENOUGH_ANSWERS and not self.has_warned:
-            logger.warning("%s", message)
-            self.has_warned = True
+        if cause is not None:
+            return f"{share} calls failed ({first.error}: {first.message}): {cause.fix}"
+        fix = self.advice
+        if not any(map(self._has_demos, judged)):
+            fix = (GIVE_DEMOS if self.by_program else SHOW_DEMOS) + fix
+        programs = self._of_programs(judged)
+        return (
+            f"{share} answers could not be parsed{programs}. One error: {first.message}. To fix this, {fix}"
+        )
 
     def _is_judged(self, prompt: str, records: Sequence[CallRecord]) -> bool:
         """Return whether a message about unparsable replies includes this prompt.
@@ -163,10 +172,6 @@ def _are_unreadable(prompts: Iterable[Sequence[CallRecord]]) -> bool:
     return len(records) >= FIRST_ANSWERS and len(_unparsable(records)) >= UNPARSED * len(records)
 
 
-def _is_unparsable(record: CallRecord) -> bool:
-    """Return whether a reply could not be parsed, and has no label probabilities either."""
-    return record.outcome == WRONG and record.label_logprobs is None
-
-
 def _unparsable(records: Sequence[CallRecord]) -> list[CallRecord]:
-    return list(filter(_is_unparsable, records))
+    """Return the records of replies that could not be parsed, and have no label probabilities either."""
+    return [record for record in records if record.outcome == WRONG and record.label_logprobs is None]

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from plr_dspy.compiling.futility import FIRST_ANSWERS, FutilityCheck, always
+from plr_dspy.compiling.futility import FIRST_ANSWERS, FutilityCheck
 from plr_dspy.compiling.plan import MIN_ORDERS, Plan
 from plr_dspy.report.schema import Iteration
 from plr_dspy.report.stop import Stop, StopReason
@@ -69,7 +69,7 @@ class SearchRounds:
     min_probability: float | None = None
     sample: Callable[[], str] = str
     advice: str = FutilityCheck.advice
-    shows_demos: Callable[[Candidate], bool] = always
+    shows_demos: Callable[[Candidate], bool] = FutilityCheck.shows_demos
     stop_at_score: float | None = None
     patience: int | None = None
     shifted: bool = False
@@ -120,17 +120,23 @@ class SearchRounds:
         wanted = self.schedule.examples_for(candidates, self.observations, min_new=min_new)
         if is_first and min_new:
             wanted = self._first_half(wanted)
+        num_enough = MIN_SHARE * len(wanted)
         affordable = self.evaluator.affordable(wanted)
-        if len(affordable) < MIN_SHARE * len(wanted):
+        if len(affordable) < num_enough:
             return Stop(StopReason.BUDGET)
         if is_first:
             self._check_first_replies(affordable)
         scored = self.observe(affordable)
-        if scored and (is_first or len(scored) >= MIN_SHARE * len(wanted)):
+        has_enough = len(scored) >= num_enough
+        was_cut_short = len(scored) < len(affordable)
+        exceeds_budget = len(affordable) < len(wanted)
+        # Learn even if a limit ends the search, because the race and the decision need the estimates.
+        # In the first round, even a few scores are enough, because there are no estimates yet.
+        if scored and (is_first or has_enough):
             self._update_search([candidate for candidate in candidates if candidate in scored])
-        if len(scored) < len(affordable):
+        if was_cut_short:
             return Stop(self.evaluator.budget.refused or StopReason.TIME)
-        if len(affordable) < len(wanted):
+        if exceeds_budget:
             return Stop(StopReason.BUDGET)
         logger.info("%s", self._history[-1])
         return None
