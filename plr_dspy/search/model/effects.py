@@ -62,11 +62,11 @@ class ResponseEffects:
         # many short rows.
         is_known = ~np.isnan(contrasts[..., 0])
         num_contrasts = contrasts.shape[2]
-        self._known = is_known.astype(np.float64)
-        self._is_seen = is_known.any(axis=0)
-        self._contrasts = np.ascontiguousarray(np.moveaxis(np.nan_to_num(contrasts), 2, 0))
-        self._directions = directions.T
-        self._squares = (directions**2).sum(axis=1)
+        self._known = is_known.astype(np.float64)  # [m, E]
+        self._is_seen = is_known.any(axis=0)  # [E]
+        self._contrasts = np.ascontiguousarray(np.moveaxis(np.nan_to_num(contrasts), 2, 0))  # [d, m, E]
+        self._directions = directions.T  # [d, E]
+        self._squares = (directions**2).sum(axis=1)  # [E]
         self._is_outsider = is_outsider
         self.noise = 0.5
         self._example_variance = 2.0
@@ -74,8 +74,16 @@ class ResponseEffects:
         self._label_bias_variance = 1.0
         self._slope_variance = PRIOR_SLOPE
         self._examples = np.zeros((num_contrasts, len(directions)))
-        self._example_responses = self._contrasts  # contrasts minus the effects of orderings, z - b - q g
+        # Contrasts minus the effects of orderings, z - b - q g, [d, m, E].
+        self._example_responses = self._contrasts
         self.num_cells = np.zeros(len(is_known))
+        # The first sweep assigns the other attributes.
+        self.example_variances: Array
+        self.label_bias: Posterior
+        self.slope: Posterior
+        self._slope_leverage: Array  # the part of `leverage` that is due to the slope, [m, E]
+        self.leverage: Array
+        self.residuals: Array
         for _ in range(num_sweeps):
             noise_before = self.noise
             self._fit_examples()
@@ -125,35 +133,41 @@ class ResponseEffects:
         noise = self.noise
         directions = self._directions
         num_contrasts = len(self._contrasts)
-        bias_priors = self._label_bias_variance + np.where(self._is_outsider, OUTSIDER_LABEL_BIAS, 0.0)
-        slope_priors = self._slope_variance + np.where(self._is_outsider, OUTSIDER_SLOPE, 0.0)
-        # Compare each cell with an estimate of the example's effect from the other orderings only.
-        # Otherwise, the estimate would contain part of the cell's noise, which would look like an
-        # effect of the ordering.
-        own_precision = self._known / noise
-        precision = 1.0 / self.example_variances - own_precision
-        scaled = (self._examples / self.example_variances)[:, None] - own_precision * self._example_responses
-        weights = self._known * noise / (noise + 1.0 / precision)
-        responses = (self._contrasts - scaled / precision) * weights
+        bias_priors = self._label_bias_variance + np.where(self._is_outsider, OUTSIDER_LABEL_BIAS, 0.0)  # [m]
+        slope_priors = self._slope_variance + np.where(self._is_outsider, OUTSIDER_SLOPE, 0.0)  # [m]
+        examples, example_variances = self._examples_without_own_cell()
+        weights = self._known * noise / (noise + example_variances)  # [m, E]
+        responses = (self._contrasts - examples) * weights  # [d, m, E]
         self.num_cells = weights.sum(axis=1)
         # To solve the normal equations of label bias and slope, eliminate the label bias first.
-        ridge = noise / bias_priors
-        total = self.num_cells + ridge
-        cross = directions @ weights.T
-        sums = responses.sum(axis=2) + ridge * self._label_bias_mean[:, None]
-        moments = (responses @ directions[..., None])[..., 0].sum(axis=0)
-        remaining = weights @ self._squares - (cross**2).sum(axis=0) / total
-        inverse = 1.0 / (remaining + noise / slope_priors)
-        slopes = inverse * (moments - (cross * sums).sum(axis=0) / total)
-        label_bias = (sums - slopes * cross) / total
-        by_slope = ((cross / total) ** 2).sum(axis=0) * inverse / num_contrasts
-        bias_variances = noise * (1.0 / total + by_slope)
+        ridge = noise / bias_priors  # [m]
+        total = self.num_cells + ridge  # [m]
+        cross = directions @ weights.T  # [d, m]
+        sums = responses.sum(axis=2) + ridge * self._label_bias_mean[:, None]  # [d, m]
+        moments = (responses @ directions[..., None])[..., 0].sum(axis=0)  # [m]
+        remaining = weights @ self._squares - (cross**2).sum(axis=0) / total  # [m]
+        inverse = 1.0 / (remaining + noise / slope_priors)  # [m]
+        slopes = inverse * (moments - (cross * sums).sum(axis=0) / total)  # [m]
+        label_bias = (sums - slopes * cross) / total  # [d, m]
+        by_slope = ((cross / total) ** 2).sum(axis=0) * inverse / num_contrasts  # [m]
+        bias_variances = noise * (1.0 / total + by_slope)  # [m]
         self.label_bias = Posterior(label_bias.T, bias_variances, self._label_bias_mean, bias_priors)
         self.slope = Posterior(slopes[:, None], noise * inverse, np.zeros(1), slope_priors)
         self._slope_leverage = weights * np.outer(inverse, self._squares) / num_contrasts
         self._example_responses = self._contrasts - (
             label_bias[..., None] + slopes[:, None] * directions[:, None]
         )
+
+    def _examples_without_own_cell(self) -> tuple[Array, Array]:
+        """Return an estimate of the example's effect for each cell, from the other orderings only.
+
+        If the estimate contained part of the cell's noise, this would look like an effect of the
+        ordering. The shapes of the estimates and their variances are ``[d, m, E]`` and ``[m, E]``.
+        """
+        own_precision = self._known / self.noise
+        precision = 1.0 / self.example_variances - own_precision
+        scaled = (self._examples / self.example_variances)[:, None] - own_precision * self._example_responses
+        return scaled / precision, 1.0 / precision
 
     def _fit_noise(self) -> None:
         """Update the noise from the residuals and their degrees of freedom."""
