@@ -91,11 +91,9 @@ class Decision:
         The keys are names of fields in a report. The dict is empty if answers are not calibrated,
         or if the result belongs to the original itself.
         """
-        fitted = self.fitted
-        if fitted is None or not fitted.calibrates_answers or result.ordering == self.candidates[0].ordering:
+        if self.fitted is None:
             return {}
-        gain = result.gain
-        return {"over_calibrated": gain.probability_alike, "worse_than_calibrated": gain.worse_alike}
+        return _over_calibrated(self.fitted, self.candidates[0].ordering, result)
 
     def scale_of_metric(self, reference: Candidate) -> Callable[[float], float]:
         """Return a function that converts the model's expected scores to the scale of the metric.
@@ -154,45 +152,39 @@ def compare_finalists(
     original = finalists[0]
     scores = observations.counted()
     fitted = model.fit(scores, include=finalists)
-    scored = _ScoredFinalists(finalists, examples, observations, scores, fitted, num_dropped)
-    results = scored.results(original)
-    counted = fitted.counted(scores)
-    if not fitted.calibrates_answers:
-        # For a metric over a set, the model weights scores, so equal scores may become different.
-        # Therefore, find the examples with different scores by the unweighted scores.
-        counted = observations.scores()
+    scored_finalists = _ScoredFinalists(finalists, examples, observations, scores, fitted, num_dropped)
+    results = scored_finalists.results(original)
     promising = max(results[1:], key=lambda result: result.gain.probability).ordering
-    evidence = count_evidence(counted, original, promising)
-    choice = _Choice(over_best_user_program=results)
-    if evidence.num_differing or fitted.calibrates_answers:
-        choice = _choose_in_two_steps(scored, results, user_programs, min_probability, by_score)
+    # For a metric over a set, the model weights scores, so equal scores may become different.
+    # Therefore, find the examples with different scores by the unweighted scores.
+    counted_scores = fitted.counted(scores) if fitted.calibrates_answers else observations.scores()
+    if fitted.calibrates_answers or count_evidence(counted_scores).num_differing:
+        choice = _choose_in_two_steps(scored_finalists, results, user_programs, min_probability, by_score)
     else:  # No score differs, so no finalist is better than another.
         results = [replace(result, gain=Gain(0.0, 0.0)) for result in results]
+        choice = _Choice()
     chosen = choice.chosen
     ordering = results[chosen].ordering
-    if chosen:
-        evidence = count_evidence(counted, original, ordering)
-    compared = scored.compared(results, 0, chosen)
-    results[0] = replace(results[0], score=compared.original)
-    decision = Decision(
+    comparison_with_original = scored_finalists.compared(results, 0, chosen)
+    results[0] = replace(results[0], score=comparison_with_original.original)
+    best_user_program = None
+    over_best_user_program = None
+    if choice.best_user_program not in (0, chosen):
+        best_user_program = results[choice.best_user_program].ordering
+        over_best_user_program = scored_finalists.compared(
+            choice.over_best_user_program, choice.best_user_program, chosen
+        )
+    return Decision(
         ordering,
-        compared,
+        comparison_with_original.model_copy(update=_over_calibrated(fitted, original, results[chosen])),
+        best_user_program=best_user_program,
+        over_best_user_program=over_best_user_program,
+        rejected=choice.rejected,
         candidates=results,
         chosen=chosen,
-        evidence=evidence,
-        effect=scored.effect(original, ordering, applied=chosen > 0),
+        evidence=count_evidence(counted_scores, original, ordering if chosen else promising),
+        effect=scored_finalists.effect(original, ordering, applied=chosen > 0),
         fitted=fitted,
-        rejected=choice.rejected,
-    )
-    compared = compared.model_copy(update=decision.over_calibrated(results[chosen]))
-    decision = replace(decision, comparison=compared)
-    best = choice.best_user_program
-    if best in (0, chosen):
-        return decision
-    return replace(
-        decision,
-        best_user_program=results[best].ordering,
-        over_best_user_program=scored.compared(choice.over_best_user_program, best, chosen),
     )
 
 
@@ -215,7 +207,7 @@ class _Choice:
 
 
 def _choose_in_two_steps(
-    scored: "_ScoredFinalists",
+    scored_finalists: "_ScoredFinalists",
     results: Sequence[Result],
     user_programs: Collection[Candidate],
     min_probability: float | None,
@@ -224,7 +216,7 @@ def _choose_in_two_steps(
     """Choose one of the user's programs, then decide whether another finalist replaces it.
 
     Args:
-        scored: The finalists and their scores.
+        scored_finalists: The finalists and their scores.
         results: Results of all finalists, with gains over the original.
         user_programs, min_probability, by_score: As in `compare_finalists`.
     """
@@ -236,7 +228,7 @@ def _choose_in_two_steps(
     best = of_user[choose([results[number] for number in of_user], min_probability, odds=USER_PROGRAM_ODDS)]
     over_best = results
     if best:
-        over_best = scored.results(results[best].ordering)
+        over_best = scored_finalists.results(results[best].ordering)
     allowed = [best, *others]
     chosen = allowed[choose([over_best[number] for number in allowed], min_probability, by_score)]
     rejected = None
@@ -392,11 +384,12 @@ def likely(gain: Gain, min_probability: float | None, *, odds: float = MIN_ODDS)
     a gain must be at least `odds` times as likely as a loss. If answers are calibrated, the gain
     over the calibrated reference must meet the same condition.
     """
+    probability = min(gain.probability, gain.probability_alike)
     if min_probability is not None:
-        return gain.min_probability >= min_probability
+        return probability >= min_probability
     is_better = gain.probability >= odds * gain.worse
     is_better_alike = gain.probability_alike >= odds * gain.worse_alike
-    return gain.min_probability > 0.0 and is_better and is_better_alike
+    return probability > 0.0 and is_better and is_better_alike
 
 
 def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[int, float]) -> Gain:
@@ -415,6 +408,14 @@ def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[i
     if probability < 0.5:
         gain = replace(gain, worse=max(gain.worse, 1.0 - probability))
     return replace(gain, probability=min(gain.probability, probability))
+
+
+def _over_calibrated(fitted: FittedModel, original: Candidate, result: Result) -> dict[str, float]:
+    """Return the probabilities that a result is better or worse than the calibrated original."""
+    if not fitted.calibrates_answers or result.ordering == original:
+        return {}
+    gain = result.gain
+    return {"over_calibrated": gain.probability_alike, "worse_than_calibrated": gain.worse_alike}
 
 
 def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:

@@ -213,11 +213,15 @@ def _corrected_gain(
     gain. Limit the probability of a gain to the probability estimated from bootstrap samples.
     """
     gains = measurement.gains
+    observed = measurement.observed
     linear_gains = metric.gains(measurement.answered)
+    mean_linear_gain = float(linear_gains.mean())
     as_it_is = measurement.as_it_is
-    expected = _expected_by_metric(gain.expected, measurement.observed, float(linear_gains.mean()))
+    reduced = min(gain.expected, observed)
+    if observed > 0 and mean_linear_gain > 0:
+        reduced = gain.expected * min(1.0, observed / mean_linear_gain)
     # Adding 0.0 turns -0.0 into 0.0.
-    expected = round(metric.clip(as_it_is + expected) - as_it_is, 9) + 0.0
+    expected = round(metric.clip(as_it_is + reduced) - as_it_is, 9) + 0.0
     probability = 0.0
     if expected > 0:
         probability = min(gain.probability, _bootstrapped_probability(gains, linear_gains, num_orderings))
@@ -263,13 +267,6 @@ def _measured_comparison(
         expected_chosen=(expected_chosen, least_chosen, metric.clip(highest + upper[1])),
         unseen_labels=measurement.unseen_labels,
     )
-
-
-def _expected_by_metric(expected: float, observed: float, linear_gain: float) -> float:
-    """Return the expected gain, which is reduced if the metric improved less than its approximation."""
-    if observed > 0 and linear_gain > 0:
-        return expected * min(1.0, observed / linear_gain)
-    return min(expected, observed)
 
 
 def _bootstrapped_probability(gains: Array, linear_gains: Array, num_orderings: int) -> float:

@@ -30,7 +30,7 @@ def estimate_effect(
     return CalibrationEffect(
         original=round(fitted.as_it_is(original), 6),
         original_calibrated=round(calibrated, 6),
-        offsets=list(answers.estimate(fitted.orderings.index(chosen)).offsets),
+        offsets=list(answers.rounded_offsets(fitted.orderings.index(chosen))),
         applied=applied and fitted.calibrates_answers,
         shares=list(answers.calibrated_shares),
     )

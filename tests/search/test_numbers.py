@@ -86,27 +86,30 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, share_known=0.0, num_la
     }
 
 
-def estimate_of(fitted, ordering):
+def calibration_of(fitted, ordering):
+    """Return an ordering's offsets, and its expected scores without and with calibration."""
     if fitted.responses is None or ordering not in fitted.orderings:
         return None
-    return fitted.responses.answers.estimate(fitted.orderings.index(ordering))
+    answers = fitted.responses.answers
+    number = fitted.orderings.index(ordering)
+    return [*answers.rounded_offsets(number), *answers.estimate(number)]
 
 
 def numbers_of_fit(fitted, space, orderings):
     best = fitted.estimates()[0].ordering
     gain = fitted.gains(space.identity)[best]
-    effect = estimate_of(fitted, best)
     calibrations = []
     for ordering in orderings[:9]:
-        if other := estimate_of(fitted, ordering):
-            calibrations += [other.offsets[0], other.before, other.after]
+        if calibration := calibration_of(fitted, ordering):
+            first_offset, *_, before, after = calibration
+            calibrations += [first_offset, before, after]
     ways = estimate_effect(fitted, best, best, applied=False)
     return {
         "gain": [gain.expected, gain.probability, gain.deviation, gain.probability_alike],
         "without demos": [fitted.gains(WITHOUT_DEMOS)[best].expected, fitted.as_it_is(WITHOUT_DEMOS)],
         "expected": [fitted.expected_scores(space.identity)[best], fitted.as_it_is(best)],
         "interval": fitted.interval(best, 0.6, reference=space.identity),
-        "calibration": effect and [*effect.offsets, effect.before, effect.after],
+        "calibration": calibration_of(fitted, best),
         "calibrations": calibrations,
         "labels": list(ways.shares) if ways else [],
     }

@@ -32,9 +32,8 @@ class Revision(NamedTuple):
 
 
 class CalibrationEstimate(NamedTuple):
-    """The calibration of an ordering, and its expected scores without and with calibration."""
+    """The expected scores of an ordering without and with calibration."""
 
-    offsets: tuple[float, ...]  # values to add to the log-probabilities of labels, [L]
     before: float  # expected mean score without calibration
     after: float  # expected mean score with calibration
 
@@ -205,13 +204,12 @@ class Answers:
         return tuple(self.calibrated_labels.offsets[number].tolist())
 
     def estimate(self, number: int) -> CalibrationEstimate:
-        """Return an ordering's calibration, and its expected scores without and with calibration."""
-        offsets = self.rounded_offsets(number)
+        """Return an ordering's expected scores without and with calibration."""
         if self._calls.is_program[number]:
             before, gain, _ = self.corrected(number)
             scores = self._labels.scores
             before, after = np.clip([before, before + gain], scores.min(), scores.max()).tolist()
-            return CalibrationEstimate(offsets, before, after)
+            return CalibrationEstimate(before, after)
         weights = self._weights
         before, after = (self._own_expected_scores(number, weights.columns) @ weights.of_columns).tolist()
         is_called = self._calls.scored.known[number]
@@ -224,7 +222,7 @@ class Answers:
             # may still read labels from these replies.
             if self._are_calibrated:
                 after = float((1 - share) * after + share * mean_score)
-        return CalibrationEstimate(offsets, before, after)
+        return CalibrationEstimate(before, after)
 
     def corrected(self, number: int) -> tuple[float, float, Array]:
         """Return an ordering's uncalibrated score, its gain from calibration, and the errors of this gain.
