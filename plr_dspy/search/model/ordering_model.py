@@ -24,7 +24,7 @@ from threadpoolctl import ThreadpoolController
 
 from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.features import Features
-from plr_dspy.search.model.gains import OUTSIDER_SCALES
+from plr_dspy.search.model.gains import OUTSIDER_SCALES, Gains, GainSummary
 from plr_dspy.search.model.process import AdditiveProcess
 from plr_dspy.search.model.response_model import ResponseModel
 from plr_dspy.search.model.responses import Calls, LabelResponses, LabelTable
@@ -229,11 +229,6 @@ class Gain:
     probability_alike: float = 1.0
     worse_alike: float = 0.0
 
-    @property
-    def min_probability(self) -> float:
-        """The probability of a gain above 0 over the original or calibrated reference, whichever is lower."""
-        return min(self.probability, self.probability_alike)
-
 
 @dataclass(eq=False)
 class FittedModel:
@@ -341,46 +336,35 @@ class FittedModel:
         number = self.orderings.index(reference)
         above_alike = np.ones(len(self.orderings))
         below_alike = np.zeros(len(self.orderings))
-        summaries = []
         with one_thread():
-            label_gains = None
-            revision_gain = None
-            if self.responses is not None:
-                label_gains = self.responses.gains(number)
-                if self.calibrates_answers:
-                    revision_gain = self.responses.answers.gain_of_calibration(number)
-            # Log-probabilities may explain an outsider's scores so well that no further difference
-            # seems likely. To avoid false certainty, also compute gains on the assumption that
-            # outsiders differ, and return the less certain result. Without log-probabilities, allow
-            # the reference to be unlike all other orderings, because a person made or chose it.
-            alternatives: tuple[Sequence[float], ...] = ((1.0,), OUTSIDER_SCALES)
-            if label_gains is None:
-                alternatives = (OUTSIDER_SCALES,)
-            for outsider_scales in alternatives:
-                gains = self.process.gains(
-                    number, outsider_scales=outsider_scales, may_differ=label_gains is None
-                )
-                if label_gains is not None:
-                    gains = gains.plus(label_gains)
-                if revision_gain is not None:
-                    summary = gains.summary(margin=margin)
-                    above_alike = np.minimum(above_alike, summary.above.round(6))
-                    below_alike = np.maximum(below_alike, summary.below.round(6))
-                    gains = gains.plus(revision_gain)
-                summaries.append(gains.summary(margin=margin))
-        above_alike[number] = 1.0
-        below_alike[number] = 0.0
-        # The last digits differ between machines, so round them off.
-        columns = (
-            summaries[-1].expected.round(9),
-            np.min([summary.above for summary in summaries], axis=0).round(6),
-            np.max([summary.below for summary in summaries], axis=0).round(6),
-            np.max([summary.deviations for summary in summaries], axis=0).round(9),
-            above_alike,
-            below_alike,
-        )
-        rows = np.column_stack(columns).tolist()
+            alternatives = self._alternative_gains(number)
+            over_uncalibrated = alternatives
+            if self.responses is not None and self.calibrates_answers:
+                over_calibrated = _least_certain(alternatives, margin)
+                is_other = np.arange(len(self.orderings)) != number
+                above_alike = np.where(is_other, over_calibrated.above, 1.0)
+                below_alike = np.where(is_other, over_calibrated.below, 0.0)
+                gain_of_calibration = self.responses.answers.gain_of_calibration(number)
+                over_uncalibrated = [gains.plus(gain_of_calibration) for gains in alternatives]
+            summary = _least_certain(over_uncalibrated, margin)
+        rows = np.column_stack([*summary, above_alike, below_alike]).tolist()
         return {ordering: Gain(*row) for ordering, row in zip(self.orderings, rows, strict=True)}
+
+    def _alternative_gains(self, reference: int) -> list[Gains]:
+        """Return the gains over a reference under alternative assumptions about outsiders.
+
+        If answers are calibrated, these are gains over the calibrated reference.
+        """
+        label_gains = None if self.responses is None else self.responses.gains(reference)
+        if label_gains is None:
+            # Allow the reference to be unlike all other orderings, because a person made or chose it.
+            return [self.process.gains(reference, outsider_scales=OUTSIDER_SCALES, may_differ=True)]
+        # Log-probabilities may explain an outsider's scores so well that no further difference seems
+        # likely. To avoid false certainty, also compute gains on the assumption that outsiders differ.
+        return [
+            self.process.gains(reference, outsider_scales=outsider_scales).plus(label_gains)
+            for outsider_scales in ((1.0,), OUTSIDER_SCALES)
+        ]
 
     def counted(self, scores: Scores) -> Scores:
         """Return `scores`, with the scores of fitted orderings replaced by `counted_scores`."""
@@ -475,3 +459,17 @@ class FittedModel:
         means, variances = self.responses.predict(features)
         draws = self.process.sample(features, num_draws, rng, extra_variances=variances)
         return np.asarray(draws + np.concatenate([self.responses.means, means]))
+
+
+def _least_certain(alternatives: Sequence[Gains], margin: float) -> GainSummary:
+    """Return the expected gains of the last alternative, with the least certainty of all alternatives.
+
+    The last digits differ between machines, so they are rounded off.
+    """
+    summaries = [gains.summary(margin=margin) for gains in alternatives]
+    return GainSummary(
+        summaries[-1].expected.round(9),
+        np.min([summary.above for summary in summaries], axis=0).round(6),
+        np.max([summary.below for summary in summaries], axis=0).round(6),
+        np.max([summary.deviations for summary in summaries], axis=0).round(9),
+    )
