@@ -40,10 +40,6 @@ class EliminationSearch(Search):
         self.fitted = self.model.fit(scores)
         return elites
 
-    def ranked(self, scores: Scores) -> list[ScoreEstimate]:
-        estimates = [] if self.fitted is None else self.fitted.estimates()
-        return self.model.clipped([estimate for estimate in estimates if estimate.ordering in scores], scores)
-
     def can_change(self, leader: Candidate, num_examples: int) -> bool:
         """Return whether any program's expected improvement over the leader justifies more calls.
 

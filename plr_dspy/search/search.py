@@ -110,11 +110,14 @@ class Search(ABC):
         return best_first(estimates)[: num_elites(len(estimates), self.elite_fraction)]
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
-        """Return the candidates in `scores` with their mean scores, best first.
+        """Return the fitted model's estimates for the candidates in `scores`, best first.
 
-        Subclasses that fit a model override this method, and return the model's estimates.
+        If no model is fitted, the estimates are the mean scores.
         """
-        return best_first((ordering, mean_score(row)) for ordering, row in scores.items())
+        if self.fitted is None:
+            return best_first((ordering, mean_score(row)) for ordering, row in scores.items())
+        estimates = [estimate for estimate in self.fitted.estimates() if estimate.ordering in scores]
+        return self.model.clipped(estimates, scores)
 
     def mode(self) -> Ordering:
         """Return the most probable ordering under the current distributions.
@@ -252,15 +255,20 @@ class Search(ABC):
         """Refit the distributions to the elites.
 
         Start from uniform distributions if `from_uniform`, else from the current distributions.
-        Do nothing if all elites are whole programs, for example because a limit prevented calls of
-        orderings.
+        Ignore whole programs. Do nothing if all elites are whole programs, for example because a
+        limit prevented calls of orderings.
         """
-        orderings = [elite.ordering for elite in elites if not isinstance(elite.ordering, WholeProgram)]
+        orderings: list[Ordering] = []
+        scores_of_orderings: list[float] = []
+        for ordering, score in elites:
+            if not isinstance(ordering, WholeProgram):
+                orderings.append(ordering)
+                scores_of_orderings.append(score)
         if not orderings:
             return
-        scores = torch.tensor([elite.score for elite in elites], dtype=torch.float64)
+        scores = torch.tensor(scores_of_orderings, dtype=torch.float64)
         weights = None
-        # Unlike PLR, give all elites the same weight if any score is 0 or less, because weights
+        # Unlike PLR, give all orderings the same weight if any score is 0 or less, because weights
         # must be positive.
         if self._rule.weighted and bool((scores > 0).all()):
             weights = scores / scores.mean()

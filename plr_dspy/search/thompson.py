@@ -142,11 +142,6 @@ class ThompsonSearch(Search):
         self.refit(elites, from_uniform=True)
         return self.model.clipped(elites, scores)
 
-    def ranked(self, scores: Scores) -> list[ScoreEstimate]:
-        """Return the fitted model's estimates for the scored candidates, best first."""
-        estimates = [] if self.fitted is None else self.fitted.estimates()
-        return self.model.clipped([estimate for estimate in estimates if estimate.ordering in scores], scores)
-
     def _is_done(self, candidate: Candidate) -> bool:
         return candidate in self._finished or self._counts.get(candidate, 0) >= self._num_examples
 

@@ -13,7 +13,7 @@ from worlds import play
 from plr_dspy import CrossEntropySearch, MaximumLikelihood, OrderingSpace
 from plr_dspy.report.schema import Iteration
 from plr_dspy.search.search import RandomSearch, num_elites, reason_to_stop
-from plr_dspy.search.space import ScoreEstimate
+from plr_dspy.search.space import ScoreEstimate, WholeProgram
 
 UPDATES = ["ema", "mle", "mixture"]
 
@@ -71,6 +71,16 @@ class TestCrossEntropySearch:
         weights = None if weights is None else torch.tensor(weights)
         expected = rule.update(rule.initial(3), torch.tensor(orderings[:2]), weights).logits
         torch.testing.assert_close(search.distributions[0].logits, expected)
+
+    def test_refit_ignores_whole_programs_and_their_scores(self):
+        orderings = [ScoreEstimate(((2, 0, 1),), 0.3), ScoreEstimate(((1, 2, 0),), 0.1)]
+        program = ScoreEstimate(WholeProgram(0, "theirs"), 0.9)
+        space = OrderingSpace.of_sizes(3, max_length=3)
+        rule = MaximumLikelihood(num_steps=5, weighted=True)
+        search, other = (CrossEntropySearch(space, update=rule) for _ in range(2))
+        search.refit([program, *orderings])
+        other.refit(orderings)
+        assert search.distributions[0].state_dict() == other.distributions[0].state_dict()
 
     def test_refit_starts_from_the_current_or_from_uniform_distributions(self):
         elites = [[ScoreEstimate((tuple(order),), 1.0)] for order in ([2, 0, 1], [1, 2, 0])]
