@@ -10,6 +10,7 @@ from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.prefixes import num_new_items
 from plr_dspy.search.search import Search, check_whole, num_elites
 from plr_dspy.search.space import Candidate, Ordering, OrderingSpace, ScoreEstimate, Scores, WholeProgram
+from plr_dspy.statistics.arrays import Array, Mask
 
 # Approximate number of orderings proposed per round. In a smaller space, all orderings are proposed.
 NUM_CANDIDATES = 300
@@ -94,31 +95,32 @@ class ThompsonSearch(Search):
         """
         with one_thread():
             if self.fitted is None:
-                if self.space.num_distinct <= self._num_initial:
-                    return list(self.space.enumerate())
-                # With log-probabilities, a varied first round helps more than cached prefixes do.
-                if self.space.from_end and not self._has_responses:
-                    return self.nested(self._num_initial)
-                return self.fresh(self._num_initial, ())
+                return self._first_round()
             rng = np.random.default_rng([self._seed, self._num_rounds])
             candidates = self._propose(self.fitted, rng)
             pool = [*self.fitted.orderings, *candidates]
-            is_done = np.array([self._is_done(candidate) for candidate in pool])
-            if is_done.all():
+            is_unfinished = np.array([not self._is_done(candidate) for candidate in pool])
+            if not is_unfinished.any():
                 return []
             draws = self.fitted.sample(candidates, 3 * min(self.num_samples, len(pool)), rng)
-            draws[:, is_done] = -np.inf
-            is_program = np.array([isinstance(candidate, WholeProgram) for candidate in pool]) & ~is_done
+            is_allowed_first = is_unfinished
+            is_program = is_unfinished & [isinstance(candidate, WholeProgram) for candidate in pool]
             if self._has_responses and is_program.any():
                 # Reserve the first draw for whole programs, because log-probabilities do not
                 # predict their scores.
-                draws[0, ~is_program] = -np.inf
-            batch = []
-            for draw in draws[: min(self.num_samples, int((~is_done).sum()))]:
-                best = int(draw.argmax())
-                batch.append(pool[best])
-                draws[:, best] = -np.inf
-            return batch
+                is_allowed_first = is_program
+            num_samples = min(self.num_samples, int(is_unfinished.sum()))
+            chosen = _best_of_each_draw(draws[:num_samples], is_unfinished, is_allowed_first)
+            return [pool[index] for index in chosen]
+
+    def _first_round(self) -> list[Candidate]:
+        """Return the initial candidates, or all candidates if the space has no more than that."""
+        if self.space.num_distinct <= self._num_initial:
+            return list(self.space.enumerate())
+        # With log-probabilities, a varied first round helps more than cached prefixes do.
+        if self.space.from_end and not self._has_responses:
+            return self.nested(self._num_initial)
+        return self.fresh(self._num_initial, ())
 
     def tell(self, orderings: Sequence[Candidate], scores: Scores) -> list[ScoreEstimate]:
         """Learn from all scores, and return the elites, best first.
@@ -186,3 +188,20 @@ class ThompsonSearch(Search):
             beam = [orderings[index] for index in ranked[:NUM_CLIMBERS]]
             kept += beam
         return kept
+
+
+def _best_of_each_draw(draws: Array, is_allowed: Mask, is_allowed_first: Mask) -> list[int]:
+    """Return the index of the best candidate in each draw, without duplicates.
+
+    Args:
+        draws: Scores of the candidates, ``[draws, m]``.
+        is_allowed: The candidates that may be chosen, ``[m]``.
+        is_allowed_first: The candidates that may be chosen in the first draw, ``[m]``.
+    """
+    best_indices: list[int] = []
+    is_left = is_allowed_first
+    for draw in draws:
+        best_indices.append(int(np.where(is_left, draw, -np.inf).argmax()))
+        is_left = is_allowed.copy()
+        is_left[best_indices] = False
+    return best_indices
