@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextvars import copy_context
 from dataclasses import replace
 from traceback import walk_tb
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import dspy
 
@@ -61,6 +61,14 @@ class WrongAnswer(Exception):
         super().__init__(text)
         self.error = error
         self.record_fields: dict[str, Any] = {}
+
+
+class FinishedCall(NamedTuple):
+    """The record of a program call, its token counts, and the exception if the call failed."""
+
+    record: CallRecord
+    tokens: dict[str, dict[str, int]]
+    failure: BaseException | None
 
 
 class MetricWork:
@@ -307,32 +315,7 @@ class ProgramEvaluator:
                 if not self.budget.begin(scored_example):
                     return
                 pending.popleft()
-            failure: BaseException | None = None
-            usage = Usage()
-            replies = TruncationCounter()
-            with dspy.context(trace=[], usage_tracker=usage, plr_dspy_truncated=replies):
-                try:
-                    program: Any = None if ordering is None else programs[ordering]
-                    record = self._work(program, example)
-                except KeyboardInterrupt:
-                    raise
-                except WrongAnswer as wrong:
-                    message = first_line(wrong, self._redact)
-                    record = CallRecord(
-                        None, WRONG, type(wrong.error).__name__, message, **wrong.record_fields
-                    )
-                except BaseException as error:
-                    # An error in the program or metric is a failure, not a score of 0.
-                    message = first_line(error, self._redact)
-                    if _raised_by_metric(error):
-                        message = f"in the metric: {message}"
-                    record = CallRecord(None, FAILED, error_name(error), message)
-                    failure = error
-            if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():
-                raise KeyboardInterrupt  # The program swallowed the interrupt.
-            if replies.num_truncated or replies.num_unknown:
-                record = replace(record, is_truncated=True if replies.num_truncated else None)
-            tokens = usage.counts()
+            record, tokens, failure = self._call(None if ordering is None else programs[ordering], example)
             self.budget.end(tokens, scored_example)
             if not self.log.add(key, record, tokens):
                 return  # The compile run ended before this call finished.
@@ -340,6 +323,35 @@ class ProgramEvaluator:
                 if failure is not None:
                     self._handle_failure(failure, example, ordering, f"{record.error}: {record.message}")
                 self._on_cell()
+
+    def _call(self, program: Any, example: int) -> FinishedCall:
+        """Call a program on an example, and raise a KeyboardInterrupt if the program swallowed one."""
+        usage = Usage()
+        replies = TruncationCounter()
+        with dspy.context(trace=[], usage_tracker=usage, plr_dspy_truncated=replies):
+            record, failure = self._record_of_call(program, example)
+        if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        if replies.num_truncated or replies.num_unknown:
+            record = replace(record, is_truncated=True if replies.num_truncated else None)
+        return FinishedCall(record, usage.counts(), failure)
+
+    def _record_of_call(self, program: Any, example: int) -> tuple[CallRecord, BaseException | None]:
+        """Call a program on an example. Return the call's record, and the exception if the call failed."""
+        try:
+            return self._work(program, example), None
+        except KeyboardInterrupt:
+            raise
+        except WrongAnswer as wrong:
+            message = first_line(wrong, self._redact)
+            record = CallRecord(None, WRONG, type(wrong.error).__name__, message, **wrong.record_fields)
+            return record, None
+        except BaseException as error:
+            # An error in the program or metric is a failure, not a score of 0.
+            message = first_line(error, self._redact)
+            if _raised_by_metric(error):
+                message = f"in the metric: {message}"
+            return CallRecord(None, FAILED, error_name(error), message), error
 
     def _handle_failure(
         self, failure: BaseException, example: int, ordering: Candidate | None, message: str
