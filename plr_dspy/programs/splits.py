@@ -191,36 +191,55 @@ def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str]
         prompted: Names of the inputs that prompts contain, if known. The first rule ignores
             other inputs, such as an ID, unless the examples have no prompted input.
     """
-    inputs: list[dict[str, str]] = []
+    inputs = [_keys_by_name(example.inputs()) for example in examples]
+    input_names = set[str]().union(*inputs)
+    compared_names = input_names.intersection(prompted) or input_names
     by_field: dict[tuple[str, str], set[int]] = defaultdict(set)
     by_value: dict[str, set[int]] = defaultdict(set)
-    for number, example in enumerate(examples):
-        keys = {name: input_key(value) for name, value in example.inputs().items()}
-        inputs.append(keys)
+    for number, keys in enumerate(inputs):
         for name, key in keys.items():
             by_field[name, key].add(number)
             by_value[key].add(number)
-    names = {name for name, _ in by_field}
-    names = names.intersection(prompted) or names
     max_matches = max(1, int(len(examples) * COMMON_SHARE))
     shown: set[int] = set()
     for demo in demos:
-        fields = {name: input_key(value) for name, value in dict(demo.items()).items()}
-        matches = [by_field.get(field, set()) for field in fields.items() if field[0] in names]
-        field_matches: set[int] = set()
-        if matches:
-            field_matches = set.intersection(*matches)
-        shown |= {number for number in field_matches if inputs[number].items() <= fields.items()}
-        counts: Counter[int] = Counter()
-        for key in set(fields.values()):
-            counts.update(by_value.get(key, ()))
-        value_matches = {
-            number for number, count in counts.items() if count == len(set(inputs[number].values()))
-        }
-        for numbers in (field_matches, value_matches):
-            if len(numbers) <= max_matches:
-                shown |= numbers
+        fields = _keys_by_name(demo)
+        with_equal_fields = _with_equal_fields(fields, compared_names, by_field)
+        with_all_values = _with_all_values(fields, inputs, by_value)
+        with_all_fields = {number for number in with_equal_fields if inputs[number].items() <= fields.items()}
+        shown |= with_all_fields
+        for matches in (with_equal_fields, with_all_values):
+            if len(matches) <= max_matches:
+                shown |= matches
     return shown
+
+
+def _keys_by_name(fields: Any) -> dict[str, str]:
+    return {name: input_key(value) for name, value in fields.items()}
+
+
+def _with_equal_fields(
+    demo: Mapping[str, str], names: Collection[str], by_field: Mapping[tuple[str, str], set[int]]
+) -> set[int]:
+    """Return the examples that have all fields of a demo whose names are in `names`.
+
+    If the demo has no such fields, return no examples. `by_field` maps each field to the examples that have it.
+    """
+    matches = [by_field.get((name, key), set()) for name, key in demo.items() if name in names]
+    return set.intersection(*matches) if matches else set()
+
+
+def _with_all_values(
+    demo: Mapping[str, str], inputs: Sequence[Mapping[str, str]], by_value: Mapping[str, set[int]]
+) -> set[int]:
+    """Return the examples whose input values are all in a demo, under any names.
+
+    `by_value` maps each value to the examples that have it.
+    """
+    counts: Counter[int] = Counter()
+    for key in set(demo.values()):
+        counts.update(by_value.get(key, ()))
+    return {number for number, count in counts.items() if count == len(set(inputs[number].values()))}
 
 
 def by_content(examples: Examples) -> list[int]:
