@@ -62,25 +62,35 @@ def attributes(value: Any) -> dict[str, Any]:
 
 def _shared_parts(program: dspy.Module) -> dict[int, Any]:
     """Return the objects that all copies of a program share, keyed by `id`."""
-    values, holders = _reachable(program)
-    copied = {key: value for key, value in values.items() if isinstance(value, BaseModule)}
-    pending = list(copied)
-    while pending:
-        for holder in holders[pending.pop()]:
-            if holder not in copied:
-                copied[holder] = values[holder]
-                pending.append(holder)
-    for module in [value for value in copied.values() if isinstance(value, BaseModule)]:
-        # Copy collections that optimizers or calls may modify in place: demos, traces and caches.
-        for value in vars(module).values():
-            if type(value) in (list, dict, set) and len(value) <= LARGEST_COPIED:
-                copied[id(value)] = value
+    copied = _copied_parts(program)
     shared: dict[int, Any] = {}
     for value in copied.values():
         for part in _parts(value):
             if type(part) not in ATOMS and id(part) not in copied:
                 shared[id(part)] = part
     return shared
+
+
+def _copied_parts(program: dspy.Module) -> dict[int, Any]:
+    """Return the objects that are copied with a program, keyed by `id`.
+
+    These are its modules, the modules' small lists, dicts and sets, and all objects that refer to a module.
+    """
+    values, holders = _reachable(program)
+    modules = {key: value for key, value in values.items() if isinstance(value, BaseModule)}
+    copied = dict(modules)
+    pending = list(modules)
+    while pending:
+        for holder in holders[pending.pop()]:
+            if holder not in copied:
+                copied[holder] = values[holder]
+                pending.append(holder)
+    for module in modules.values():
+        # Copy collections that optimizers or calls may modify in place: demos, traces and caches.
+        for value in vars(module).values():
+            if type(value) in (list, dict, set) and len(value) <= LARGEST_COPIED:
+                copied[id(value)] = value
+    return copied
 
 
 def _reachable(program: Any) -> tuple[dict[int, Any], dict[int, list[int]]]:
