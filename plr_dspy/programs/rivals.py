@@ -98,11 +98,6 @@ class Rival:
         return len(self.demos) + num_retrieved
 
     @property
-    def shows_demos(self) -> bool:
-        """Whether any predictor has demos, or retrieves demos for each input."""
-        return bool(self.demos or self._retrievals)
-
-    @property
     def _retrievals(self) -> list[Any]:
         retrievals = [getattr(predictor, "retrieval", None) for predictor in self.predictors]
         return [retrieval for retrieval in retrievals if retrieval]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import dspy
 
@@ -29,6 +29,8 @@ from plr_dspy.search.space import WITHOUT_DEMOS, Candidate, Ordering, OrderingSp
 logger = logging.getLogger(__name__)
 
 OWN = "student"  # origin of the student's own demos
+
+QuotasOf: TypeAlias = Mapping[str, Callable[[Sequence[Any]], Quotas]]  # as in `PoolSlots`, by predictor name
 
 
 @dataclass(frozen=True)
@@ -125,15 +127,18 @@ class PromptSlots(ABC):
 
     def shows_demos(self, candidate: Candidate) -> bool:
         """Return whether a candidate's prompts show any demos."""
-        if candidate in self.rivals:
-            return self.rivals[candidate].shows_demos
         return self.num_demos(candidate) > 0
 
     def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
         """Return a new copy of a candidate's program. `guarded` is as in `Rival.build`."""
         if candidate in self.rivals:
             return self.rivals[candidate].build(guarded=guarded)
-        return self._factory.build(self.demos(candidate))
+        program = self._factory.build(self.demos(candidate))
+        texts = self._other_texts(candidate)
+        for name, predictor in program.named_predictors():
+            if name in texts:
+                predictor.signature = predictor.signature.with_instructions(texts[name])
+        return program
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
         """Return a digest of a candidate's prompts, or of the whole program if the candidate is a rival.
@@ -142,7 +147,12 @@ class PromptSlots(ABC):
         """
         if candidate in self.rivals:
             return self.rivals[candidate].digest
-        return self._digest(self.demos(candidate))
+        return self._digest(self.demos(candidate), self._other_texts(candidate))
+
+    def _other_texts(self, candidate: Candidate) -> dict[str, str]:
+        """Return the instructions that differ from the program's own, keyed by predictor name."""
+        chosen = self.instructions(candidate)
+        return {name: self.alternatives[name][number].text for name, number in chosen.items() if number}
 
     def _digest(
         self, shown: Mapping[str, Sequence[Any]], instructions: Mapping[str, str] | None = None
@@ -248,28 +258,57 @@ def _blocks(
     return tuple(blocks)
 
 
-def _own_items(slot: Slot) -> tuple[int, ...]:
-    """Return the indices of the student's own demos, which come first in a slot's pool."""
-    return tuple(range([pooled.origin for pooled in slot.pool].count(OWN)))
+class _Block(NamedTuple):
+    """A block of the search space: a pool of demos, or a predictor's alternative instructions.
+
+    The defaults are those of instructions, of which a prompt shows exactly one.
+
+    Attributes:
+        size: The number of items.
+        limits, quotas: As in `OrderingSpace`, but for this block only.
+        own: The items in the student's own prompt.
+        shortest: The items with the fewest tokens that meet the minimum and the quotas.
+        num_tokens: The number of tokens in the demos in `shortest`.
+    """
+
+    size: int
+    limits: tuple[int, int] = (1, 1)
+    quotas: Quotas = Quotas()
+    own: tuple[int, ...] = (0,)
+    shortest: tuple[int, ...] = (0,)
+    num_tokens: int = 0
+
+
+def _blocks_of_pools(
+    pools: Mapping[str, Sequence[PooledDemo]], quotas_of: QuotasOf, min_demos: int, max_demos: int
+) -> list[_Block]:
+    blocks = []
+    for name, pool in pools.items():
+        quotas = quotas_of.get(name, _no_quotas)([pooled.demo for pooled in pool])
+        minimum = max(min(min_demos, len(pool)), quotas.total)
+        by_length = sorted(range(len(pool)), key=lambda item: pool[item].tokens)
+        shortest = quotas.first(by_length, minimum)
+        num_own = [pooled.origin for pooled in pool].count(OWN)
+        block = _Block(
+            len(pool),
+            limits=(minimum, min(max_demos, len(pool))),
+            quotas=quotas,
+            own=tuple(range(num_own)),  # The student's own demos come first.
+            shortest=shortest,
+            num_tokens=sum(pool[item].tokens for item in shortest),
+        )
+        blocks.append(block)
+    return blocks
 
 
 def _no_quotas(demos: Sequence[Any]) -> Quotas:
     return Quotas()
 
 
-def _fewest_tokens(
-    pools: Mapping[str, Sequence[PooledDemo]],
-    min_demos: int,
-    quotas_of: Mapping[str, Callable[[Sequence[Any]], Quotas]],
-) -> int:
-    """Return the number of tokens in the shortest demos that meet every pool's minimum and quotas."""
-    tokens = 0
-    for name, pool in pools.items():
-        quotas = quotas_of.get(name, _no_quotas)([pooled.demo for pooled in pool])
-        by_length = sorted(range(len(pool)), key=lambda item: pool[item].tokens)
-        items = quotas.first(by_length, max(min(min_demos, len(pool)), quotas.total))
-        tokens += sum(pool[item].tokens for item in items)
-    return tokens
+def _short_enough(pool: Sequence[PooledDemo], max_tokens: int | None) -> tuple[PooledDemo, ...]:
+    """Return the student's own demos, and the other demos that are within the token limit."""
+    token_limit = math.inf if max_tokens is None else max_tokens
+    return tuple(pooled for pooled in pool if pooled.origin == OWN or pooled.tokens <= token_limit)
 
 
 class PoolSlots(PromptSlots):
@@ -304,80 +343,55 @@ class PoolSlots(PromptSlots):
         rivals: Sequence[Rival] = (),
         programs: Sequence[WholeProgram] = (),
         alternatives: Mapping[str, Sequence[Instruction]] = MappingProxyType({}),
-        quotas_of: Mapping[str, Callable[[Sequence[Any]], Quotas]] = MappingProxyType({}),
+        quotas_of: QuotasOf = MappingProxyType({}),
     ) -> None:
         super().__init__(program, rivals)
-        token_limit = math.inf if max_tokens is None else max_tokens
-        slots: list[Slot] = []
-        limits: list[tuple[int, int]] = []
-        quotas: list[Quotas] = []
-        shortest: list[tuple[int, ...]] = []
-        for name, pooled_demos in pools.items():
-            pool = tuple(
-                pooled for pooled in pooled_demos if pooled.origin == OWN or pooled.tokens <= token_limit
-            )
-            if not pool:
-                continue
-            items = tuple(range(len(pool)))
-            demos = tuple(pooled.demo for pooled in pool)
-            quotas.append(quotas_of.get(name, _no_quotas)(demos))
-            minimum = max(min(min_demos, len(pool)), quotas[-1].total)
-            limits.append((minimum, min(max_demos, len(pool))))
-            by_length = sorted(items, key=lambda item: pool[item].tokens)
-            shortest.append(quotas[-1].first(by_length, minimum))
-            classes = tuple(answer_classes(demos, list(self._predictors[name].signature.output_fields)))
-            slots.append(Slot(name, demos, (items,), (classes,), (items,), pool))
-        self.slots = tuple(slots)
         self.alternatives = dict(alternatives)
-        least_tokens = self.tokens(tuple(shortest))
-        if not slots:
+        short_demos = {name: _short_enough(pool, max_tokens) for name, pool in pools.items()}
+        usable_pools = {name: pool for name, pool in short_demos.items() if pool}
+        self.slots = tuple(self._slot(name, pool) for name, pool in usable_pools.items())
+        blocks = _blocks_of_pools(usable_pools, quotas_of, min_demos, max_demos)
+        least_tokens = sum(block.num_tokens for block in blocks)
+        if not blocks:  # All demos exceed the limit, or there are none.
             least_tokens = min((pooled.tokens for pooled in itertools.chain(*pools.values())), default=0)
-        if least_tokens > token_limit:
+        if max_tokens is not None and least_tokens > max_tokens:
             # Demos that exceed the limit were dropped, but the quotas of the full pools may require them.
-            least_tokens = max(least_tokens, _fewest_tokens(pools, min_demos, quotas_of))
-            raise too_many_tokens(least_tokens, max_tokens, min_demos, has_quotas=bool(quotas_of))
-        fits: Callable[[Ordering], bool] | None = None
-        if max_tokens is not None:
-            fits = lambda ordering: self.tokens(ordering) <= token_limit  # noqa: E731
-        self.space = self._make_space(limits, quotas, shortest, fits, programs)
-        own_prompt = (*map(_own_items, slots), *((0,) for _ in self.alternatives))
-        if self.space.contains(own_prompt) and self.space.allows(own_prompt):
-            self.space = replace(self.space, identity=own_prompt)
-        self.original: Candidate = own_prompt  # the student's own prompt, which may exceed the limits
+            full_blocks = _blocks_of_pools(pools, quotas_of, min_demos, max_demos)
+            required_tokens = max(least_tokens, sum(block.num_tokens for block in full_blocks))
+            raise too_many_tokens(required_tokens, max_tokens, min_demos, has_quotas=bool(quotas_of))
+        blocks += [_Block(len(instructions)) for instructions in alternatives.values()]
+        # The student's own prompt may exceed the limits.
+        self.original: Candidate = tuple(block.own for block in blocks)
+        self.space = self._make_space(blocks, max_tokens, programs)
+
+    def _slot(self, name: str, pool: tuple[PooledDemo, ...]) -> Slot:
+        items = tuple(range(len(pool)))
+        demos = tuple(pooled.demo for pooled in pool)
+        classes = tuple(answer_classes(demos, list(self._predictors[name].signature.output_fields)))
+        return Slot(name, demos, blocks=(items,), classes=(classes,), kinds=(items,), pool=pool)
 
     def _make_space(
-        self,
-        limits: Sequence[tuple[int, int]],
-        quotas: Sequence[Quotas],
-        shortest: Sequence[tuple[int, ...]],
-        fits: Callable[[Ordering], bool] | None,
-        programs: Sequence[WholeProgram],
+        self, blocks: Sequence[_Block], max_tokens: int | None, programs: Sequence[WholeProgram]
     ) -> OrderingSpace:
-        """Return the space, which has a block for each pool and a block for each choice of instructions.
+        """Return the space, which begins with the student's own prompt, or else the shortest arrangement."""
+        token_limit = math.inf if max_tokens is None else max_tokens
 
-        `limits`, `quotas` and `shortest` have one entry for each pool.
-        """
+        def fits(ordering: Ordering) -> bool:
+            return self.tokens(ordering) <= token_limit
+
         numbers_of_slots = {slot.predictor: number for number, slot in enumerate(self.slots)}
-        kinds = [slot.kinds[0] for slot in self.slots]
-        block_limits = [*limits]
-        block_quotas = [*quotas]
-        shortest_blocks = [*shortest]
-        choices = []
-        for name, instructions in self.alternatives.items():
-            kinds.append(tuple(range(len(instructions))))
-            block_limits.append((1, 1))
-            block_quotas.append(Quotas())
-            shortest_blocks.append((0,))
-            choices.append(numbers_of_slots.get(name))
-        return OrderingSpace(
-            tuple(kinds),
-            tuple(block_limits),
-            tuple(shortest_blocks),
-            fits,
-            (*self.competing, *programs),
-            choices=tuple(choices),
-            quotas=tuple(block_quotas),
+        space = OrderingSpace(
+            kinds=tuple(tuple(range(block.size)) for block in blocks),
+            limits=tuple(block.limits for block in blocks),
+            identity=tuple(block.shortest for block in blocks),
+            allowed=None if max_tokens is None else fits,
+            programs=(*self.competing, *programs),
+            choices=tuple(map(numbers_of_slots.get, self.alternatives)),
+            quotas=tuple(block.quotas for block in blocks),
         )
+        if space.contains(self.original) and space.allows(self.original):
+            return replace(space, identity=self.original)
+        return space
 
     def with_alternatives(self, alternatives: Mapping[str, Sequence[Instruction]]) -> "PoolSlots":
         """Return a copy that chooses from these instructions. Existing instructions must keep their indices."""
@@ -403,24 +417,6 @@ class PoolSlots(PromptSlots):
         return {
             name: item for name, (item,) in zip(self.alternatives, candidate[len(self.slots) :], strict=True)
         }
-
-    def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
-        program = super().build(candidate, guarded=guarded)
-        texts = self._other_texts(candidate)
-        for name, predictor in program.named_predictors():
-            if name in texts:
-                predictor.signature = predictor.signature.with_instructions(texts[name])
-        return program
-
-    def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        if candidate in self.rivals:
-            return self.rivals[candidate].digest
-        return self._digest(self.demos(candidate), self._other_texts(candidate))
-
-    def _other_texts(self, candidate: Candidate) -> dict[str, str]:
-        """Return the instructions that differ from the program's own, keyed by predictor name."""
-        chosen = self.instructions(candidate)
-        return {name: self.alternatives[name][number].text for name, number in chosen.items() if number}
 
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
         arrangements = ordering[: len(self.slots)]

@@ -152,10 +152,8 @@ class RetrievalSlots(PoolSlots):
         return self.whole_programs[0]
 
     def tokens(self, candidate: Candidate) -> int:
-        return super().tokens(candidate) + self.found_tokens(candidate)
-
-    def found_tokens(self, candidate: Candidate) -> int:
-        return sum(retrieval.num_tokens for retrieval in self._retrievals(candidate).values())
+        num_retrieved = sum(retrieval.num_tokens for retrieval in self._retrievals(candidate).values())
+        return super().tokens(candidate) + num_retrieved
 
     def num_demos(self, candidate: Candidate) -> int:
         num_retrieved = sum(retrieval.num_demos for retrieval in self._retrievals(candidate).values())
