@@ -22,11 +22,11 @@ from plr_dspy.dspy_compat import (
     format_field_value,
     sent_messages,
 )
-from plr_dspy.errors import UserError, UserTypeError
+from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.per_input_order import PerInputOrder
 from plr_dspy.lm.plain_text_adapter import one_block, without_none
-from plr_dspy.programs.checks import check_adapter
+from plr_dspy.programs.checks import check_adapter, check_module
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.runtime import write_atomically
 
@@ -159,10 +159,7 @@ def export(program: dspy.Module, format: Format = "openai") -> dict[str, Exporte
         TypeError: If `program` is not a `dspy.Module`.
         ValueError: If `format` is unknown, or a prompt cannot be exported.
     """
-    if not isinstance(program, dspy.Module):
-        raise UserTypeError(
-            f"program must be a dspy.Module; got {type(program).__name__}: pass the program to export"
-        )
+    check_module(program, "program", fix="pass the program to export")
     if format not in get_args(Format):
         raise UserError(f"format must be 'openai' or 'langchain'; got {format!r}: pass one of these formats")
     check_adapter()

@@ -11,10 +11,10 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.errors import UserError, UserTypeError
+from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.loading import with_saved_wrappers
-from plr_dspy.programs.checks import saved_state
+from plr_dspy.programs.checks import check_module, saved_state
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.made_with import other_settings
 from plr_dspy.retrieval.predict import loaded, retrieve_in
@@ -53,11 +53,7 @@ def load_program(
         ValueError: If the file is not a saved program, does not fit the student, or is a
             pickle that is not allowed.
     """
-    if not isinstance(student, dspy.Module):
-        raise UserTypeError(
-            f"student must be a dspy.Module; got {type(student).__name__}: pass a new instance of the program that was "
-            "compiled"
-        )
+    check_module(student, "student", fix="pass a new instance of the program that was compiled")
     state = saved_state(path, allow_pickle=allow_pickle)
     if isinstance(student, CalibratedProgram) and "calibration" not in state:
         raise UserError(

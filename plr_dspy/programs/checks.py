@@ -163,13 +163,12 @@ def short_repr(value: object) -> str:
     return one_line(repr(value), SHOWN)
 
 
-def check_module(program: object, name: str) -> None:
+def check_module(
+    program: object, name: str, *, fix: str = "pass an instance, such as dspy.Predict('question -> answer')"
+) -> None:
     """Raise a TypeError unless a value is a DSPy program."""
     if not isinstance(program, dspy.Module):
-        raise UserTypeError(
-            f"{name} must be a dspy.Module; got {type(program).__name__}: pass an instance, such as "
-            "dspy.Predict('question -> answer')"
-        )
+        raise UserTypeError(f"{name} must be a dspy.Module; got {type(program).__name__}: {fix}")
 
 
 def check_given(student: Any, *, name: str = "student", to_order: bool = True, **datasets: Any) -> None:
