@@ -6,10 +6,10 @@ of labels. Shapes: N inputs, L labels, E examples, S sets of label shares.
 """
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import chdtrc, log_softmax, logsumexp  # scipy.stats would take a second to import
 
-from plr_dspy.statistics.arrays import Array
+from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
 # Label counts are clearly imbalanced if the p-value of a chi-squared test is below this limit.
 MAX_P_VALUE = 0.01
@@ -86,7 +86,7 @@ def calibrated(log_probabilities: ArrayLike, offsets: ArrayLike, *, unseen: Arra
 
 def likeliest_labels(
     log_probabilities: ArrayLike, offsets: ArrayLike, *, unseen: ArrayLike = False
-) -> NDArray[np.int64]:
+) -> Numbers:
     """Return the index of each reply's likeliest label after calibration, ``[...]``.
 
     Among tied labels, take the one that was likeliest before calibration. Among labels that were
@@ -101,15 +101,20 @@ def likeliest_labels(
     """
     # Use whole numbers of millionths, which have exact sums, so that ties do not depend on rounding errors.
     unit = 10.0**OFFSET_DECIMALS
+    margin = np.rint(MAX_TIE * unit)
     before = np.rint(np.asarray(log_probabilities) * 10.0**LOG_DECIMALS) * (unit / 10.0**LOG_DECIMALS)
     after = before + np.rint(np.asarray(offsets) * unit)
     is_unseen = np.broadcast_to(unseen, after.shape)
-    after = np.where(is_unseen & ~is_unseen.all(axis=-1, keepdims=True), -np.inf, after)
-    margin = np.rint(MAX_TIE * unit)
-    is_tied = after >= after.max(axis=-1, keepdims=True) - margin
-    before = np.where(is_tied, before, -np.inf)
-    is_tied = before >= before.max(axis=-1, keepdims=True) - margin
-    return np.asarray(is_tied.argmax(axis=-1), dtype=np.int64)
+    is_possible = ~is_unseen | is_unseen.all(axis=-1, keepdims=True)
+    is_likeliest_after = _is_near_highest(after, is_possible, margin)
+    is_likeliest_before = _is_near_highest(before, is_likeliest_after, margin)
+    return np.asarray(is_likeliest_before.argmax(axis=-1), dtype=np.int64)
+
+
+def _is_near_highest(values: Array, is_possible: Mask, margin: float) -> Mask:
+    """Return whether each value, ``[..., L]``, is within `margin` of the highest possible value."""
+    possible_values = np.where(is_possible, values, -np.inf)
+    return np.asarray(possible_values >= possible_values.max(axis=-1, keepdims=True) - margin)
 
 
 def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
@@ -164,7 +169,7 @@ def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:
 
 def cross_validated(
     log_probabilities: ArrayLike, shares: ArrayLike, *, unseen: ArrayLike = False, weights: ArrayLike = 1.0
-) -> NDArray[np.int64]:
+) -> Numbers:
     """Return the index of each input's likeliest label after calibration on all other inputs, ``[N]``.
 
     There must be at least two inputs. The arguments are as in `batch_offsets()`, with `shares` as
