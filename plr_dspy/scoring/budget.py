@@ -107,12 +107,10 @@ class Budget:
         These calls may use the fraction `share` of the cost and time limits, in addition to what
         was used before. On exit, the previous estimates and reserves are restored.
         """
-        names = ("expected_cost", "largest_cost", "needs_one", "_cost_of_paid", "_num_paid", "_num_timed")
-        old_values = {
-            name: getattr(self, name) for name in (*names, "share", "refused", "_num_reserved", "_planned")
-        }
+        of_model = ("expected_cost", "largest_cost", "needs_one", "_cost_of_paid", "_num_paid", "_num_timed")
+        of_phase = ("share", "refused", "_num_reserved", "_planned")
+        old_values = {name: getattr(self, name) for name in (*of_model, *of_phase, "_timed_from")}
         start = time.monotonic()
-        timed_from = self._timed_from
         used = 0.0
         if self.max_cost is not None:
             used = max(used, self.cost / self.max_cost)
@@ -126,7 +124,8 @@ class Budget:
         finally:
             for name, value in old_values.items():
                 setattr(self, name, value)
-            self._timed_from = timed_from + time.monotonic() - start
+            # Exclude the time of the other model's calls.
+            self._timed_from = self._timed_from + time.monotonic() - start
 
     def recall(self, key: CallKey, *, example: int | None = None, last_failures: bool = False) -> bool:
         """Reuse a logged call without paying again. Return False if the log has no such call to reuse.
