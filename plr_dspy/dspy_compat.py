@@ -20,7 +20,6 @@ from dspy.adapters.utils import (
     annotation_allows_none,
     apply_output_field_defaults,
     format_field_value,
-    get_annotation_name,
     parse_value,
 )
 from dspy.clients._litellm import get_litellm

@@ -132,7 +132,7 @@ def warnings_once(name: str) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(
-    total: int, *, display: bool, title: str = "PLReorder", at_end: Callable[[], None] = lambda: None
+    total: int, *, display: bool, title: str, at_end: Callable[[], None] = lambda: None
 ) -> Iterator[tqdm]:
     """Yield a progress bar for up to `total` program calls, and call `at_end` at the end.
 
