@@ -27,18 +27,11 @@ MAX_NAMED = 5  # maximum number of labels to name in a message
 TAIL = 0.025  # probability beyond each end of a 95% interval
 
 
-class UnknownScore(Exception):
-    """An error whose message says why the score of random demos is unknown."""
-
-
-def random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Alternative | None:
-    """Return the estimated score of random demos in a random order.
+def random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Alternative | str | None:
+    """Return the estimated score of random demos in a random order, or the reason why it is unknown.
 
     The prompts contain the maximum number of demos that the limits allow. Return None if the
     search scored no random orderings.
-
-    Raises:
-        UnknownScore: If the calls are too few for an estimate.
     """
     fitted = decision.fitted
     if fitted is None or not run.random_orderings():
@@ -48,7 +41,7 @@ def random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Al
     calls = _RandomCalls(setup, run, decision, fitted)
     reason = calls.why_too_few()
     if reason:
-        raise UnknownScore(f"{name}: {reason}")
+        return f"{name}: {reason}"
     score, draws = calls.draw(longest)
     low, high = np.quantile(draws, [TAIL, 1.0 - TAIL]).tolist()
     return Alternative(

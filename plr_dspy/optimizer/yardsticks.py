@@ -21,7 +21,7 @@ from plr_dspy.lm.plain_text_adapter import decided
 from plr_dspy.metrics.by_example import as_score, metric_caller
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_copy, own_value
-from plr_dspy.optimizer.random_demos import UnknownScore, random_demos
+from plr_dspy.optimizer.random_demos import random_demos
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.slots import PoolSlots
@@ -46,10 +46,11 @@ def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> dict
     results = _vote_results(setup)
     scores["vote"] = _vote(setup, results)
     if decision.comparison is not None:
-        try:
-            scores["random"] = random_demos(setup, run, decision)
-        except UnknownScore as error:
-            scores["unknown"] = [str(error)]
+        random_score = random_demos(setup, run, decision)
+        if isinstance(random_score, str):
+            scores["unknown"] = [random_score]
+        else:
+            scores["random"] = random_score
         scores["constant"] = _constant_answer(setup)
         scores["vote_gain"] = _vote_gain(run, decision, results)
     return scores
