@@ -1,6 +1,6 @@
 """The expected scores of all candidates, which the report compares."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,42 +52,15 @@ def fitted_model(run: CompileRun, outcome: Outcome) -> FittedModel | None:
 def expected_scores(
     slots: PromptSlots, run: CompileRun, outcome: Outcome, fitted: FittedModel | None
 ) -> list[ExpectedScore]:
-    """Return the expected scores of all scored candidates, best first.
-
-    A candidate's score is the score of the unchanged original plus the candidate's expected gain.
-    The interval reflects the uncertainty of both.
-    """
-    original = run.original
-    decision = outcome.decision
-    metric = run.evaluator.influence
+    """Return the expected scores of all scored candidates, best first."""
     if fitted is None:
         return []
+    scores = _CandidateScores(run, outcome, fitted)
     counts = dict(zip(fitted.orderings, (~np.isnan(fitted.counted_scores)).sum(axis=1).tolist(), strict=True))
-    candidates = [estimate.ordering for estimate in fitted.estimates()]
-    reference = original if original in counts else candidates[0]
-    to_metric_scale = decision.scale_of_metric(reference) if metric is not None else float
-    means = fitted.expected_scores(reference)
-    uncalibrated_score = to_metric_scale(fitted.as_it_is(reference))
-    compared = _compared(outcome, original)
     expected = []
-    for candidate in candidates:
-        score = to_metric_scale(means[candidate])
-        revision = fitted.revision(candidate)
-        # List the original's uncalibrated score if calibration does not improve it, or if the
-        # original was returned unchanged.
-        if candidate == reference and (uncalibrated_score >= score or decision.chosen == 0):
-            score = uncalibrated_score
-            revision = None
-        if candidate == decision.best_user_program:
-            score = _score_of_best_user_program(decision)
-        interval = fitted.interval(candidate, score, reference=reference)
-        if metric is not None:
-            score = metric.clip(score)
-            interval = (metric.clip(interval[0]), metric.clip(interval[1]))
-        if candidate in compared and (candidate != original or revision is None):
-            score, low, high = compared[candidate]
-            interval = (low, high)
-        kind = _kind_of(slots, original, candidate)
+    for candidate, _ in fitted.estimates():
+        score, interval, revision = scores.of(candidate)
+        kind = _kind_of(slots, run.original, candidate)
         entry = Alternative(
             name=_name(slots, candidate, kind, revision),
             score=round(score, 6),
@@ -101,6 +74,61 @@ def expected_scores(
         )
         expected.append(ExpectedScore(candidate, kind, revision, entry))
     return sorted(expected, key=lambda score: -score.entry.score)
+
+
+class _CandidateScores:
+    """The candidates' expected scores with their 95% intervals, on the scale of the metric.
+
+    A candidate's score is the score of the unchanged original plus the candidate's expected gain.
+    The interval reflects the uncertainty of both.
+    """
+
+    def __init__(self, run: CompileRun, outcome: Outcome, fitted: FittedModel) -> None:
+        self._original = run.original
+        self._decision = outcome.decision
+        self._fitted = fitted
+        self._metric = run.evaluator.influence
+        self._compared = _compared(outcome, run.original)
+        # Without scores of the original, gains are relative to the best candidate.
+        is_scored = run.original in fitted.orderings
+        self._reference = run.original if is_scored else fitted.estimates()[0].ordering
+        self._to_metric_scale: Callable[[float], float] = float
+        if self._metric is not None:
+            self._to_metric_scale = self._decision.scale_of_metric(self._reference)
+        self._means = fitted.expected_scores(self._reference)
+        self._uncalibrated_score = self._to_metric_scale(fitted.as_it_is(self._reference))
+
+    def of(self, candidate: Candidate) -> tuple[float, tuple[float, float], Revision | None]:
+        """Return a candidate's expected score, its interval, and the revision of the candidate's answers."""
+        revision = None if self._is_listed_uncalibrated(candidate) else self._fitted.revision(candidate)
+        # The comparison gives the original's uncalibrated score.
+        fits_comparison = revision is None or candidate != self._original
+        if fits_comparison and candidate in self._compared:
+            score, low, high = self._compared[candidate]
+            return score, (low, high), revision
+        score = self._score(candidate)
+        low, high = self._fitted.interval(candidate, score, reference=self._reference)
+        if self._metric is None:
+            return score, (low, high), revision
+        return self._metric.clip(score), (self._metric.clip(low), self._metric.clip(high)), revision
+
+    def _score(self, candidate: Candidate) -> float:
+        """Return a candidate's expected score according to the model or, for a user's program, to the decision."""
+        if candidate == self._decision.best_user_program:
+            return _score_of_best_user_program(self._decision)
+        if self._is_listed_uncalibrated(candidate):
+            return self._uncalibrated_score
+        return self._to_metric_scale(self._means[candidate])
+
+    def _is_listed_uncalibrated(self, candidate: Candidate) -> bool:
+        """Return whether to list the reference's uncalibrated score.
+
+        This is so if calibration does not improve it, or if the original was returned unchanged.
+        """
+        if candidate != self._reference:
+            return False
+        calibrated_score = self._to_metric_scale(self._means[candidate])
+        return self._uncalibrated_score >= calibrated_score or self._decision.chosen == 0
 
 
 def num_unread(evaluator: Evaluator, candidate: Candidate, *, calibrated: bool) -> int:
