@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
 import dspy
 import numpy as np
@@ -25,12 +25,10 @@ from plr_dspy.optimizer.estimate import Estimate, estimate_cost
 from plr_dspy.optimizer.expected_scores import num_unread
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.learning import label_work
+from plr_dspy.optimizer.lever_programs import Groups, programs_of_levers
 from plr_dspy.optimizer.levers import (
     BOTH,
     CALIBRATED,
-    INSTRUCTION,
-    NEAREST,
-    NO_DEMOS,
     ORDERS,
     PERFECT,
     PROGRAM,
@@ -47,10 +45,9 @@ from plr_dspy.optimizer.opening import OpenCompile
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.calls import MetricWork, adapter_advice
 from plr_dspy.programs.checks import Count, arguments
-from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.scoring.confusion_scores import Answers, ConfusionScores
 from plr_dspy.scoring.run_log import FAILED
-from plr_dspy.search.space import Candidate, Ordering, WholeProgram
+from plr_dspy.search.space import Candidate, WholeProgram
 from plr_dspy.statistics.arrays import Array
 from plr_dspy.statistics.calibration import cross_validated, likely_shares, right_counts
 from plr_dspy.statistics.levers import Gain, PairedExperiment
@@ -60,11 +57,7 @@ logger = logging.getLogger(__name__)
 NUM_SETS = 4  # number of random sets of demos, unless the budget covers more
 NUM_ORDERS = 3  # number of random orders of one set, unless the budget covers more
 MIN_EXAMPLES = 10  # minimum number of examples; with fewer, most differences are due to chance
-MIN_SAMPLE = 3  # minimum number of sets or orders to estimate the spread of their scores
 TIMES_AS_MANY = 4  # factor by which the number of examples must grow to halve intervals
-MAX_DRAWS = 50  # maximum number of draws per requested set or order, because draws may repeat a prompt
-
-Groups: TypeAlias = dict[str, list[Candidate]]  # the programs to score for each lever
 
 
 @arguments
@@ -104,7 +97,7 @@ class LeverSample(PLFewShot):
                 f"trainset must contain at least {MIN_EXAMPLES} examples that are not used as demos; got "
                 f"{num_usable} such examples among {len(setup.examples)}: pass at least 20 examples, ideally 100"
             )
-        groups = self._groups(setup, NUM_SETS, NUM_ORDERS)
+        groups = programs_of_levers(setup, NUM_SETS, NUM_ORDERS)
         num_candidates = len(_candidates(groups))
         max_calls = self.max_metric_calls
         if max_calls < num_candidates * MIN_EXAMPLES:
@@ -114,55 +107,12 @@ class LeverSample(PLFewShot):
             )
         num_examples = min(max_calls // num_candidates, num_usable)
         num_more = max_calls // num_examples - num_candidates
-        groups = self._groups(setup, NUM_SETS + num_more - num_more // 2, NUM_ORDERS + num_more // 2)
+        groups = programs_of_levers(setup, NUM_SETS + num_more - num_more // 2, NUM_ORDERS + num_more // 2)
         num_candidates = len(_candidates(groups))
         plan = random_plan(
             num_candidates, num_examples=num_examples, num_best=0, num_compared=0, budget=max_calls
         )
         return setup.with_plan(plan), groups
-
-    def _groups(self, setup: CompileSetup, num_sets: int, num_orders: int) -> Groups:
-        """Return the programs to score for each lever, with randomly drawn sets and orders of demos.
-
-        Levers that cannot be tried are omitted.
-        """
-        slots = setup.slots
-        assert isinstance(slots, PoolSlots)
-        own = slots.original
-        assert not isinstance(own, WholeProgram)
-        # An arrangement has one block of demos per slot, and may end with the instruction's block.
-        num_blocks = len(slots.slots)
-        own_instruction = own[num_blocks:]
-        empty: Ordering = (*(() for _ in slots.slots), *own_instruction)
-        pools = []
-        for slot in slots.slots:
-            pools.append([item for item, pooled in enumerate(slot.pool) if pooled.origin != OWN])
-        # Sets with most of a pool's demos would hardly differ, so draw at most half of the pool.
-        sizes = [min(self.max_demos, math.ceil(len(pool) / 2)) for pool in pools]
-        sets = _draw_distinct(slots, pools, sizes, num_sets, besides=own, seed=setup.seed)
-        if len(sets) < MIN_SAMPLE:
-            sets = []
-        ordered = own
-        orders: list[Ordering] = []
-        if own == empty and sets:
-            ordered = sets[0]
-            orders = [ordered]
-        num_more = num_orders - len(orders)
-        ordered_demos = ordered[:num_blocks]
-        lengths = [len(items) for items in ordered_demos]
-        orders += _draw_distinct(slots, ordered_demos, lengths, num_more, besides=ordered, seed=setup.seed)
-        groups: Groups = {
-            PROGRAM: [own],
-            NO_DEMOS: [empty] if own != empty else [],
-            RANDOM: [*sets],
-            NEAREST: [*slots.space.programs[:1]],
-            ORDERS: [*orders] if len(orders) >= MIN_SAMPLE else [],
-        }
-        shown = sets[0] if sets else own
-        for instructions in slots.alternatives.values():
-            for number in range(1, len(instructions)):  # Skip instruction 0, the program's own.
-                groups[f"{INSTRUCTION} {number}"] = [(*shown[:num_blocks], (number,))]
-        return {name: candidates for name, candidates in groups.items() if candidates}
 
     def estimate_measure(
         self, program: dspy.Module, trainset: Rows, inputs: Sequence[str] | None
@@ -237,31 +187,6 @@ def _warn_if_no_score_differs(scored: LeverScores, sample: str) -> None:
 def _candidates(groups: Groups) -> list[Candidate]:
     """Return the distinct programs of all groups, starting with the user's program."""
     return list(dict.fromkeys(itertools.chain.from_iterable(groups.values())))
-
-
-def _draw_distinct(
-    slots: PoolSlots,
-    blocks: Sequence[Sequence[int]],
-    sizes: Sequence[int],
-    num_orderings: int,
-    *,
-    besides: Ordering,
-    seed: int,
-) -> list[Ordering]:
-    """Return up to `num_orderings` random orderings of items from each block, with distinct prompts.
-
-    No ordering has the same prompt as `besides`. The instruction's block, which is not in `blocks`,
-    is copied from `besides`. A larger `num_orderings` only appends orderings.
-    """
-    rng = np.random.default_rng([seed, 2])
-    drawn = {slots.fingerprint(besides): besides}
-    for _ in range(MAX_DRAWS * num_orderings):
-        if len(drawn) <= num_orderings:
-            shuffled = [rng.permutation(items).tolist() for items in blocks]
-            demos = [tuple(items[:size]) for items, size in zip(shuffled, sizes, strict=True)]
-            ordering = (*demos, *besides[len(demos) :])
-            drawn.setdefault(slots.fingerprint(ordering), ordering)
-    return [*drawn.values()][1:]
 
 
 def _num_orders(groups: Groups) -> int:

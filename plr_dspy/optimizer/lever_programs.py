@@ -1,0 +1,103 @@
+"""The programs that `headroom` scores for each lever, with randomly drawn sets and orders of demos."""
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from plr_dspy.optimizer.levers import INSTRUCTION, NEAREST, NO_DEMOS, ORDERS, PROGRAM, RANDOM
+from plr_dspy.optimizer.setup import CompileSetup
+from plr_dspy.programs.slots import OWN, PoolSlots
+from plr_dspy.search.space import Candidate, Ordering, WholeProgram
+
+MIN_SAMPLE = 3  # minimum number of sets or orders to estimate the spread of their scores
+MAX_DRAWS = 50  # maximum number of draws per requested set or order, because draws may repeat a prompt
+
+Groups: TypeAlias = dict[str, list[Candidate]]  # the programs to score for each lever
+
+
+def programs_of_levers(setup: CompileSetup, num_sets: int, num_orders: int) -> Groups:
+    """Return the programs to score for each lever, with randomly drawn sets and orders of demos.
+
+    Levers that cannot be tried are omitted.
+    """
+    slots = setup.slots
+    assert isinstance(slots, PoolSlots)
+    own = slots.original
+    assert not isinstance(own, WholeProgram)
+    own_demos, own_instruction = _demos_and_instruction(slots, own)
+    without_demos: Ordering = (*(() for _ in own_demos), *own_instruction)
+    sets = _if_enough(_draw_sets(setup, slots, own, num_sets))
+    if own == without_demos and sets:
+        # The program has no demos to reorder, so reorder the first random set.
+        orders = [sets[0], *_draw_orders(slots, sets[0], num_orders - 1, seed=setup.seed)]
+    else:
+        orders = _draw_orders(slots, own, num_orders, seed=setup.seed)
+    groups: Groups = {
+        PROGRAM: [own],
+        NO_DEMOS: [without_demos] if own != without_demos else [],
+        RANDOM: [*sets],
+        NEAREST: [*slots.space.programs[:1]],
+        ORDERS: [*_if_enough(orders)],
+    }
+    shown_demos, _ = _demos_and_instruction(slots, sets[0] if sets else own)
+    for instructions in slots.alternatives.values():
+        for number in range(1, len(instructions)):  # Skip instruction 0, the program's own.
+            groups[f"{INSTRUCTION} {number}"] = [(*shown_demos, (number,))]
+    return {name: candidates for name, candidates in groups.items() if candidates}
+
+
+def _draw_sets(setup: CompileSetup, slots: PoolSlots, own: Ordering, num_sets: int) -> list[Ordering]:
+    """Return up to `num_sets` random sets of demos from the pools, without the program's own demos."""
+    pools = []
+    for slot in slots.slots:
+        pools.append([item for item, pooled in enumerate(slot.pool) if pooled.origin != OWN])
+    # Sets with most of a pool's demos would hardly differ, so draw at most half of the pool.
+    sizes = [min(setup.options.max_demos, math.ceil(len(pool) / 2)) for pool in pools]
+    return _draw_distinct(slots, pools, sizes, num_sets, besides=own, seed=setup.seed)
+
+
+def _draw_orders(slots: PoolSlots, ordering: Ordering, num_orders: int, *, seed: int) -> list[Ordering]:
+    """Return up to `num_orders` other random orders of an ordering's demos."""
+    demos, _ = _demos_and_instruction(slots, ordering)
+    sizes = [len(items) for items in demos]
+    return _draw_distinct(slots, demos, sizes, num_orders, besides=ordering, seed=seed)
+
+
+def _draw_distinct(
+    slots: PoolSlots,
+    blocks: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    num_orderings: int,
+    *,
+    besides: Ordering,
+    seed: int,
+) -> list[Ordering]:
+    """Return up to `num_orderings` random orderings of items from each block, with distinct prompts.
+
+    No ordering has the same prompt as `besides`. The instruction's block, which is not in `blocks`,
+    is copied from `besides`. A larger `num_orderings` only appends orderings.
+    """
+    rng = np.random.default_rng([seed, 2])
+    _, instruction = _demos_and_instruction(slots, besides)
+    orderings = {slots.fingerprint(besides): besides}
+    for _ in range(MAX_DRAWS * num_orderings):
+        if len(orderings) > num_orderings:
+            break
+        shuffled_blocks = [rng.permutation(items).tolist() for items in blocks]
+        demos = [tuple(items[:size]) for items, size in zip(shuffled_blocks, sizes, strict=True)]
+        ordering = (*demos, *instruction)
+        orderings.setdefault(slots.fingerprint(ordering), ordering)
+    return [*orderings.values()][1:]  # Omit `besides`.
+
+
+def _if_enough(orderings: Sequence[Ordering]) -> Sequence[Ordering]:
+    """Return the orderings, or an empty list if they are too few to estimate the spread of their scores."""
+    return orderings if len(orderings) >= MIN_SAMPLE else []
+
+
+def _demos_and_instruction(slots: PoolSlots, ordering: Ordering) -> tuple[Ordering, Ordering]:
+    """Split an ordering into its blocks of demos, one for each slot, and the instruction's block, if any."""
+    num_blocks = len(slots.slots)
+    return ordering[:num_blocks], ordering[num_blocks:]
