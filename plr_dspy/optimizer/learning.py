@@ -23,7 +23,6 @@ from plr_dspy.report.schema import Signal
 from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import CrossEntropySearch, Search
-from plr_dspy.search.space import Candidate
 from plr_dspy.search.thompson import ThompsonSearch
 from plr_dspy.statistics.calibration import shares_to_try
 
@@ -177,40 +176,49 @@ class LearningOptimizer(DemoOptimizer):
         Raises:
             NoProbabilities: If an argument needs log-probabilities, but replies have none.
         """
-        setup = opened.setup
         work = opened.work
         scorer = opened.scorer
         if not isinstance(work, LabelWork):
             return None
-        required = bool(self._needing_logprobs)
-        # The first record that settles the question, or the last record if none does. None if the
-        # budget allowed no call.
-        record: CallRecord | None = None
-        ordering: Candidate = setup.slots.space.identity
-        for example in range(min(MOST_CALLS, len(setup.splits.train))):
-            if example == FIRST_CALLS:  # The student may need demos to reply with a label.
-                ordering = setup.slots.showing(1.0)
-            records = scorer.evaluate(scorer.affordable({ordering: [example]}))
-            if not records:
-                break
-            record = records[ordering][example]
-            if record.label_logprobs is not None or record.refused:
-                break
-            may_have_others = required or record.lacking == UNASKED or record.outcome == WRONG
-            if example + 1 >= FIRST_CALLS and not may_have_others:
-                break
+        record = self._decisive_record(opened)
         if record is None or record.label_logprobs is not None:
             return work.responses(scorer)
+        is_required = bool(self._needing_logprobs)
+        has_failed = record.outcome == FAILED
+        if is_required and has_failed:
+            raise scorer.nothing_ran_error(list(scorer.records_asked().values()))
         reason = record.refused or record.lacking or "the first replies had no log-probabilities"
-        if record.outcome == FAILED:
+        if has_failed:
             reason = "the first calls failed"
-            if required:
-                raise scorer.nothing_ran_error(list(scorer.records_asked().values()))
-        if required:
+        if is_required:
             raise NoProbabilities(self._no_logprobs(reason))
         work.requests.reason = reason  # Later calls request no log-probabilities.
         work.signal = Signal(used="score", reason=reason, labels=[])
         return None
+
+    def _decisive_record(self, opened: OpenCompile) -> CallRecord | None:
+        """Make calls until one shows whether replies have log-probabilities, and return its record.
+
+        If no call shows it, return the record of the last call, or None if the budget allowed no
+        call.
+        """
+        slots = opened.setup.slots
+        scorer = opened.scorer
+        record: CallRecord | None = None
+        for example in range(min(MOST_CALLS, len(opened.setup.splits.train))):
+            # The student may need demos to reply with a label, so show demos after the first few calls.
+            ordering = slots.space.identity if example < FIRST_CALLS else slots.showing(1.0)
+            records = scorer.evaluate(scorer.affordable({ordering: [example]}))
+            if not records:
+                return record
+            record = records[ordering][example]
+            if record.label_logprobs is not None or record.refused:
+                return record
+            is_required = bool(self._needing_logprobs)
+            next_may_differ = is_required or record.lacking == UNASKED or record.outcome == WRONG
+            if example + 1 >= FIRST_CALLS and not next_may_differ:
+                return record
+        return record
 
 
 def label_work(setup: CompileSetup, calibrate: bool | Mapping[Any, float]) -> LabelWork | str:
