@@ -383,9 +383,10 @@ class PLFewShot(LearningOptimizer):
         pools = pools_of(
             program, labeled=labeled, attempts=attempts, user_demos=self._user_demos, rivals=self._rivals
         )
+        allows_fixed_demos = self.demos != "retrieved"
         limits: dict[str, Any] = {
-            "min_demos": self.min_demos,
-            "max_demos": self.max_demos,
+            "min_demos": self.min_demos if allows_fixed_demos else 0,
+            "max_demos": self.max_demos if allows_fixed_demos else 0,
             "max_tokens": self.max_demo_tokens,
             "rivals": self._rivals,
             "alternatives": instructions,
@@ -393,24 +394,23 @@ class PLFewShot(LearningOptimizer):
         if self.demos == "fixed":
             quotas_of = {name: of_predictor.quotas for name, of_predictor in classes.items()}
             return PoolSlots(program, pools, quotas_of=quotas_of, **limits)
-        max_tokens = self.max_demo_tokens
-        if max_tokens is not None:
-            max_tokens //= max(1, len(pools))
+        max_tokens_of_predictor = None
+        if self.max_demo_tokens is not None:
+            max_tokens_of_predictor = self.max_demo_tokens // max(1, len(pools))
         fixed, retrieved = fixed_and_retrieved(
-            pools, examples=examples, retrievable=retrievable, max_tokens=max_tokens
+            pools, examples=examples, retrievable=retrievable, max_tokens=max_tokens_of_predictor
         )
-        if self.demos == "retrieved":
-            limits |= {"min_demos": 0, "max_demos": 0}
-            if any(fixed.values()) and not (any(retrieved.values()) or attempts):
-                raise UserError(
-                    "demos='retrieved' needs examples to retrieve; got none: pass examples that have the signature's "
-                    "fields, fit into max_demo_tokens, and are not among the student's demos"
-                )
+        has_demos_to_retrieve = any(retrieved.values()) or bool(attempts)
+        if not allows_fixed_demos and any(fixed.values()) and not has_demos_to_retrieve:
+            raise UserError(
+                "demos='retrieved' needs examples to retrieve; got none: pass examples that have the signature's "
+                "fields, fit into max_demo_tokens, and are not among the student's demos"
+            )
         known = self._vectors.setdefault(self.embedder, {})
-        nearest = variations(self.max_demos, self.min_demos, max_tokens)
         retrieval_pools = make_pools(
             program, retrieved, examples=retrievable, embedder=self.embedder, known=known
         )
+        nearest = variations(self.max_demos, self.min_demos, max_tokens_of_predictor)
         return RetrievalSlots(program, fixed, nearest=nearest, found=retrieval_pools, **limits)
 
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
