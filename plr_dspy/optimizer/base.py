@@ -8,7 +8,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -38,7 +38,6 @@ from plr_dspy.optimizer.setup import (
     checked_rivals,
     checked_student,
     make_setup,
-    plain_arguments,
 )
 from plr_dspy.optimizer.windows import window_warning
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
@@ -249,7 +248,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """Check the arguments and return the setup of the compile run, without making program calls."""
         started = time.monotonic()
         self.check_together()  # Attributes may have been reassigned since `__init__`.
-        options = self._options()
+        options = CompileOptions.of(self)
         check_module(student, self.student_name)
         as_inputs = partial(as_examples, program=student, inputs=inputs, program_name=self.student_name)
         trainset = as_inputs(trainset, name="trainset")
@@ -291,15 +290,6 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 "and these programs to choose_program"
             )
 
-    def _options(self) -> CompileOptions:
-        """Return the arguments and class attributes that affect `compile`."""
-        # Users' subclasses may override `get_params`, so call the method of the base class.
-        options: dict[str, Any] = {"arguments": plain_arguments(Checked.get_params(self))}
-        for option in fields(CompileOptions):
-            if hasattr(self, option.name):
-                options[option.name] = getattr(self, option.name)
-        return CompileOptions(**options)
-
     def _with_plan(self, setup: CompileSetup, signal: str = "score") -> CompileSetup:
         """Return the setup with a plan for a search that learns from this signal."""
         return setup.with_plan(self.plan(setup.size, signal=signal))
@@ -332,13 +322,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """
         with open_calls(
             setup,
-            log_dir=self.log_dir,
             identity=lambda: self._identity(setup),
-            accept_changes=self.accept_changes,
-            display_progress=self.display_progress,
             at_end=lambda: logger.info("%s", result(self.report)) if self.report else None,
-            max_errors=self.max_errors,
-            num_threads=self.num_threads,
         ) as (log, evaluator):
             if setup.attempts or setup.proposals:
                 setup = self._make_demos(setup, evaluator)
@@ -392,13 +377,24 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             outcome = run.run()
             return self._conclude(opened, run, outcome)
         except BaseException as error:  # Also catch interrupts while the report is built.
-            opened.scorer.log.close()  # Discard the results of calls in progress.
-            run = run or self._make_run(replace(opened, responses=None))
-            outcome = outcome or run.unfinished(error)
-            if isinstance(error, KeyboardInterrupt):
-                outcome = replace(outcome, stop=Stop(StopReason.INTERRUPTED))
-            self._conclude(opened, run, outcome)
+            self._conclude_after_error(error, opened, run, outcome)
             raise
+
+    def _conclude_after_error(
+        self, error: BaseException, opened: OpenCompile, run: CompileRun | None, outcome: Outcome | None
+    ) -> None:
+        """Set `report` and `best_program` from the finished calls.
+
+        `run` and `outcome` are None if the error was raised before they existed.
+        """
+        opened.scorer.log.close()  # Discard the results of calls in progress.
+        if run is None:
+            run = self._make_run(replace(opened, responses=None))
+        if outcome is None:
+            outcome = run.unfinished(error)
+        if isinstance(error, KeyboardInterrupt):
+            outcome = replace(outcome, stop=Stop(StopReason.INTERRUPTED))
+        self._conclude(opened, run, outcome)
 
     def _probe(self, opened: OpenCompile) -> LabelResponses | None:
         """Return the log-probabilities of labels, or None to learn only from scores.

@@ -50,15 +50,7 @@ class OpenCompile:
 
 @contextlib.contextmanager
 def open_calls(
-    setup: CompileSetup,
-    *,
-    log_dir: str | Path | None,
-    identity: Callable[[], dict[str, Any]],
-    accept_changes: bool,
-    display_progress: bool,
-    at_end: Callable[[], None],
-    max_errors: int | None,
-    num_threads: int | None,
+    setup: CompileSetup, *, identity: Callable[[], dict[str, Any]], at_end: Callable[[], None]
 ) -> Iterator[tuple[RunLog, Callable[..., ProgramEvaluator]]]:
     """Yield the log, and a function that creates evaluators. On exit, close the log and other resources.
 
@@ -66,10 +58,10 @@ def open_calls(
         setup: The setup of the compile run.
         identity: A function that describes everything that determines the scores.
         at_end: A function to call after the progress bar is closed.
-        log_dir, accept_changes, display_progress, max_errors, num_threads: As in `PLReorder`.
     """
-    folder = None if log_dir is None else Path(log_dir)
-    if setup.options.max_seconds is not None:
+    options = setup.options
+    folder = None if options.log_dir is None else Path(options.log_dir)
+    if options.max_seconds is not None:
         # Load the token counter now, because loading takes seconds, and the report may need the
         # counter when no time is left.
         token_counter()([{"role": "user", "content": "a"}])
@@ -78,19 +70,22 @@ def open_calls(
     with (
         _new_tensors_on_cpu(),
         open_log(
-            folder, identity, accept_changes=accept_changes, codec=ValueCodec(value_classes(setup.program))
+            folder,
+            identity,
+            accept_changes=options.accept_changes,
+            codec=ValueCodec(value_classes(setup.program)),
         ) as log,
-        progress_bar(num_results, display=display_progress, title=setup.options.name, at_end=at_end) as bar,
+        progress_bar(num_results, display=options.display_progress, title=options.name, at_end=at_end) as bar,
         interrupts() as interrupted,
     ):
         evaluator = partial(
             ProgramEvaluator,
             log=log,
-            max_errors=max_errors,
+            max_errors=options.max_errors,
             on_cell=lambda: bar.update(log.num_calls - bar.n),
             budget=make_budget(setup, log),
             interrupted=interrupted,
-            num_threads=num_threads,
+            num_threads=options.num_threads,
         )
         if folder is not None:
             _warn_of_larger_run(folder / "report.json", num_results)

@@ -3,7 +3,8 @@
 import logging
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import dspy
@@ -20,7 +21,7 @@ from plr_dspy.labels.checks import (
 )
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.demo_classes import DemoClasses
-from plr_dspy.programs.checks import AnyMetric, check_given
+from plr_dspy.programs.checks import AnyMetric, Checked, check_given
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.instructions import Instruction
@@ -95,10 +96,25 @@ class CompileOptions:
     max_seconds: float | None
     max_cost: float | None
     arguments: Mapping[str, object]  # the optimizer's arguments as plain data, for the report
+    log_dir: str | Path | None
+    accept_changes: bool
+    display_progress: bool
+    max_errors: int | None
+    num_threads: int | None
     max_demos: int = 0
     max_demo_tokens: int | None = None
     max_bootstrapped: int = 0
     metric_threshold: float | None = None
+
+    @classmethod
+    def of(cls, optimizer: Checked) -> "CompileOptions":
+        """Return the options of an optimizer."""
+        # Users' subclasses may override `get_params`, so call the method of the base class.
+        values: dict[str, Any] = {"arguments": plain_arguments(Checked.get_params(optimizer))}
+        for option in fields(cls):
+            if hasattr(optimizer, option.name):
+                values[option.name] = getattr(optimizer, option.name)
+        return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,10 +331,7 @@ def check_metric(setup: CompileSetup) -> None:
     """Raise a ValueError if a metric over a set cannot be computed on the examples to score."""
     metric = setup.options.metric
     if isinstance(metric, SetMetric):
-        parts = [setup.scored_examples]
-        if setup.plan.num_selection_examples:
-            parts = [setup.splits.train, setup.splits.selection]
-        metric.check(*parts)
+        metric.check(setup.scored_examples)
 
 
 def checked_rivals(
