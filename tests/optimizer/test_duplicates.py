@@ -9,10 +9,11 @@ from label_world import Engine, go, labeled
 from plr_dspy import PLFewShot, headroom
 from plr_dspy.baselines import StaticOrder, TopKOrder
 
+FEW = {"max_metric_calls": 60}
 QUIET = {"num_threads": 1, "display_progress": False}
 
 
-def rows(count=137, *, num_repeated=3):
+def rows(count=57, *, num_repeated=3):
     """Return examples, followed by duplicates. Every fourth example is negative."""
     distinct = [labeled(f"text {i}", LABELS[i % 4 > 0]) for i in range(count)]
     return [*distinct, *distinct[1 : num_repeated + 1]]
@@ -29,19 +30,19 @@ FOUR = student(["negative", "positive", "negative", "positive"])
 
 
 def choose_demos(trainset):
-    go(Engine(), kind=PLFewShot, program=student(), trainset=trainset)
+    go(Engine(), kind=PLFewShot, program=student(), trainset=trainset, **FEW)
 
 
 def reorder(trainset):
-    go(Engine(), program=FOUR, trainset=trainset)
+    go(Engine(), program=FOUR, trainset=trainset, **FEW)
 
 
 def calibrate(trainset):
-    go(Engine(), program=FOUR, trainset=trainset, calibrate=True)
+    go(Engine(), program=FOUR, trainset=trainset, calibrate=True, **FEW)
 
 
 def retrieve(trainset):
-    top_k = TopKOrder(exact, max_metric_calls=240, **QUIET)
+    top_k = TopKOrder(exact, max_metric_calls=120, **QUIET)
     top_k.compile(FOUR, trainset=trainset)
 
 
@@ -70,14 +71,14 @@ def test_duplicates_are_reported_once(name, num_repeated, caplog):
     lines = [message for message in caplog.messages if "duplicates" in message]
     assert len(lines) == (num_repeated > 0)
     if num_repeated:
-        assert f"{num_repeated} of {137 + num_repeated}" in lines[0]
+        assert f"{num_repeated} of {57 + num_repeated}" in lines[0]
         assert "are duplicates and are not used" in lines[0]
 
 
 def test_duplicates_in_the_valset_are_reported_separately(caplog):
     repeated = rows(30, num_repeated=2)
     valset = [labeled(f"other {example.text}", example.label) for example in repeated]
-    _, report = go(Engine(), program=FOUR, trainset=rows(60), valset=valset)
+    _, report = go(Engine(), program=FOUR, trainset=rows(60), valset=valset, **FEW)
     assert "3 of 63 examples in trainset are duplicates and are not used" in caplog.text
     assert "2 of 32 examples in valset are duplicates and are not used" in caplog.text
     assert report.settings["num_repeated"] == 5
@@ -85,9 +86,9 @@ def test_duplicates_in_the_valset_are_reported_separately(caplog):
 
 
 def test_reports_contain_the_label_shares_of_calibration():
-    _, report = go(Engine(), program=FOUR, trainset=rows(), calibrate=True)
+    _, report = go(Engine(), program=FOUR, trainset=rows(), calibrate=True, **FEW)
     given = {"negative": 0.4, "positive": 0.6}
-    _, other = go(Engine(), program=FOUR, trainset=rows(), calibrate=given)
+    _, other = go(Engine(), program=FOUR, trainset=rows(), calibrate=given, **FEW)
     assert report.calibration.shares[0] < report.calibration.shares[1]
     assert other.calibration.shares == pytest.approx([0.4, 0.6])
 
@@ -95,5 +96,5 @@ def test_reports_contain_the_label_shares_of_calibration():
 @pytest.mark.parametrize("empty", [None, ""])
 def test_examples_without_inputs_are_reported(empty, caplog):
     trainset = [*rows(60, num_repeated=0), labeled(empty, LABELS[0]), labeled(empty, LABELS[1])]
-    go(Engine(), program=FOUR, trainset=trainset)
+    go(Engine(), program=FOUR, trainset=trainset, **FEW)
     assert "trainset: 2 of 62 examples have no value in any input; the first is trainset[60]" in caplog.text

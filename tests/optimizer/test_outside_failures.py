@@ -88,7 +88,7 @@ def test_after_an_outage_the_same_log_dir_gives_the_result_of_an_undisturbed_run
     failing = Failing(error)
     engine = engine_for(EXAMPLES)
     engine.at = dict.fromkeys(range(first_failing, 150), failing)
-    options = {"max_metric_calls": 150 if first_failing else 60}
+    options = {"max_metric_calls": 150 if first_failing else 40}
     if kind is PLFewShot:
         options["candidates"] = "labeled"
     uninterrupted = undisturbed(kind, **options)
@@ -246,7 +246,7 @@ def test_a_compile_succeeds_after_the_server_is_fixed(tmp_path, status, route):
     number, kind, advice = STATUSES[status]
     refused = refusal(number, kind=kind)
     adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
-    options = {"max_metric_calls": 60, "num_threads": 4}
+    options = {"max_metric_calls": 40, "num_threads": 4}
     server = ChatServer(engine_for(EXAMPLES), lambda number, prompt: refused)
     with running(server), dspy.context(lm=server.lm(**route), adapter=adapter):
         with pytest.raises(Exception, match=r".") as raised:

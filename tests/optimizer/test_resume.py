@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import os
 import random
+import shutil
 import signal
 import threading
 import time
@@ -55,16 +56,37 @@ def compiled(log_dir=None, program=None, trainset=EXAMPLES, **options):
     return reorder.report
 
 
+@pytest.fixture(scope="module")
+def finished_folder(tmp_path_factory):
+    """Return the log folder of an uninterrupted compile, whose engine is not that of the tests."""
+    folder = tmp_path_factory.mktemp("finished")
+    with dspy.context(lm=lm_of(engine_for(EXAMPLES))):
+        compiled(folder, num_threads=1)
+    return folder
+
+
+@pytest.fixture
+def finished_log(finished_folder, tmp_path):
+    """Copy the log of an uninterrupted compile to the test's folder, and return the path of the calls."""
+    shutil.copytree(finished_folder, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "calls.jsonl"
+
+
+@pytest.fixture
+def uninterrupted(finished_folder):
+    """Return the report of an uninterrupted compile."""
+    return Report.load(finished_folder / "report.json")
+
+
 def selected(log_dir=None, metric=exact_match, **options):
     demos = {"max_demos": 5, "max_bootstrapped": 4}
-    options = {"max_metric_calls": 300, "num_threads": NUM_THREADS, **demos, **options}
+    options = {"max_metric_calls": 200, "num_threads": NUM_THREADS, **demos, **options}
     chooser = PLFewShot(metric, log_dir=log_dir, display_progress=False, **options)
     chooser.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
     return chooser.report
 
 
-LONG = partial(compiled, max_metric_calls=300)
-FOUND_OR_FIXED = partial(selected, demos="auto", max_demos=3, candidates="labeled", max_metric_calls=150)
+FOUND_OR_FIXED = partial(selected, demos="auto", max_demos=3, candidates="labeled", max_metric_calls=100)
 
 
 def compile_in_child(work, log_dir, calls, seconds):
@@ -89,14 +111,14 @@ def ring(number=signal.SIGINT):
 
 
 class TestKilled:
-    @pytest.mark.parametrize(("work", "num_kills"), [(LONG, 2), (selected, 1), (FOUND_OR_FIXED, 1)])
+    @pytest.mark.parametrize(("work", "num_kills"), [(compiled, 2), (selected, 1), (FOUND_OR_FIXED, 1)])
     def test_at_random_moments(self, tmp_path, engine, work, num_kills):
-        uninterrupted = work()
+        expected = found(work())
         rng = random.Random(0)
         log_dir = tmp_path / "log"
         finished_at = []
         for _ in range(num_kills):
-            wanted = len(lines(tmp_path / "calls")) + rng.randint(5, 60)
+            wanted = len(lines(tmp_path / "calls")) + rng.randint(5, 40)
             child = start(tmp_path, log_dir, work=work)
             while len(lines(tmp_path / "calls")) < wanted and child.is_alive():
                 time.sleep(rng.random() / 100)
@@ -109,39 +131,33 @@ class TestKilled:
         child.join()
         assert child.exitcode == 0
         report = Report.load(log_dir / "report.json")
-        assert found(report) == found(uninterrupted)
+        assert found(report) == expected
         assert report.program_calls["resumed"] > 0
         calls = Counter(lines(tmp_path / "calls"))
         total = report.program_calls["total"]
         assert len(calls) == total
         assert total <= sum(calls.values()) <= total + NUM_THREADS * num_kills
 
-    def test_a_torn_line_costs_one_call(self, tmp_path, engine):
-        expected = found(compiled(tmp_path))
-        num_calls = engine.num_calls
-        path = tmp_path / "calls.jsonl"
-        path.write_bytes(path.read_bytes()[:-5])
-        assert found(compiled(tmp_path)) == expected
-        assert engine.num_calls - num_calls == 1
-        assert all(orjson.loads(line) for line in lines(path))
+    def test_a_torn_line_costs_one_call(self, tmp_path, engine, finished_log, uninterrupted):
+        finished_log.write_bytes(finished_log.read_bytes()[:-5])
+        assert found(compiled(tmp_path)) == found(uninterrupted)
+        assert engine.num_calls == 1
+        assert all(orjson.loads(line) for line in lines(finished_log))
 
     @pytest.mark.parametrize("number", [10, 70, -5])
-    def test_a_call_whose_line_was_removed_is_repeated(self, tmp_path, engine, number):
+    def test_a_call_whose_line_was_removed_is_repeated(
+        self, tmp_path, engine, finished_log, uninterrupted, number
+    ):
         """The error about an unreadable line advises removing the line."""
-        expected = found(compiled(tmp_path, num_threads=1))
-        path = tmp_path / "calls.jsonl"
-        num_calls = engine.num_calls
-        cells = [line for line in lines(path) if line.startswith(b'{"call"')]
-        path.write_bytes(path.read_bytes().replace(cells[number] + b"\n", b""))
-        assert found(compiled(tmp_path, num_threads=1)) == expected
-        assert engine.num_calls == num_calls + 1
+        cells = [line for line in lines(finished_log) if line.startswith(b'{"call"')]
+        finished_log.write_bytes(finished_log.read_bytes().replace(cells[number] + b"\n", b""))
+        assert found(compiled(tmp_path, num_threads=1)) == found(uninterrupted)
+        assert engine.num_calls == 1
 
     @pytest.mark.parametrize("kind", ["call", "schema_version"])
-    def test_an_unreadable_line_is_rejected_with_a_fix(self, tmp_path, engine, kind):
-        compiled(tmp_path)
-        path = tmp_path / "calls.jsonl"
+    def test_an_unreadable_line_is_rejected_with_a_fix(self, tmp_path, engine, finished_log, kind):
         begin = b'{"%s"' % kind.encode()
-        path.write_bytes(path.read_bytes().replace(begin, begin + b"...", 1))
+        finished_log.write_bytes(finished_log.read_bytes().replace(begin, begin + b"...", 1))
         message = r"line \d+ of .* cannot be read \(.*\)\. Pass another log_dir.*remove the line"
         with pytest.raises(ValueError, match=message):
             compiled(tmp_path)
@@ -191,18 +207,16 @@ class TestIdentity:
             ({"adapter": dspy.JSONAdapter()}, "adapter was 'ChatAdapter' and is now 'JSONAdapter'"),
         ],
     )
-    def test_another_compile_is_rejected(self, tmp_path, engine, change, difference):
-        def go(model="fake/order-sensitive", temperature=0.0, adapter=None, **options):
+    def test_another_compile_is_rejected(self, tmp_path, engine, finished_log, change, difference):
+        def go(model="fake/order-sensitive", temperature=None, adapter=None, **options):
             with dspy.context(lm=lm_of(engine, model, temperature=temperature), adapter=adapter):
-                compiled(tmp_path, max_metric_calls=60, **options)
+                compiled(tmp_path, **options)
 
-        go()
-        before = engine.num_calls
         message = f"belongs to another run: .*{difference}.*another log_dir"
         with pytest.raises(ValueError, match=message):
             go(**change)
         go()
-        assert engine.num_calls == before
+        assert engine.num_calls == 0
 
     def test_access_to_models_and_runtime_settings_may_change(self, tmp_path, engine):
         def go(options, **access):
@@ -257,9 +271,10 @@ class TestFolders:
         report = compiled(tmp_path)
         assert report.program_calls["resumed"] >= 20
 
-    def test_a_full_disk_ends_a_compile_that_can_be_resumed(self, tmp_path, engine, monkeypatch):
+    def test_a_full_disk_ends_a_compile_that_can_be_resumed(
+        self, tmp_path, engine, uninterrupted, monkeypatch
+    ):
         """If the disk is full from the start, no call is made."""
-        expected = compiled()
         write = os.write
         begins = [b"{"]
         before = engine.num_calls
@@ -279,7 +294,7 @@ class TestFolders:
             compiled(tmp_path / "second")
         begins[0] = b"nothing"
         report = compiled(tmp_path / "second")
-        assert found(report) == found(expected)
+        assert found(report) == found(uninterrupted)
         assert report.program_calls["resumed"] > 40
 
 
@@ -288,16 +303,16 @@ class TestOtherArguments:
         "change",
         [
             {"seed": 1},
-            {"max_metric_calls": 100},
+            {"max_metric_calls": 70},
             {"update": "ema", "patience": 2},
             {"trainset": EXAMPLES[:50], "accept_changes": True},
         ],
     )
     def test_no_call_is_repeated(self, tmp_path, engine, change):
         """Logged calls are identified by the content of their examples."""
-        compiled(tmp_path, student(4), max_metric_calls=150)
+        compiled(tmp_path, student(4), max_metric_calls=100)
         before = engine.num_calls
-        report = compiled(tmp_path, student(4), **{"max_metric_calls": 250, **change})
+        report = compiled(tmp_path, student(4), **{"max_metric_calls": 150, **change})
         calls = report.program_calls
         assert set(engine.requests.values()) == {1}
         assert engine.num_calls - before == calls["total"] - calls["resumed"]
@@ -312,12 +327,12 @@ class TestOtherArguments:
         """Splits, pools and added demos stay the same if the examples are shuffled."""
 
         def go(trainset, log_dir=None):
-            options_of = {**options, "max_metric_calls": 150, "num_threads": 1, "display_progress": False}
+            options_of = {**options, "max_metric_calls": 100, "num_threads": 1, "display_progress": False}
             chooser = kind(exact_match, log_dir=log_dir, **options_of)
             program = chooser.compile(student(num_demos), trainset=trainset)
             return program.demos, chooser.report.comparison, chooser.report.program_calls["total"]
 
-        engine.at = {100: interrupt}
+        engine.at = {70: interrupt}
         with pytest.raises(KeyboardInterrupt):
             go(EXAMPLES, tmp_path)
         assert go(EXAMPLES[::-1], tmp_path) == go(EXAMPLES)
@@ -339,8 +354,10 @@ class TestOtherArguments:
         assert report.program_calls["total"] <= second
         assert found(report) == found(compiled(None, student(3), max_metric_calls=second, **options))
 
-    def test_a_smaller_budget_than_that_of_a_finished_run_is_reported(self, tmp_path, engine, caplog):
-        num_calls = compiled(tmp_path, max_metric_calls=150).program_calls["total"]
+    def test_a_smaller_budget_than_that_of_a_finished_run_is_reported(
+        self, tmp_path, engine, finished_log, uninterrupted, caplog
+    ):
+        num_calls = uninterrupted.program_calls["total"]
         message = f"holds a finished run of {num_calls} calls, but this run may make only 100"
         compiled(tmp_path, max_metric_calls=150)
         assert message not in caplog.text
@@ -350,7 +367,7 @@ class TestOtherArguments:
     @pytest.mark.parametrize("work", [compiled, selected])
     def test_each_budget_and_seed_gives_the_same_result_again(self, tmp_path, engine, work):
         """Calls of other compiles in the same folder do not change the result."""
-        runs = [(0, 150), (0, 100), (1, 150)]
+        runs = [(0, 100), (0, 70), (1, 100)]
         reports = {}
         for seed, limit in runs:
             report = found(work(tmp_path, seed=seed, max_metric_calls=limit))
@@ -361,7 +378,7 @@ class TestOtherArguments:
         for seed, limit in runs:
             assert found(work(tmp_path, seed=seed, max_metric_calls=limit)) == reports[seed, limit]
         assert engine.num_calls == spent
-        assert found(work(None, seed=1, max_metric_calls=150)) == reports[1, 150]
+        assert found(work(None, seed=1, max_metric_calls=100)) == reports[1, 100]
 
     def test_an_accepted_change_is_no_longer_a_change(self, tmp_path, engine):
         compiled(tmp_path, max_metric_calls=60)
@@ -409,7 +426,7 @@ class TestFoldersWithoutAnswers:
     def test_a_folder_with_failed_bootstrapping_accepts_another_compile(
         self, tmp_path, engine, candidates, broken
     ):
-        options = {"num_threads": 1, "max_demos": 4, "max_metric_calls": 150, "max_errors": 3}
+        options = {"num_threads": 1, "max_demos": 4, "max_metric_calls": 80, "max_errors": 3}
         if broken == "threshold":
             too_high = {"candidates": "bootstrapped", "max_bootstrapped": 8, "metric_threshold": 2}
             selected(tmp_path, **too_high, **options)
@@ -424,7 +441,7 @@ class TestFoldersWithoutAnswers:
         spent = engine.num_calls
         assert spent == (15 if broken == "threshold" else 3)
         total = selected(tmp_path, candidates=candidates, **options).program_calls["total"]
-        assert total == engine.num_calls - spent <= 150
+        assert total == engine.num_calls - spent <= 80
 
 
 class TestSignals:
@@ -540,9 +557,9 @@ def limited():
 
 class TestFailed:
     @pytest.mark.parametrize("rounds", [0, 2])
-    def test_a_round_in_which_all_calls_failed_is_repeated(self, tmp_path, engine, rounds):
-        ends = [0, *(iteration.program_calls for iteration in compiled().history)]
-        first = engine.num_calls + max(1, ends[rounds])
+    def test_a_round_in_which_all_calls_failed_is_repeated(self, tmp_path, engine, uninterrupted, rounds):
+        ends = [0, *(iteration.program_calls for iteration in uninterrupted.history)]
+        first = max(1, ends[rounds])
         down = True
 
         def metric(example, prediction):

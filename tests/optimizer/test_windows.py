@@ -9,7 +9,7 @@ from fakes import OrderSensitiveEngine, exact_match, questions, student, using
 
 from plr_dspy import PLFewShot, PLReorder, choose_program
 
-EXAMPLES = questions(100)
+EXAMPLES = questions(60)
 MODEL = "fake/small"
 WARNING = re.compile(r"up to about ([\d,]+) tokens, but the context window of fake/small has only ([\d,]*\d)")
 
@@ -48,11 +48,11 @@ def window(monkeypatch):
 
 
 def fewshot(**options):
-    return PLFewShot(exact_match, **{"max_demos": 6, "max_metric_calls": 100, **options})
+    return PLFewShot(exact_match, **{"max_demos": 6, "max_metric_calls": 60, **options})
 
 
 def reorder(**options):
-    return PLReorder(exact_match, max_metric_calls=100, **options)
+    return PLReorder(exact_match, max_metric_calls=60, **options)
 
 
 def warning_of(optimizer, program, **options):
@@ -84,7 +84,7 @@ def test_the_longest_inputs_and_instructions_are_counted(engine, window):
     )
     long = dspy.Example(question="why " * 500, answer="answer 0").with_inputs("question")
     warning = fewshot(candidates=EXAMPLES[:6]).estimate(student(0), trainset=[*EXAMPLES, long]).warning
-    assert "the inputs of trainset[100]" in warning
+    assert "the inputs of trainset[60]" in warning
 
 
 @pytest.mark.parametrize("name", ["max_demo_tokens", "max_demos"])

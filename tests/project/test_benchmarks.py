@@ -361,7 +361,7 @@ def simulated_record(path, *, num_sets=10, set_effect=0.0, order_effect=0.0, bia
 def test_the_estimated_spread_over_sets_and_orders_equals_the_simulated_spread(tmp_path, effects):
     """Without an effect, the observed spread is only noise."""
     of_sets, of_orders = effects
-    record = simulated_record(tmp_path / "x.npz", num_sets=60, set_effect=of_sets, order_effect=of_orders)
+    record = simulated_record(tmp_path / "x.npz", num_sets=40, set_effect=of_sets, order_effect=of_orders)
     (row,) = levers.spreads([record])
     for name, truth in (("sets", of_sets), ("orders", of_orders)):
         value, low, high = map(float, re.findall(r"[\d.]+", row[f"{name}: true"]))

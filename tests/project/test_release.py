@@ -134,7 +134,7 @@ def test_the_wheel_works_without_the_repository(wheel, tmp_path):
     target = tmp_path / "target"
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
     run(*pip, "--target", target, wheel)
     env = {**os.environ, "PYTHONPATH": str(target), "DSPY_CACHEDIR": str(tmp_path / "cache")}
     program = textwrap.dedent(PROGRAM).replace("TARGET", repr(str(target)))
