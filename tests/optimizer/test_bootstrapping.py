@@ -29,7 +29,7 @@ def predict(kind=dspy.Predict, demos=()):
 
 def chooser(metric=exact_match, **options):
     defaults = {
-        "max_metric_calls": 150,
+        "max_metric_calls": 90,
         "max_demos": 4,
         "candidates": "bootstrapped",
         "display_progress": False,
@@ -123,7 +123,7 @@ class TestTeachers:
             assert f"5 calls gave no demo: {error}: " in optimizer.report.details()
             assert 1 <= len(shown(optimizer)) <= 10
             assert optimizer.report.program_calls["bootstrap"] == 15
-            assert model.num_calls == optimizer.report.program_calls["total"] <= 150
+            assert model.num_calls == optimizer.report.program_calls["total"] <= 90
         assert errors[0] == errors[-1]
         assert errors[0].type == error
         assert errors[0].outcome == "gave no demo"
@@ -218,7 +218,7 @@ def test_answers_become_demos_if_examples_lack_output_fields(engine, candidates)
         optimizer = chooser(is_right, candidates=candidates)
         estimate = optimizer.estimate(program, trainset=trainset)
         assert estimate.bootstrap_calls == 15
-        assert estimate.program_calls <= 150
+        assert estimate.program_calls <= 90
         optimizer.compile(program, trainset=trainset)
         (slot,) = optimizer.report.slots
         assert len(slot.demos) > 1
@@ -271,12 +271,12 @@ def test_log_probabilities_are_requested_even_after_a_slow_teacher(engine, monke
 def test_a_compile_with_other_demos_reuses_logged_calls(engine, tmp_path, earlier):
     chooser(log_dir=tmp_path, **earlier).compile(predict(), trainset=EXAMPLES)
     before = engine.num_calls
-    optimizer = chooser(log_dir=tmp_path, max_metric_calls=300)
+    optimizer = chooser(log_dir=tmp_path, max_metric_calls=180)
     optimizer.compile(predict(), trainset=EXAMPLES)
     calls = optimizer.report.program_calls
     assert engine.num_calls - before == calls["total"] - calls["resumed"]
     assert calls["resumed"] > 0
-    assert calls["total"] <= 300
+    assert calls["total"] <= 180
 
 
 def question_of(text):

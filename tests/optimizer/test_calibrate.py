@@ -86,7 +86,7 @@ class TestOrdersUnderCalibration:
         alone = accuracy(calibrated_original())
         ordered = []
         for seed in range(2):
-            options = {"calibrate": True, "max_metric_calls": 150, "seed": seed}
+            options = {"calibrate": True, "max_metric_calls": 100, "seed": seed}
             program, _ = go(engine_of(), **options)
             ordered.append(accuracy(program))
         assert accuracy(student()) == pytest.approx(0.5, abs=0.02)
@@ -96,7 +96,7 @@ class TestOrdersUnderCalibration:
 
     def test_scores_and_offsets_belong_to_calibrated_answers(self):
         engine = engine_of()
-        program, report = go(engine, calibrate=True, max_metric_calls=200)
+        program, report = go(engine, calibrate=True, max_metric_calls=150)
         assert all(engine.asked)
         shown = [demo["text"] for demo in program.program.demos]
         assert shown == [DEMOS[i]["text"] for i in report.slots[0].ordering]
@@ -113,7 +113,7 @@ class TestOrdersUnderCalibration:
     def test_unparsable_replies_count_by_their_label_probabilities(self):
         """Calibration assigns a label to replies that contain none."""
         engine = Mumbling(probabilities=leaning_and_sharp)
-        program, report = go(engine, calibrate=True, max_metric_calls=200)
+        program, report = go(engine, calibrate=True, max_metric_calls=150)
         value, low, high = report.comparison.expected_original
         true = right(mumbling=True)(student())
         assert value == pytest.approx(true, abs=0.12)
@@ -196,7 +196,7 @@ class TestUnchangedStudent:
         gains = []
         for seed in range(4):
             trainset, probabilities, accuracy = labeled_world(seed)
-            options = {"max_metric_calls": 150, "trainset": trainset, "seed": seed}
+            options = {"max_metric_calls": 120, "trainset": trainset, "seed": seed}
             program, report = go(engine_of(probabilities), calibrate=True, **options)
             before = accuracy(student())
             after = accuracy(program)
@@ -264,7 +264,7 @@ def test_bad_shares_and_unsuitable_programs_raise_errors(tmp_path):
 
 
 def test_without_calibrate_reports_estimate_the_effect_of_calibration():
-    program, report = go(Engine(), max_metric_calls=150, seed=1)
+    program, report = go(Engine(), max_metric_calls=100, seed=1)
     assert isinstance(program, dspy.Predict)
     effect = report.calibration
     # Orders differ only in how strongly they are biased towards a label.

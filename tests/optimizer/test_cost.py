@@ -208,8 +208,8 @@ class TestEstimate:
         ("kind", "options", "demos"),
         [
             (PLReorder, {"num_demos": 3}, 0),
-            (PLReorder, {"num_demos": 2, "max_metric_calls": 300}, 0),
-            (PLFewShot, {"max_demos": 1, "candidates": questions(2), "max_metric_calls": 500}, 3),
+            (PLReorder, {"num_demos": 2, "max_metric_calls": 200}, 0),
+            (PLFewShot, {"max_demos": 1, "candidates": questions(2), "max_metric_calls": 300}, 3),
             (PLFewShot, {"max_demos": 2, "demos": "retrieved", "candidates": "labeled"}, 0),
         ],
     )

@@ -15,7 +15,7 @@ EXAMPLES = questions(90)
 
 
 def optimizer(**options):
-    limits = {"max_metric_calls": 150, "max_demos": 4, "max_bootstrapped": 4}
+    limits = {"max_metric_calls": 90, "max_demos": 4, "max_bootstrapped": 4}
     defaults = {**limits, "display_progress": False}
     return PLFewShot(exact_match, **{**defaults, **options})
 
@@ -183,7 +183,7 @@ class TestTokens:
 @pytest.mark.parametrize(("least", "limit", "most"), [(0, None, 5), (5, None, 5), (2, 70, 2)])
 def test_log_probabilities_are_used_if_replies_need_demos_to_have_them(least, limit, most):
     """Replies contain a label only if the prompt shows at least `least` demos."""
-    options = {"max_metric_calls": 120, "max_demos": 5, "max_demo_tokens": limit, "candidates": "labeled"}
+    options = {"max_metric_calls": 80, "max_demos": 5, "max_demo_tokens": limit, "candidates": "labeled"}
     chooser = PLFewShot(exact, display_progress=False, **options)
 
     def probabilities(demos, text):
@@ -201,13 +201,13 @@ def test_only_another_teacher_needs_new_calls(engine, tmp_path):
     teacher = student(4)
     counts = []
     for options in ({"teacher": teacher}, {"teacher": teacher}, {}):
-        chooser = optimizer(log_dir=tmp_path, max_metric_calls=300 if not options else 150)
+        chooser = optimizer(log_dir=tmp_path, max_metric_calls=180 if not options else 90)
         chooser.compile(predict(), trainset=EXAMPLES, **options)
         counts.append(engine.num_calls)
     calls = chooser.report.program_calls
-    assert counts[0] == counts[1] <= 150
+    assert counts[0] == counts[1] <= 90
     assert counts[2] - counts[1] == calls["total"] - calls["resumed"]
-    assert 0 < calls["resumed"] < calls["total"] <= 300
+    assert 0 < calls["resumed"] < calls["total"] <= 180
 
 
 WRONG_ARGUMENTS = [

@@ -81,6 +81,7 @@ class TestLevers:
         assert gain.num_calls == 4 * 37
         assert "'random demos'" in result.advice
         assert "dspy.LabeledFewShot" in result.advice
+        assert "parsed" not in str(result)
 
     def test_removing_the_demos_can_be_the_simplest_lever(self):
         program = student(demos())
@@ -266,7 +267,6 @@ class TestUnreadReplies:
         assert lever(result, "no demos").num_unread == 30
         line = "30 of 30 replies of 'no demos' could not be parsed and count as wrong."
         assert str(result).splitlines()[-2] == line
-        assert "parsed" not in str(measured(DemoEngine(questions(100))))
 
 
 class TestCalibration:
@@ -284,7 +284,8 @@ class TestCalibration:
     @pytest.mark.parametrize("metric", [exact, F1("positive")])
     def test_calibration_needs_log_probabilities(self, metric):
         with_them, without = (
-            measured(Engine(logprobs=logprobs), classifier(), EXAMPLES, metric) for logprobs in (True, False)
+            measured(Engine(logprobs=logprobs), classifier(), EXAMPLES, metric, max_metric_calls=100)
+            for logprobs in (True, False)
         )
         assert names(with_them)[2:4] == ["calibrated answers", "calibrated random demos"]
         assert not any("calibrated" in name for name in names(without))
@@ -300,7 +301,7 @@ class TestCalibration:
         result = measured(engine, classifier(demos=[]), examples, F1("positive"), max_errors=100)
         assert lever(result, "calibrated answers").gain == pytest.approx(0.0)
 
-    @pytest.mark.parametrize("max_calls", [100, 200, 400])
+    @pytest.mark.parametrize("max_calls", [100, 200])
     def test_advice_that_keeps_the_program_says_what_it_rests_on(self, max_calls):
         """A small gain by calibration is not proven. The advice states the number of examples, and how to find out."""
         engine = Engine(
@@ -319,7 +320,15 @@ class TestCallsAndErrors:
         engine = Engine()
 
         def go(engine=engine, **options):
-            return measured(engine, classifier(), EXAMPLES, metric, instructions=["Judge."], **options)
+            return measured(
+                engine,
+                classifier(),
+                EXAMPLES,
+                metric,
+                instructions=["Judge."],
+                max_metric_calls=120,
+                **options,
+            )
 
         for further in (20, 90):
             engine.at = {engine.requests + further: interrupt}
@@ -327,7 +336,7 @@ class TestCallsAndErrors:
                 go(log_dir=tmp_path)
         result = go(log_dir=tmp_path)
         assert result == go(log_dir=tmp_path) == go(Engine(), num_threads=8)
-        assert engine.requests == result.program_calls + 2 <= 302
+        assert engine.requests == result.program_calls + 2 <= 122
         with pytest.raises(ValueError, match=r"metric changed.*accept_changes=True"):
             measured(engine, classifier(), EXAMPLES, lambda example, prediction: 1.0, log_dir=tmp_path)
         assert engine.requests == result.program_calls + 2

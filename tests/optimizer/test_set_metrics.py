@@ -36,7 +36,7 @@ def cost(counts, labels):
 
 
 def compiled(kind, metric, *, engine=None, program=None, trainset=RARE, **options):
-    options = {"max_metric_calls": 150, "num_threads": 1, "display_progress": False} | options
+    options = {"max_metric_calls": 100, "num_threads": 1, "display_progress": False} | options
     optimizer = kind(metric, **options)
     with using(engine or Engine(probabilities=shy)):
         return optimizer.compile(program or student(), trainset=trainset), optimizer.report
@@ -117,7 +117,8 @@ def test_calibration_weights_labels_by_their_shares():
         own = 0.3 if number(text) % 2 else -2.7
         return two(own + 0.6 * normal(text) + 0.2 * normal(f"{demos} {text}"))
 
-    _, report = compiled(PLReorder, F1("positive"), engine=Engine(probabilities=unsure), calibrate=True)
+    options = {"engine": Engine(probabilities=unsure), "calibrate": True, "max_metric_calls": 150}
+    _, report = compiled(PLReorder, F1("positive"), **options)
     log_probabilities = np.log([unsure([], example.text) for example in RARE])
     offsets = batch_offsets(log_probabilities, prior=report.calibration.shares)
     assert report.calibration.offsets == pytest.approx(offsets, abs=0.05)
@@ -125,7 +126,7 @@ def test_calibration_weights_labels_by_their_shares():
 
 def test_reports_contain_values_of_the_metric_itself():
     """The metric is computed on all examples that both programs answered."""
-    _, report = compiled(PLReorder, F1("positive"), program=rare_first(), seed=1)
+    _, report = compiled(PLReorder, F1("positive"), program=rare_first(), seed=1, max_metric_calls=150)
     c = report.comparison
     assert "F1(label='positive'" in report.details()
     chosen = max(report.candidates, key=lambda candidate: candidate.expected_gain)
@@ -181,7 +182,7 @@ def test_the_originals_expected_score_is_based_on_its_own_answers():
 
     program = rare_first()
     engine = Engine(probabilities=eager)
-    options = {"engine": engine, "program": program, "signal": "score"}
+    options = {"engine": engine, "program": program, "signal": "score", "max_metric_calls": 150}
     _, report = compiled(PLReorder, F1("positive"), **options)
     value = scored(engine, program)
     assert value > 0.15
@@ -318,7 +319,7 @@ class TestBadInput:
         def broken(counts, labels):
             raise LookupError("no such table")
 
-        options = {"max_metric_calls": 150, "num_threads": 1, "display_progress": False}
+        options = {"max_metric_calls": 60, "num_threads": 1, "display_progress": False}
         optimizer = kind(ConfusionMetric(broken), **options)
         with using(Engine(probabilities=shy)), pytest.raises(LookupError, match="no such table"):
             optimizer.compile(student(), trainset=RARE)

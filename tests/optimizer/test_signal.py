@@ -106,7 +106,7 @@ class TestWithoutLogProbabilities:
 def test_both_signals_use_log_probabilities_and_can_share_a_log_dir(tmp_path):
     engine = Engine()
     for signal in ("auto", "logprobs"):
-        _, report = go(engine, max_metric_calls=150, signal=signal, log_dir=tmp_path)
+        _, report = go(engine, max_metric_calls=80, signal=signal, log_dir=tmp_path)
         found = report.signal
         assert found.used == "logprobs"
         assert found.reason == ""
@@ -124,8 +124,8 @@ def some(name, share):
     [
         {"program": student(demos=[]), "num_demos": 4},
         {"trainset": EXAMPLES[::2]},
-        {"trainset": EXAMPLES[:10], "max_metric_calls": 60},
-        {"program": student(demos=DEMOS[:3]), "max_metric_calls": 300},
+        {"trainset": EXAMPLES[:10]},
+        {"program": student(demos=DEMOS[:3]), "max_metric_calls": 150},
         {"metric": lambda example, prediction: 0.5 + 0.5 * exact(example, prediction)},
         {"metric": lambda example, prediction: example.text == "text 7" or exact(example, prediction)},
         {"at": dict.fromkeys(some("fails", 0.2), failure), "max_errors": 1000},
@@ -135,7 +135,7 @@ def some(name, share):
 )
 def test_log_probabilities_are_used_for_various_programs_metrics_and_failures(options):
     engine = Engine()
-    options = {"max_metric_calls": 80, **options}
+    options = {"max_metric_calls": 60, **options}
     engine.at = options.pop("at", {})
     engine.silent = options.pop("silent", set())
     _, report = go(engine, **options)
@@ -146,18 +146,21 @@ def test_log_probabilities_are_used_for_various_programs_metrics_and_failures(op
 
 
 def test_answers_without_a_model_call_are_not_conclusive():
-    """The program answers every other text, or all texts, without calling its model."""
+    """The program answers every other text, or all texts, without calling its model.
+
+    With seed 1, the program answers the first text without a call. With seed 2, it calls its model.
+    """
 
     def signal(seed=0, every=False):
         def ruled(self, text):
             silent = number(text) % 2 or every
             return dspy.Prediction(label=label_world.LABELS[0]) if silent else self.classify(text=text)
 
-        return go(Engine(), program=Program(ruled, classify=student()), max_metric_calls=80, seed=seed)[
+        return go(Engine(), program=Program(ruled, classify=student()), max_metric_calls=60, seed=seed)[
             1
         ].signal
 
-    assert {signal(seed).used for seed in range(4)} == {"logprobs"}
+    assert {signal(seed).used for seed in (1, 2)} == {"logprobs"}
     assert signal(every=True).reason == "the program answered without calling its classifier"
 
 

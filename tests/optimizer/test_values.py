@@ -108,31 +108,57 @@ VALUES: dict[str, tuple[Any, Any]] = {
 }
 
 
-class Said(dspy.ChatAdapter):
-    """An adapter that parses the same answer from every reply."""
+SHARED = [
+    [
+        *("str", "int", "large int", "larger int", "float", "whole float", "large float"),
+        *("negative zero", "nan", "infinity", "optional", "decimal"),
+    ],
+    [
+        *("bytes", "tuple", "set", "frozenset", "list", "dict", "dict with other keys"),
+        *("dict with the key of a tag", "uuid", "path"),
+    ],
+    [
+        *("date", "time", "datetime", "datetime in UTC", "datetime of pydantic", "datetime in a zone"),
+        "timedelta",
+    ],
+    ["dataclass", "named tuple", "TypedDict"],
+]
+"""Names of values that one program can have in separate fields, because they do not affect each other.
 
-    def __init__(self, answer: Any) -> None:
+All other values need their own program. For example, a single output that is an enum has labels.
+"""
+ALONE = [[name] for name in VALUES if not any(name in names for names in SHARED)]
+
+
+class Said(dspy.ChatAdapter):
+    """An adapter that parses the same answers from every reply."""
+
+    def __init__(self, **answers: Any) -> None:
         super().__init__(use_json_adapter_fallback=False)
-        self.said = answer
+        self.answers = answers
 
     def parse(self, signature: Any, completion: str) -> dict[str, Any]:
-        return {"answer": self.said}
+        return self.answers
 
 
-def asking(kind: Any) -> dspy.Predict:
-    # DSPy does not accept a TypedDict as an input.
-    given_kind = dict if is_typeddict(kind) else kind
-    fields = {"given": (str, dspy.InputField()), "of": (given_kind, dspy.InputField())}
-    fields["answer"] = (kind, dspy.OutputField())
+def asking(kinds: dict[str, Any]) -> dspy.Predict:
+    """Return a program that has an input and an output of each kind. Keys are the names of the outputs."""
+    fields: dict[str, Any] = {"given": (str, dspy.InputField())}
+    for name, kind in kinds.items():
+        # DSPy does not accept a TypedDict as an input.
+        fields[f"of_{name}"] = (dict if is_typeddict(kind) else kind, dspy.InputField())
+    for name, kind in kinds.items():
+        fields[name] = (kind, dspy.OutputField())
     return dspy.Predict(dspy.Signature(fields, "Answer."))
 
 
-def examples(value: Any, count: int = 24) -> list[dspy.Example]:
-    """Return examples with the value as an input."""
+def examples(values: dict[str, Any], count: int = 12) -> list[dspy.Example]:
+    """Return examples with the values as inputs."""
+    inputs = {f"of_{name}": value for name, value in values.items()}
     rows = []
     for i in range(count):
-        example = dspy.Example(given=f"question {i}", of=value, gold=value)
-        rows.append(example.with_inputs("given", "of"))
+        example = dspy.Example(given=f"question {i}", **inputs, gold=list(values.values()))
+        rows.append(example.with_inputs("given", *inputs))
     return rows
 
 
@@ -145,29 +171,35 @@ def right(example: Any, prediction: Any, trace: Any = None) -> bool:
     return True
 
 
-def bootstrapped(kind: Any, answer: Any, given: Any, **options: Any) -> tuple[list[str], Any]:
+def bootstrapped(
+    kinds: dict[str, Any], answers: dict[str, Any], given: dict[str, Any], **options: Any
+) -> tuple[list[str], Any]:
     """Return two bootstrapped demos as formatted in a prompt, and the report."""
-    limits = {"max_metric_calls": 35, "min_demos": 2, "max_demos": 2, "max_bootstrapped": 3}
+    limits = {"max_metric_calls": 27, "min_demos": 2, "max_demos": 2, "max_bootstrapped": 3}
     plain = {"candidates": "bootstrapped", "display_progress": False, "num_threads": 1}
     optimizer = PLFewShot(right, **{**plain, **limits, **options})
-    optimizer.compile(asking(kind), trainset=examples(given))
+    optimizer.compile(asking(kinds), trainset=examples(given))
     demos = optimizer.program_with(2).demos
-    assert all(type(demo.answer) is type(answer) for demo in demos)
-    return shown(asking(kind), demos), optimizer.report
+    for name, answer in answers.items():
+        assert all(type(demo[name]) is type(answer) for demo in demos)
+    return shown(asking(kinds), demos), optimizer.report
 
 
-@pytest.mark.parametrize(("kind", "value"), VALUES.values(), ids=VALUES)
-def test_bootstrapped_demos_look_like_those_of_dspy_before_and_after_a_resume(kind, value, tmp_path, caplog):
+@pytest.mark.parametrize("names", [*SHARED, *ALONE], ids=", ".join)
+def test_bootstrapped_demos_look_like_those_of_dspy_before_and_after_a_resume(names, tmp_path, caplog):
+    outputs = {name: f"answer_{number}" for number, name in enumerate(names)}
+    kinds = {output: VALUES[name][0] for name, output in outputs.items()}
+    values = {output: VALUES[name][1] for name, output in outputs.items()}
     engine = fakes.engine_for([])
-    with fakes.using(engine), dspy.context(adapter=Said(value)):
-        options = {"metric": right, "max_bootstrapped_demos": 24, "max_labeled_demos": 0}
+    with fakes.using(engine), dspy.context(adapter=Said(**values)):
+        options = {"metric": right, "max_bootstrapped_demos": 12, "max_labeled_demos": 0}
         optimizer = dspy.BootstrapFewShot(**options)
-        of_dspy = optimizer.compile(asking(kind), trainset=examples(value))
+        of_dspy = optimizer.compile(asking(kinds), trainset=examples(values))
         expected = shown(of_dspy, of_dspy.demos)
-        assert len(set(expected)) == 24
-        fresh, _ = bootstrapped(kind, value, value, log_dir=tmp_path)
+        assert len(set(expected)) == 12
+        fresh, _ = bootstrapped(kinds, values, values, log_dir=tmp_path)
         num_calls = engine.num_calls
-        resumed, report = bootstrapped(kind, value, value, log_dir=tmp_path)
+        resumed, report = bootstrapped(kinds, values, values, log_dir=tmp_path)
     assert fresh == resumed
     assert set(fresh) <= set(expected)
     assert report.program_calls["resumed"] == report.program_calls["total"]
@@ -206,14 +238,15 @@ UNWRITABLE = {
 @pytest.mark.parametrize("answer", UNWRITABLE.values(), ids=UNWRITABLE)
 def test_calls_with_values_that_cannot_be_logged_are_repeated_after_a_restart(answer, tmp_path, caplog):
     engine = fakes.engine_for([])
-    with fakes.using(engine), dspy.context(adapter=Said(answer)):
-        bootstrapped(Any, answer, "x", log_dir=tmp_path)
+    arguments = ({"answer": Any}, {"answer": answer}, {"answer": "x"})
+    with fakes.using(engine), dspy.context(adapter=Said(answer=answer)):
+        bootstrapped(*arguments, log_dir=tmp_path)
         num_calls = engine.num_calls
         assert caplog.text.count("cannot hold") == 1
-        _, report = bootstrapped(Any, answer, "x", log_dir=tmp_path, max_metric_calls=80)
+        _, report = bootstrapped(*arguments, log_dir=tmp_path, max_metric_calls=54)
     calls = report.program_calls
     assert num_calls + 3 <= engine.num_calls == num_calls + calls["total"] - calls["resumed"]
-    assert calls["total"] <= 80
+    assert calls["total"] <= 54
 
 
 UNTYPED = {
@@ -234,17 +267,17 @@ UNTYPED = {
 def test_fields_without_a_type_accept_any_value(make, candidates, tmp_path):
     """The value is an input, the label and the program's answer."""
     trainset = []
-    for i in range(30):
+    for i in range(20):
         example = dspy.Example(point=make(i % 7), answer=make(i % 5), number=i)
         trainset.append(example.with_inputs("point", "number"))
-    options = {"max_demos": 2, "max_metric_calls": 40, "display_progress": False, "num_threads": 1}
+    options = {"max_demos": 2, "max_metric_calls": 30, "display_progress": False, "num_threads": 1}
     options |= {"log_dir": tmp_path, "max_errors": 1, **candidates}
     engine = fakes.engine_for([])
     program = dspy.Predict("point, number -> answer")
-    with fakes.using(engine), dspy.context(adapter=Said(make(1))):
+    with fakes.using(engine), dspy.context(adapter=Said(answer=make(1))):
         PLFewShot(right, **options).compile(program, trainset=trainset)
         num_calls = engine.num_calls
-        assert 0 < num_calls <= 40
+        assert 0 < num_calls <= 30
         optimizer = PLFewShot(right, **options)
         optimizer.compile(program, trainset=trainset)
     calls = optimizer.report.program_calls
@@ -258,15 +291,16 @@ def test_outputs_with_any_name_become_demos(name, is_input):
     """The output may have the name of an input, or of an argument of `dspy.Example`."""
     inputs = ["question", name] if is_input else ["question"]
     rows = []
-    for i in range(40):
+    for i in range(20):
         example = dspy.Example({"question": f"question {i}", name: "old"})
         rows.append(example.with_inputs(*inputs))
     optimizer = PLFewShot(
         lambda example, prediction: prediction[name] == "new",
         candidates="bootstrapped",
-        max_metric_calls=60,
+        max_metric_calls=30,
         max_demos=2,
         min_demos=2,
+        max_bootstrapped=3,
         display_progress=False,
     )
 
@@ -290,7 +324,7 @@ def calls_of_compiles_of_sets(folder):
     program = dspy.Predict(dspy.Signature(fields, "Answer."))
     engine = fakes.engine_for([])
     options = {"max_metric_calls": 40, "num_threads": 1, "display_progress": False}
-    with fakes.using(engine), dspy.context(adapter=Said(frozenset("a"))):
+    with fakes.using(engine), dspy.context(adapter=Said(answer=frozenset("a"))):
         PLFewShot(right, max_demos=3, log_dir=f"{folder}/few", **options).compile(program, trainset=rows)
         program.demos = rows[:4]
         PLReorder(right, log_dir=f"{folder}/order", **options).compile(program, trainset=rows)

@@ -1,8 +1,9 @@
 """Yardsticks in a report: random demos, a constant answer, and unparsable replies."""
 
+import functools
 import random
 import re
-from itertools import permutations
+from itertools import permutations, product
 
 import dspy
 import numpy as np
@@ -54,7 +55,7 @@ class TestUnparsableReplies:
     @pytest.mark.parametrize("metric", [F1("rare"), BalancedAccuracy(), exact], ids=named)
     def test_a_program_with_many_unparsable_replies_is_replaced(self, metric):
         program = dspy.Predict("text -> label: Literal['rare', 'usual']")
-        optimizer = PLFewShot(metric, signal="score", candidates="labeled", **options(max_metric_calls=200))
+        optimizer = PLFewShot(metric, signal="score", candidates="labeled", **options(max_metric_calls=100))
         with using(Mumbling()):
             compiled = optimizer.compile(program, trainset=PHRASES)
         report = optimizer.report
@@ -89,10 +90,11 @@ class TestUnparsableReplies:
         assert "your program is kept" in str(optimizer.report)
 
 
-def accuracy_of(orders):
-    """Return the mean accuracy of orders on the examples."""
+@functools.cache
+def accuracy_of_all_orders():
+    """Return the mean accuracy of all orders of the demos on the examples."""
     rights = []
-    for order in orders:
+    for order in permutations(range(len(DEMOS))):
         demos = [DEMOS[item].text for item in order]
         for text in [example.text for example in EXAMPLES]:
             share = probabilities(demos, text)[1]
@@ -104,10 +106,10 @@ def accuracy_of(orders):
 class TestRandomDemos:
     @pytest.mark.parametrize("signal", ["score", "auto"])
     def test_have_an_accurate_expected_score(self, signal):
-        truth = accuracy_of(permutations(range(len(DEMOS))))
+        truth = accuracy_of_all_orders()
         errors = []
         for seed in range(4):
-            optimizer = PLReorder(exact, signal=signal, seed=seed, **options(max_metric_calls=200))
+            optimizer = PLReorder(exact, signal=signal, seed=seed, **options(max_metric_calls=150))
             with using(Engine()):
                 optimizer.compile(student(), trainset=EXAMPLES)
             random = optimizer.report.random
@@ -182,11 +184,10 @@ def random_of(engine, metric=exact, trainset=None, **changed):
 class TestFewCalls:
     """Random demos whose true scores are known, after a few calls for each of a few prompts."""
 
-    @pytest.mark.parametrize("number", [10, 40])
     @pytest.mark.parametrize("metric", [exact, BalancedAccuracy()], ids=named)
-    def test_the_interval_covers_the_true_score(self, metric, number):
+    def test_the_interval_covers_the_true_score(self, metric):
         covered = []
-        for seed in range(15):
+        for number, seed in product([10, 40], range(9)):
             rare, usual = [(0.02, 0.02), (0.98, 0.98), (0.9, 0.4)][seed % 3]
             row, _ = random_of(Chancy({"rare": rare, "usual": usual}, seed), metric, items(number), seed=seed)
             if row is None:
@@ -194,7 +195,7 @@ class TestFewCalls:
             share = 0.5 if isinstance(metric, BalancedAccuracy) else 1 / 3
             low, high = row.interval
             covered.append(low <= share * rare + (1 - share) * usual <= high)
-        assert len(covered) >= 8
+        assert len(covered) >= 12
         assert np.mean(covered) >= 0.93
 
     @pytest.mark.parametrize("metric", [exact, BalancedAccuracy()], ids=named)
@@ -235,7 +236,7 @@ class TestConstantAnswer:
     )
     def test_is_the_most_frequent_or_the_best(self, metric, name, score, kind):
         signature = f"text -> label: {kind}"
-        optimizer = PLFewShot(metric, signal="score", candidates="labeled", **options(max_metric_calls=120))
+        optimizer = PLFewShot(metric, signal="score", candidates="labeled", **options(max_metric_calls=60))
         with using(Mumbling()):
             optimizer.compile(dspy.Predict(signature), trainset=PHRASES)
         constant = optimizer.report.constant
@@ -331,14 +332,14 @@ class TestVote:
         assert "apple" in dict(FIELD.findall(shown))["text"]
 
     @pytest.mark.parametrize("number", [10, 40])
-    def test_without_an_effect_similar_demos_are_seldom_advised(self, number):
+    def test_without_an_effect_similar_demos_are_not_advised(self, number):
         """Neither the model nor a vote can know the labels."""
         reports = [
             colored(things(number, seed=seed, alike=False), max_metric_calls=40, seed=seed)
-            for seed in range(10)
+            for seed in range(6)
         ]
         assert all(report.vote.num_examples > 0 for report in reports)
-        assert sum("most similar examples" in str(report) for report in reports) <= 1
+        assert not any("most similar examples" in str(report) for report in reports)
 
     def test_similar_demos_are_not_advised_if_the_search_has_tried_them(self):
         report = colored(things(100), demos="auto")
