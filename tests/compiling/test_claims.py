@@ -8,7 +8,7 @@ import pytest
 from landscapes import OwnEffectsLandscape
 from replay import Pool, compile_with
 
-BUDGETS = {"light": 400, "logprobs": 150, "calibrated": 150, "paper": None, "top-k": 1_000}
+BUDGETS = {"light": 400, "logprobs": 100, "calibrated": 100, "paper": None, "top-k": 1_000}
 """Program calls by mode. Compiles with log-probabilities make fewer calls, because they have more and slower rounds."""
 
 LEANING = partial(OwnEffectsLandscape, common=1.0, own=0.3, leaning=True)

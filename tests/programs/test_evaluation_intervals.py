@@ -42,7 +42,7 @@ def test_intervals_of_a_metric_over_a_set_have_the_stated_coverage(recall, alarm
     """Some of the programs find no positive example, and each draw of examples has different labels."""
     rng = np.random.default_rng(0)
     inside = np.zeros(2)
-    worlds = 100
+    worlds = 60
     truth = 2 * recall * 0.15 / (0.15 + recall * 0.15 + alarms * 0.85)
 
     def program(is_yes):
@@ -67,14 +67,14 @@ def test_intervals_have_the_stated_coverage_if_all_answers_may_be_correct(metric
     rng = np.random.default_rng(0)
     inside = 0
     truth = 2 * right - 1 if isinstance(metric, MatthewsCorrelation) else right
-    for _ in range(40):
+    for _ in range(30):
         wrong = {n for n in range(20) if rng.random() > right}
         program = Answering(wrong ^ {*range(0, 20, 2)})
         devset = examples(20, range(0, 20, 2))
         low, high = evaluated_alone(program, metric, devset).interval
         assert low < high
         inside += low < truth <= high
-    assert inside >= 33
+    assert inside >= 25
 
 
 @pytest.mark.parametrize("recall", [0.05, 0.1, 0.2])

@@ -153,9 +153,8 @@ def check(world, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("memory", ["list", "history"])
-def test_no_call_receives_a_memory_that_another_call_modified(memory, way):
-    check(World(*MEMORIES[memory]), way)
+def test_no_call_receives_a_memory_that_another_call_modified(way):
+    check(World(*MEMORIES["history"]), way)
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
@@ -164,9 +163,8 @@ def test_values_of_every_type_are_copied_for_each_call(memory):
 
 
 @pytest.mark.parametrize("way", ["PLReorder", "PLFewShot, bootstrapped", "evaluate_programs"])
-@pytest.mark.parametrize("memory", ["own class", "nested in a list"])
-def test_values_in_a_subclass_of_example_are_copied_for_each_call(memory, way):
-    check(World(*MEMORIES[memory], Row), way)
+def test_values_in_a_subclass_of_example_are_copied_for_each_call(way):
+    check(World(*MEMORIES["nested in a list"], Row), way)
 
 
 def test_an_input_that_the_program_modifies_is_still_excluded_from_its_demos():

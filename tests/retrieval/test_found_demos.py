@@ -62,7 +62,7 @@ def predict(signature="question -> answer"):
 
 def chooser(demos="retrieved", metric=exact_match, **options):
     defaults = {
-        "max_metric_calls": 120,
+        "max_metric_calls": 80,
         "max_demos": 4,
         "candidates": "labeled",
         "num_threads": 1,
@@ -129,7 +129,9 @@ class TestLeaks:
             trainset = [*trainset, *map(shouted, trainset)]
         engine = CopyingEngine()
         data = {"student": student, "trainset": trainset, "valset": valset}
-        _, optimizer = compiled(engine, demos=demos, num_threads=8, **data)
+        # The search stops early, because all scores are 0. A smaller budget would be used up before.
+        options = {"demos": demos, "num_threads": 8, "max_metric_calls": 120}
+        _, optimizer = compiled(engine, **options, **data)
         assert engine.num_calls >= 60
         assert engine.copied == 0
         assert max(map(len, engine.shown)) == 4
@@ -255,7 +257,7 @@ class TestChoice:
             optimizer.compile(classifier(), trainset=LABELED)
         report = optimizer.report
         assert report.signal.used == "logprobs"
-        assert len(engine.prompts) == report.program_calls["total"] <= 120
+        assert len(engine.prompts) == report.program_calls["total"] <= 80
         scores = {entry.name: entry.score for entry in report.front}
         assert any(" retrieved demos" in name for name in scores)
         assert any(name.startswith("your program, ") for name in scores)
@@ -349,7 +351,7 @@ class TestChoice:
             return np.array([[len(text), 1.0] for text in texts])
 
         def num_resumed(embedder):
-            options = {"log_dir": tmp_path, "max_metric_calls": 240}
+            options = {"log_dir": tmp_path, "max_metric_calls": 160}
             optimizer = chooser(embedder=embedder, **options)
             with using(engine):
                 optimizer.compile(predict(), trainset=examples()[::-1])
@@ -360,7 +362,7 @@ class TestChoice:
         assert by_words > by_length > 0
 
     def test_the_report_describes_retrieval_and_the_vote(self, tmp_path):
-        for limit in (0, 120):
+        for limit in (0, 80):
             _, optimizer = compiled(by_color(), max_metric_calls=limit)
             report = optimizer.report
             report.save(tmp_path / "report.json")
@@ -533,4 +535,4 @@ class Private(dspy.Module):
 
 def test_variations_of_a_private_predictor_have_different_digests():
     _, optimizer = compiled(by_color(), student=Private())
-    assert optimizer.report.program_calls["total"] > 110
+    assert optimizer.report.program_calls["total"] > 75

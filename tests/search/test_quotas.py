@@ -177,7 +177,7 @@ class TestDraws:
         search.distributions = [PlackettLuce(logits, length=3, length_probabilities=shares)]
         assert search.mode() == ((4, 1, 0),)
 
-    @settings(max_examples=20)
+    @settings(max_examples=12)
     @given(spaces(), seeds)
     def test_all_candidates_of_a_search_meet_the_quotas(self, space, seed):
         def scores(candidates):
