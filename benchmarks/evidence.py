@@ -37,8 +37,11 @@ LIVE_SIDES = {
     "DSPy's random search": "random search@300",
     "`MIPROv2`": "MIPROv2@300",
     "`PLFewShot`": "PLFewShot@300",
+    "`PLFewShot(calibrate=True)`": "PLFewShot calibrated@300",
 }
 """Sides of `live.py`, keyed by their names in the docs."""
+LIVE_TASKS = {"TREC (draws)": "trec", "AG News (draws)": "agnews"}
+"""Tasks of `live.py`, keyed by their columns in the docs."""
 ROUNDING = 0.0006
 """Maximum rounding error of a figure. Differences up to this size are always allowed."""
 LEVEL = 0.0005
@@ -221,12 +224,18 @@ def live(_: Compiles) -> Iterator[Figure]:
         raise SystemExit(
             f'{path} is missing: run the first command of "Which models" in benchmarks/README.md'
         )
-    draws = [results for setting, results in ResultsFile(path).by_setting.items() if setting.task == "trec"]
-    for name, *cells in rows("evidence", "method, 1.5B model"):
+    by_setting = ResultsFile(path).by_setting
+    table = read_table(page("evidence"), "method, 1.5B model")
+    for name, row in table.iterrows():
         side = LIVE_SIDES[name]
-        scores = [float(np.mean(results[side].scores)) for results in draws if side in results]
-        accuracy = cells[1]
-        yield Figure(f"1.5B model, {name}", accuracy, scores, 0)
+        for column, task in LIVE_TASKS.items():
+            scores = [
+                float(np.mean(results[side].scores))
+                for setting, results in by_setting.items()
+                if setting.task == task and side in results
+            ]
+            if row[column]:
+                yield Figure(f"1.5B model, {column}, {name}", row[column], scores, 0)
 
 
 ON_RECORDED = (calibrated, recorded, best_of_five, log_probabilities, rare, live)
