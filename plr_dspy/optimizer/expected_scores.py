@@ -121,9 +121,10 @@ class _CandidateScores:
         return self._to_metric_scale(self._means[candidate])
 
     def _is_listed_uncalibrated(self, candidate: Candidate) -> bool:
-        """Return whether to list the reference's uncalibrated score.
+        """Return whether a candidate is the reference and is listed with its uncalibrated score.
 
-        This is so if calibration does not improve it, or if the original was returned unchanged.
+        This applies if calibration does not improve the score, or if the original was returned
+        unchanged.
         """
         if candidate != self._reference:
             return False

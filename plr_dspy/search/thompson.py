@@ -114,7 +114,7 @@ class ThompsonSearch(Search):
             return [pool[index] for index in chosen]
 
     def _first_round(self) -> list[Candidate]:
-        """Return the initial candidates, or all candidates if the space has no more than that."""
+        """Return the initial candidates, or all candidates if the space is small enough."""
         if self.space.num_distinct <= self._num_initial:
             return list(self.space.enumerate())
         # With log-probabilities, a varied first round helps more than cached prefixes do.
