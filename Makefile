@@ -19,6 +19,10 @@ DEMO   ?=
 COMPARE ?=
 EVIDENCE ?=
 
+# Let Python keep bytecode even if this variable is set outside. Otherwise, each of the many processes that
+# the tests start would compile DSPy, litellm and scipy again, which takes it 5 seconds.
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: demo test pytest test-vllm test-lowest lint compare evidence evidence-live bench docs notebooks dist clean
 
 demo: $(READY)
