@@ -333,7 +333,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             payer = evaluator(setup.slots, work, names=names)
             bootstrapped = [attempt.key for attempt in setup.attempts]
             scorer = Evaluator(payer, bootstrapped=bootstrapped, influence=work.influence)
-            yield OpenCompile(setup, work, scorer, evaluator)
+            yield OpenCompile(setup, work, names, payer, scorer, evaluator)
 
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
         """Make the planned demos and instructions, and return the setup with them. By default, return it unchanged."""
@@ -447,12 +447,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         If `log_dir` is set, also write the report to this folder.
         """
         setup = opened.setup
-        work = opened.work
-        finished = self._finish(setup, run, outcome, partial(_build_as_scored, setup, work))
+        finished = self._finish(setup, run, outcome, partial(_build_as_scored, setup, opened.work))
         program = finished.program
         self.best_program = program  # Set this first, in case building the report is interrupted.
-        names, _ = self._examples(setup, work)
-        self.report = report = build_report(setup, run, outcome, finished, names=names, signal=work.signal)
+        self.report = report = build_report(opened, run, outcome, finished)
         program.reorder_report = report.to_dict()
         if not hasattr(program, "detailed_results"):  # Keep the user's own attribute.
             program.detailed_results = detailed_results(report, outcome.decision)

@@ -217,12 +217,8 @@ class PLFewShot(LearningOptimizer):
         if plan.most_searched is not None:
             return no_minimum
         max_share = NEW_SHARE if opened.responses is None else NEW_SHARE_WITH_LOGPROBS
-        payer = opened.scorer.payer
-        assert isinstance(payer, ProgramEvaluator)
         try:
-            return LookSizes(
-                opened.setup, lambda candidate: payer.slots.build(candidate), max_share=max_share
-            )
+            return LookSizes(opened.setup, opened.prefixes, max_share=max_share)
         except Exception:  # If the adapter or litellm cannot count tokens, set no minimum.
             return no_minimum
 
@@ -475,9 +471,7 @@ class PLFewShot(LearningOptimizer):
         slots = opened.setup.slots
         if slots.space.sizes == known.space.sizes:
             return None
-        payer = opened.scorer.payer
-        assert isinstance(payer, ProgramEvaluator)
-        payer.slots = slots
+        opened.payer.slots = slots
         return self.search(opened.setup, opened.responses)
 
     def _finish(

@@ -1,10 +1,8 @@
 """The minimum number of examples to score a candidate on at a time, given its uncached demo tokens."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
-
-import dspy
 
 from plr_dspy.optimizer.call_sizes import SAMPLED_PROMPTS, inputs_of
 from plr_dspy.optimizer.setup import CompileSetup
@@ -22,15 +20,13 @@ class LookSizes:
 
     Args:
         setup: The setup of the compile run, which provides the examples.
-        build: A function that builds a candidate's program. It must also accept candidates
-            that are added to the search space later.
+        prefixes: Counts of the tokens that candidates' prompts share. They must also cover
+            candidates that are added to the search space later.
         max_share: Maximum ratio of uncached demo tokens to example tokens, such as `NEW_SHARE`.
     """
 
-    def __init__(
-        self, setup: CompileSetup, build: Callable[[Candidate], dspy.Module], *, max_share: float
-    ) -> None:
-        self._prefixes = PromptPrefixes(build)
+    def __init__(self, setup: CompileSetup, prefixes: PromptPrefixes, *, max_share: float) -> None:
+        self._prefixes = prefixes
         self._max_new_tokens = max_share * example_tokens(setup)  # uncached demo tokens per example
         self._last: Candidate = setup.slots.space.identity
         # If the adapter cannot build prompts without real inputs, raise its error now.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from plr_dspy.errors import UserError
 from plr_dspy.optimizer.estimate import make_budget, num_revisions
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
+from plr_dspy.programs.prefixes import PromptPrefixes
 from plr_dspy.programs.tokens import token_counter
 from plr_dspy.programs.value_classes import value_classes
 from plr_dspy.report.report import Report
@@ -35,17 +36,26 @@ class OpenCompile:
     Attributes:
         setup: The setup of the run. The search may add instructions to it.
         work: The object that runs a program on an example and scores the answer.
-        scorer: The evaluator that uses `work` within the budget, and keeps the scores.
+        names: Names of the scored examples, for messages.
+        payer: The object that makes the calls of `work` within the budget.
+        scorer: The evaluator that uses `payer`, and keeps the scores.
         evaluator: A function that creates evaluators for other kinds of calls, such as
             proposals. All evaluators share the log and the budget of this run.
     """
 
     setup: CompileSetup
     work: MetricWork
+    names: Sequence[str]
+    payer: ProgramEvaluator
     scorer: Evaluator
     evaluator: Callable[..., ProgramEvaluator]
     # The log-probabilities of labels, or None if the search learns only from scores.
     responses: LabelResponses | None = None
+
+    @cached_property
+    def prefixes(self) -> PromptPrefixes:
+        """Counts of the tokens that candidates' prompts share, also for candidates that the search adds."""
+        return PromptPrefixes(lambda candidate: self.payer.slots.build(candidate))
 
 
 @contextlib.contextmanager

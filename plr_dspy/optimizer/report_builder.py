@@ -13,13 +13,13 @@ from plr_dspy.compiling.choice import Decision, Outcome, Result
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.dspy_compat import format_field_value
 from plr_dspy.optimizer.expected_scores import num_unread
+from plr_dspy.optimizer.opening import OpenCompile
 from plr_dspy.optimizer.prompt_sizes import prompt_tokens
 from plr_dspy.optimizer.proposals import proposal_report
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.optimizer.yardsticks import yardsticks
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.media import replaced_in
-from plr_dspy.programs.prefixes import PromptPrefixes
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.report.formats import shorten
 from plr_dspy.report.prompts import InstructionReport, RetrievalReport, SlotReport
@@ -31,7 +31,6 @@ from plr_dspy.report.schema import (
     FrontEntry,
     ProgramComparison,
     ProgramState,
-    Signal,
 )
 from plr_dspy.report.stop import StopReason
 from plr_dspy.runtime import Redactor
@@ -55,25 +54,16 @@ class FinishedProgram:
     scarce_classes: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
-def build_report(
-    setup: CompileSetup,
-    run: CompileRun,
-    outcome: Outcome,
-    finished: FinishedProgram,
-    *,
-    names: Sequence[str],
-    signal: Signal | None,
-) -> Report:
+def build_report(opened: OpenCompile, run: CompileRun, outcome: Outcome, finished: FinishedProgram) -> Report:
     """Build the report on a compile run. After an interrupt, omit entries that take seconds to compute.
 
     Args:
-        setup: The setup of the run.
+        opened: The resources of the run, including its setup.
         run: The run, which provides all scores.
         outcome: The outcome of the search and the final comparison.
         finished: The returned program, with entries for the report.
-        names: Names of the scored examples.
-        signal: The signal that the search learned from; None if the report does not state it.
     """
+    setup = opened.setup
     scorer = run.evaluator
     decision = outcome.decision
     tokens = _tokens_by_model(scorer)
@@ -91,14 +81,14 @@ def build_report(
         candidates=[_candidate(setup, decision, result) for result in decision.candidates],
         rejected=None if decision.rejected is None else _candidate(setup, decision, decision.rejected),
         evidence=decision.evidence,
-        signal=signal,
+        signal=opened.work.signal,
         calibration=decision.effect,
         history=outcome.history,
         program_calls=outcome.program_calls,
         tokens=tokens,
         cost=cost_of(tokens),
         seconds=time.monotonic() - setup.started,
-        errors=[*_errors_before_search(setup), *_errors_of_scored_calls(setup, scorer, names)],
+        errors=[*_errors_before_search(setup), *_errors_of_scored_calls(setup, scorer, opened.names)],
         stopped=str(outcome.stop),
         stop_reason=outcome.stop.reason,
         settings=setup.settings(),
@@ -110,17 +100,17 @@ def build_report(
         proposals=proposal_report(setup),
         retrieval=finished.retrieval,
         scarce_classes=finished.scarce_classes,
-        **_slow_entries(setup, run, outcome),
+        **_slow_entries(opened, run, outcome),
     )
 
 
-def _slow_entries(setup: CompileSetup, run: CompileRun, outcome: Outcome) -> dict[str, Any]:
+def _slow_entries(opened: OpenCompile, run: CompileRun, outcome: Outcome) -> dict[str, Any]:
     """Return the entries that take seconds to compute, or none after an interrupt, to save the user a wait."""
     if outcome.stop.reason is StopReason.INTERRUPTED:
         return {}
-    entries = yardsticks(setup, run, outcome.decision)
+    entries = yardsticks(opened.setup, run, outcome.decision)
     # This may import litellm, which takes seconds.
-    entries["new_prompt_tokens"] = _new_prompt_tokens(setup, run.evaluator)
+    entries["new_prompt_tokens"] = _new_prompt_tokens(opened)
     return entries
 
 
@@ -158,13 +148,13 @@ def _errors_before_search(setup: CompileSetup) -> list[ErrorCount]:
     return error_counts(records, names)
 
 
-def _new_prompt_tokens(setup: CompileSetup, scorer: Evaluator) -> int | None:
+def _new_prompt_tokens(opened: OpenCompile) -> int | None:
     """Return how many prompt tokens were not in a server's prefix cache.
 
     Return None if this is unknown, for example because prompts cannot be built.
     """
     try:
-        return PromptPrefixes(setup.slots.build).num_new(scorer.tokens_in_order())
+        return opened.prefixes.num_new(opened.scorer.tokens_in_order())
     except Exception:  # If the adapter or litellm fails, the rest of the report is still useful.
         return None
 
