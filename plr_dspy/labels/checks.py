@@ -290,7 +290,7 @@ def _check_outputs(
 ) -> None:
     """Log a warning about missing values of the program's outputs, and about integers in text outputs.
 
-    Raise a ValueError if no example has an output value, and the metric fails for this reason.
+    Raise a ValueError if the metric fails because such a value is missing.
     """
     missing: dict[str, list[int]] = {}
     annotations = output_types(program)
@@ -302,16 +302,14 @@ def _check_outputs(
     for name in filled:
         indices = missing[name]
         if indices:
-            logger.warning(
-                "%s: %d of %d examples have no value in %r; the first is %s[%d]: drop these rows, unless the metric "
-                "works without this value",
-                dataset,
-                len(indices),
-                len(examples),
-                name,
-                dataset,
-                indices[0],
+            problem = (
+                f"{dataset}: {len(indices)} of {len(examples)} examples have no value in {name!r}; the first is "
+                f"{dataset}[{indices[0]}]"
             )
+            complete = next(row for row in examples if not _is_empty(row.get(name), annotations[name]))
+            if _needs_value(metric, examples[indices[0]], name, [as_answer(complete, annotations)]):
+                raise UserError(f"{problem}, and the metric fails without this value: drop these rows")
+            logger.warning("%s: drop these rows, unless the metric works without this value", problem)
         values = [example[name] for example in examples if name in example]
         if without_none(annotations[name]) is str and are_whole_numbers(values):
             logger.warning(
@@ -410,11 +408,13 @@ def _check_metric_without_labels(
         f"{columns}"
     )
     output = label_output(program)
-    if isinstance(output, LabelOutput) and _needs_label(metric, examples[0], output):
-        raise UserError(
-            f"{problem}. The metric fails without a value in {output.name!r}: rename the column that holds the labels "
-            f"to {output.name!r}"
-        )
+    if isinstance(output, LabelOutput):
+        answers = [{output.name: label} for label in output.labels.values()]
+        if _needs_value(metric, examples[0], output.name, answers):
+            raise UserError(
+                f"{problem}. The metric fails without a value in {output.name!r}: rename the column that holds the "
+                f"labels to {output.name!r}"
+            )
     has_others = bool(set(columns) - set(examples[0].inputs().keys()))
     if has_others and not language_models(metric):
         logger.warning(
@@ -423,13 +423,17 @@ def _check_metric_without_labels(
         )
 
 
-def _needs_label(metric: Metric, example: dspy.Example, output: LabelOutput) -> bool:
-    """Return whether a metric fails for every answer to an example, but not after a label is added."""
-    labels = list(output.labels.values())
-    labeled = own_copy(example)
-    labeled[output.name] = labels[0]
-    fails_without = all(fails(metric, example, {output.name: label}) for label in labels)
-    return fails_without and not fails(metric, labeled, {output.name: labels[0]})
+def _needs_value(
+    metric: Metric, example: dspy.Example, name: str, answers: Sequence[Mapping[str, Value]]
+) -> bool:
+    """Return whether a metric fails for all of these answers to an example because the field `name` has no value.
+
+    To find out, copy the field from the first answer to the example.
+    """
+    filled = own_copy(example)
+    filled[name] = answers[0][name]
+    fails_without = all(fails(metric, example, answer) for answer in answers)
+    return fails_without and not fails(metric, filled, answers[0])
 
 
 def _returns_outputs(program: dspy.Module) -> bool:

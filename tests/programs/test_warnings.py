@@ -79,6 +79,9 @@ def judge(example, prediction, trace=None):
 
 NAMED_OTHERWISE = columns(label=["yes", "no"])
 PARTLY_EMPTY = columns(answer=["yes", "no", ""])
+WITHOUT_SOME = columns(answer=["yes", "no"])
+for row in WITHOUT_SOME[1::3]:
+    del row["answer"]
 EVERYTHING = {
     "PLReorder": lambda metric, program, rows: PLReorder(metric, max_metric_calls=1).compile(
         program, trainset=rows
@@ -98,6 +101,11 @@ EVERYTHING = {
         (F1("yes"), PARTLY_EMPTY, r"20 of 60 examples have no label in 'answer'.*\w+\[2\]: drop these rows"),
         (F1("yes"), columns(answer=["yes", "no", math.nan]), "20 of 60 examples have no label"),
         (F1("yes"), columns(answer=["yes", "no"], note=["a"]), "exactly one non-input field"),
+        (
+            exact_match,
+            WITHOUT_SOME,
+            r"no value in 'answer'; the first is \w+\[1\], and the metric fails.*: drop",
+        ),
         (exact_match, columns(answer=[0, 1]), r"no answer can be correct.*as_examples\(dataset, program\)"),
     ],
 )
