@@ -80,7 +80,6 @@ def found(report: Any, *but: str) -> dict[str, Any]:
 
 
 def twice() -> Program:
-
     def ask_twice(self, text):  # type: ignore[no-untyped-def]
         self.predict(text=text)
         return self.predict(text=text)

@@ -165,7 +165,6 @@ def _keeping(
 
 
 def _figures(gain: Gain) -> str:
-
     return "{:+.2f} [{:+.2f}, {:+.2f}]".format(gain.value, *gain.interval)
 
 
@@ -266,7 +265,6 @@ class Headroom:
         return "\n".join(lines)
 
     def _table(self) -> Iterator[str]:
-
         width = max(map(len, (PROGRAM, *(lever.name for lever in self.levers))))
         yield f"{'':{width}}  mean score  {GAINS}  program calls  how to apply it"
         yield f"{PROGRAM:{width}}  {self.score:10.2f}  {'':{len(GAINS)}}  {self.num_examples:13}"

@@ -95,7 +95,6 @@ def test_the_search_alternates_labels_even_if_one_is_rare(options):
 
 @pytest.mark.parametrize("signal", ["score", "logprobs"])
 def test_equal_answers_are_no_evidence_even_if_their_weights_differ(signal):
-
     def probabilities(demos, text):
         is_positive = number(text) % 2 or number(text) % 7 == 0
         return two(2.0 if is_positive else -2.0)

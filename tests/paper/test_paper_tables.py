@@ -98,7 +98,6 @@ class TestAccuracy:
         assert line_of(table, "Static") == ["50.0"]
 
     def test_best_three_are_marked_and_ties_share_a_mark(self):
-
         counts = {"Static": [5], "Top-K": [14], "PLR-1": [9], "Ours": [12]}
         table = accuracy(*map(runs, counts, counts.values()))
         assert ranks(table) == {"Static": "4", "Top-K": "1", "PLR-1": "3", "Ours": "2"}
