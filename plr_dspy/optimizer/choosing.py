@@ -35,7 +35,7 @@ from plr_dspy.search.search import Search
 
 
 class ProgramChoice(NamedTuple):
-    """The result of `choose_program`.
+    """The result of `choose_program`. As a string, it is the text of the report.
 
     Attributes:
         program: A copy of the chosen program. Its attribute ``reorder_report`` contains the
@@ -49,6 +49,9 @@ class ProgramChoice(NamedTuple):
     program: dspy.Module
     name: str
     report: Report
+
+    def __str__(self) -> str:
+        return str(self.report)
 
 
 @arguments
