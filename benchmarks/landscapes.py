@@ -250,6 +250,7 @@ STRENGTHS = {
     "classes": (0.5, 0.2, 0.2, 0.0),
     "items": (0.15, 0.4, 0.2, 0.0),
     "nothing": (0.0, 0.0, 0.0, 0.0),
+    "help": (0.05, 0.05, 0.0, -0.4),
     "harm": (0.0, 0.0, 0.0, 0.5),
     "cost": (0.0, 0.0, -0.2, 0.0),
 }
@@ -262,8 +263,9 @@ class ArrangementWorld(Landscape):
     As in `SyntheticLandscape`, an arrangement has a quality and a leaning. The quality is a weighted sum of the demos'
     values, with larger weights towards the end, and grows with the number of demos. The leaning is a constant of the
     model plus a sum over the classes of the demos, with similar weights. The kind decides what matters most: "classes",
-    as in recorded answers, or "items". In "nothing", all arrangements are equal. In "harm", any demos lower the
-    accuracy. In "cost", each additional demo lowers the accuracy.
+    as in recorded answers, or "items". In "nothing", all arrangements are equal. In "help", any demos raise the
+    accuracy by about as much, as on instruct models. In "harm", any demos lower it. In "cost", each additional demo
+    lowers it.
     """
 
     num_held_out = 2_000

@@ -7,6 +7,7 @@ A number after a method's name limits its program calls. If there is no number, 
 or of `auto="light"`:
 
 original       the original program
+random demos   a random arrangement with as many demos as allowed
 light          PLReorder, which learns from scores
 logprobs       PLReorder, which learns from scores and log-probabilities of labels
 calibrated     PLReorder with calibrate=True
@@ -18,8 +19,8 @@ fixed          PLFewShot with demos="fixed", which learns from scores
 retrieved      PLFewShot with demos="retrieved"; "retrieved@0" makes no calls
 auto           PLFewShot with demos="auto"
 
-In the worlds "classes", "items", "nothing", "harm" and "cost", the methods choose demos, and `--demos` is the size
-of the pool. `--pools` is the number of known examples, for both splits; all other examples are held out. In
+In the worlds "classes", "items", "nothing", "help", "harm" and "cost", the methods choose demos, and `--demos` is the
+size of the pool. `--pools` is the number of known examples, for both splits; all other examples are held out. In
 recordings, half of the examples are known. The original order of a recording is the best of `--best-of` random
 orders; by default, it is a random order. The search was developed with seeds below 20,000.
 
@@ -55,6 +56,7 @@ from command import options, percent, print_table, with_interval
 from landscapes import KINDS, WORLDS, Landscape, Rearranged, RecordedLandscape
 from replay import METHODS, Pool, compile_with, halving
 
+RANDOM = "random demos"
 Run = Callable[[Callable[[int], dict[str, float]]], Iterable[dict[str, float]]]
 
 
@@ -153,7 +155,12 @@ def measure(seed: int, *, world: World, method: str) -> dict[str, float]:
         "held-out": original_score,
         "original": original_score,
     }
-    if name == "halving":
+    if name == RANDOM:
+        rng = np.random.default_rng([seed, 8])
+        order = tuple(rng.permutation(pool.landscape.num_demos)[: pool.landscape.max_shown].tolist())
+        row["held-out"] = pool.held_out(order)
+        row["changed"] = 1.0
+    elif name == "halving":
         order, row["calls"] = halving(pool, budget or 1_000, seed)
         row["held-out"] = pool.held_out(order)
         row["changed"] = float(order != original)
@@ -271,7 +278,7 @@ def main() -> None:
         first_seed=20_000,
         jobs=1,
     )
-    known = ["original", "halving", *METHODS]
+    known = ["original", RANDOM, "halving", *METHODS]
     unknown = [method for method in args.methods if method.partition("@")[0] not in known]
     if unknown:
         raise SystemExit(
