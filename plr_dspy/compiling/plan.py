@@ -29,12 +29,13 @@ MORE_THAN_FIRST = 2  # examples to add when an order is scored again, as a multi
 COMPARISON_SHARE = 0.15  # maximum share of the budget for the final comparison
 RACE_SHARE = 0.15  # the race's share of the calls that are not reserved for the final comparison
 
-# In a search over orders, the original's score may differ greatly from the scores of all other
-# orders. So a longer race first scores the original, to avoid replacing it by mistake (see "lone
-# original" in `benchmarks/landscapes.py`).
+# The original's score may differ greatly from the scores of all other candidates. So a race first
+# scores the original, to avoid keeping or replacing it by mistake (see "help" and "lone original" in
+# `benchmarks/landscapes.py`). These are shares of the race's calls.
+ORIGINAL_SHARE = {"orders": 0.5, "demos": 0.25}
+# A search over orders has a longer race.
 RACED = 3  # number of orders that the longer race can score on all train examples
 LARGEST_RACE = 0.25  # the longer race's maximum share of the calls not reserved for the final comparison
-ORIGINAL_SHARE = 0.5  # share of the longer race's calls that first score the original
 
 CALLS_PER_SQUARE = 2.5  # maximum number of useful calls, divided by the squared number of examples
 LEAST_CALLS = 20  # smallest return value of `most_calls`
@@ -179,10 +180,8 @@ def _racing_plan(
     num_compared = min(size.num_selection, max(num_affordable, MIN_EXAMPLES))
     remaining = budget - (1 + num_best_seen) * num_compared
     race_calls = max(0, int(RACE_SHARE * remaining))
-    original_share = 0.0
     if searched == "orders":
         race_calls = max(race_calls, min(RACED * num_train, int(LARGEST_RACE * remaining)))
-        original_share = ORIGINAL_SHARE
     num_first = min(max((remaining - race_calls) // NUM_LOOKS, min_first), num_train)
     plan = Plan(
         num_iterations=MAX_ROUNDS,
@@ -195,7 +194,7 @@ def _racing_plan(
         num_more_examples=MORE_THAN_FIRST * num_first,
         num_entrants=min(max(race_calls // (MORE_THAN_FIRST * num_first), 4), 32),
         race_calls=race_calls,
-        original_share=original_share,
+        original_share=ORIGINAL_SHARE[searched],
     )
     plan = replace(plan, **fixed)
     affordable = plan.search_calls // (2 * num_first)

@@ -342,7 +342,7 @@ class TestVote:
         assert not any("most similar examples" in str(report) for report in reports)
 
     def test_similar_demos_are_not_advised_if_the_search_has_tried_them(self):
-        report = colored(things(100), demos="auto")
+        report = colored(things(100, seed=1), demos="auto", seed=1)
         assert report.vote_gain.interval[0] > 0
         assert "most similar examples" not in str(report)
         assert "is not expected to do better than" in str(report)

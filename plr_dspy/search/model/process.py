@@ -24,6 +24,9 @@ from plr_dspy.statistics.arrays import Array, Mask, Numbers
 # Prior variance of an outsider's effect, relative to the noise. The variance is so large that the
 # prior has hardly any influence.
 OUTSIDER_VARIANCE = 1.0
+# The same, if log-probabilities already explain most of the outsider's effect (see "help" in
+# `benchmarks/landscapes.py`).
+EXPLAINED_OUTSIDER_VARIANCE = 0.1
 PRIOR_SHARE = 0.2  # prior mean of the fraction of the residual variance that preferences explain
 MAX_SHARE = 0.95  # maximum fraction of the residual variance that preferences may explain
 
@@ -177,7 +180,8 @@ class AdditiveProcess:
         classes: Index of each example's class, ``[E]``.
         references: Features of random orderings. Label bias is modeled only if both `classes`
             and `references` are given.
-        is_outsider: A mask of the outsiders, whose effects are independent of all others, ``[m]``.
+        outsider_variances: Prior variances of the effects of outsiders, relative to the noise, and 0
+            for all others, ``[m]``. Effects of outsiders are independent of all other effects.
         extra_variances: Variances to add to the estimated prior variances, ``[m]``.
         earlier: The `state` of an earlier fit from which to start.
 
@@ -196,15 +200,15 @@ class AdditiveProcess:
         *,
         classes: Numbers | None = None,
         references: Families | None = None,
-        is_outsider: Mask | None = None,
+        outsider_variances: Array | None = None,
         extra_variances: Array | float = 0.0,
         earlier: Mapping[str, Any] | None = None,
     ) -> None:
         earlier = earlier or {}
-        if is_outsider is None:
-            is_outsider = np.zeros(len(table.counts), dtype=bool)
-        self._outsiders: Array = OUTSIDER_VARIANCE * np.diag(is_outsider.astype(np.float64))
-        own_effects = np.diag((~is_outsider).astype(np.float64))
+        if outsider_variances is None:
+            outsider_variances = np.zeros(len(table.counts))
+        self._outsiders: Array = np.diag(outsider_variances)
+        own_effects = np.diag((outsider_variances == 0.0).astype(np.float64))
         self._unit = float(np.nanmax(np.abs(table.scores))) or 1.0
         table = ScoreTable(table.scores / self._unit, information_weights=table.information_weights)
         self._effects = table.shrunk_means

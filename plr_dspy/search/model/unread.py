@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from plr_dspy.search.model.gains import Families
-from plr_dspy.search.model.process import AdditiveProcess
+from plr_dspy.search.model.process import OUTSIDER_VARIANCE, AdditiveProcess
 from plr_dspy.search.model.responses import Calls
 from plr_dspy.search.model.score_table import ScoreTable
 from plr_dspy.statistics.arrays import Array
@@ -41,7 +41,10 @@ class UnreadReplies:
         table = ScoreTable(np.where(is_called, is_read, np.nan))
         shares = table.scores[table.known].mean() + table.shrunk_means
         if features is not None:
-            self.process = AdditiveProcess(features, table, is_outsider=calls.is_outsider, earlier=earlier)
+            outsider_variances = OUTSIDER_VARIANCE * calls.is_outsider
+            self.process = AdditiveProcess(
+                features, table, outsider_variances=outsider_variances, earlier=earlier
+            )
             shares = self.process.mean
             self.variances = self.process.variances
             self.state = self.process.state
