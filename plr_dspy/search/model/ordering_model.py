@@ -132,7 +132,8 @@ class OrderingModel:
             if responses is not None:
                 counted_scores = responses.answers.scores
                 unexplained = ScoreTable(counted_scores - responses.expected)  # Eq. 2
-                outsider_variances[~responses.is_mute & calls.is_outsider] = EXPLAINED_OUTSIDER_VARIANCE
+                is_explained = calls.is_outsider & ~responses.is_mute_outsider
+                outsider_variances[is_explained] = EXPLAINED_OUTSIDER_VARIANCE
                 extra_variances = responses.mean_variances
             elif self._example_classes is not None:
                 classes = np.unique(self._example_classes[calls.scored.examples], return_inverse=True)[1]
@@ -358,14 +359,18 @@ class FittedModel:
         If answers are calibrated, these are gains over the calibrated reference.
         """
         label_gains = None if self.responses is None else self.responses.gains(reference)
-        if label_gains is None:
+        if self.responses is None or label_gains is None:
             # Allow the reference to be unlike all other orderings, because a person made or chose it.
             return [self.process.gains(reference, outsider_scales=OUTSIDER_SCALES, may_differ=True)]
-        # Log-probabilities may explain an outsider's scores so well that no further difference seems
-        # likely. To avoid false certainty, also compute gains on the assumption that outsiders differ.
+        alternatives: list[Sequence[float]] = [OUTSIDER_SCALES]
+        if self.responses.is_mute_outsider.any():
+            # An outsider without log-probabilities is expected to score like an average ordering. If
+            # it does, no difference seems likely. To avoid false certainty, also compute gains on the
+            # assumption that outsiders differ.
+            alternatives.insert(0, (1.0,))
         return [
             self.process.gains(reference, outsider_scales=outsider_scales).plus(label_gains)
-            for outsider_scales in ((1.0,), OUTSIDER_SCALES)
+            for outsider_scales in alternatives
         ]
 
     def counted(self, scores: Scores) -> Scores:

@@ -36,7 +36,7 @@ class ResponseModel:
         means, mean_variances: Expected mean scores of the orderings, and their variances,
             ``[m]``.
         expected: Expected scores of the calls, ``[m, E]``.
-        is_mute: As in `LabelLogits`.
+        is_mute_outsider: A mask of the outsiders without usable log-probabilities, ``[m]``.
         state: Fitted variances of effects and of shares of read replies, as JSON data.
         num_examples: Number of examples over which expected scores are averaged.
     """
@@ -55,7 +55,7 @@ class ResponseModel:
         self._unread = UnreadReplies(calls, features, earlier_unread)
         self._logits = LabelLogits(calls, features=features, earlier=earlier_effects)
         is_seen = np.asarray(calls.labels.known.any(axis=0))
-        self.is_mute = self._logits.is_mute
+        self.is_mute_outsider = calls.is_outsider & self._logits.is_mute
         self._weights = ExampleWeights(responses.influence, calls.scored.examples, is_seen)
         self.answers = Answers(
             calls,
@@ -137,7 +137,7 @@ class ResponseModel:
             share_gains = share_gains.times(float(self._read_means[reference]) - self._unread.mean_score)
         # Compute gains for only one of the candidates without log-probabilities, because the model
         # treats all of them as the same average ordering.
-        is_mute = self.is_mute
+        is_mute = self._logits.is_mute
         representatives = np.where(is_mute, is_mute.argmax(), np.arange(len(is_mute)))
         chosen, columns = np.unique(representatives, return_inverse=True)
         if len(chosen) < 2:
@@ -168,7 +168,7 @@ class ResponseModel:
 
     def _effect_errors(self, chosen: Numbers) -> Array:
         """Return the covariance ``[c, c]`` of the errors in mean scores due to errors in the effects."""
-        is_mute = self.is_mute
+        is_mute = self._logits.is_mute
         places = np.flatnonzero(~is_mute[chosen])
         bias_errors, slope_errors = self._logits.effect_errors(~is_mute)
         effects = self._logits.effects[chosen]
