@@ -2,8 +2,8 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain, islice
 
 import dspy
 
@@ -11,7 +11,7 @@ from plr_dspy.dspy_compat import annotation_allows_none, decision_adapter
 from plr_dspy.errors import MetricError, ScoreError, UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import MOST_SHOWN, LabelOutput, label_output, label_outputs
-from plr_dspy.labels.trials import Trials, as_answer, fails, output_types
+from plr_dspy.labels.trials import Trials, as_answer, fails, output_types, tried
 from plr_dspy.labels.work import ALL_ALIKE, label_scores
 from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, without_none
 from plr_dspy.metrics.by_example import Metric
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 MAX_DISTINCT = 0.5
 MIN_REPEATING = 10
 NUM_SCORED = 3  # maximum number of examples whose correct answers are scored before any call
+NUM_TRIED = 3  # maximum number of incomplete examples on which a metric is tried before any call
 NAMES_OF_CLASSES = (
     "to get class names from a ClassLabel column, pass the data set itself or as_examples(dataset, program)"
 )
@@ -299,17 +300,20 @@ def _check_outputs(
     filled = [name for name, indices in missing.items() if len(indices) < len(examples)]
     if not filled:
         _check_metric_without_labels(program, metric, examples, dataset)
+    _check_metric_on_incomplete_rows(metric, examples, annotations, filled, dataset)
     for name in filled:
         indices = missing[name]
         if indices:
-            problem = (
-                f"{dataset}: {len(indices)} of {len(examples)} examples have no value in {name!r}; the first is "
-                f"{dataset}[{indices[0]}]"
+            logger.warning(
+                "%s: %d of %d examples have no value in %r; the first is %s[%d]: drop these rows, unless the metric "
+                "works without this value",
+                dataset,
+                len(indices),
+                len(examples),
+                name,
+                dataset,
+                indices[0],
             )
-            complete = next(row for row in examples if not _is_empty(row.get(name), annotations[name]))
-            if _needs_value(metric, examples[indices[0]], name, [as_answer(complete, annotations)]):
-                raise UserError(f"{problem}, and the metric fails without this value: drop these rows")
-            logger.warning("%s: drop these rows, unless the metric works without this value", problem)
         values = [example[name] for example in examples if name in example]
         if without_none(annotations[name]) is str and are_whole_numbers(values):
             logger.warning(
@@ -320,6 +324,54 @@ def _check_outputs(
                 values[0],
                 NAMES_OF_CLASSES,
             )
+
+
+def _check_metric_on_incomplete_rows(
+    metric: Metric,
+    examples: Sequence[dspy.Example],
+    annotations: Mapping[str, Annotation],
+    filled: Collection[str],
+    dataset: str,
+) -> None:
+    """Raise a ValueError if the metric fails on a row because the row lacks the value of an output.
+
+    A few incomplete rows are tried, without and with the missing values, which come from a complete
+    row. The answer has the same values.
+
+    Args:
+        annotations: The outputs' types.
+        filled: The outputs of which some rows have values.
+    """
+    incomplete: dict[int, list[str]] = {}
+    for index, example in enumerate(examples):
+        for name in filled:
+            if name not in example or _is_empty(example[name], annotations[name]):
+                incomplete.setdefault(index, []).append(name)
+    complete = next((row for index, row in enumerate(examples) if index not in incomplete), None)
+    if complete is None:
+        return
+    for index, names in islice(incomplete.items(), NUM_TRIED):
+        completed = own_copy(examples[index])
+        for name in names:
+            completed[name] = complete[name]
+        answer = as_answer(completed, annotations)
+        error = tried(metric, examples[index], answer).error
+        is_about_values = error is not None and _is_about_missing_values(error, names)
+        if is_about_values and not fails(metric, completed, answer):
+            raise UserError(
+                f"{dataset}: {len(incomplete)} of {len(examples)} examples lack a value of an output. The metric fails "
+                f"on {dataset}[{index}], which has no value in {', '.join(map(repr, names))} "
+                f"({type(error).__name__}: {error}): drop these rows, or add the values"
+            )
+
+
+def _is_about_missing_values(error: BaseException, names: Iterable[str]) -> bool:
+    """Return whether an error names one of these fields or None.
+
+    Any other error may be due to the answer, because parts of it belong to another example.
+    """
+    message = str(error)
+    return "NoneType" in message or any(name in message for name in names)
 
 
 def _check_values(
@@ -408,13 +460,11 @@ def _check_metric_without_labels(
         f"{columns}"
     )
     output = label_output(program)
-    if isinstance(output, LabelOutput):
-        answers = [{output.name: label} for label in output.labels.values()]
-        if _needs_value(metric, examples[0], output.name, answers):
-            raise UserError(
-                f"{problem}. The metric fails without a value in {output.name!r}: rename the column that holds the "
-                f"labels to {output.name!r}"
-            )
+    if isinstance(output, LabelOutput) and _needs_label(metric, examples[0], output):
+        raise UserError(
+            f"{problem}. The metric fails without a value in {output.name!r}: rename the column that holds the labels "
+            f"to {output.name!r}"
+        )
     has_others = bool(set(columns) - set(examples[0].inputs().keys()))
     if has_others and not language_models(metric):
         logger.warning(
@@ -423,17 +473,13 @@ def _check_metric_without_labels(
         )
 
 
-def _needs_value(
-    metric: Metric, example: dspy.Example, name: str, answers: Sequence[Mapping[str, Value]]
-) -> bool:
-    """Return whether a metric fails for all of these answers to an example because the field `name` has no value.
-
-    To find out, copy the field from the first answer to the example.
-    """
-    filled = own_copy(example)
-    filled[name] = answers[0][name]
-    fails_without = all(fails(metric, example, answer) for answer in answers)
-    return fails_without and not fails(metric, filled, answers[0])
+def _needs_label(metric: Metric, example: dspy.Example, output: LabelOutput) -> bool:
+    """Return whether a metric fails for every answer to an example, but not after a label is added."""
+    labels = list(output.labels.values())
+    labeled = own_copy(example)
+    labeled[output.name] = labels[0]
+    fails_without = all(fails(metric, example, {output.name: label}) for label in labels)
+    return fails_without and not fails(metric, labeled, {output.name: labels[0]})
 
 
 def _returns_outputs(program: dspy.Module) -> bool:

@@ -79,9 +79,9 @@ def judge(example, prediction, trace=None):
 
 NAMED_OTHERWISE = columns(label=["yes", "no"])
 PARTLY_EMPTY = columns(answer=["yes", "no", ""])
-WITHOUT_SOME = columns(answer=["yes", "no"])
-for row in WITHOUT_SOME[1::3]:
-    del row["answer"]
+WITHOUT_SOME = [
+    row if i % 3 != 1 else row.without("answer") for i, row in enumerate(columns(answer=["yes", "no"]))
+]
 EVERYTHING = {
     "PLReorder": lambda metric, program, rows: PLReorder(metric, max_metric_calls=1).compile(
         program, trainset=rows
@@ -104,7 +104,7 @@ EVERYTHING = {
         (
             exact_match,
             WITHOUT_SOME,
-            r"no value in 'answer'; the first is \w+\[1\], and the metric fails.*: drop",
+            r"20 of 60 examples lack .* fails on \w+\[1\], which has no value in 'answer' \(AttributeError: .*: drop",
         ),
         (exact_match, columns(answer=[0, 1]), r"no answer can be correct.*as_examples\(dataset, program\)"),
     ],
@@ -113,6 +113,57 @@ def test_missing_labels_are_reported_before_the_budget_is_checked(run, metric, r
     with using(engine_for(EXAMPLES)) as engine, pytest.raises(ValueError, match=message):
         EVERYTHING[run](metric, program_of(LABEL), rows)
     assert not engine.num_calls
+
+
+def by_note_or_points(example, prediction, trace=None):
+    if "answer" in example:
+        return example.answer == prediction.answer
+    return example.points[prediction.answer] > 0
+
+
+def of_both(example, prediction, trace=None):
+    return example.answer == prediction.answer and example.reason == prediction.reason
+
+
+def of_either(example, prediction, trace=None):
+    if example.get("answer"):
+        return example.answer == prediction.answer
+    return len(example.reason) == len(prediction.reason)
+
+
+BOTH = "question -> answer, reason"
+
+
+@pytest.mark.parametrize(
+    ("metric", "signature", "lacking", "is_rejected"),
+    [
+        (exact_match, "question -> answer", ["answer"], True),
+        (exact_match, "question -> answer: Optional[str]", ["answer"], True),
+        (of_both, BOTH, ["answer", "reason"], True),
+        (of_both, BOTH, ["reason"], True),
+        (of_either, BOTH, ["answer"], False),
+        (by_note_or_points, "question -> answer", ["answer"], False),
+    ],
+)
+def test_rows_without_values_are_rejected_only_if_the_metric_needs_them(
+    metric, signature, lacking, is_rejected
+):
+    """The metric `by_note_or_points` fails on the answers of other rows."""
+    rows = columns(answer=["yes", "no"], reason=["so"])
+    for i, row in enumerate(rows):
+        row["points"] = {f"answer {i}": 1.0}
+    rows[1] = rows[1].without(*lacking)
+    with using(engine_for(EXAMPLES)), pytest.raises(ValueError) as raised:
+        PLReorder(metric, max_metric_calls=1).compile(with_demos(signature), trainset=rows)
+    assert ("drop these rows, or add the values" in str(raised.value)) == is_rejected
+    assert ("max_metric_calls must be at least" in str(raised.value)) != is_rejected
+
+
+def with_demos(signature):
+    """Return a program with four demos."""
+    program = dspy.Predict(signature)
+    program.demos = [dspy.Example(question=f"demo {i}", answer="a", reason="so") for i in range(4)]
+    return program
 
 
 def warnings_of(caplog, metric, kind, rows):
