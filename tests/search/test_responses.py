@@ -217,6 +217,29 @@ class TestOrderingModel:
         assert np.corrcoef(promised, true)[0, 1] > 0.8
         assert np.abs(promised - true).mean() < 0.1
 
+    @pytest.mark.parametrize("calibrating", [False, True])
+    def test_probabilities_do_not_depend_on_the_scale_of_the_metric(self, calibrating):
+        """The program without demos answers as one of the orderings."""
+        world = World(lean=2.0, num_calls=6)
+        own = self.responses(world)
+        scores = self.scores_of(world)
+        scores[WITHOUT_DEMOS] = scores[world.orderings[1]]
+
+        def logprobs_of(ordering, example):
+            return own.logprobs_of(world.orderings[1] if ordering == WITHOUT_DEMOS else ordering, example)
+
+        def gains(unit):
+            scaled = {}
+            for ordering, row in scores.items():
+                scaled[ordering] = {example: unit * score for example, score in row.items()}
+            responses = LabelResponses(unit * world.scores, logprobs_of, are_calibrated=calibrating)
+            return OrderingModel(SPACE, responses=responses).fit(scaled).gains(WITHOUT_DEMOS)
+
+        in_percent = gains(100.0)
+        for ordering, gain in gains(1.0).items():
+            assert in_percent[ordering].expected == pytest.approx(100.0 * gain.expected, abs=0.05)
+            assert in_percent[ordering].probability == pytest.approx(gain.probability, abs=0.002)
+
     def test_the_share_of_replies_without_a_label_affects_estimates(self):
         """If item 0 is in the second half, most replies contain no label."""
         errors = []

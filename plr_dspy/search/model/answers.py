@@ -20,7 +20,8 @@ from plr_dspy.statistics.calibration import OFFSET_DECIMALS, label_offsets, like
 
 MAX_EXAMPLES = 128  # maximum number of examples over which expected scores are averaged
 PRIOR_CELLS = 4.0  # weight of the expected label probabilities, as a number of calls
-PRIOR_DEVIATIONS = (0.0, 0.05, 0.15, 0.5)  # equally likely prior deviations of the gain from calibration
+# Equally likely prior deviations of the gain from calibration, relative to the highest score.
+PRIOR_DEVIATIONS = (0.0, 0.05, 0.15, 0.5)
 ALL = slice(None)
 
 
@@ -245,7 +246,10 @@ class Answers:
 
         The result has one column, so that it can be added to the gains of all orderings.
         """
+        unit = self._labels.unit
         _, expected, errors = self.corrected(number)
+        expected /= unit
+        errors = errors / unit
         count = len(errors)
         squares = float(((errors - errors.mean()) ** 2).sum())
         noise = (squares + 0.25) / (count + 1) / count
@@ -253,7 +257,10 @@ class Answers:
         totals = priors + noise
         log_likelihoods = -0.5 * np.log(totals) - 0.5 * expected**2 / totals
         shrinkage = (priors / totals)[:, None]
-        return Gains(softmax(log_likelihoods), shrinkage * expected, shrinkage * noise, (priors > 0)[:, None])
+        gains = Gains(
+            softmax(log_likelihoods), shrinkage * expected, shrinkage * noise, (priors > 0)[:, None]
+        )
+        return gains.times(unit)
 
     def _own_expected_scores(self, number: int, examples: Numbers) -> Array:
         """Return an ordering's expected scores without calibration, and with calibration, ``[2, n]``."""

@@ -39,7 +39,7 @@ OUTSIDER_SCALES = (0.0, 1.0)  # values of k: outsiders resemble other orderings 
 # Levels of the posterior quantiles that stand for v, the factor of the error covariance. The quantiles
 # are equally likely.
 ERROR_QUANTILES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
-PRIOR_SPREAD = 0.005  # prior mean of the variance between orderings' mean scores
+PRIOR_SPREAD = 0.005  # prior mean of the variance between orderings' mean scores, for scores up to 1
 PRIOR_NO_EFFECT = 0.5  # prior probability that all orderings score the same on new examples (s = 0)
 
 

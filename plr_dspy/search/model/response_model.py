@@ -23,7 +23,8 @@ from plr_dspy.statistics.arrays import Array, Numbers
 NUM_DRAWS = 8  # even number of draws from which the variance of expected scores is estimated
 UNDERSTATED = 1.6  # factor by which fits underestimate the error variances of effects in simulations
 STEP = 0.05  # change of an effect in numerical derivatives
-OUTSIDER_SCORE = np.float64(0.04)  # additional prior variance of an outsider's mean score
+# Additional prior variance of an outsider's mean score, relative to the square of the highest score.
+OUTSIDER_SCORE = np.float64(0.04)
 
 
 class ResponseModel:
@@ -142,14 +143,16 @@ class ResponseModel:
         chosen, columns = np.unique(representatives, return_inverse=True)
         if len(chosen) < 2:
             return share_gains
+        unit = self.labels.unit
+        errors = self._example_errors(chosen) + self._effect_errors(chosen)
         gains = independent_gains(
-            self._read_means[chosen],
-            self._example_errors(chosen) + self._effect_errors(chosen),
+            self._read_means[chosen] / unit,
+            errors / unit**2,
             outsiders=OUTSIDER_SCORE * (self._calls.is_outsider & ~is_mute)[chosen],
             reference=int(columns[reference]),
             num_examples=self.num_examples,
         )
-        label_gains = gains.of(columns).times(self._unread.shares)
+        label_gains = gains.of(columns).times(unit * self._unread.shares)
         if share_gains is None:
             return label_gains
         return label_gains.plus(share_gains)

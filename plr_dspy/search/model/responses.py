@@ -44,6 +44,11 @@ class LabelTable(NamedTuple):
         """A mask of the calls with log-probabilities, ``[m, E]``."""
         return ~np.isnan(self.logs[..., 0])
 
+    @property
+    def unit(self) -> float:
+        """The highest absolute score of any label, in which prior deviations are measured."""
+        return float(np.abs(self.scores).max()) or 1.0
+
 
 @dataclass(frozen=True)
 class LabelResponses:
