@@ -140,9 +140,10 @@ def test_the_score_of_an_unusual_student_is_estimated_from_its_own_calls(logprob
 
 
 def test_a_few_errors_near_the_highest_score_are_no_evidence():
-    """With any demos, an answer is correct with probability .95. With some seeds, a few scores differ by chance."""
+    """With any demos, an answer is correct with probability .95, so few reports may say that a program is better."""
     options = {"num_demos": 8, "candidates": "labeled", "max_metric_calls": 400, "signal": "score"}
     probabilities = [
-        compared(lambda shown: 0.95, PLFewShot, seed=seed, **options).probability for seed in range(5, 10)
+        compared(lambda shown: 0.95, PLFewShot, seed=seed, **options).probability for seed in range(5, 15)
     ]
-    assert 0.0 < max(probabilities) < 0.95
+    assert max(probabilities) > 0.0
+    assert sum(probability >= 0.9 for probability in probabilities) <= 1

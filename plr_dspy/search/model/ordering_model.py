@@ -24,8 +24,8 @@ from threadpoolctl import ThreadpoolController
 
 from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.features import Features
-from plr_dspy.search.model.gains import OUTSIDER_SCALES, Gains, GainSummary
-from plr_dspy.search.model.process import EXPLAINED_OUTSIDER_VARIANCE, OUTSIDER_VARIANCE, AdditiveProcess
+from plr_dspy.search.model.gains import Gains, GainSummary
+from plr_dspy.search.model.process import OUTSIDER_VARIANCE, UNEXPLAINED_OUTSIDER_VARIANCE, AdditiveProcess
 from plr_dspy.search.model.response_model import ResponseModel
 from plr_dspy.search.model.responses import Calls, LabelResponses, LabelTable
 from plr_dspy.search.model.score_table import InformationWeights, ScoreTable
@@ -133,7 +133,7 @@ class OrderingModel:
                 counted_scores = responses.answers.scores
                 unexplained = ScoreTable(counted_scores - responses.expected)  # Eq. 2
                 is_explained = calls.is_outsider & ~responses.is_mute_outsider
-                outsider_variances[is_explained] = EXPLAINED_OUTSIDER_VARIANCE
+                outsider_variances[is_explained] = UNEXPLAINED_OUTSIDER_VARIANCE
                 extra_variances = responses.mean_variances
             elif self._example_classes is not None:
                 classes = np.unique(self._example_classes[calls.scored.examples], return_inverse=True)[1]
@@ -343,35 +343,52 @@ class FittedModel:
             alternatives = self._alternative_gains(number)
             over_uncalibrated = alternatives
             if self.responses is not None and self.calibrates_answers:
-                over_calibrated = _least_certain(alternatives, margin)
+                over_calibrated = self._summary(alternatives, number, margin)
                 is_other = np.arange(len(self.orderings)) != number
                 above_alike = np.where(is_other, over_calibrated.above, 1.0)
                 below_alike = np.where(is_other, over_calibrated.below, 0.0)
                 gain_of_calibration = self.responses.answers.gain_of_calibration(number)
                 over_uncalibrated = [gains.plus(gain_of_calibration) for gains in alternatives]
-            summary = _least_certain(over_uncalibrated, margin)
+            summary = self._summary(over_uncalibrated, number, margin)
         rows = np.column_stack([*summary, above_alike, below_alike]).tolist()
         return {ordering: Gain(*row) for ordering, row in zip(self.orderings, rows, strict=True)}
 
     def _alternative_gains(self, reference: int) -> list[Gains]:
-        """Return the gains over a reference under alternative assumptions about outsiders.
+        """Return the gains over a reference and, if needed, the gains if all outsiders differ from orderings.
 
-        If answers are calibrated, these are gains over the calibrated reference.
+        The latter are needed if there are whole programs without usable log-probabilities. If
+        answers are calibrated, all gains are over the calibrated reference.
         """
-        label_gains = None if self.responses is None else self.responses.gains(reference)
-        if self.responses is None or label_gains is None:
-            # Allow the reference to be unlike all other orderings, because a person made or chose it.
-            return [self.process.gains(reference, outsider_scales=OUTSIDER_SCALES, may_differ=True)]
-        alternatives: list[Sequence[float]] = [OUTSIDER_SCALES]
+        if self.responses is None:
+            return [self._gains_of_scores(reference)]
+        label_gains = self.responses.gains(reference)
+        if label_gains is None:
+            return [self._gains_of_scores(reference)]
+        alternatives = [self.process.gains(reference).plus(label_gains)]
         if self.responses.is_mute_outsider.any():
-            # An outsider without log-probabilities is expected to score like an average ordering. If
-            # it does, no difference seems likely. To avoid false certainty, also compute gains on the
-            # assumption that outsiders differ.
-            alternatives.insert(0, (1.0,))
-        return [
-            self.process.gains(reference, outsider_scales=outsider_scales).plus(label_gains)
-            for outsider_scales in alternatives
-        ]
+            cautious = self.process.gains(reference, outsider_scales=(1.0,))
+            alternatives.append(cautious.plus(label_gains))
+        return alternatives
+
+    def _gains_of_scores(self, reference: int) -> Gains:
+        """Return gains over a reference, which may be unlike all other orderings, because a person made it."""
+        return self.process.gains(reference, may_differ=True)
+
+    def _summary(self, alternatives: Sequence[Gains], reference: int, margin: float) -> GainSummary:
+        """Return a summary of the gains over a reference, given the result of `_alternative_gains()`."""
+        summary, *cautious = [gains.summary(margin=margin) for gains in alternatives]
+        if self.responses is not None and cautious:
+            # Without log-probabilities, a whole program is expected to score like an average ordering.
+            # If it does, small differences seem too certain, so use the lesser certainty.
+            is_mute = self.responses.is_mute_outsider
+            summary = _less_certain(summary, cautious[0], where=is_mute | is_mute[reference])
+        # The last digits differ between machines.
+        return GainSummary(
+            summary.expected.round(9),
+            summary.above.round(6),
+            summary.below.round(6),
+            summary.deviations.round(9),
+        )
 
     def counted(self, scores: Scores) -> Scores:
         """Return `scores`, with the scores of fitted orderings replaced by `counted_scores`."""
@@ -468,15 +485,11 @@ class FittedModel:
         return np.asarray(draws + np.concatenate([self.responses.means, means]))
 
 
-def _least_certain(alternatives: Sequence[Gains], margin: float) -> GainSummary:
-    """Return the expected gains of the last alternative, with the least certainty of all alternatives.
-
-    The last digits differ between machines, so they are rounded off.
-    """
-    summaries = [gains.summary(margin=margin) for gains in alternatives]
+def _less_certain(summary: GainSummary, cautious: GainSummary, *, where: Mask) -> GainSummary:
+    """Return a summary with the lesser certainty of two summaries for the gains in a mask."""
     return GainSummary(
-        summaries[-1].expected.round(9),
-        np.min([summary.above for summary in summaries], axis=0).round(6),
-        np.max([summary.below for summary in summaries], axis=0).round(6),
-        np.max([summary.deviations for summary in summaries], axis=0).round(9),
+        summary.expected,
+        np.where(where, np.minimum(summary.above, cautious.above), summary.above),
+        np.where(where, np.maximum(summary.below, cautious.below), summary.below),
+        np.where(where, np.maximum(summary.deviations, cautious.deviations), summary.deviations),
     )

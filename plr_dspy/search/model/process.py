@@ -24,9 +24,10 @@ from plr_dspy.statistics.arrays import Array, Mask, Numbers
 # Prior variance of an outsider's effect, relative to the noise. The variance is so large that the
 # prior has hardly any influence.
 OUTSIDER_VARIANCE = np.float64(1.0)
-# The same, if log-probabilities already explain most of the outsider's effect (see "help" in
+# Prior variance of the part of an outsider's effect that its log-probabilities do not explain. With a
+# larger variance, students without demos are kept although demos help (see "help" in
 # `benchmarks/landscapes.py`).
-EXPLAINED_OUTSIDER_VARIANCE = np.float64(0.1)
+UNEXPLAINED_OUTSIDER_VARIANCE = np.float64(0.1)
 PRIOR_SHARE = 0.2  # prior mean of the fraction of the residual variance that preferences explain
 MAX_SHARE = 0.95  # maximum fraction of the residual variance that preferences may explain
 
