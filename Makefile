@@ -19,7 +19,7 @@ DEMO   ?=
 COMPARE ?=
 EVIDENCE ?=
 
-# Let Python keep bytecode even if this variable is set outside. Otherwise, each of the many processes that
+# Let Python keep bytecode even if the environment says otherwise. Without bytecode, each of the processes that
 # the tests start would spend 5 seconds on compiling DSPy, litellm and scipy again.
 export PYTHONDONTWRITEBYTECODE =
 

@@ -23,7 +23,7 @@ BootstrapFewShot, MIPROv2, SIMBA, GEPA
 random search, then PLFewShot; MIPROv2, then PLFewShot; GEPA, then PLFewShot
                   PLFewShot with the program that the other optimizer makes with half of the calls, as programs=
 original, then PLFewShot
-                  PLFewShot, which may return the original; the other sides start without demos
+                  PLFewShot for the original; PLFewShot in all other sides is for the program without demos
 PLFewShot propose PLFewShot(instructions="propose")
 PLFewShot, PLFewShot calibrated, PLFewShot auto, PLFewShot auto calibrated
                   "calibrated" with calibrate=True, "auto" with demos="auto"
@@ -471,7 +471,7 @@ REORDERED: dict[str, Callable[..., SideProgram]] = {
     "calibrate": partial(optimized, kind=PLReorder, calibrate=True),
     "calibrated": batch_calibrated,
 }
-few_shot = partial(optimized, kind=PLFewShot, base=EMPTY)
+FEW_SHOT = partial(optimized, kind=PLFewShot, base=EMPTY)
 SIDES: dict[str, Callable[[Draw, int | None], SideProgram]] = {
     ORIGINAL: partial(unchanged, side=ORIGINAL),
     EMPTY: partial(unchanged, side=EMPTY),
@@ -487,18 +487,18 @@ SIDES: dict[str, Callable[[Draw, int | None], SideProgram]] = {
     SEARCH: partial(by_peer, peer=SEARCH, candidates=16),
     HALF: partial(by_peer, peer=SEARCH, candidates=6),
     f"{HALF}, PLReorder": partial(optimized, kind=PLReorder, base=HALF),
-    "PLFewShot": few_shot,
-    "PLFewShot calibrated": partial(few_shot, calibrate=True),
-    "PLFewShot auto": partial(few_shot, demos="auto"),
-    "PLFewShot auto calibrated": partial(few_shot, demos="auto", calibrate=True),
+    "PLFewShot": FEW_SHOT,
+    "PLFewShot calibrated": partial(FEW_SHOT, calibrate=True),
+    "PLFewShot auto": partial(FEW_SHOT, demos="auto"),
+    "PLFewShot auto calibrated": partial(FEW_SHOT, demos="auto", calibrate=True),
     "PLReorder, then calibrated": partial(batch_calibrated, base="PLReorder"),
     "PLFewShot, then calibrated": partial(batch_calibrated, base="PLFewShot"),
     "PLFewShot auto, then calibrated": partial(batch_calibrated, base="PLFewShot auto"),
     **OF_INPUT,
     **{name: partial(by_peer, peer=name) for name in PEERS if name != SEARCH},
     **{f"{name}, then PLFewShot": partial(after_peer, peer=name) for name in PEERS},
-    "original, then PLFewShot": partial(few_shot, base=ORIGINAL),
-    "PLFewShot propose": partial(few_shot, instructions="propose"),
+    "original, then PLFewShot": partial(FEW_SHOT, base=ORIGINAL),
+    "PLFewShot propose": partial(FEW_SHOT, instructions="propose"),
 }
 OWN_CALLS = [ORIGINAL, EMPTY, SEARCH, HALF, *PUBLISHED, *OF_INPUT, *PEERS, "calibrated", "F1 calibrated"]
 """Sides whose limit on calls does not depend on the random search."""

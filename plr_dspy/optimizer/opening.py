@@ -55,6 +55,7 @@ class OpenCompile:
     @cached_property
     def prefixes(self) -> PromptPrefixes:
         """Counts of the tokens that candidates' prompts share, also for candidates that the search adds."""
+        # The slots are replaced when the search adds instructions, so look them up for each candidate.
         return PromptPrefixes(lambda candidate: self.payer.slots.build(candidate))
 
 
