@@ -335,43 +335,58 @@ def _check_metric_on_incomplete_rows(
 ) -> None:
     """Raise a ValueError if the metric fails on a row because the row lacks the value of an output.
 
-    A few incomplete rows are tried, without and with the missing values, which come from a complete
-    row. The answer has the same values.
+    A few incomplete rows are tried, without and with the missing values, which come from other
+    rows. The answer has the same values.
 
     Args:
         annotations: The outputs' types.
         filled: The outputs of which some rows have values.
     """
+    values: dict[str, Value] = {}
     incomplete: dict[int, list[str]] = {}
     for index, example in enumerate(examples):
         for name in filled:
-            if name not in example or _is_empty(example[name], annotations[name]):
+            # None may be allowed as a value, but the metric may fail on it.
+            if example.get(name) is None or _is_empty(example[name], annotations[name]):
                 incomplete.setdefault(index, []).append(name)
-    complete = next((row for index, row in enumerate(examples) if index not in incomplete), None)
-    if complete is None:
-        return
-    for index, names in islice(incomplete.items(), NUM_TRIED):
-        completed = own_copy(examples[index])
-        for name in names:
-            completed[name] = complete[name]
+            else:
+                values.setdefault(name, example[name])
+    # Rows that lack the same outputs are alike, so one of them is enough.
+    first_rows: dict[tuple[str, ...], int] = {}
+    for index, names in incomplete.items():
+        first_rows.setdefault(tuple(names), index)
+    for lacking, index in islice(first_rows.items(), NUM_TRIED):
+        example = examples[index]
+        completed = own_copy(example)
+        for name in values.keys() & set(lacking):
+            completed[name] = values[name]
         answer = as_answer(completed, annotations)
-        error = tried(metric, examples[index], answer).error
-        is_about_values = error is not None and _is_about_missing_values(error, names)
+        error = tried(metric, example, answer).error
+        is_about_values = error is not None and _is_about_missing_values(error, example, lacking)
         if is_about_values and not fails(metric, completed, answer):
             raise UserError(
                 f"{dataset}: {len(incomplete)} of {len(examples)} examples lack a value of an output. The metric fails "
-                f"on {dataset}[{index}], which has no value in {', '.join(map(repr, names))} "
+                f"on {dataset}[{index}], which has no value in {', '.join(map(repr, lacking))} "
                 f"({type(error).__name__}: {error}): drop these rows, or add the values"
             )
 
 
-def _is_about_missing_values(error: BaseException, names: Iterable[str]) -> bool:
-    """Return whether an error names one of these fields or None.
+def _is_about_missing_values(error: BaseException, example: dspy.Example, names: Iterable[str]) -> bool:
+    """Return whether the message of a metric's error mentions a field that has no value, or its empty value.
 
-    Any other error may be due to the answer, because parts of it belong to another example.
+    Any other error may be due to the answer, because parts of it belong to other examples.
     """
-    message = str(error)
-    return "NoneType" in message or any(name in message for name in names)
+    signs = []
+    for name in names:
+        value = example.get(name)
+        if value is None:
+            signs += ["NoneType", f"'{name}'"]
+        elif isinstance(value, float):
+            signs.append("float")
+        else:
+            signs.append("''")
+    # If the metric calculates with NaN, it returns NaN, which is no score.
+    return isinstance(error, ScoreError) or any(sign in str(error) for sign in signs)
 
 
 def _check_values(

@@ -77,6 +77,7 @@ def judge(example, prediction, trace=None):
     return float(len(prediction.answer) > 2)
 
 
+ABSENT = object()
 NAMED_OTHERWISE = columns(label=["yes", "no"])
 PARTLY_EMPTY = columns(answer=["yes", "no", ""])
 WITHOUT_SOME = [
@@ -115,8 +116,12 @@ def test_missing_labels_are_reported_before_the_budget_is_checked(run, metric, r
     assert not engine.num_calls
 
 
-def by_note_or_points(example, prediction, trace=None):
-    if "answer" in example:
+def lower_case(example, prediction, trace=None):
+    return example.answer.lower() == prediction.answer.lower()
+
+
+def by_answer_or_points(example, prediction, trace=None):
+    if example.get("answer"):
         return example.answer == prediction.answer
     return example.points[prediction.answer] > 0
 
@@ -131,28 +136,42 @@ def of_either(example, prediction, trace=None):
     return len(example.reason) == len(prediction.reason)
 
 
+def number_without_id(example, prediction, trace=None):
+    return int(prediction.id) > 0 if example.get("id") is None else example.id == prediction.id
+
+
 BOTH = "question -> answer, reason"
 
 
 @pytest.mark.parametrize(
-    ("metric", "signature", "lacking", "is_rejected"),
+    ("metric", "signature", "changes", "is_rejected"),
     [
-        (exact_match, "question -> answer", ["answer"], True),
-        (exact_match, "question -> answer: Optional[str]", ["answer"], True),
-        (of_both, BOTH, ["answer", "reason"], True),
-        (of_both, BOTH, ["reason"], True),
-        (of_either, BOTH, ["answer"], False),
-        (by_note_or_points, "question -> answer", ["answer"], False),
+        (exact_match, "question -> answer", [{"answer": ABSENT}], True),
+        (exact_match, "question -> answer: Optional[str]", [{"answer": ABSENT}], True),
+        (lower_case, "question -> answer: Optional[str]", [{"answer": None}], True),
+        (lower_case, "question -> answer", [{"answer": math.nan}], True),
+        (exact_match, "question -> answer", [{"answer": math.nan}], False),
+        (of_both, BOTH, [{"answer": ABSENT, "reason": ABSENT}], True),
+        (of_both, BOTH, [{"reason": ABSENT}], True),
+        (lower_case, BOTH, [*4 * [{"reason": None}], {"answer": None}], True),
+        (lower_case, BOTH, [*30 * [{"reason": None}], *30 * [{"answer": None}]], True),
+        (of_either, BOTH, [{"answer": ABSENT}], False),
+        (by_answer_or_points, "question -> answer", [{"answer": ABSENT}], False),
+        (number_without_id, "question -> id", [{"id": None}], False),
     ],
 )
 def test_rows_without_values_are_rejected_only_if_the_metric_needs_them(
-    metric, signature, lacking, is_rejected
+    metric, signature, changes, is_rejected
 ):
-    """The metric `by_note_or_points` fails on the answers of other rows."""
-    rows = columns(answer=["yes", "no"], reason=["so"])
+    """The metric `by_answer_or_points` fails on the answers of other rows."""
+    rows = columns(answer=["yes", "no"], reason=["so"], id=["A1"])
     for i, row in enumerate(rows):
         row["points"] = {f"answer {i}": 1.0}
-    rows[1] = rows[1].without(*lacking)
+    for i, change in enumerate(changes):
+        rows[i] = rows[i].without(*change)
+        for name, value in change.items():
+            if value is not ABSENT:
+                rows[i][name] = value
     with using(engine_for(EXAMPLES)), pytest.raises(ValueError) as raised:
         PLReorder(metric, max_metric_calls=1).compile(with_demos(signature), trainset=rows)
     assert ("drop these rows, or add the values" in str(raised.value)) == is_rejected
@@ -162,7 +181,7 @@ def test_rows_without_values_are_rejected_only_if_the_metric_needs_them(
 def with_demos(signature):
     """Return a program with four demos."""
     program = dspy.Predict(signature)
-    program.demos = [dspy.Example(question=f"demo {i}", answer="a", reason="so") for i in range(4)]
+    program.demos = [dspy.Example(question=f"demo {i}", answer="a", reason="so", id="A2") for i in range(4)]
     return program
 
 
