@@ -1,16 +1,15 @@
 """Checks, before any program call, that examples have the labels that a metric needs."""
 
 import logging
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, islice
 
 import dspy
 
-from plr_dspy.dspy_compat import annotation_allows_none, decision_adapter
+from plr_dspy.dspy_compat import decision_adapter
 from plr_dspy.errors import MetricError, ScoreError, UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
-from plr_dspy.labels.outputs import MOST_SHOWN, LabelOutput, label_output, label_outputs
+from plr_dspy.labels.outputs import MOST_SHOWN, LabelOutput, is_empty, label_output, label_outputs
 from plr_dspy.labels.trials import Trials, as_answer, fails, output_types, tried
 from plr_dspy.labels.work import ALL_ALIKE, label_scores
 from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, without_none
@@ -248,7 +247,7 @@ def _check_labels_of_set(
     )
     missing = []
     for index, example in enumerate(examples):
-        if field not in example or _is_empty(example[field], annotation):
+        if field not in example or is_empty(example[field], annotation):
             missing.append(index)
     if len(missing) == len(examples):
         raise UserError(
@@ -296,7 +295,7 @@ def _check_outputs(
     missing: dict[str, list[int]] = {}
     annotations = output_types(program)
     for name, annotation in annotations.items():
-        missing[name] = [i for i, example in enumerate(examples) if _is_empty(example.get(name), annotation)]
+        missing[name] = [i for i, example in enumerate(examples) if is_empty(example.get(name), annotation)]
     filled = [name for name, indices in missing.items() if len(indices) < len(examples)]
     if not filled:
         _check_metric_without_labels(program, metric, examples, dataset)
@@ -347,7 +346,7 @@ def _check_metric_on_incomplete_rows(
     for index, example in enumerate(examples):
         for name in filled:
             # None may be allowed as a value, but the metric may fail on it.
-            if example.get(name) is None or _is_empty(example[name], annotations[name]):
+            if example.get(name) is None or is_empty(example[name], annotations[name]):
                 incomplete.setdefault(index, []).append(name)
             else:
                 values.setdefault(name, example[name])
@@ -505,15 +504,6 @@ def _returns_outputs(program: dspy.Module) -> bool:
     forward = getattr(type(program), "forward", None)
     usual = (dspy.Predict.forward, dspy.ChainOfThought.forward, RetrievingPredict.forward)
     return is_single_step(program) and forward in usual
-
-
-def _is_empty(value: Value, annotation: Annotation) -> bool:
-    """Return whether a value is NaN, or None or blank text that the output's type does not allow."""
-    if value is None:
-        return not annotation_allows_none(annotation)
-    if isinstance(value, str) and not value.strip():
-        return "" not in (labels_of(without_none(annotation)) or {})
-    return isinstance(value, float) and math.isnan(value)
 
 
 def are_whole_numbers(values: Sequence[Value]) -> bool:

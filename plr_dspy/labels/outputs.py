@@ -10,7 +10,7 @@ import dspy
 import numpy as np
 from numpy.typing import NDArray
 
-from plr_dspy.dspy_compat import decision_adapter
+from plr_dspy.dspy_compat import annotation_allows_none, decision_adapter
 from plr_dspy.errors import UserError
 from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, without_none
 from plr_dspy.metrics.by_example import SHOWN
@@ -179,3 +179,12 @@ def prior_shares(prior: Mapping[Value, float], labels: Mapping[str, Value], *, n
             "share by this sum"
         )
     return np.asarray(values / values.sum())
+
+
+def is_empty(value: Value, annotation: Annotation) -> bool:
+    """Return whether a value is NaN, or None or blank text that the output's type does not allow."""
+    if value is None:
+        return not annotation_allows_none(annotation)
+    if isinstance(value, str) and not value.strip():
+        return "" not in (labels_of(without_none(annotation)) or {})
+    return isinstance(value, float) and math.isnan(value)

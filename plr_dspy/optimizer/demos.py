@@ -11,7 +11,7 @@ import dspy
 
 from plr_dspy.dspy_compat import AdapterParseError, Hasher, is_compiled
 from plr_dspy.errors import UserError
-from plr_dspy.labels.outputs import label_outputs
+from plr_dspy.labels.outputs import is_empty, label_outputs
 from plr_dspy.metrics.by_example import function_of, takes
 from plr_dspy.metrics.copies import own_value
 from plr_dspy.optimizer.call_sizes import CallSizes, answered_fields
@@ -99,8 +99,6 @@ def pools_of(
     The student's own demos come first, followed by rivals' demos, bootstrapped demos, labeled
     examples and the user's `candidates`. Only the student's own demos may contain duplicates.
     """
-    others: list[tuple[Any, str]] = [(example, f"trainset[{number}]") for number, example in labeled.items()]
-    others += [(demo, f"candidates[{number}]") for number, demo in enumerate(user_demos)]
     pools = {}
     for name, predictor in program.named_predictors():
         demos: list[tuple[Any, str]] = [(demo, OWN) for demo in predictor.demos]
@@ -111,10 +109,13 @@ def pools_of(
         for attempt in attempts:
             if name in attempt.demos:
                 demos.append((attempt.demos[name], f"bootstrapped from trainset[{attempt.example}]"))
+        for number, example in labeled.items():
+            demos.append((_without_empty_outputs(predictor, example), f"trainset[{number}]"))
+        demos += [(demo, f"candidates[{number}]") for number, demo in enumerate(user_demos)]
         no_text = as_text(messages_of(predictor, []))
         seen = {no_text}
         distinct = []
-        for demo, origin in demos + others:
+        for demo, origin in demos:
             text = as_text(messages_of(predictor, [demo]))
             if text not in seen or (origin == OWN and text != no_text):
                 seen.add(text)
@@ -124,6 +125,17 @@ def pools_of(
             PooledDemo(demo, origin, number) for (demo, origin), number in zip(distinct, tokens, strict=True)
         ]
     return pools
+
+
+def _without_empty_outputs(predictor: dspy.Predict, example: dspy.Example) -> dspy.Example:
+    """Return an example without missing outputs, so that no prompt shows None or NaN as the right answer."""
+    empty = []
+    for name, field in predictor.signature.output_fields.items():
+        # Empty text may be the right answer.
+        is_text = field.annotation is str and isinstance(example.get(name), str)
+        if name in example and not is_text and is_empty(example[name], field.annotation):
+            empty.append(name)
+    return example.without(*empty) if empty else example
 
 
 def plan_attempts(

@@ -1,5 +1,6 @@
 """PLFewShot: the demos that it chooses, their number and their order."""
 
+import math
 from typing import Literal
 
 import dspy
@@ -50,6 +51,15 @@ class TestChoice:
         assert slot.original == [0, 1, 2]
         assert slot.origins[:4] == ["student"] * 3 + [slot.origins[3]]
         assert slot.origins[3].startswith("trainset[")
+
+    @pytest.mark.parametrize("missing", [None, math.nan])
+    def test_no_demo_shows_a_missing_answer(self, engine, missing):
+        rows = [dspy.Example(example, answer=missing).with_inputs("question") for example in EXAMPLES]
+        rows[::2] = EXAMPLES[::2]
+        _, chooser = chosen(trainset=rows, candidates="labeled")
+        (slot,) = chooser.report.slots
+        assert slot.demos
+        assert not {"None", "nan"} & {demo["answer"] for demo in slot.demos}
 
     @pytest.mark.parametrize("limits", [{"max_demos": 2}, {"min_demos": 4}, {"max_demo_tokens": 40}])
     def test_a_student_outside_the_limits_is_still_a_finalist(self, engine, limits):
