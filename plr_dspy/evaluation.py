@@ -34,7 +34,7 @@ from plr_dspy.scoring.causes import cause_of, fix_for
 from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.scoring.run_log import FAILED, FUNCTION_FACT, WRONG, CallRecord, open_log
 from plr_dspy.search.space import Candidate
-from plr_dspy.statistics.comparisons import mean_interval, paired_interval
+from plr_dspy.statistics.comparisons import likely_bounds, mean_interval, paired_interval
 
 logger = logging.getLogger(__name__)
 
@@ -385,7 +385,7 @@ class _MeanScores:
         Source: A. Agresti and B. Coull, The American Statistician 52, 1998.
         """
         scores = self._scores(records)
-        low, high = _bounds(scores)
+        low, high = likely_bounds(scores)
         least, most = mean_interval([*scores, low, low, high, high])
         return ProgramScore(
             float(np.mean(scores)), (max(low, least), min(high, most)), num_unread=_num_unread(records)
@@ -396,7 +396,7 @@ class _MeanScores:
     ) -> tuple[float, float]:
         scores_before = self._scores(before)
         scores_after = self._scores(after)
-        low, high = _bounds([*scores_before, *scores_after])
+        low, high = likely_bounds([*scores_before, *scores_after])
         differences = [new - old for old, new in zip(scores_before, scores_after, strict=True)]
         largest = high - low
         # The largest possible difference is needed only if all observed differences are 0.
@@ -405,13 +405,6 @@ class _MeanScores:
 
     def _scores(self, records: Sequence[CallRecord]) -> list[float]:
         return [self._least if record.score is None else record.score for record in records]
-
-
-def _bounds(scores: Sequence[float]) -> tuple[float, float]:
-    """Return the range of the scores, extended to include 0, and also 1 if no score is negative."""
-    if min(scores) >= 0.0:
-        return 0.0, max(1.0, *scores)
-    return min(scores), max(0.0, *scores)
 
 
 class _SetScores:

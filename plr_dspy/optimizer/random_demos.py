@@ -15,6 +15,7 @@ from plr_dspy.report.schema import Alternative
 from plr_dspy.search.model.ordering_model import FittedModel
 from plr_dspy.search.space import Ordering, Scores
 from plr_dspy.statistics.arrays import Array
+from plr_dspy.statistics.comparisons import likely_bounds
 from plr_dspy.statistics.crossed import MIN_ORDERINGS, NUM_DRAWS, draw_means
 
 NUM_RANDOM = 200  # number of random orderings whose mean score is estimated
@@ -143,9 +144,7 @@ class _RandomCalls:
         scores = self.fitted.counted(self.scores)
         rows = [scores[ordering] for ordering in self.orderings]
         table = np.array([[row.get(example, np.nan) for example in self.examples] for row in rows])
-        known = [0.0, 1.0, *(score for row in scores.values() for score in row.values())]
-        low = min(known)
-        high = max(known)
+        low, high = likely_bounds([score for row in scores.values() for score in row.values()])
         score = float(np.nanmean(table, axis=1).mean())
         if self.setup.plan.racing:
             score = self.fitted.expected_at_random(self.orderings, longest)

@@ -298,12 +298,15 @@ def make_setup(
         fix = f"pass more examples{fewer_demos or ', or fewer demos'}"
         raise UserError(empty_split(splits, len(trainset), len(valset), fix=fix))
     if options.chooses_by_score and len(setup.scored_examples) < FEW_EXAMPLES:
+        num_scored = len(setup.scored_examples)
+        subject = f"{num_scored} examples"
+        if num_scored < len(setup.examples):
+            subject = (
+                f"only {num_scored} of {len(setup.examples)} examples can be used for scoring, because demos and "
+                "duplicates are excluded. These examples"
+            )
         logger.warning(
-            "only %d of %d examples can be used for scoring, because demos and duplicates are excluded. These examples "
-            "are too few to find small gains: pass at least 100 examples%s",
-            len(setup.scored_examples),
-            len(setup.examples),
-            fewer_demos,
+            "%s are too few to find small gains: pass at least 100 examples%s", subject, fewer_demos
         )
     return setup
 

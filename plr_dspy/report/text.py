@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from plr_dspy.report.claims import (
+    CLOSE,
     failed_comparisons,
     how_to_calibrate,
     is_no_better,
@@ -422,7 +423,7 @@ def _calibration(report: ReportData) -> Iterator[str]:
     own_score = effect.original
     if report.comparison is not None:
         own_score = max(own_score, report.comparison.expected_chosen[0])
-    if calibrated_score > own_score and not report.settings.get("calibrate"):
+    if calibrated_score > own_score + CLOSE * abs(own_score) and not report.settings.get("calibrate"):
         score = f"if calibrated, your program is expected to score {calibrated_score:.3f}"
         # `calibrate=True` cannot be combined with `programs`.
         argument = "" if report.programs else ", or calibrate=True"

@@ -71,6 +71,19 @@ def _with_pseudo_examples(differences: Sequence[float], largest: float = 0.0) ->
     return mean, math.sqrt(max(variance, 0.0) / count), count - 1
 
 
+def likely_bounds(scores: Sequence[float]) -> tuple[float, float]:
+    """Return likely bounds of a metric, given some of its scores.
+
+    These are 0 and 1, or the highest score if it exceeds 1. If a score is negative, they are the
+    lowest score and 0, or the highest score if it is positive.
+    """
+    lowest = min(scores)
+    highest = max(scores)
+    if lowest >= 0.0:
+        return 0.0, max(1.0, highest)
+    return lowest, max(0.0, highest)
+
+
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the 95% interval for a population mean, based on a sample and Student's t distribution.
 

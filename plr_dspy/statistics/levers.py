@@ -12,7 +12,7 @@ from scipy import special
 
 from plr_dspy.statistics import comparisons
 from plr_dspy.statistics.arrays import Array
-from plr_dspy.statistics.comparisons import PSEUDO_EXAMPLES, SIGNIFICANT, TAIL
+from plr_dspy.statistics.comparisons import PSEUDO_EXAMPLES, SIGNIFICANT, TAIL, likely_bounds
 
 # Scale of the prior for the standard deviation between programs, relative to the range of scores.
 USUAL_SPREAD = 0.2
@@ -63,7 +63,7 @@ class PairedExperiment:
 
     Args:
         scores: Scores ``[C, E]``. The first row is the baseline.
-        bounds: Bounds of mean scores, or None to use 0 and 1, widened to include all scores.
+        bounds: Bounds of mean scores, or None to use the `likely_bounds` of the scores.
         seed: Seed of the draws.
     """
 
@@ -213,6 +213,6 @@ def _prepared(scores: Array, bounds: tuple[float, float] | None) -> tuple[Array,
     """
     scores = np.round(scores, 9)
     scores = scores[:, np.lexsort(scores)]
-    lowest, highest = bounds or (min(0.0, float(scores.min())), max(1.0, float(scores.max())))
+    lowest, highest = bounds or likely_bounds(scores.ravel().tolist())
     disagreement = float(np.ptp(scores, axis=0).max()) or highest - lowest
     return scores, (lowest, highest), disagreement

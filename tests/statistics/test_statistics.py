@@ -18,7 +18,7 @@ from plr_dspy.statistics.calibration import (
     likely_shares,
     shares_to_try,
 )
-from plr_dspy.statistics.comparisons import draw_deviations, mean_interval, paired_interval
+from plr_dspy.statistics.comparisons import draw_deviations, likely_bounds, mean_interval, paired_interval
 
 SHAPES = st.tuples(st.integers(1, 12), st.integers(2, 6))
 SCORES = SHAPES.flatmap(lambda shape: arrays(np.float64, shape, elements=st.floats(-20, 20)))
@@ -109,6 +109,19 @@ class TestIntervals:
         quantile = stats.t.ppf(0.975, n - 1)
         expected = ((b - c) / n - quantile * error, (b - c) / n + quantile * error)
         assert paired_interval(differences) == pytest.approx(expected)
+
+    @pytest.mark.parametrize(
+        ("scores", "bounds"),
+        [
+            ([0.2, 0.7], (0.0, 1.0)),
+            ([20.0, 70.0], (0.0, 70.0)),
+            ([-0.7, 0.0], (-0.7, 0.0)),
+            ([-0.7, -0.2], (-0.7, 0.0)),
+            ([-3.0, 2.0], (-3.0, 2.0)),
+        ],
+    )
+    def test_likely_bounds_include_0_and_for_scores_without_penalties_also_1(self, scores, bounds):
+        assert likely_bounds(scores) == bounds
 
     def test_mean_interval_is_students_t_and_empty_inputs_are_rejected(self):
         values = [0.17, 0.215, 0.07, 0.175, 0.145]
