@@ -23,7 +23,7 @@ BootstrapFewShot, MIPROv2, SIMBA, GEPA
 random search, then PLFewShot; MIPROv2, then PLFewShot; GEPA, then PLFewShot
                   PLFewShot with the program that the other optimizer makes with half of the calls, as programs=
 original, then PLFewShot
-                  PLFewShot for the original; PLFewShot in all other sides is for the program without demos
+                  PLFewShot from the original; all other sides of PLFewShot begin with the program without demos
 PLFewShot propose PLFewShot(instructions="propose")
 PLFewShot, PLFewShot calibrated, PLFewShot auto, PLFewShot auto calibrated
                   "calibrated" with calibrate=True, "auto" with demos="auto"
