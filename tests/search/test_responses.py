@@ -240,6 +240,29 @@ class TestOrderingModel:
             assert in_percent[ordering].expected == pytest.approx(100.0 * gain.expected, abs=0.05)
             assert in_percent[ordering].probability == pytest.approx(gain.probability, abs=0.002)
 
+    @pytest.mark.parametrize("is_sure", [False, True])
+    def test_scores_of_a_program_without_demos_count_less_if_it_is_unsure_of_its_answers(self, is_sure):
+        world = World(separation=1.5, num_calls=6)
+        own = self.responses(world)
+        scores = self.scores_of(world)
+        scores[WITHOUT_DEMOS] = {example: float(is_sure or example % 2) for example in range(20)}
+
+        def logprobs_of(ordering, example):
+            if ordering != WITHOUT_DEMOS:
+                return own.logprobs_of(ordering, example)
+            leans = 6.0 if is_sure else 0.01 * example
+            said = leans * (2.0 * world.scores[example] - 1.0)
+            return said - np.logaddexp.reduce(said), ()
+
+        responses = LabelResponses(world.scores, logprobs_of)
+        fitted = OrderingModel(SPACE, responses=responses).fit(scores)
+        expected = fitted.responses.expected
+        variances = np.maximum(expected * (1.0 - expected), 0.02)
+        *weights, weight = fitted.responses.information_weights
+        assert set(weights) == {1.0}
+        assert weight == pytest.approx(np.nanmean(variances) / np.nanmean(variances[-1]))
+        assert (weight > 1.5) if is_sure else (weight < 0.6)
+
     def test_the_share_of_replies_without_a_label_affects_estimates(self):
         """If item 0 is in the second half, most replies contain no label."""
         errors = []

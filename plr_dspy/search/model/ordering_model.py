@@ -131,7 +131,10 @@ class OrderingModel:
             extra_variances: Array | float = 0.0
             if responses is not None:
                 counted_scores = responses.answers.scores
-                unexplained = ScoreTable(counted_scores - responses.expected)  # Eq. 2
+                weights = responses.information_weights
+                unexplained = ScoreTable(  # Eq. 2
+                    counted_scores - responses.expected, information_weights=weights
+                )
                 is_explained = calls.is_outsider & ~responses.is_mute_outsider
                 outsider_variances[is_explained] = UNEXPLAINED_OUTSIDER_VARIANCE
                 extra_variances = responses.mean_variances

@@ -25,6 +25,7 @@ UNDERSTATED = 1.6  # factor by which fits underestimate the error variances of e
 STEP = 0.05  # change of an effect in numerical derivatives
 # Additional prior variance of an outsider's mean score, relative to the square of the highest score.
 OUTSIDER_SCORE = np.float64(0.04)
+MIN_VARIANCE = 0.02  # minimum variance of a score, relative to the square of the highest score
 
 
 class ResponseModel:
@@ -37,6 +38,8 @@ class ResponseModel:
         means, mean_variances: Expected mean scores of the orderings, and their variances,
             ``[m]``.
         expected: Expected scores of the calls, ``[m, E]``.
+        information_weights: How informative a difference between a score and its expectation is
+            for each ordering, ``[m]``. All are 1 for a metric over a set.
         is_mute_outsider: A mask of the outsiders without usable log-probabilities, ``[m]``.
         state: Fitted variances of effects and of shares of read replies, as JSON data.
         num_examples: Number of examples over which expected scores are averaged.
@@ -75,6 +78,9 @@ class ResponseModel:
         if features is not None:
             self.mean_variances = self._variances_of_means()
             self.expected = self._expected_of_calls(read_scores)
+            self.information_weights = np.ones(len(calls.candidates))
+            if responses.influence is None:
+                self.information_weights = self._information_weights()
 
     def _variances_of_means(self) -> Array:
         """Return the variances of expected mean scores, ``[m]``."""
@@ -89,6 +95,21 @@ class ResponseModel:
         read_scores = np.where(self._logits.known, self.answers.expected_scores_of_calls(), read_scores)
         of_calls = self._unread.mixed(read_scores, self._unread.shares[:, None])
         return self._weights.reweighted(np.where(self._calls.scored.known, of_calls, np.nan))
+
+    def _information_weights(self) -> Array:
+        """Return the information weights of all orderings, ``[m]``.
+
+        A score that is expected to be near 0 or 1 varies less than one near 0.5. Outsiders can have
+        far more of the latter, so their weights are inversely proportional to this variance. The
+        weights of all other orderings are 1.
+        """
+        unit = self.labels.unit
+        expected = np.clip(self.expected / unit, 0.0, 1.0)
+        variances = np.maximum(expected * (1.0 - expected), MIN_VARIANCE)
+        is_explained = self._calls.is_outsider & ~self.is_mute_outsider
+        weights = np.ones(len(variances))
+        weights[is_explained] = np.nanmean(variances) / np.nanmean(variances[is_explained], axis=1)
+        return weights
 
     def _mean_scores(self, effects: Array, bias_variances: Array | float = 0.0) -> Array:
         """Return the expected mean scores of read replies, given the orderings' effects, ``[m]``."""
