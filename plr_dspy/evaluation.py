@@ -25,7 +25,7 @@ from plr_dspy.metrics.copies import own_value
 from plr_dspy.programs.calls import MetricWork, calls_on
 from plr_dspy.programs.checks import Checked, Flag, Folder, arguments, check_given, check_module, short_repr
 from plr_dspy.programs.fingerprint import digest
-from plr_dspy.programs.rivals import Rival
+from plr_dspy.programs.rivals import Programs, Rival, named_programs
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.programs.splits import Examples
 from plr_dspy.report.evaluations import ConstantScore, Evaluation, Evaluations, ProgramScore
@@ -43,7 +43,7 @@ TAIL = 0.975  # quantile at the upper end of a 95% interval
 
 @overload
 def evaluate_programs(
-    programs: Mapping[str, dspy.Module],
+    programs: Programs,
     metric: Mapping[str, Metric],
     devset: Rows,
     *,
@@ -58,7 +58,7 @@ def evaluate_programs(
 
 @overload
 def evaluate_programs(
-    programs: Mapping[str, dspy.Module],
+    programs: Programs,
     metric: Metric,
     devset: Rows,
     *,
@@ -72,7 +72,7 @@ def evaluate_programs(
 
 
 def evaluate_programs(
-    programs: Mapping[str, dspy.Module],
+    programs: Programs,
     metric: Metric | Mapping[str, Metric],
     devset: Rows,
     *,
@@ -91,8 +91,8 @@ def evaluate_programs(
     metrics over a set, intervals use the infinitesimal jackknife.
 
     Args:
-        programs: A dict that maps names to programs. All other programs are compared with the
-            first one. No program is modified.
+        programs: A dict that maps names to programs, or a list of programs. All other programs
+            are compared with the first one. No program is modified.
         metric: A metric that scores single examples, or a metric over a set, such as
             ``F1("positive")``; or a dict that maps names to metrics.
         devset: Examples that no optimizer has seen. Each program is called once on each
@@ -110,8 +110,9 @@ def evaluate_programs(
         Exception: A fatal error in a program or metric, or the last error when the number of
             failed calls reaches `max_errors`.
     """
-    examples, metrics = _checked(programs, metric, devset, inputs)
-    rivals = [Rival(name, program) for name, program in programs.items()]
+    named = named_programs(programs, min_number=1)
+    examples, metrics = _checked(named, metric, devset, inputs)
+    rivals = [Rival(name, program) for name, program in named.items()]
     _warn_of_shown_examples(rivals, examples)
     options = _Options(
         num_threads=num_threads,
@@ -140,10 +141,6 @@ def _checked(
     inputs: Sequence[str] | None,
 ) -> tuple[Examples, dict[str, Metric]]:
     """Return the examples, and a dict that maps names to metrics. Raise an error if an argument is invalid."""
-    if not isinstance(programs, Mapping) or not programs:
-        raise UserTypeError(
-            f'programs must be a non-empty dict; got {short_repr(programs)}: pass a dict such as {{"a": program}}'
-        )
     metrics = dict(metric) if isinstance(metric, Mapping) else {"": metric}
     if not metrics or isinstance(metric, (list, tuple)):
         raise UserTypeError(
@@ -151,12 +148,6 @@ def _checked(
             '{"accuracy": metric}'
         )
     for name, program in programs.items():
-        if not isinstance(name, str):
-            raise UserTypeError(f"programs must have strings as names; got {name!r}: pass {str(name)!r}")
-        if not name.strip():
-            raise UserTypeError(
-                f"programs must have non-empty strings as names; got {name!r}: pass a name for each program"
-            )
         check_module(program, f"programs[{name!r}]")
     first_name, first = next(iter(programs.items()))
     examples = as_examples(

@@ -14,7 +14,7 @@ from plr_dspy.programs.splits import Examples, shown_by
 Programs: TypeAlias = Mapping[str, dspy.Module] | Sequence[dspy.Module]
 
 
-def named_programs(programs: Programs, *, min_number: int = 1) -> dict[str, dspy.Module]:
+def named_programs(programs: Programs, *, min_number: int = 0) -> dict[str, dspy.Module]:
     """Return the programs, keyed by name, after checking their names and their number.
 
     Programs in a list are named "program 1", "program 2" and so on.

@@ -86,6 +86,15 @@ class TestUserPrograms:
         ) in str(report)
         assert "it must be at least 3 times as likely to be better as worse)" in str(report)
 
+    def test_an_empty_list_of_programs_changes_nothing(self):
+        reports = []
+        for programs in (None, []):
+            optimizer = PLFewShot(exact, max_metric_calls=150, display_progress=False)
+            with using(Engine(), "fake/x"):
+                optimizer.compile(student(), trainset=EXAMPLES, programs=programs)
+            reports.append(optimizer.report)
+        assert str(reports[0]) == str(reports[1])
+
     @pytest.mark.parametrize(
         ("optimizer", "candidates", "message"),
         [
@@ -95,7 +104,6 @@ class TestUserPrograms:
                 {"a": dspy.Predict("question -> answer")},
                 r"\['question'\] of programs\['a'\];",
             ),
-            (PLFewShot(exact), [], "the number of programs must be at least 1"),
             (PLFewShot(exact, calibrate=True), [student()], "omit calibrate"),
             (PLReorder(exact, auto="paper"), [student()], "cannot compare programs"),
             (TopKOrder(exact), [student()], "cannot compare programs"),

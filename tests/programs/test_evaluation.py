@@ -39,6 +39,11 @@ def test_accuracy_and_difference():
     assert "replies that could not be parsed: 1" in text
 
 
+def test_programs_in_a_list_are_numbered():
+    evaluation = evaluated([Answering([1]), Answering([2])], exact, examples(4, [1]))
+    assert list(evaluation.programs) == ["program 1", "program 2"]
+
+
 def test_the_constant_answer_has_the_best_score_of_all_labels():
     devset = examples(20, range(5))
     calls = []
@@ -157,8 +162,8 @@ def test_calls_of_other_programs_allow_no_more_failures():
 @pytest.mark.parametrize(
     ("programs", "devset", "error", "words"),
     [
-        ({}, examples(3, [1]), TypeError, "programs must be a non-empty dict"),
-        (Answering([]), examples(3, [1]), TypeError, "programs must be a non-empty dict"),
+        ({}, examples(3, [1]), ValueError, "the number of programs must be at least 1; got 0"),
+        (Answering([]), examples(3, [1]), TypeError, "programs must be a dict that maps .* or a list"),
         ({"a": 3}, examples(3, [1]), TypeError, r"programs\['a'\] must be a"),
         (
             {"a": Answering([])},
@@ -170,7 +175,7 @@ def test_calls_of_other_programs_allow_no_more_failures():
             {1: Answering([])},
             examples(3, [1]),
             TypeError,
-            "programs must have strings as names; got 1: pass '1'",
+            "programs must have non-empty strings as names; got 1",
         ),
         (
             {"": Answering([])},
