@@ -338,7 +338,9 @@ def _advice(report: ReportData) -> Iterator[str]:
     if report.stop_reason is StopReason.DECIDED:
         # The race ended before the budget was used up, so a larger budget would not help.
         if _best_other(report) is not None:
-            yield Advice(MORE_EXAMPLES)
+            yield Advice(
+                "for a narrower interval, score the programs on other examples with evaluate_programs"
+            )
         return
     num_selection = settings.get("num_selection", 0)
     racing = settings.get("racing")

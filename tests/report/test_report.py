@@ -589,10 +589,12 @@ class TestText:
             ((0, 1), (-0.1, 0.2), False),
         ],
     )
-    def test_after_a_decided_race_only_more_examples_are_advised(self, ordering, other, is_advised):
+    def test_after_a_decided_race_an_evaluation_on_other_examples_is_advised(
+        self, ordering, other, is_advised
+    ):
         evidence = Evidence(num_met=20, num_differing=9, num_compared=20)
         text = str(by_hand(ordering, others=[other], evidence=evidence, stop_reason=StopReason.DECIDED))
-        assert ("\nonly more examples, in trainset or valset, would" in text) == is_advised
+        assert ("\nfor a narrower interval, score the programs on other examples" in text) == is_advised
         assert "a larger budget" not in text
 
     def test_an_order_chosen_by_label_probabilities_has_no_score(self):
