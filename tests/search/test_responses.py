@@ -217,8 +217,9 @@ class TestOrderingModel:
         assert np.corrcoef(promised, true)[0, 1] > 0.8
         assert np.abs(promised - true).mean() < 0.1
 
+    @pytest.mark.parametrize(("unit", "lowest"), [(100.0, 0.0), (0.001, 0.0), (4.0, 1.0), (1.0, 1_000.0)])
     @pytest.mark.parametrize("calibrating", [False, True])
-    def test_probabilities_do_not_depend_on_the_scale_of_the_metric(self, calibrating):
+    def test_probabilities_do_not_depend_on_the_range_of_the_metric(self, calibrating, unit, lowest):
         """The program without demos answers as one of the orderings."""
         world = World(lean=2.0, num_calls=6)
         own = self.responses(world)
@@ -228,17 +229,18 @@ class TestOrderingModel:
         def logprobs_of(ordering, example):
             return own.logprobs_of(world.orderings[1] if ordering == WITHOUT_DEMOS else ordering, example)
 
-        def gains(unit):
+        def gains(unit, lowest):
             scaled = {}
             for ordering, row in scores.items():
-                scaled[ordering] = {example: unit * score for example, score in row.items()}
-            responses = LabelResponses(unit * world.scores, logprobs_of, are_calibrated=calibrating)
+                scaled[ordering] = {example: lowest + unit * score for example, score in row.items()}
+            label_scores = lowest + unit * world.scores
+            responses = LabelResponses(label_scores, logprobs_of, are_calibrated=calibrating)
             return OrderingModel(SPACE, responses=responses).fit(scaled).gains(WITHOUT_DEMOS)
 
-        in_percent = gains(100.0)
-        for ordering, gain in gains(1.0).items():
-            assert in_percent[ordering].expected == pytest.approx(100.0 * gain.expected, abs=0.05)
-            assert in_percent[ordering].probability == pytest.approx(gain.probability, abs=0.002)
+        scaled_gains = gains(unit, lowest)
+        for ordering, gain in gains(1.0, 0.0).items():
+            assert scaled_gains[ordering].expected == pytest.approx(unit * gain.expected, abs=0.0005 * unit)
+            assert scaled_gains[ordering].probability == pytest.approx(gain.probability, abs=0.002)
 
     @pytest.mark.parametrize("is_sure", [False, True])
     def test_scores_of_a_program_without_demos_count_less_if_it_is_unsure_of_its_answers(self, is_sure):

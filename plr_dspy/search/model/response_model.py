@@ -23,9 +23,9 @@ from plr_dspy.statistics.arrays import Array, Numbers
 NUM_DRAWS = 8  # even number of draws from which the variance of expected scores is estimated
 UNDERSTATED = 1.6  # factor by which fits underestimate the error variances of effects in simulations
 STEP = 0.05  # change of an effect in numerical derivatives
-# Additional prior variance of an outsider's mean score, relative to the square of the highest score.
+# Additional prior variance of an outsider's mean score, relative to the squared range of scores.
 OUTSIDER_SCORE = np.float64(0.04)
-MIN_VARIANCE = 0.02  # minimum variance of a score, relative to the square of the highest score
+MIN_VARIANCE = 0.02  # minimum variance of a score, relative to the squared range of scores
 
 
 class ResponseModel:
@@ -99,12 +99,12 @@ class ResponseModel:
     def _information_weights(self) -> Array:
         """Return the information weights of all orderings, ``[m]``.
 
-        A score that is expected to be near 0 or 1 varies less than one near 0.5. Outsiders can have
-        far more of the latter, so their weights are inversely proportional to this variance. The
-        weights of all other orderings are 1.
+        A score that is expected to be near the lowest or the highest score varies less than one in
+        the middle. Outsiders can have far more of the latter, so their weights are inversely
+        proportional to this variance. The weights of all other orderings are 1.
         """
-        unit = self.labels.unit
-        expected = np.clip(self.expected / unit, 0.0, 1.0)
+        lowest = self.labels.scores.min()
+        expected = np.clip((self.expected - lowest) / self.labels.unit, 0.0, 1.0)
         variances = np.maximum(expected * (1.0 - expected), MIN_VARIANCE)
         is_explained = self._calls.is_outsider & ~self.is_mute_outsider
         weights = np.ones(len(variances))

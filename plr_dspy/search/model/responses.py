@@ -46,8 +46,8 @@ class LabelTable(NamedTuple):
 
     @property
     def unit(self) -> float:
-        """The highest absolute score of any label, in which prior deviations are measured."""
-        return float(np.abs(self.scores).max()) or 1.0
+        """The range of the labels' scores, in which prior deviations are measured."""
+        return float(np.ptp(self.scores)) or 1.0
 
 
 @dataclass(frozen=True)
