@@ -34,11 +34,9 @@ from plr_dspy.scoring.causes import cause_of, fix_for
 from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.scoring.run_log import FAILED, FUNCTION_FACT, WRONG, CallRecord, open_log
 from plr_dspy.search.space import Candidate
-from plr_dspy.statistics.comparisons import likely_bounds, mean_interval, paired_interval
+from plr_dspy.statistics.comparisons import TAIL, likely_bounds, mean_interval, paired_interval
 
 logger = logging.getLogger(__name__)
-
-TAIL = 0.975  # quantile at the upper end of a 95% interval
 
 
 @overload
@@ -414,7 +412,7 @@ class _SetScores:
         scores = self._scores(records)
         low, high = self._influence.bounds
         center, error = self._influence.mean_with_error(scores, value)
-        margin = float(special.stdtrit(len(scores) + 3, TAIL)) * error
+        margin = float(special.stdtrit(len(scores) + 3, 1 - TAIL)) * error
         interval = max(low, min(value, center - margin)), min(high, max(value, center + margin))
         return ProgramScore(value, interval, num_unread=_num_unread(records))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from scipy import special
 
-from plr_dspy.compiling.comparison import ENOUGH_DIFFERING, comparison, measure_gain
+from plr_dspy.compiling.comparison import ENOUGH_DIFFERING, compare_by_set_metric, compare_mean_scores
 from plr_dspy.compiling.effect import effect_on_set_metric, estimate_effect
 from plr_dspy.plackett_luce.distribution import PlackettLuce
 from plr_dspy.report.rules import MIN_ODDS, USER_PROGRAM_ODDS
@@ -85,16 +85,6 @@ class Decision:
             return None
         return Revision(tuple(effect.offsets), tuple(effect.shares))
 
-    def over_calibrated(self, result: Result) -> dict[str, float]:
-        """Return the probabilities that a result is better or worse than the calibrated original.
-
-        The keys are names of fields in a report. The dict is empty if answers are not calibrated,
-        or if the result belongs to the original itself.
-        """
-        if self.fitted is None:
-            return {}
-        return _over_calibrated(self.fitted, self.candidates[0].ordering, result)
-
     def scale_of_metric(self, reference: Candidate) -> Callable[[float], float]:
         """Return a function that converts the model's expected scores to the scale of the metric.
 
@@ -169,14 +159,14 @@ def compare_finalists(
     results[0] = replace(results[0], score=comparison_with_original.original)
     best_user_program = None
     over_best_user_program = None
-    if choice.best_user_program not in (0, chosen):
-        best_user_program = results[choice.best_user_program].ordering
+    if choice.best_of_user not in (0, chosen):
+        best_user_program = results[choice.best_of_user].ordering
         over_best_user_program = scored_finalists.compared(
-            choice.over_best_user_program, choice.best_user_program, chosen
+            choice.over_best_of_user, choice.best_of_user, chosen
         )
     return Decision(
         ordering,
-        comparison_with_original.model_copy(update=_over_calibrated(fitted, original, results[chosen])),
+        comparison_with_original.model_copy(update=over_calibrated(fitted, original, results[chosen])),
         best_user_program=best_user_program,
         over_best_user_program=over_best_user_program,
         rejected=choice.rejected,
@@ -193,16 +183,16 @@ class _Choice:
     """The result of choosing a finalist.
 
     Attributes:
-        best_user_program: Index of the best of the user's programs, which include the original.
-        over_best_user_program: Results of all finalists, with gains over the best of the user's
-            programs.
         chosen: Index of the chosen finalist.
+        best_of_user: Index of the best of the user's programs, which include the original.
+        over_best_of_user: Results of all finalists, with gains over the best of the user's
+            programs.
         rejected: As in `Decision`.
     """
 
-    best_user_program: int = 0
-    over_best_user_program: Sequence[Result] = ()
     chosen: int = 0
+    best_of_user: int = 0
+    over_best_of_user: Sequence[Result] = ()
     rejected: Result | None = None
 
 
@@ -234,7 +224,7 @@ def _choose_in_two_steps(
     rejected = None
     if chosen == best > 0:
         rejected = _rejected(results, over_best, chosen, allowed)
-    return _Choice(best, over_best, chosen, rejected)
+    return _Choice(chosen, best, over_best, rejected)
 
 
 @dataclass(frozen=True)
@@ -265,7 +255,7 @@ class _ScoredFinalists:
         measured = []
         for number, result in enumerate(results):
             labels = fitted.revised_labels(result.ordering) if number else {}
-            gain, compared = measure_gain(
+            gain, compared = compare_by_set_metric(
                 metric,
                 before,
                 metric.answers(records[result.ordering], labels),
@@ -315,7 +305,7 @@ class _ScoredFinalists:
         chosen_scores = self.scores if chosen == reference else fitted.counted(self.scores)
         before = fitted.as_it_is(first)
         after = before + result.gain.expected
-        return comparison(
+        return compare_mean_scores(
             [self.scores[first][example] for example in self.examples],
             [chosen_scores[ordering][example] for example in self.examples],
             num_candidates=self.num_dropped + len(results),
@@ -410,9 +400,13 @@ def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[i
     return replace(gain, probability=min(gain.probability, probability))
 
 
-def _over_calibrated(fitted: FittedModel, original: Candidate, result: Result) -> dict[str, float]:
-    """Return the probabilities that a result is better or worse than the calibrated original."""
-    if not fitted.calibrates_answers or result.ordering == original:
+def over_calibrated(fitted: FittedModel | None, original: Candidate, result: Result) -> dict[str, float]:
+    """Return the probabilities that a result is better or worse than the calibrated original.
+
+    The keys are names of fields in a report. The dict is empty if answers are not calibrated, or
+    if the result belongs to the original itself.
+    """
+    if fitted is None or not fitted.calibrates_answers or result.ordering == original:
         return {}
     gain = result.gain
     return {"over_calibrated": gain.probability_alike, "worse_than_calibrated": gain.worse_alike}

@@ -10,14 +10,13 @@ from plr_dspy.report.schema import Comparison, PairedGain, ScoreRange
 from plr_dspy.scoring.confusion_scores import Answers, ConfusionScores, Pair
 from plr_dspy.search.model.ordering_model import DEVIATIONS, Gain
 from plr_dspy.statistics.arrays import Array
-from plr_dspy.statistics.comparisons import paired_interval
+from plr_dspy.statistics.comparisons import TAIL, paired_interval
 
-CONFIDENCE = 0.95  # confidence level of all intervals
 # A normal approximation is reliable if scores differ on at least this many examples.
 ENOUGH_DIFFERING = 20
 
 
-def comparison(
+def compare_mean_scores(
     original: Sequence[float],
     chosen: Sequence[float],
     *,
@@ -35,22 +34,20 @@ def comparison(
         expected_original, expected_chosen: As in `Comparison`.
     """
     gains = [after - before for before, after in zip(original, chosen, strict=True)]
-    scores = [0.0, 1.0, *original, *chosen]
-    largest = max(scores) - min(scores)
-    low, high = paired_interval(gains, num_comparisons=max(1, num_candidates - 1))
+    lowest, highest = _range([*original, *chosen])
     mean_gain = sum(gains) / len(gains)
-    least_chosen = expected_chosen[1] - min(scores)
+    least_chosen = expected_chosen[1] - lowest
     return Comparison(
         original=sum(original) / len(original),
         chosen=sum(chosen) / len(chosen),
         gain=mean_gain,
-        interval=(max(low, -largest), min(high, largest)),
+        interval=_limited_interval(gains, highest - lowest, num_comparisons=max(1, num_candidates - 1)),
         num_examples=len(gains),
         num_candidates=num_candidates,
         expected_gain=gain.expected,
         probability=gain.probability,
         probability_worse=gain.worse,
-        gain_interval=_interval_of_expected(gain, mean_gain, largest, least_chosen),
+        gain_interval=_interval_of_expected(gain, mean_gain, highest - lowest, least_chosen),
         expected_original=expected_original,
         expected_chosen=expected_chosen,
     )
@@ -74,7 +71,7 @@ def _interval_of_expected(
     margin = DEVIATIONS * gain.deviation
     least = max(gain.expected - margin, -largest)
     # A 95% interval may exclude negative gains only if the probability of a gain exceeds 97.5%.
-    least = max(least, 0.0) if gain.probability > (1 + CONFIDENCE) / 2 else min(least, 0.0)
+    least = max(least, 0.0) if gain.probability > 1 - TAIL else min(least, 0.0)
     most = min(max(gain.expected, observed) + margin, largest)
     return round(min(least, least_chosen), 6), round(most, 6)
 
@@ -89,14 +86,25 @@ def paired_gain(before: Mapping[int, float], after: Mapping[int, float]) -> Pair
     if not both:
         return None
     differences = [after[example] - before[example] for example in both]
-    scores = [0.0, 1.0, *before.values(), *after.values()]
-    largest = max(scores) - min(scores)
-    low, high = paired_interval(differences)
+    lowest, highest = _range([*before.values(), *after.values()])
     return PairedGain(
         gain=sum(differences) / len(both),
-        interval=(max(low, -largest), min(high, largest)),
+        interval=_limited_interval(differences, highest - lowest),
         num_examples=len(both),
     )
+
+
+def _range(scores: Sequence[float]) -> tuple[float, float]:
+    """Return the lowest and the highest possible score. Most metrics score from 0 to 1."""
+    return min(0.0, *scores), max(1.0, *scores)
+
+
+def _limited_interval(
+    differences: Sequence[float], largest: float, *, num_comparisons: int = 1
+) -> tuple[float, float]:
+    """Return the 95% interval for a mean paired difference, limited to the largest possible difference."""
+    low, high = paired_interval(differences, num_comparisons=num_comparisons)
+    return max(low, -largest), min(high, largest)
 
 
 def paired_gain_by_metric(metric: ConfusionScores, before: Answers, after: Answers) -> PairedGain | None:
@@ -104,8 +112,7 @@ def paired_gain_by_metric(metric: ConfusionScores, before: Answers, after: Answe
     if not before.keys() & after.keys():
         return None
     measurement = _measure(metric, before, after)
-    tail = (1.0 - CONFIDENCE) / 2
-    low, high = np.quantile(measurement.gains, [tail, 1.0 - tail]).tolist()
+    low, high = np.quantile(measurement.gains, [TAIL, 1.0 - TAIL]).tolist()
     observed = measurement.observed
     return PairedGain(
         gain=observed,
@@ -114,7 +121,7 @@ def paired_gain_by_metric(metric: ConfusionScores, before: Answers, after: Answe
     )
 
 
-def measure_gain(
+def compare_by_set_metric(
     metric: ConfusionScores,
     before: Answers,
     after: Answers,
@@ -241,10 +248,9 @@ def _measured_comparison(
     observed = measurement.observed
     largest = measurement.largest
     as_it_is = measurement.as_it_is
-    tail = (1.0 - CONFIDENCE) / 2
-    tail_of_each = tail / max(1, num_candidates - 1)  # Bonferroni correction
+    tail_of_each = TAIL / max(1, num_candidates - 1)  # Bonferroni correction
     least, most = np.quantile(measurement.gains, [tail_of_each, 1.0 - tail_of_each])
-    lower, upper = np.quantile(measurement.spread_of_scores, [tail, 1.0 - tail], axis=0)
+    lower, upper = np.quantile(measurement.spread_of_scores, [TAIL, 1.0 - TAIL], axis=0)
     lower = np.minimum(lower, 0.0)
     upper = np.maximum(upper, 0.0)
     expected_chosen = as_it_is + gain.expected

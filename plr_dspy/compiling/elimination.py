@@ -70,13 +70,12 @@ class EliminationRun(CompileRun):
 
     def run(self) -> Outcome:
         """Score the programs in rounds, drop unlikely winners, and choose one of the programs."""
-        nothing_to_do = self.reason_not_to_begin()
-        if nothing_to_do is not None:
-            if nothing_to_do.reason is StopReason.ONE_PROMPT:
-                nothing_to_do = replace(nothing_to_do, detail="all programs are identical")
-            return self.outcome(stop=nothing_to_do)
+        stop = self.reason_not_to_begin()
+        if stop is not None:
+            if stop.reason is StopReason.ONE_PROMPT:
+                stop = replace(stop, detail="all programs are identical")
+            return self.outcome(stop=stop)
         self.evaluator.begin_phase(RACE)
-        stop: Stop | None = None
         while stop is None:
             stop = self.score_round(self.search.ask()) or self.check_stoppers()
         self.stop = stop
@@ -187,7 +186,7 @@ class EliminationRun(CompileRun):
         min_examples = max(1, self._num_scored)
         programs = [self.original, *self.search.space.programs]
         finalists = [program for program in programs if self.observations.count(program) >= min_examples]
-        self.evaluator.raise_if_all_failed(self.observations)
+        self.evaluator.raise_if_all_failed(self.observations.records)
         examples, _ = self.observations.table(finalists, self._examples)
         if len(finalists) < 2 or not examples:
             return None

@@ -81,24 +81,16 @@ class FutilityCheck:
         """Warn if many answers cannot be parsed. Raise `UnreadableReplies` if almost none can be parsed."""
         judged = {prompt: records for prompt, records in prompts.items() if self._is_judged(prompt, records)}
         records = list(itertools.chain.from_iterable(judged.values()))
-        if len(records) < FIRST_ANSWERS or len(_unparsable(records)) < MOSTLY_UNPARSED * len(records):
+        if len(records) < FIRST_ANSWERS or _share_unparsable(records) < MOSTLY_UNPARSED:
             return
-        if self._is_unreadable(prompts, judged):
+        all_records = list(itertools.chain.from_iterable(prompts.values()))
+        smaller_share = min(_share_unparsable(records), _share_unparsable(all_records))
+        # A single prompt with readable replies is enough to continue.
+        if smaller_share >= UNPARSED and not any(map(self._is_readable, prompts.values())):
             raise UnreadableReplies(self._message(judged))
         if len(records) >= ENOUGH_ANSWERS and not self.has_warned:
             logger.warning("%s", self._message(judged))
             self.has_warned = True
-
-    def _is_unreadable(
-        self, prompts: Mapping[str, Sequence[CallRecord]], judged: Mapping[str, Sequence[CallRecord]]
-    ) -> bool:
-        """Return whether almost no reply can be parsed, both among all prompts and among the judged ones.
-
-        A single prompt with readable replies is enough to continue.
-        """
-        if any(map(self._is_readable, prompts.values())):
-            return False
-        return _are_unreadable(judged.values()) and _are_unreadable(prompts.values())
 
     def _message(self, judged: Mapping[str, Sequence[CallRecord]]) -> str:
         """Return a message about the unparsable replies to these prompts, and how to fix the main cause."""
@@ -124,7 +116,7 @@ class FutilityCheck:
         prompts with demos or, if no candidate can show demos, all prompts.
         """
         if self.by_program:
-            return len(_unparsable(records)) >= MOSTLY_UNPARSED * len(records)
+            return _share_unparsable(records) >= MOSTLY_UNPARSED
         return not self.can_show_demos or self._has_demos(prompt)
 
     def _of_programs(self, prompts: Iterable[str]) -> str:
@@ -147,7 +139,7 @@ class FutilityCheck:
         must have several replies, and all of them must be parsable.
         """
         if self.by_program:
-            return len(_unparsable(records)) < UNPARSED * len(records)
+            return _share_unparsable(records) < UNPARSED
         return len(records) > 1 and not any(record.outcome for record in records)
 
     def _find_no_difference(self, examples: Sequence[Sequence[CallRecord]]) -> str:
@@ -166,10 +158,9 @@ class FutilityCheck:
         return ""
 
 
-def _are_unreadable(prompts: Iterable[Sequence[CallRecord]]) -> bool:
-    """Return whether these prompts have enough replies, and almost none of them can be parsed."""
-    records = list(itertools.chain.from_iterable(prompts))
-    return len(records) >= FIRST_ANSWERS and len(_unparsable(records)) >= UNPARSED * len(records)
+def _share_unparsable(records: Sequence[CallRecord]) -> float:
+    """Return the share of replies that could not be parsed."""
+    return len(_unparsable(records)) / len(records)
 
 
 def _unparsable(records: Sequence[CallRecord]) -> list[CallRecord]:

@@ -7,7 +7,7 @@ from plr_dspy.compiling.choice import Outcome
 from plr_dspy.compiling.plan import Plan, ProblemSize
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.errors import UserError
-from plr_dspy.report.stop import Stop, StopReason
+from plr_dspy.report.stop import StopReason
 from plr_dspy.scoring.evaluator import SEARCH
 from plr_dspy.search.space import Candidate
 
@@ -125,18 +125,17 @@ class PaperRun(CompileRun):
 
     def run(self) -> Outcome:
         """Sample and score orders, refit the distribution, and choose the best finalist."""
-        nothing_to_do = self.reason_not_to_begin()
-        if nothing_to_do is not None:
-            return self.outcome(stop=nothing_to_do)
+        stop = self.reason_not_to_begin()
+        if stop is not None:
+            return self.outcome(stop=stop)
         plan = self.plan
         self.evaluator.begin_phase(SEARCH, reserved=plan.comparison_calls, planned=plan.program_calls)
-        stop: Stop | None = None
         while stop is None:  # Repeat for t = 1..T.
             orderings = self.search.ask()  # Sample B orderings.
             stop = self.score_round(orderings)  # Score them, and refit the distribution to the elites.
             stop = stop or self.check_stoppers()
         self.stop = stop
-        if stop.reason is StopReason.NO_DIFFERENCE and self.observations.count(self.original):
+        if self.found_no_difference():
             return self.outcome_without_difference()
         # Draw K orderings, and return the one that scores best on the selection split.
         num_compared = plan.num_selection_examples

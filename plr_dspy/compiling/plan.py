@@ -20,7 +20,7 @@ SIGNALS = ("auto", *MIN_FIRST)  # values of the `signal` argument
 
 # Maximum number of orders that a search scores on their first examples. A larger budget pays for more
 # first examples per order, not for more orders.
-NUM_LOOKS = 360
+MAX_ORDERS = 360
 ROUNDS = 30  # target number of rounds in a search
 # Maximum size of the random first round, relative to later rounds. The key says whether a search
 # varies only orders or also chooses demos.
@@ -142,6 +142,7 @@ def make_plan(
     min_first = MIN_FIRST[signal]
     total = max_metric_calls or BUDGETS[auto or "light"]
     budget = total - size.num_attempts
+    # More calls than `most_calls` are not useful. Plan them only if fewer calls allow no plan.
     for calls in (min(budget, most_calls(size.num_train + size.num_selection)), budget):
         plan = _racing_plan(calls, size, searched, min_first, fixed)
         if plan is not None:
@@ -182,7 +183,7 @@ def _racing_plan(
     race_calls = max(0, int(RACE_SHARE * remaining))
     if searched == "orders":
         race_calls = max(race_calls, min(RACED * num_train, int(LARGEST_RACE * remaining)))
-    num_first = min(max((remaining - race_calls) // NUM_LOOKS, min_first), num_train)
+    num_first = min(max((remaining - race_calls) // MAX_ORDERS, min_first), num_train)
     plan = Plan(
         num_iterations=MAX_ROUNDS,
         num_samples=min(max((remaining - race_calls) // (ROUNDS * min_first), 6), 24),

@@ -57,40 +57,43 @@ def run_race(
         The winners, starting with the best entrant of each kind. The list is empty if no entrant
         has calls.
     """
-    level = min(filter(None, map(observations.count, entrants)), default=schedule.num_first)
-    wanted = _new_entrants(entrants, observations, schedule, level, max_calls=num_calls // 2)
-    spent = sum(map(len, wanted.values()))
+    num_examples = min(filter(None, map(observations.count, entrants)), default=schedule.num_first)
+    wanted = _examples_of_new(entrants, observations, schedule, num_examples, max_calls=num_calls // 2)
+    num_spent = sum(map(len, wanted.values()))
     score(wanted)
-    alive = [entrant for entrant in entrants if observations.count(entrant)]
-    if not alive:
+    remaining = [entrant for entrant in entrants if observations.count(entrant)]
+    if not remaining:
         return []
 
     num_known = observations.count(original)
-    target = min(plan.num_train_examples, num_known + int(plan.original_share * num_calls))
-    spent += target - num_known
-    score(schedule.examples_for([original], observations, target))
+    num_for_original = min(plan.num_train_examples, num_known + int(plan.original_share * num_calls))
+    num_spent += num_for_original - num_known
+    score(schedule.examples_for([original], observations, num_for_original))
 
     num_winners = plan.num_best_seen
-    num_heats = _num_heats(len(alive), num_winners)
+    num_heats = _num_heats(len(remaining), num_winners)
     for heat in range(num_heats):
-        runners = [*alive, original] if heat == num_heats - 1 else alive
+        runners = [*remaining, original] if heat == num_heats - 1 else remaining
         counts = [observations.count(runner) for runner in runners]
-        max_heat_calls = (num_calls - spent) / (num_heats - heat)
-        while level < plan.num_train_examples and _calls_up_to(level + 1, counts) <= max_heat_calls:
-            level += 1
-        spent += _calls_up_to(level, counts)
-        fully_scored = score(schedule.examples_for(runners, observations, level))
+        max_heat_calls = (num_calls - num_spent) / (num_heats - heat)
+        while (
+            num_examples < plan.num_train_examples
+            and _calls_up_to(num_examples + 1, counts) <= max_heat_calls
+        ):
+            num_examples += 1
+        num_spent += _calls_up_to(num_examples, counts)
+        fully_scored = score(schedule.examples_for(runners, observations, num_examples))
         estimates = estimate()
-        estimated = [entrant for entrant in alive if entrant in estimates]
-        alive = sorted(estimated, key=lambda entrant: -estimates[entrant])
+        estimated = [entrant for entrant in remaining if entrant in estimates]
+        remaining = sorted(estimated, key=lambda entrant: -estimates[entrant])
         if len(fully_scored) < len(runners):
             break
-        num_kept = max(num_winners, math.ceil(KEPT_SHARE * len(alive)))
-        alive = first_of_each_kind(alive, num_kept, user_programs)
-    return first_of_each_kind(alive, num_winners, user_programs)
+        num_kept = max(num_winners, math.ceil(KEPT_SHARE * len(remaining)))
+        remaining = first_of_each_kind(remaining, num_kept, user_programs)
+    return first_of_each_kind(remaining, num_winners, user_programs)
 
 
-def _new_entrants(
+def _examples_of_new(
     entrants: Sequence[Candidate],
     observations: Observations,
     schedule: ExampleSchedule,
@@ -98,7 +101,7 @@ def _new_entrants(
     *,
     max_calls: int,
 ) -> Wanted:
-    """Return examples for the entrants without calls, except the last if `max_calls` is too low."""
+    """Return examples for the entrants without calls. Drop the last entrants until `max_calls` suffices."""
     new = [entrant for entrant in entrants if not observations.count(entrant)]
     wanted = schedule.examples_for(new, observations, num_examples)
     while sum(map(len, wanted.values())) > max_calls:
@@ -112,9 +115,9 @@ def _num_heats(num_entrants: int, num_winners: int) -> int:
     return max(1, math.ceil(math.log(reduction) / math.log(1 / KEPT_SHARE)))
 
 
-def _calls_up_to(level: int, counts: Sequence[int]) -> int:
-    """Return the number of calls needed to increase each count of examples to at least `level`."""
-    return sum(max(0, level - count) for count in counts)
+def _calls_up_to(num_examples: int, counts: Sequence[int]) -> int:
+    """Return the number of calls needed to increase each count of examples to at least `num_examples`."""
+    return sum(max(0, num_examples - count) for count in counts)
 
 
 def first_of_each_kind(

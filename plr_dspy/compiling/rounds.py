@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from plr_dspy.compiling.futility import FIRST_ANSWERS, FutilityCheck
 from plr_dspy.compiling.plan import MIN_ORDERS, Plan
@@ -32,10 +33,7 @@ USER_PROGRAMS_SHARE = 0.25
 # If all new calls of a round fail, and there are at least this many, assume an outage.
 MIN_FAILURES = 8
 
-
-def no_minimum(candidates: Sequence[Candidate]) -> Mapping[Candidate, int]:
-    """Return an empty mapping, which sets no minimum number of examples for any candidate."""
-    return {}
+MinExamples: TypeAlias = Callable[[Sequence[Candidate]], Mapping[Candidate, int]]
 
 
 @dataclass(kw_only=True)
@@ -54,7 +52,7 @@ class SearchRounds:
         shifted: As in `ExampleSchedule`.
         min_examples: A function that takes a round's candidates in the order of their calls, and
             returns minimum numbers of new examples for some of them. With more examples per
-            candidate, a server with a prefix cache reads demos less often.
+            candidate, a server with a prefix cache reads demos less often. None sets no minimum.
         widen: A function that takes the result of `low_scores`, and returns a search in a wider
             space, or None. In the wider space, existing items keep their indices.
         on_round: A function to call with the results of each round.
@@ -73,7 +71,7 @@ class SearchRounds:
     stop_at_score: float | None = None
     patience: int | None = None
     shifted: bool = False
-    min_examples: Callable[[Sequence[Candidate]], Mapping[Candidate, int]] = no_minimum
+    min_examples: MinExamples | None = None
     widen: Callable[[Mapping[int, Ordering]], Search | None] | None = None
     on_round: Callable[[Iteration], object] = str
 
@@ -116,7 +114,7 @@ class SearchRounds:
         if not candidates:
             return Stop(StopReason.NOTHING_NEW)
         is_first = not self._history
-        min_new = self.min_examples(by_prefix(candidates))
+        min_new = {} if self.min_examples is None else self.min_examples(by_prefix(candidates))
         wanted = self.schedule.examples_for(candidates, self.observations, min_new=min_new)
         if is_first and min_new:
             wanted = self._first_half(wanted)
@@ -149,20 +147,22 @@ class SearchRounds:
         """
         candidates: Sequence[Candidate] = []
         if self.evaluator.num_calls(SEARCH) >= WIDENED_AT * self.plan.search_calls:
-            candidates = self.widened()
-        return candidates or self.search.ask() or self.widened()
+            candidates = self.widen_space()
+        return candidates or self.search.ask() or self.widen_space()
 
-    def widened(self) -> list[Candidate]:
+    def widen_space(self) -> list[Candidate]:
         """Widen the search space, and return the first candidates to score in the wider space.
 
         The candidates are the best orderings so far, with new items added. Return an empty list if the
         space cannot be widened, or if this was tried before.
         """
         widen = self.widen
-        self.widen = None
+        if widen is None:
+            return []
+        self.widen = None  # Try this only once.
         narrow = self.search.space
         best = [candidate for candidate in self.best() if narrow.contains(candidate)]
-        if widen is None or not best:
+        if not best:
             return []
         alike = [ordering for ordering in best if narrow.chosen(ordering) == narrow.chosen(best[0])]
         low_scores = self.low_scores(alike)
@@ -280,7 +280,8 @@ class SearchRounds:
         """Make the first calls, and raise `UnreadableReplies` if almost no reply can be parsed.
 
         Ignore calls without demos, because demos may teach the model the output format. But if
-        no candidate can show demos, consider all calls.
+        no candidate can show demos, consider all calls. If there are too few calls to judge, make
+        none.
         """
         can_show_demos = self._futility.can_show_demos
         first: Wanted = {}
@@ -290,9 +291,10 @@ class SearchRounds:
             if self.shows_demos(candidate) or not can_show_demos:
                 num_replies += len(first[candidate])
             if num_replies == FIRST_ANSWERS:
-                self.evaluator.evaluate(first)
-                self._futility.check()
-                return
+                break
+        if num_replies == FIRST_ANSWERS:
+            self.evaluator.evaluate(first)
+            self._futility.check()
 
     def _can_show_demos(self) -> bool:
         space = self.search.space

@@ -29,7 +29,7 @@ from plr_dspy.compiling.rounds import SearchRounds
 from plr_dspy.report.schema import Evidence
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.scoring.evaluator import COMPARISON, PHASES, RACE, SEARCH, Wanted
-from plr_dspy.scoring.observations import CallRecords, Observations
+from plr_dspy.scoring.observations import Observations
 from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
@@ -94,8 +94,7 @@ class CompileRun(SearchRounds):
             candidates = self.next_candidates()
             stop = self.score_round(candidates) or self.check_stoppers()
         self.stop = stop
-        original_is_scored = self.observations.count(self.original) > 0
-        if stop.reason is StopReason.NO_DIFFERENCE and original_is_scored:
+        if self.found_no_difference():
             return self.outcome_without_difference()
 
         # 2. Race: score the best candidates on more and more train examples, and repeatedly drop the
@@ -135,6 +134,10 @@ class CompileRun(SearchRounds):
         if not self.plan.program_calls:
             return Stop(StopReason.NO_CALLS)
         return None
+
+    def found_no_difference(self) -> bool:
+        """Return whether the search ended because no score differed, and the original was scored."""
+        return self.stop.reason is StopReason.NO_DIFFERENCE and self.observations.count(self.original) > 0
 
     def replace_stop_by_limit(self) -> None:
         """If a limit ended the current phase, record this limit as the reason to stop."""
@@ -239,12 +242,10 @@ class CompileRun(SearchRounds):
                 len(finalists),
             )
             self.replace_stop_by_limit()
-        compared = fully_scored
-        if len(fully_scored) < 2:
-            # Compare the original and the best winner on the examples that both were scored on.
-            compared = finalists[:2]
+        # At least compare the original and the best winner on the examples that both were scored on.
+        compared = fully_scored if len(fully_scored) > 1 else finalists[:2]
         records = self.evaluator.known(dict.fromkeys(compared, examples))
-        self._raise_if_all_failed(records)
+        self.evaluator.raise_if_all_failed(records)
         common, _ = self.observations.with_records(records).table(compared, examples)
         return FinalComparison(compared, common) if len(common) >= min_examples else None
 
@@ -255,11 +256,6 @@ class CompileRun(SearchRounds):
         # and the limits stop any excess calls.
         num_estimated = max(evaluator.budget.estimated_calls_left // num_finalists, min_examples)
         return min(num_examples, num_estimated, evaluator.unreserved_calls // num_finalists)
-
-    def _raise_if_all_failed(self, records: CallRecords) -> None:
-        observations = Observations(self.evaluator.effective_scores)
-        observations.add(records)
-        self.evaluator.raise_if_all_failed(observations)
 
     def decide(self, comparison: FinalComparison | None, *, by_score: bool = False) -> Outcome:
         """Choose one of the finalists, or keep the original if nothing was compared.
@@ -327,8 +323,6 @@ class CompileRun(SearchRounds):
         stop = Stop(StopReason.ERROR, f"ended by {type(error).__name__}")
         if isinstance(error, UnreadableReplies):
             stop = Stop(StopReason.UNREADABLE)
-        if isinstance(error, KeyboardInterrupt):
-            stop = Stop(StopReason.INTERRUPTED)
         best = self.best()
         candidate = best[0] if best else self.original
         return self.outcome(self.decide_uncompared(candidate), stop)

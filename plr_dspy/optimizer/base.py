@@ -19,7 +19,7 @@ from pydantic import Field
 from plr_dspy.compiling.choice import Outcome
 from plr_dspy.compiling.paper import PaperRun
 from plr_dspy.compiling.plan import Plan, ProblemSize
-from plr_dspy.compiling.rounds import no_minimum
+from plr_dspy.compiling.rounds import MinExamples
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.data.examples import Rows, as_examples
 from plr_dspy.dspy_compat import Teleprompter, call_back, set_compiled
@@ -426,9 +426,12 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             on_round=partial(call_back, self, "on_round_end"),
         )
 
-    def _min_examples(self, opened: OpenCompile) -> Callable[[Sequence[Candidate]], Mapping[Candidate, int]]:
-        """Return a function that maps candidates to their minimum number of examples. By default, it sets none."""
-        return no_minimum
+    def _min_examples(self, opened: OpenCompile) -> MinExamples | None:
+        """Return a function that maps candidates to their minimum number of examples.
+
+        By default, return None, which sets no minimum.
+        """
+        return None
 
     def _widening(self, opened: OpenCompile) -> Callable[..., Search | None] | None:
         """Return a function that widens the search space, or None if the space is fixed.

@@ -214,9 +214,10 @@ class CallSizes:
         """
         instructed, question = self._tokens_without_demos(predictor)
         prompt = instructed + demo_tokens + retrieved
-        demo_tokens = max(0.0, demo_tokens)
-        most_new = max(self._max_new_share * question, demo_tokens / MOST_EXAMPLES)
-        new_demo_tokens = min(demo_tokens / self._calls_per_look, most_new)
+        # A shorter instruction may save more tokens than the demos add.
+        added_tokens = max(0.0, demo_tokens)
+        most_new = max(self._max_new_share * question, added_tokens / MOST_EXAMPLES)
+        new_demo_tokens = min(added_tokens / self._calls_per_look, most_new)
         usage = {
             "prompt_tokens": prompt,
             "completion_tokens": self._answer_tokens(predictor, predictor.demos if demos is None else demos),
@@ -229,18 +230,10 @@ class CallSizes:
         # Copies of a program share signatures and demos, so copies of a predictor have the same key.
         key = (predictor.signature, *map(id, predictor.demos[:1]))
         if key not in self._without_demos:
-            self._without_demos[key] = self._average_tokens(predictor)
+            tokens = [self._tokens_on(predictor, example) for example in self._examples]
+            prompt_tokens, question_tokens = zip(*tokens, strict=True)
+            self._without_demos[key] = fmean(prompt_tokens), fmean(question_tokens)
         return self._without_demos[key]
-
-    def _average_tokens(self, predictor: dspy.Predict) -> tuple[float, float]:
-        """Compute the two means that `_tokens_without_demos` returns."""
-        all_tokens = []
-        last_tokens = []
-        for example in self._examples:
-            in_prompt, in_question = self._tokens_on(predictor, example)
-            all_tokens.append(in_prompt)
-            last_tokens.append(in_question)
-        return fmean(all_tokens), fmean(last_tokens)
 
     def _tokens_on(self, predictor: dspy.Predict, example: dspy.Example) -> tuple[float, float]:
         """Return the numbers of tokens in an example's prompt without demos and in the last message."""

@@ -21,8 +21,9 @@ from plr_dspy.optimizer.setup import UNKNOWN_ANSWER, Attempt, CompileSetup
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
 from plr_dspy.programs.copying import ProgramFactory, language_models
 from plr_dspy.programs.fingerprint import digest
+from plr_dspy.programs.instructions import OWN
 from plr_dspy.programs.rivals import Rival
-from plr_dspy.programs.slots import OWN, PooledDemo, as_text, messages_of
+from plr_dspy.programs.slots import PooledDemo, as_text, messages_of
 from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
 from plr_dspy.report.formats import count
 from plr_dspy.report.rules import MAX_ATTEMPTS

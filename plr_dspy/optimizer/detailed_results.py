@@ -3,6 +3,7 @@
 from typing import Any
 
 from plr_dspy.compiling.choice import Decision
+from plr_dspy.optimizer.setup import SCORES_OF_RESULTS
 from plr_dspy.report.report import Report
 from plr_dspy.report.schema import Candidate
 from plr_dspy.search.space import WholeProgram
@@ -24,7 +25,7 @@ def detailed_results(report: Report, decision: Decision) -> dict[str, Any]:
         candidates.append({**texts, **gain})
     return {
         "candidates": candidates,
-        "val_aggregate_scores": [candidate.score for candidate in report.candidates],
+        SCORES_OF_RESULTS: [candidate.score for candidate in report.candidates],
         "best_idx": decision.chosen,
         "total_metric_calls": report.program_calls["total"],
         "seed": report.settings["seed"],

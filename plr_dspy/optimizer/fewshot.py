@@ -16,7 +16,7 @@ from pydantic import Field
 from plr_dspy.compiling.choice import Outcome
 from plr_dspy.compiling.paper import NOTHING_TO_DO
 from plr_dspy.compiling.plan import Plan, ProblemSize, make_plan
-from plr_dspy.compiling.rounds import no_minimum
+from plr_dspy.compiling.rounds import MinExamples
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.errors import UserError
 from plr_dspy.optimizer.demo_classes import DemoClasses, demo_classes, warn_if_too_few
@@ -50,6 +50,7 @@ from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.hidden_demos import warn_if_none_is_shown
 from plr_dspy.programs.instructions import (
+    OWN,
     Instruction,
     InstructionChoices,
     check_usable,
@@ -58,13 +59,13 @@ from plr_dspy.programs.instructions import (
     usable_instructions,
 )
 from plr_dspy.programs.prefixes import NEW_SHARE, NEW_SHARE_WITH_LOGPROBS
-from plr_dspy.programs.slots import OWN, PoolSlots
+from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.programs.splits import Examples, by_content
 from plr_dspy.report.rules import DEFAULT_MAX_DEMOS
 from plr_dspy.retrieval.slots import RetrievalSlots, fixed_and_retrieved, make_pools, variations
 from plr_dspy.scoring.run_log import FAILED
 from plr_dspy.search.search import Search
-from plr_dspy.search.space import Candidate, Ordering
+from plr_dspy.search.space import Ordering
 from plr_dspy.statistics.arrays import Array
 
 logger = logging.getLogger(__name__)
@@ -211,16 +212,16 @@ class PLFewShot(LearningOptimizer):
             self.auto, size, max_metric_calls=self.max_metric_calls, signal=signal, searched="demos"
         )
 
-    def _min_examples(self, opened: OpenCompile) -> Callable[[Sequence[Candidate]], Mapping[Candidate, int]]:
+    def _min_examples(self, opened: OpenCompile) -> MinExamples | None:
         plan = opened.setup.plan
         # No minimum is needed if every arrangement is scored on all examples.
         if plan.most_searched is not None:
-            return no_minimum
+            return None
         max_share = NEW_SHARE if opened.responses is None else NEW_SHARE_WITH_LOGPROBS
         try:
             return LookSizes(opened.setup, opened.prefixes, max_share=max_share)
         except Exception:  # If the adapter or litellm cannot count tokens, set no minimum.
-            return no_minimum
+            return None
 
     def program_with(self, num_demos: int | None = None, *, within: float | None = None) -> dspy.Module:
         """Build another program from the results of the last call to `compile`.

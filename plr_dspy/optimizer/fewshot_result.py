@@ -35,7 +35,7 @@ def finish(
 ) -> tuple[FinishedProgram, Front | None]:
     """Return the chosen program with its entries for the report, and the front.
 
-    Without usable scores, the front is None.
+    The front is None after an error, or if nothing was scored.
 
     Args:
         build_program: A function that builds a candidate's program as it was scored.

@@ -46,9 +46,9 @@ from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.calls import MetricWork, adapter_advice
 from plr_dspy.programs.checks import Count, arguments
 from plr_dspy.scoring.confusion_scores import Answers, ConfusionScores
-from plr_dspy.scoring.run_log import FAILED
+from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.space import Candidate, WholeProgram
-from plr_dspy.statistics.arrays import Array
+from plr_dspy.statistics.arrays import Array, Mask
 from plr_dspy.statistics.calibration import cross_validated, likely_shares, right_counts
 from plr_dspy.statistics.levers import Gain, PairedExperiment
 
@@ -144,10 +144,9 @@ class LeverSample(PLFewShot):
         else:
             how_to_narrow = _how_to_narrow_intervals(setup, len(candidates), num_examples)
             advice = best_advice(changes, gains, num_examples=num_examples, how_to_narrow=how_to_narrow)
-        noise_shares = {}
-        for name, gain in gains.items():
-            if gain.noise_share is not None:
-                noise_shares[name] = gain.noise_share
+        noise_shares = {
+            name: gain.noise_share for name, gain in gains.items() if gain.noise_share is not None
+        }
         return Headroom(
             score=float(experiment.means[0]),
             levers=[_lever(change, gains[change.name], experiment, unread) for change in changes],
@@ -301,14 +300,19 @@ def _score_table(
     table = np.array(rows)
     for number, candidate in enumerate(candidates):
         records = scorer.records_of(candidate)
-        failed = np.array([records[example].outcome == FAILED for example in examples])
+        failed = _has_failed(records, examples)
         if metric is not None:
             table[number] = _linearized(metric, metric.answers(records, {}), examples, failed)
         table[number, failed] = np.nan
     return examples, np.where(np.isnan(table), np.nanmean(table, axis=0), table)
 
 
-def _linearized(metric: ConfusionScores, answers: Answers, examples: Sequence[int], failed: Array) -> Array:
+def _has_failed(records: Mapping[int, CallRecord], examples: Sequence[int]) -> Mask:
+    """Return whether the call on each example failed."""
+    return np.array([records[example].outcome == FAILED for example in examples])
+
+
+def _linearized(metric: ConfusionScores, answers: Answers, examples: Sequence[int], failed: Mask) -> Array:
     """Return a score for each example, so that the mean score is the value of the metric over a set.
 
     The score of a failed call is NaN.
@@ -371,7 +375,7 @@ def _calibrated(opened: OpenCompile, candidate: Candidate, examples: Sequence[in
     numbers = [examples[place] for place in places_with_logprobs]
     if work.influence is not None:
         answers = work.influence.answers(records, dict(zip(numbers, labels, strict=True)))
-        failed = np.array([records[example].outcome == FAILED for example in examples])
+        failed = _has_failed(records, examples)
         return np.where(failed, scores, _linearized(work.influence, answers, examples, failed))
     scores = scores.copy()
     scores[places_with_logprobs] = work.scores[numbers, labels]

@@ -8,7 +8,8 @@ import numpy as np
 
 from plr_dspy.optimizer.levers import INSTRUCTION, NEAREST, NO_DEMOS, ORDERS, PROGRAM, RANDOM
 from plr_dspy.optimizer.setup import CompileSetup
-from plr_dspy.programs.slots import OWN, PoolSlots
+from plr_dspy.programs.instructions import OWN
+from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.search.space import Candidate, Ordering, WholeProgram
 
 MIN_SAMPLE = 3  # minimum number of sets or orders to estimate the spread of their scores

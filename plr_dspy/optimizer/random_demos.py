@@ -15,7 +15,7 @@ from plr_dspy.report.schema import Alternative
 from plr_dspy.search.model.ordering_model import FittedModel
 from plr_dspy.search.space import Ordering, Scores
 from plr_dspy.statistics.arrays import Array
-from plr_dspy.statistics.comparisons import likely_bounds
+from plr_dspy.statistics.comparisons import TAIL, likely_bounds
 from plr_dspy.statistics.crossed import MIN_ORDERINGS, NUM_DRAWS, draw_means
 
 NUM_RANDOM = 200  # number of random orderings whose mean score is estimated
@@ -25,7 +25,6 @@ MIN_EXAMPLES = 5  # minimum number of distinct examples
 MIN_PER_LABEL = 2
 MAX_SCARCE = 0.1
 MAX_NAMED = 5  # maximum number of labels to name in a message
-TAIL = 0.025  # probability beyond each end of a 95% interval
 
 
 def random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Alternative | str | None:

@@ -9,7 +9,7 @@ from typing import Any
 import dspy
 
 from plr_dspy._version import __version__
-from plr_dspy.compiling.choice import Decision, Outcome, Result
+from plr_dspy.compiling.choice import Decision, Outcome, Result, over_calibrated
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.dspy_compat import format_field_value
 from plr_dspy.optimizer.expected_scores import num_unread
@@ -177,7 +177,7 @@ def _candidate(setup: CompileSetup, decision: Decision, result: Result) -> Candi
         expected_gain=result.gain.expected,
         probability=result.gain.probability,
         probability_worse=result.gain.worse,
-        **decision.over_calibrated(result),
+        **over_calibrated(decision.fitted, decision.candidates[0].ordering, result),
     )
 
 

@@ -13,7 +13,7 @@ from plr_dspy.errors import UserError
 from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.tokens import token_counter
 
-OWN_INSTRUCTION = "student"  # origin of the student's own instruction
+OWN = "student"  # origin of the student's own demos and instructions
 MOST_REASONS = 3  # maximum number of reasons in an error message
 PLACEHOLDER = "..."  # shown instead of an unknown input, or an instruction that has not been proposed yet
 
@@ -97,7 +97,7 @@ def usable_instructions(
     dropped = {}
     count = token_counter()
     for name, predictor in program.named_predictors():
-        own = Instruction(predictor.signature.instructions, OWN_INSTRUCTION)
+        own = Instruction(predictor.signature.instructions, OWN)
         usable = {_prompt(predictor, earlier.text): earlier for earlier in (own, *known.get(name, ()))}
         unusable = []
         alternatives = list(instructions.get(name, ()))

@@ -18,7 +18,7 @@ import dspy
 
 from plr_dspy.dspy_compat import rendered_signature
 from plr_dspy.programs.copying import ProgramFactory
-from plr_dspy.programs.instructions import Instruction
+from plr_dspy.programs.instructions import OWN, Instruction
 from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.splits import Examples, answer_classes, by_content
 from plr_dspy.programs.token_limits import too_many_tokens
@@ -28,7 +28,6 @@ from plr_dspy.search.space import WITHOUT_DEMOS, Candidate, Ordering, OrderingSp
 
 logger = logging.getLogger(__name__)
 
-OWN = "student"  # origin of the student's own demos
 
 QuotasOf: TypeAlias = Mapping[str, Callable[[Sequence[Any]], Quotas]]  # as in `PoolSlots`, by predictor name
 
@@ -284,7 +283,9 @@ def _blocks_of_pools(
 ) -> list[_Block]:
     blocks = []
     for name, pool in pools.items():
-        quotas = quotas_of.get(name, _no_quotas)([pooled.demo for pooled in pool])
+        quotas = Quotas()
+        if name in quotas_of:
+            quotas = quotas_of[name]([pooled.demo for pooled in pool])
         minimum = max(min(min_demos, len(pool)), quotas.total)
         by_length = sorted(range(len(pool)), key=lambda item: pool[item].tokens)
         shortest = quotas.first(by_length, minimum)
@@ -299,10 +300,6 @@ def _blocks_of_pools(
         )
         blocks.append(block)
     return blocks
-
-
-def _no_quotas(demos: Sequence[Any]) -> Quotas:
-    return Quotas()
 
 
 def _short_enough(pool: Sequence[PooledDemo], max_tokens: int | None) -> tuple[PooledDemo, ...]:

@@ -169,15 +169,14 @@ def _described(text: str, state: ProgramState) -> str:
     return f"{text}{name}, {count(state.num_demos, 'demo')}{tokens}"
 
 
-def _score_on(scored: Alternative) -> str:
-    return f"{score_of(scored)} on {count(scored.num_examples, 'example')}{unread_note(scored.num_unread)}"
-
-
 def _programs(report: ReportData) -> Iterator[str]:
     """List the user's programs with their scores."""
     rows = {}
     for program in report.programs:
-        rows[f"{program.name}, {count(program.num_demos, 'demo')}"] = _score_on(program)
+        scored_on = f"{score_of(program)} on {count(program.num_examples, 'example')}"
+        rows[f"{program.name}, {count(program.num_demos, 'demo')}"] = scored_on + unread_note(
+            program.num_unread
+        )
     if rows:
         yield "programs, best expected score first:"
         yield from table(rows)

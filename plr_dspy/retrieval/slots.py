@@ -9,7 +9,8 @@ from typing import Any
 import dspy
 
 from plr_dspy.programs.fingerprint import digest
-from plr_dspy.programs.slots import OWN, PooledDemo, PoolSlots
+from plr_dspy.programs.instructions import OWN
+from plr_dspy.programs.slots import PooledDemo, PoolSlots
 from plr_dspy.programs.splits import source_of
 from plr_dspy.retrieval.nearest import NearestDemos, Pool
 from plr_dspy.retrieval.predict import Retrieval, retrieve_in

@@ -96,7 +96,9 @@ class Evaluator:
         The key depends only on the prompt and the example, so candidates with the same prompt share
         calls.
         """
-        prompt = candidate, example if isinstance(candidate, WholeProgram) else None
+        # Only a whole program's prompt may depend on the example.
+        shown_example = example if isinstance(candidate, WholeProgram) else None
+        prompt = (candidate, shown_example)
         if prompt not in self._fingerprints:
             self._fingerprints[prompt] = self.payer.fingerprint(*prompt)
             self._candidates.setdefault(self._fingerprints[prompt], candidate)
@@ -121,7 +123,7 @@ class Evaluator:
         affordable: Wanted = {}
         for candidate, examples in wanted.items():
             new |= {self.key(candidate, example) for example in examples} - self.log.records.keys()
-            if new and len(new) > self.unreserved_calls:
+            if len(new) > self.unreserved_calls:
                 break
             affordable[candidate] = examples
         return affordable
@@ -204,15 +206,16 @@ class Evaluator:
 
         Raise `NothingRan` if all calls failed.
         """
+        records = self.evaluate(dict.fromkeys(candidates, examples))
+        self.raise_if_all_failed(records)
         observations = Observations(self.effective_scores)
-        observations.add(self.evaluate(dict.fromkeys(candidates, examples)))
-        self.raise_if_all_failed(observations)
+        observations.add(records)
         return observations.table(candidates, examples)
 
-    def raise_if_all_failed(self, observations: Observations) -> None:
+    def raise_if_all_failed(self, rows: CallRecords) -> None:
         """Raise `NothingRan` if calls were made and all of them failed."""
-        records = observations.flat_records()
-        if records and not observations.answered():
+        records = [record for row in rows.values() for record in row.values()]
+        if records and all(record.outcome == FAILED for record in records):
             raise self.nothing_ran_error(records)
 
     def nothing_ran_error(self, records: Sequence[CallRecord]) -> NothingRan:

@@ -8,7 +8,7 @@ from worlds import ORDERINGS, TablePayer, table
 
 from plr_dspy import CrossEntropySearch, OrderingSpace
 from plr_dspy.compiling.choice import Result, choose, compare_finalists, count_evidence
-from plr_dspy.compiling.comparison import comparison
+from plr_dspy.compiling.comparison import compare_mean_scores
 from plr_dspy.compiling.paper import PaperRun, paper_plan
 from plr_dspy.compiling.plan import ProblemSize
 from plr_dspy.report.schema import Evidence
@@ -34,7 +34,7 @@ def results(gains, probabilities=None):
 
 
 def compared_by(before, after, **options):
-    return comparison(
+    return compare_mean_scores(
         before, after, expected_original=(0.5, 0.0, 1.0), expected_chosen=(0.5, 0.0, 1.0), **options
     )
 

@@ -16,7 +16,7 @@ from sklearn import metrics as sklearn_metrics
 
 import plr_dspy
 from plr_dspy import F1, ConfusionMetric
-from plr_dspy.compiling.comparison import measure_gain
+from plr_dspy.compiling.comparison import compare_by_set_metric
 from plr_dspy.scoring import confusion_scores, drawn_answers
 from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.search.model.ordering_model import Gain
@@ -276,7 +276,9 @@ def test_unseen_labels_leave_the_evidence_for_a_gain(num_labels, num_unseen):
     confusion = ConfusionScores(F1(), labels)
     confusion.linearize_at([*before.items(), *after.items()])
     gain = Gain(expected=0.2, probability=1.0, worse=0.0, deviation=0.05)
-    corrected, comparison = measure_gain(confusion, before, after, gain, num_orderings=10, num_candidates=2)
+    corrected, comparison = compare_by_set_metric(
+        confusion, before, after, gain, num_orderings=10, num_candidates=2
+    )
     assert len(comparison.unseen_labels) == num_unseen
     assert corrected.probability > 0.95
     assert comparison.interval[0] > -0.01
