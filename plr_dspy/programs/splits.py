@@ -99,7 +99,7 @@ def make_splits(
     if valset:
         selection = mixed(valset_indices, labels, rng, balanced=balanced)
     else:
-        train, selection = _split_off(train, [labels[index] for index in train], balanced=balanced)
+        train, selection = _split_by_inputs(train, labels, sources, balanced=balanced)
 
     names = [f"trainset[{index}]" for index in range(len(trainset))]
     names += [f"valset[{index}]" for index in range(len(valset))]
@@ -138,6 +138,26 @@ def _distinct(examples: Examples, *, name: str) -> set[int]:
             "%d of %d examples in %s are duplicates and are not used", num_repeated, len(examples), name
         )
     return set(first_places.values())
+
+
+def _split_by_inputs(
+    shuffled: list[int], labels: Sequence[Hashable], sources: Sequence[Hashable], *, balanced: bool
+) -> tuple[list[int], list[int]]:
+    """Split shuffled examples into train and selection examples that share no inputs.
+
+    Examples may have the same inputs, but different labels. If all inputs are the same, or if
+    there are none, ignore them.
+    """
+    firsts: dict[Hashable, int] = {}
+    for index in shuffled:
+        firsts.setdefault(sources[index], index)
+    to_split = list(firsts.values()) if len(firsts) > 1 else shuffled
+    train, selection = _split_off(to_split, [labels[index] for index in to_split], balanced=balanced)
+    if len(to_split) < len(shuffled):
+        selection_sources = {sources[index] for index in selection}
+        train = [index for index in shuffled if sources[index] not in selection_sources]
+        selection = [index for index in shuffled if sources[index] in selection_sources]
+    return train, selection
 
 
 def _split_off(

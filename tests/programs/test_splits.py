@@ -103,6 +103,22 @@ class TestSplits:
         assert len(parts.selection) == min(max(1, round(count / 5)), count - 1)
         assert [examples[int(name[9:-1])] for name in parts.names] == everything
 
+    @settings(deadline=None)
+    @given(st.integers(2, 60), st.integers(2, 5), st.integers(0, 5), st.booleans())
+    def test_examples_with_the_same_input_are_in_the_same_part(self, count, repeats, seed, balanced):
+        """Examples with the same question have different answers."""
+        examples = with_input((number, f"q{number % count}") for number in range(count * repeats))
+        parts = splits(examples, seed=seed, balanced=balanced)
+        asked = [{example.question for example in part} for part in (parts.train, parts.selection)]
+        assert asked[0].isdisjoint(asked[1])
+        assert len(parts.train) + len(parts.selection) == len(examples)
+        assert len(asked[1]) == min(max(1, round(count / 5)), count - 1)
+
+    def test_examples_without_inputs_are_split(self):
+        examples = [dspy.Example(answer=str(number)).with_inputs() for number in range(10)]
+        parts = splits(examples)
+        assert (len(parts.train), len(parts.selection)) == (8, 2)
+
     def test_a_valset_is_the_selection_split_and_its_examples_are_removed_from_the_train_split(self, caplog):
         examples = questions(50)
         parts = splits(examples, [*examples[40:], examples[40]], [examples[0], examples[41]])
