@@ -20,8 +20,8 @@ from scipy import optimize, special, stats
 
 from plr_dspy.optimizer import headroom, levers
 from plr_dspy.optimizer.levers import (
-    BOTH,
     CALIBRATED,
+    CALIBRATED_RANDOM,
     HOW,
     INSTRUCTION,
     NEAREST,
@@ -60,7 +60,7 @@ class World:
         """The row indices of each lever's programs. Rows of calibrated answers need no calls."""
         sizes = {PROGRAM: 1, NO_DEMOS: int(self.has_demos), RANDOM: headroom.NUM_SETS, NEAREST: 1}
         sizes |= {ORDERS: headroom.NUM_ORDERS, INSTRUCTION: int(self.instruction is not None)}
-        sizes |= {CALIBRATED: 1, BOTH: headroom.NUM_SETS}
+        sizes |= {CALIBRATED: 1, CALIBRATED_RANDOM: headroom.NUM_SETS}
         numbers = itertools.count()
         rows = {name: list(itertools.islice(numbers, size)) for name, size in sizes.items() if size}
         if not self.has_demos:  # The rows of random sets already contain the first set in its first order.
@@ -78,7 +78,7 @@ class World:
             ORDERS: orders + BEST_OF_20 * self.orders,
             SETS: self.demos + BEST_OF_20 * math.hypot(self.sets, self.orders),
             CALIBRATED: self.calibrated,
-            BOTH: self.demos + self.calibrated,
+            CALIBRATED_RANDOM: self.demos + self.calibrated,
             INSTRUCTION: self.demos + (self.instruction or 0.0),
         }
 
@@ -95,7 +95,7 @@ class World:
             shown_twice = rows[ORDERS][0]
             true_gains[shown_twice] = first + self.orders * rng.normal()
         true_gains[rows[CALIBRATED]] = self.calibrated
-        true_gains[rows[BOTH]] = true_gains[rows[RANDOM]] + self.calibrated
+        true_gains[rows[CALIBRATED_RANDOM]] = true_gains[rows[RANDOM]] + self.calibrated
         if self.instruction is not None:  # The instruction is scored with the first set of demos.
             true_gains[rows[INSTRUCTION]] = true_gains[rows[RANDOM][0]] + self.instruction
         return self._scores(true_gains, rng)
@@ -103,7 +103,9 @@ class World:
     def _scores(self, true_gains: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Draw scores of 0 and 1 for programs with these true gains."""
         rows = self.rows
-        num_calls = len(true_gains) - len(rows[CALIBRATED]) - len(rows[BOTH]) - (not self.has_demos)
+        num_calls = (
+            len(true_gains) - len(rows[CALIBRATED]) - len(rows[CALIBRATED_RANDOM]) - (not self.has_demos)
+        )
         num_examples = self.num_examples or CALLS // num_calls
         shared = shared_variance(self.accuracy, self.disagreement)
         tastes = rng.normal(size=(len(true_gains), num_examples))
@@ -113,7 +115,7 @@ class World:
         with_demos = np.setdiff1d(np.arange(len(tastes)), without_demos)
         tastes[with_demos] = math.sqrt(1 - ALIKE) * tastes[with_demos] + math.sqrt(ALIKE) * common
         # Calibration changes few answers of a program.
-        for raw, calibrated in ((PROGRAM, CALIBRATED), (RANDOM, BOTH)):
+        for raw, calibrated in ((PROGRAM, CALIBRATED), (RANDOM, CALIBRATED_RANDOM)):
             tastes[rows[calibrated]] = (
                 math.sqrt(0.8) * tastes[rows[raw]] + math.sqrt(0.2) * fresh[rows[calibrated]]
             )

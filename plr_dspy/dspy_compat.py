@@ -1,4 +1,7 @@
-"""All uses of undocumented DSPy names. Look here first if a new version of DSPy breaks this package."""
+"""All uses of undocumented DSPy names, and DSPy's defaults.
+
+Look here first if a new version of DSPy breaks this package.
+"""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -45,6 +48,16 @@ Call: TypeAlias = tuple[Any, Mapping[str, Any]]  # a language model and the inpu
 COMPILED = "_compiled"  # the attribute that marks a compiled program
 
 
+def current_adapter() -> dspy.Adapter:
+    """Return the adapter of the current settings. As in DSPy, the default is `ChatAdapter`."""
+    return dspy.settings.adapter or dspy.ChatAdapter()
+
+
+def model_of(predictor: dspy.Predict) -> Any:
+    """Return the model that a predictor calls: its own, or that of the current settings, or None."""
+    return predictor.lm or dspy.settings.lm
+
+
 def is_compiled(program: object) -> bool:
     """Return whether a program is marked as compiled."""
     return bool(getattr(program, COMPILED, False))
@@ -62,8 +75,8 @@ def has_inputs(example: dspy.Example) -> bool:
 
 def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:
     """Return the adapter for a predictor's decisions, such as a `Choice`, or None if no output is a decision."""
-    lm = predictor.lm or dspy.settings.lm
-    adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    lm = model_of(predictor)
+    adapter = current_adapter()
     resolved = resolve_adapter(lm, adapter, predictor.signature, predictor.fields, predictor.signature)
     return resolved if isinstance(resolved, DecisionAdapter) else None
 
@@ -71,8 +84,8 @@ def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:
 def rendered_signature(predictor: dspy.Predict) -> type[dspy.Signature]:
     """Return the signature that the adapter renders, without fields that the model handles natively."""
     signature: type[dspy.Signature] = predictor.signature
-    lm = predictor.lm or dspy.settings.lm
-    adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    lm = model_of(predictor)
+    adapter = current_adapter()
     if lm is None or not hasattr(adapter, "_call_preprocess"):
         return signature
     no_tools: dict[str, list[Any]] = {name: [] for name in signature.input_fields}
@@ -116,7 +129,7 @@ def sent_messages(predictor: dspy.Predict, inputs: Mapping[str, Any]) -> list[di
 
     If no language model is configured, assume a model without native features.
     """
-    lm = predictor.lm or dspy.settings.lm or dspy.BaseLM("none")
+    lm = model_of(predictor) or dspy.BaseLM("none")
     with dspy.context(callbacks=[], warn_on_type_mismatch=False):
         try:
             dspy.Predict.forward(predictor, lm=_that_only_raises(lm), **inputs)

@@ -15,6 +15,7 @@ import numpy as np
 from scipy import special
 
 from plr_dspy.data.examples import Rows, as_examples
+from plr_dspy.dspy_compat import current_adapter
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.checks import check_evaluation
 from plr_dspy.labels.outputs import LabelOutput, label_output
@@ -243,7 +244,7 @@ def _identity(metrics: Mapping[str, Metric], devset: Examples) -> dict[str, obje
     return {
         **facts,
         "the model": digest(dspy.settings.lm),
-        "the adapter": digest(dspy.settings.adapter or dspy.ChatAdapter()),
+        "the adapter": digest(current_adapter()),
         "the examples": digest(sorted(map(digest, devset))),
     }
 

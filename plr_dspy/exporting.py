@@ -19,6 +19,7 @@ from pydantic_core import PydanticUndefined
 from plr_dspy.dspy_compat import (
     CUSTOM_TYPE_START_IDENTIFIER,
     annotation_allows_none,
+    current_adapter,
     format_field_value,
     sent_messages,
 )
@@ -286,7 +287,7 @@ def _matching_input(
         filled = ExportedPrompt(prompt.format, prompt.messages, {**prompt.inputs, field_name: prompt_input})
         if all(filled.fill(**values) == sent for values, sent in cases):
             return prompt_input
-    adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    adapter = current_adapter()
     raise UserError(
         f"{type(adapter).__name__} writes input {field_name!r} of predictor {name!r} in a way that a template cannot "
         "reproduce: use dspy.ChatAdapter, or call the DSPy program instead"

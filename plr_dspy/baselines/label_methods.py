@@ -17,7 +17,7 @@ from plr_dspy.compiling.choice import Decision, Outcome
 from plr_dspy.compiling.paper import random_plan
 from plr_dspy.compiling.plan import Plan, ProblemSize
 from plr_dspy.compiling.run import CompileRun
-from plr_dspy.dspy_compat import AdapterParseError, set_compiled
+from plr_dspy.dspy_compat import AdapterParseError, current_adapter, model_of, set_compiled
 from plr_dspy.errors import UserError
 from plr_dspy.labels.outputs import needed_output, prior_shares
 from plr_dspy.labels.per_input_order import PerInputOrder, distribution
@@ -131,7 +131,7 @@ class LabelOptimizer(DemoOptimizer):
 
     def _make_run(self, opened: OpenCompile) -> LabelRun:
         assert isinstance(opened.work, ProbingWork)
-        return LabelRun(self, opened.setup, opened.work, opened.scorer)
+        return LabelRun(self, opened.setup, opened.work, opened.evaluator)
 
 
 class LabelRun(CompileRun):
@@ -142,11 +142,11 @@ class LabelRun(CompileRun):
     """
 
     def __init__(
-        self, optimizer: LabelOptimizer, setup: CompileSetup, work: ProbingWork, scorer: Evaluator
+        self, optimizer: LabelOptimizer, setup: CompileSetup, work: ProbingWork, evaluator: Evaluator
     ) -> None:
         super().__init__(
             optimizer.search(setup),
-            scorer,
+            evaluator,
             plan=setup.plan,
             num_train=work.indices.stop,
             original=setup.original,
@@ -180,20 +180,20 @@ class LabelRun(CompileRun):
 
         Return an empty dict if the budget runs out before the LM has written all probing inputs.
         """
-        scorer = self.evaluator
+        evaluator = self.evaluator
         if self._work.writes_inputs:
-            rows = scorer.evaluate({ordering: [WRITING] for ordering in orderings})
+            rows = evaluator.evaluate({ordering: [WRITING] for ordering in orderings})
             if len(rows) < len(orderings):
                 return {}
             cells = [row[WRITING] for row in rows.values()]
             if all(cell.outcome == FAILED for cell in cells):
-                raise scorer.nothing_ran_error(cells)
+                raise evaluator.nothing_ran_error(cells)
             self._work.take([cell.value for cell in cells])
             _, keys = self._optimizer._examples(self._setup, self._work)
-            scorer.log.number_examples(keys)
+            evaluator.log.number_examples(keys)
         # Make one call first, so that an error is raised at once if the LM returns no log-probabilities.
-        scorer.evaluate({orderings[0]: self._work.probing[:1]})
-        return scorer.evaluate(dict.fromkeys(orderings, self._work.probing))
+        evaluator.evaluate({orderings[0]: self._work.probing[:1]})
+        return evaluator.evaluate(dict.fromkeys(orderings, self._work.probing))
 
     def best(self) -> list[Candidate]:
         return [self._winner]
@@ -285,7 +285,7 @@ class ProbingWork(LabelReadingWork):
     def _write_input(self, program: dspy.Module) -> dict[str, str]:
         """Let the LM write an input in the style of the program's demos, and return the input's fields."""
         predictor = program.predictors()[0]
-        lm = predictor.lm or dspy.settings.lm
+        lm = model_of(predictor)
         adapter, signature, inputs = _writing_prompt(predictor, lm)
         options: dict[str, object] = {"temperature": self._temperature}
         if isinstance(adapter, PlainTextAdapter):
@@ -330,7 +330,7 @@ def _writing_prompt(
         for name, field in input_fields.items():
             signature.output_fields[name].json_schema_extra["prefix"] = title_of(name, field)
         return plain, signature, {}
-    adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    adapter = current_adapter()
     signature = dspy.Signature({"examples": (str, dspy.InputField()), **outputs}, WRITING_INSTRUCTION)
     return adapter, signature, {"examples": demos}
 

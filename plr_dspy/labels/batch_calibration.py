@@ -347,7 +347,7 @@ def read_replies(
 
     work = LabelReadingWork(examples, output, purpose=PURPOSE, as_it_is=as_it_is)
     with progress_bar(len(examples), display=display_progress, title="BatchCalibration") as bar:
-        records, scorer = calls_on(
+        records, evaluator = calls_on(
             ProgramSlots(program),
             work,
             len(examples),
@@ -360,7 +360,7 @@ def read_replies(
         )
     completed = [index for index, record in enumerate(records) if record.outcome != FAILED]
     if not completed:
-        raise scorer.nothing_ran_error(records)
+        raise evaluator.nothing_ran_error(records)
     labels = list(output.labels)
     inputs = [index for index, record in enumerate(records) if record.label_logprobs]
     if len(inputs) < 2:

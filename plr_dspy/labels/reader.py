@@ -21,6 +21,7 @@ from plr_dspy.dspy_compat import (
     AdapterParseError,
     BaseCallback,
     LMUnsupportedFeatureError,
+    current_adapter,
     drop_from_memory_cache,
 )
 from plr_dspy.errors import FatalLMError
@@ -264,7 +265,7 @@ def labels_read(
     repeated without this request. The `decision`, if any, replaces each answer. If the label is
     the only output, the decision also replaces unparsable replies.
     """
-    adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    adapter = current_adapter()
     reader: Value = copy.copy(adapter)
     reader.__class__ = _reading_type(type(adapter))  # type: ignore[arg-type]
     reader.readings = []

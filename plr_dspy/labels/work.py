@@ -8,7 +8,7 @@ from dataclasses import replace
 import dspy
 import numpy as np
 
-from plr_dspy.dspy_compat import BaseCallback
+from plr_dspy.dspy_compat import BaseCallback, current_adapter
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.calibration import Calibration
 from plr_dspy.labels.outputs import LabelOutput
@@ -162,7 +162,7 @@ class LabelWork(MetricWork):
     def _lacking(self, reading: Reading | None, label: str | None, score: float | None, example: int) -> str:
         """Return the reason why a reading does not explain the score, or an empty string if it does."""
         if reading is None or reading.label is None:
-            adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
+            adapter = type(current_adapter()).__name__
             return f"no label is among the likeliest tokens of the replies that {adapter} reads"
         if reading.label != label:
             return "the program's answer differs from the classifier's label"
@@ -170,19 +170,19 @@ class LabelWork(MetricWork):
             return "the metric gives the same answer a different score when called again"
         return ""
 
-    def responses(self, scorer: Evaluator) -> LabelResponses:
+    def responses(self, evaluator: Evaluator) -> LabelResponses:
         scores = self.scores
-        if self.influence is not None:
+        if self.confusion_scores is not None:
             # Use a view, because the table's scores are updated in place during the search.
-            scores = self.influence.table[:, : len(self.output.labels)]
+            scores = self.confusion_scores.table[:, : len(self.output.labels)]
 
         def read(ordering: Candidate, example: int) -> tuple[Sequence[float], Sequence[int]] | None:
-            record = scorer.log.records.get(scorer.key(ordering, example))
+            record = evaluator.log.records.get(evaluator.key(ordering, example))
             if record is None or record.label_logprobs is None:
                 return None
             return record.label_logprobs, record.unseen_labels
 
-        return LabelResponses(scores, read, self.shares, self._likeliest is not None, self.influence)
+        return LabelResponses(scores, read, self.shares, self._likeliest is not None, self.confusion_scores)
 
     def answering(self, program: dspy.Module, revision: Revision | None) -> dspy.Module:
         if revision is None:

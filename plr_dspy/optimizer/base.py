@@ -22,7 +22,7 @@ from plr_dspy.compiling.plan import Plan, ProblemSize
 from plr_dspy.compiling.rounds import MinExamples
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.data.examples import Rows, as_examples
-from plr_dspy.dspy_compat import Teleprompter, call_back, set_compiled
+from plr_dspy.dspy_compat import Teleprompter, call_back, current_adapter, set_compiled
 from plr_dspy.errors import UserError
 from plr_dspy.optimizer.detailed_results import detailed_results
 from plr_dspy.optimizer.estimate import Estimate, check_prices, estimate_cost, make_budget
@@ -324,18 +324,18 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             setup,
             identity=lambda: self._identity(setup),
             at_end=lambda: logger.info("%s", result(self.report)) if self.report else None,
-        ) as (log, evaluator):
+        ) as (log, make_payer):
             if setup.attempts or setup.proposals:
-                setup = self._make_demos(setup, evaluator)
+                setup = self._make_demos(setup, make_payer)
             work = self.work(setup)
             names, keys = self._examples(setup, work)
             log.number_examples(keys)
-            payer = evaluator(setup.slots, work, names=names)
+            payer = make_payer(setup.slots, work, names=names)
             bootstrapped = [attempt.key for attempt in setup.attempts]
-            scorer = Evaluator(payer, bootstrapped=bootstrapped, influence=work.influence)
-            yield OpenCompile(setup, work, names, payer, scorer, evaluator)
+            evaluator = Evaluator(payer, bootstrapped=bootstrapped, confusion_scores=work.confusion_scores)
+            yield OpenCompile(setup, work, names, payer, evaluator, make_payer)
 
-    def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
+    def _make_demos(self, setup: CompileSetup, make_payer: Callable[..., ProgramEvaluator]) -> CompileSetup:
         """Make the planned demos and instructions, and return the setup with them. By default, return it unchanged."""
         return setup
 
@@ -346,7 +346,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         are reused only if they were made under the same description.
         """
         settings = setup.settings()
-        adapter = dspy.settings.adapter or dspy.ChatAdapter()
+        adapter = current_adapter()
         return {
             "models": settings["models"],
             "adapter": settings["adapter"],
@@ -387,7 +387,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
         `run` and `outcome` are None if the error was raised before they existed.
         """
-        opened.scorer.log.close()  # Discard the results of calls in progress.
+        opened.evaluator.log.close()  # Discard the results of calls in progress.
         if run is None:
             run = self._make_run(replace(opened, responses=None))
         if outcome is None:
@@ -409,7 +409,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         setup = opened.setup
         return self._run_kind(setup.plan)(
             self.search(setup, opened.responses),
-            opened.scorer,
+            opened.evaluator,
             plan=setup.plan,
             num_train=len(setup.splits.train),
             original=setup.original,

@@ -11,7 +11,7 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.dspy_compat import annotation_allows_none
+from plr_dspy.dspy_compat import annotation_allows_none, model_of
 from plr_dspy.labels.outputs import label_output
 from plr_dspy.optimizer.setup import UNKNOWN_ANSWER, CompileSetup
 from plr_dspy.programs.copying import language_models
@@ -223,7 +223,7 @@ class CallSizes:
             "completion_tokens": self._answer_tokens(predictor, predictor.demos if demos is None else demos),
             "new_tokens": min(prompt, question + new_demo_tokens + retrieved),
         }
-        return CallSize({str((predictor.lm or dspy.settings.lm).model): usage})
+        return CallSize({str(model_of(predictor).model): usage})
 
     def _tokens_without_demos(self, predictor: dspy.Predict) -> tuple[float, float]:
         """Return the mean numbers of tokens in a predictor's prompts without demos and in the last messages."""

@@ -253,15 +253,15 @@ def _check_structure(student: dspy.Module, teacher: dspy.Module) -> None:
         )
 
 
-def make_attempts(setup: CompileSetup, evaluator: ProgramEvaluator) -> list[Attempt]:
+def make_attempts(setup: CompileSetup, teacher: ProgramEvaluator) -> list[Attempt]:
     """Run the teacher on one example at a time, and return the attempts that were made.
 
     Stop once enough attempts gave demos, or once the calls have used `BOOTSTRAP_SHARE` of
     `max_seconds` or `max_cost`.
     """
     options = setup.options
-    log = evaluator.log
-    budget = evaluator.budget
+    log = teacher.log
+    budget = teacher.budget
     student_cost = budget.expected_cost
     reserve = budget.largest_cost
     prompt = (
@@ -281,7 +281,7 @@ def make_attempts(setup: CompileSetup, evaluator: ProgramEvaluator) -> list[Atte
             break
         key = (prompt, index)
         if not budget.recall(key):
-            evaluator.pay({key: None})
+            teacher.pay({key: None})
         if key not in log.records:
             logger.warning(
                 "bootstrapping stopped after %d examples, because it may use only a quarter of max_seconds and "

@@ -87,7 +87,7 @@ class _CandidateScores:
         self._original = run.original
         self._decision = outcome.decision
         self._fitted = fitted
-        self._metric = run.evaluator.influence
+        self._metric = run.evaluator.confusion_scores
         self._compared = _compared(outcome, run.original)
         # Without scores of the original, gains are relative to the best candidate.
         is_scored = run.original in fitted.orderings

@@ -42,8 +42,8 @@ from plr_dspy.optimizer.proposals import (
     proposed_instructions,
 )
 from plr_dspy.optimizer.report_builder import FinishedProgram
-from plr_dspy.optimizer.revisions import with_revisions
-from plr_dspy.optimizer.setup import Attempt, CompileSetup, DemoChoices, Teacher, checked_teacher
+from plr_dspy.optimizer.revisions import propose_from_failures
+from plr_dspy.optimizer.setup import Attempt, CompileSetup, DemoChoices, Proposal, Teacher, checked_teacher
 from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.calls import ProgramEvaluator
 from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments
@@ -266,6 +266,7 @@ class PLFewShot(LearningOptimizer):
 
         The results of the attempts replace the planned demos later.
         """
+        self._check_names_of_programs()
         user_demos = self._user_demos
         classes: Mapping[str, DemoClasses] = {}
         if self.min_per_class is not None:
@@ -273,7 +274,6 @@ class PLFewShot(LearningOptimizer):
                 program, user_demos or trainset, minimum=self.min_per_class, max_demos=self.max_demos
             )
         examples = {} if user_demos else demo_examples(trainset, valset, rng, classes.values())
-        self._check_programs()
         demos = [*user_demos, *examples.values()]
         check_any_demo(program, self._rivals, demos, trainset=trainset, valset=valset)
         if self.candidates != "bootstrapped":
@@ -299,6 +299,9 @@ class PLFewShot(LearningOptimizer):
             # These examples must not be used for scoring, because they may become demos or be
             # shown to the prompt model.
             others += examples.values()
+        proposals: Sequence[Proposal] = ()
+        if self.instructions == "propose":
+            proposals = planned_proposals(program, self.num_instructions)
         return DemoChoices(
             program=program,
             slots=slots,
@@ -310,9 +313,7 @@ class PLFewShot(LearningOptimizer):
             teacher=checked_teacher(teacher),
             dropped_instructions=instructions.dropped,
             prompt_model=self._prompt_model(program),
-            proposals=planned_proposals(program, self.num_instructions)
-            if self.instructions == "propose"
-            else (),
+            proposals=proposals,
             attempts=attempts,
         )
 
@@ -330,7 +331,7 @@ class PLFewShot(LearningOptimizer):
             warn_if_too_few(classes, known_demos, max_bootstrapped=self.max_bootstrapped)
         return attempts
 
-    def _check_programs(self) -> None:
+    def _check_names_of_programs(self) -> None:
         """Raise a ValueError if a program has the name that reports use for the student's own demos."""
         if any(rival.name == OWN for rival in self._rivals):
             raise UserError(
@@ -410,14 +411,14 @@ class PLFewShot(LearningOptimizer):
         nearest = variations(self.max_demos, self.min_demos, max_tokens_of_predictor)
         return RetrievalSlots(program, fixed, nearest=nearest, found=retrieval_pools, **limits)
 
-    def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
+    def _make_demos(self, setup: CompileSetup, make_payer: Callable[..., ProgramEvaluator]) -> CompileSetup:
         """Bootstrap demos, propose instructions, and return a setup whose search space includes both."""
         if self._needing_logprobs:
             # Raise an error before any call if the program or the metric rules out log-probabilities.
             self.work(setup)
         if setup.attempts:
             names = [f"trainset[{number}]" for number in setup.demo_examples]
-            teacher = evaluator(setup.slots, TeacherWork(setup), names=names, num_threads=1)
+            teacher = make_payer(setup.slots, TeacherWork(setup), names=names, num_threads=1)
             setup = replace(setup, attempts=make_attempts(setup, teacher))
             setup = self._replanned(setup, setup.slots.alternatives, teacher)
             if setup.slots.space.num_distinct < 2 and all(
@@ -427,7 +428,7 @@ class PLFewShot(LearningOptimizer):
         if setup.proposals:
             work = ProposalWork(setup)
             names = [task.name for task in setup.proposals]
-            proposer = evaluator(setup.slots, work, names=names, num_threads=1)
+            proposer = make_payer(setup.slots, work, names=names, num_threads=1)
             proposals = make_proposals(setup, work, proposer)
             choices = proposed_instructions(setup, proposals)
             setup = replace(setup, proposals=proposals, dropped_instructions=choices.dropped)
@@ -435,14 +436,11 @@ class PLFewShot(LearningOptimizer):
         return setup
 
     def _replanned(
-        self,
-        setup: CompileSetup,
-        instructions: Mapping[str, Sequence[Instruction]],
-        evaluator: ProgramEvaluator,
+        self, setup: CompileSetup, instructions: Mapping[str, Sequence[Instruction]], payer: ProgramEvaluator
     ) -> CompileSetup:
         """Return the setup with a new plan for the bootstrapped demos and these instructions.
 
-        Also adapt the call limit of the evaluator's budget to the plan.
+        Also adapt the call limit of the payer's budget to the plan.
         """
         slots = self._slots(
             setup.program,
@@ -457,7 +455,7 @@ class PLFewShot(LearningOptimizer):
             setup = self._with_plan(setup)
         if setup.plan.max_metric_calls is not None:
             calls_before = len(setup.attempts) + len(setup.proposals)
-            evaluator.budget.max_calls = setup.plan.max_metric_calls + calls_before
+            payer.budget.max_calls = setup.plan.max_metric_calls + calls_before
         return setup
 
     def _widening(self, opened: OpenCompile) -> Callable[..., Search | None] | None:
@@ -468,7 +466,7 @@ class PLFewShot(LearningOptimizer):
     def _widened(self, opened: OpenCompile, failures: Mapping[int, Ordering]) -> Search | None:
         """Return a search with instructions proposed from failures, or None if no instruction is new."""
         known = opened.setup.slots
-        opened.setup = with_revisions(opened, failures)
+        opened.setup = propose_from_failures(opened, failures)
         slots = opened.setup.slots
         if slots.space.sizes == known.space.sizes:
             return None

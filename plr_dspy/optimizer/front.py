@@ -10,6 +10,7 @@ from typing import Any
 
 import dspy
 
+from plr_dspy.dspy_compat import model_of
 from plr_dspy.errors import UserError
 from plr_dspy.optimizer.call_sizes import SAMPLED_PROMPTS, inputs_of
 from plr_dspy.optimizer.expected_scores import ExpectedScore
@@ -72,7 +73,7 @@ class PromptPrices:
         try:
             for _, predictor in program.named_sub_modules(dspy.Predict):
                 prefix = tokens_before_inputs(predictor, predictor.demos)
-                model = str((predictor.lm or dspy.settings.lm).model)
+                model = str(model_of(predictor).model)
                 prompt = prefix + retrieved_tokens(predictor) + self._mean_inputs(predictor)
                 usage[model].update(prompt_tokens=prompt, cached_tokens=prefix)
         except Exception:  # If the adapter or litellm fails, the other figures are still useful.
@@ -224,6 +225,7 @@ class Front:
         Raises:
             ValueError: If there is no such candidate.
         """
+        # The report lists the front in the order of `prompts`.
         places = {entry.num_demos: report.front.index(entry) for entry in report.best_by_number}
         if type(num_demos) is not int or num_demos not in places:
             raise UserError(

@@ -27,8 +27,8 @@ from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.learning import label_work
 from plr_dspy.optimizer.lever_programs import Groups, programs_of_levers
 from plr_dspy.optimizer.levers import (
-    BOTH,
     CALIBRATED,
+    CALIBRATED_RANDOM,
     ORDERS,
     PERFECT,
     PROGRAM,
@@ -120,7 +120,7 @@ class LeverSample(PLFewShot):
         """Return the estimated cost of calling `measure` with these arguments."""
         setup, groups = self._designed(self._prepare(program, trainset, [], inputs=inputs))
         self._check_before_calls(setup)
-        sample = _sample(setup, DemoOptimizer.work(self, setup).influence)
+        sample = _sample(setup, DemoOptimizer.work(self, setup).confusion_scores)
         calls_of = dict.fromkeys(_candidates(groups), (0, len(sample)))
         return estimate_cost(setup, calls_of, [setup.scored_examples[number] for number in sample])
 
@@ -131,9 +131,9 @@ class LeverSample(PLFewShot):
         rows = {name: [candidates.index(candidate) for candidate in group] for name, group in groups.items()}
         with self._open(setup) as opened:
             scored = _score_levers(opened, candidates, rows)
-            metric = opened.scorer.influence
-            unread = [num_unread(opened.scorer, candidate, calibrated=False) for candidate in candidates]
-            program_calls = opened.scorer.num_calls()
+            metric = opened.evaluator.confusion_scores
+            unread = [num_unread(opened.evaluator, candidate, calibrated=False) for candidate in candidates]
+            program_calls = opened.evaluator.num_calls()
             _warn_if_no_score_differs(scored, opened.work.sample)
         experiment = PairedExperiment(scored.table, bounds=metric.bounds if metric else None, seed=self.seed)
         changes = changes_of(scored.rows, _num_orders(groups))
@@ -241,12 +241,12 @@ def _score_levers(
     opened: OpenCompile, candidates: Sequence[Candidate], rows: Mapping[str, list[int]]
 ) -> LeverScores:
     """Score candidates on more and more examples, and return the scores. Stop early if no scores differ."""
-    scorer = opened.scorer
-    sample = _sample(opened.setup, scorer.influence)
+    evaluator = opened.evaluator
+    sample = _sample(opened.setup, evaluator.confusion_scores)
     # Score a few examples first, and stop if hardly any of these answers can be parsed.
-    scorer.table(candidates, sample[: math.ceil(ENOUGH_ANSWERS / len(candidates))])
+    evaluator.table(candidates, sample[: math.ceil(ENOUGH_ANSWERS / len(candidates))])
     FutilityCheck(
-        scorer,
+        evaluator,
         len(opened.setup.scored_examples),
         lambda: opened.work.sample,
         compares=False,
@@ -261,7 +261,7 @@ def _score_levers(
         is_last = number >= len(sample)
         # Different answers may give a metric over a set the same value.
         reason = _no_difference(
-            scored, len(candidates), is_last=is_last, compares_values=scorer.influence is not None
+            scored, len(candidates), is_last=is_last, compares_values=evaluator.confusion_scores is not None
         )
         if reason:
             return replace(scored, no_difference=reason, ended_early=not is_last)
@@ -294,12 +294,12 @@ def _score_table(
     mean score of the other candidates on the same example. A metric over a set is linearized at
     each candidate's own answers.
     """
-    scorer = opened.scorer
-    metric = scorer.influence
-    examples, rows = scorer.table(candidates, sorted(sample))
+    evaluator = opened.evaluator
+    metric = evaluator.confusion_scores
+    examples, rows = evaluator.table(candidates, sorted(sample))
     table = np.array(rows)
     for number, candidate in enumerate(candidates):
-        records = scorer.records_of(candidate)
+        records = evaluator.records_of(candidate)
         failed = _has_failed(records, examples)
         if metric is not None:
             table[number] = _linearized(metric, metric.answers(records, {}), examples, failed)
@@ -338,7 +338,7 @@ def _with_calibrated(
     tables = [scores]
     num_rows = len(scores)
     calibrated_rows = {}
-    for name, group in ((CALIBRATED, PROGRAM), (BOTH, RANDOM)):
+    for name, group in ((CALIBRATED, PROGRAM), (CALIBRATED_RANDOM, RANDOM)):
         calibrated = [
             _calibrated(opened, candidates[row], examples, scores[row]) for row in rows.get(group, ())
         ]
@@ -357,7 +357,7 @@ def _calibrated(opened: OpenCompile, candidate: Candidate, examples: Sequence[in
     `scores`.
     """
     work = opened.work
-    records = opened.scorer.records_of(candidate)
+    records = opened.evaluator.records_of(candidate)
     places_with_logprobs = [
         place for place, example in enumerate(examples) if records[example].label_logprobs is not None
     ]
@@ -373,10 +373,10 @@ def _calibrated(opened: OpenCompile, candidate: Candidate, examples: Sequence[in
     # bias the result.
     labels = cross_validated(logs, shares, unseen=unseen).tolist()
     numbers = [examples[place] for place in places_with_logprobs]
-    if work.influence is not None:
-        answers = work.influence.answers(records, dict(zip(numbers, labels, strict=True)))
+    if work.confusion_scores is not None:
+        answers = work.confusion_scores.answers(records, dict(zip(numbers, labels, strict=True)))
         failed = _has_failed(records, examples)
-        return np.where(failed, scores, _linearized(work.influence, answers, examples, failed))
+        return np.where(failed, scores, _linearized(work.confusion_scores, answers, examples, failed))
     scores = scores.copy()
     scores[places_with_logprobs] = work.scores[numbers, labels]
     return scores

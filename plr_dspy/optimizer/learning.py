@@ -177,16 +177,16 @@ class LearningOptimizer(DemoOptimizer):
             NoProbabilities: If an argument needs log-probabilities, but replies have none.
         """
         work = opened.work
-        scorer = opened.scorer
+        evaluator = opened.evaluator
         if not isinstance(work, LabelWork):
             return None
         record = self._decisive_record(opened)
         if record is None or record.label_logprobs is not None:
-            return work.responses(scorer)
+            return work.responses(evaluator)
         is_required = bool(self._needing_logprobs)
         has_failed = record.outcome == FAILED
         if is_required and has_failed:
-            raise scorer.nothing_ran_error(list(scorer.records_asked().values()))
+            raise evaluator.nothing_ran_error(list(evaluator.records_asked().values()))
         reason = record.refused or record.lacking or "the first replies had no log-probabilities"
         if has_failed:
             reason = "the first calls failed"
@@ -203,12 +203,12 @@ class LearningOptimizer(DemoOptimizer):
         call.
         """
         slots = opened.setup.slots
-        scorer = opened.scorer
+        evaluator = opened.evaluator
         record: CallRecord | None = None
         for example in range(min(MOST_CALLS, len(opened.setup.splits.train))):
             # The student may need demos to reply with a label, so show demos after the first few calls.
             ordering = slots.space.identity if example < FIRST_CALLS else slots.showing(1.0)
-            records = scorer.evaluate(scorer.affordable({ordering: [example]}))
+            records = evaluator.evaluate(evaluator.affordable({ordering: [example]}))
             if not records:
                 return record
             record = records[ordering][example]
@@ -245,7 +245,7 @@ def label_work(setup: CompileSetup, calibrate: bool | Mapping[Any, float]) -> La
         original=setup.slots.build(setup.original),
     )
     work.signal = Signal(used="logprobs", reason="", labels=list(output.labels))
-    work.shares = shares_to_try(scores, between=work.influence is not None)
+    work.shares = shares_to_try(scores, between=work.confusion_scores is not None)
     if isinstance(calibrate, Mapping):
         work.shares = prior_shares(calibrate, output.labels, name="calibrate")[None]
     return work

@@ -11,7 +11,7 @@ from plr_dspy.statistics.levers import Gain, PairedExperiment
 NUM_SEARCHED = 20  # number of random sets or orders among which a search is assumed to find the best
 WORTHWHILE = 0.02  # smallest gain that justifies a change
 PERFECT = 1.0  # highest score of most metrics
-MOST_LEVERS = 7  # maximum number of levers, not counting instructions
+USUAL_LEVERS = 7  # number of levers, not counting instructions
 NOTHING_TO_GAIN = "No gain is proven"  # start of the advice to keep the program
 GAINS = "expected gain [95% interval]"  # heading of the column of gains
 
@@ -20,7 +20,7 @@ NO_DEMOS = "no demos"
 RANDOM = "random demos"
 INSTRUCTION = "instruction"
 CALIBRATED = "calibrated answers"
-BOTH = "calibrated random demos"
+CALIBRATED_RANDOM = "calibrated random demos"
 NEAREST = "nearest demos"
 ORDERS = "other orders"
 SETS = "other sets"
@@ -29,7 +29,7 @@ HOW = {  # how to apply each lever, simplest first
     RANDOM: "use dspy.LabeledFewShot",
     INSTRUCTION: "show random demos and this instruction: run PLFewShot(instructions=[...])",
     CALIBRATED: "run BatchCalibration",
-    BOTH: "use dspy.LabeledFewShot, then BatchCalibration",
+    CALIBRATED_RANDOM: "use dspy.LabeledFewShot, then BatchCalibration",
     NEAREST: "run PLFewShot(demos='retrieved')",
     ORDERS: "run PLReorder",
     SETS: "run PLFewShot",
@@ -123,21 +123,19 @@ def best_advice(
         return "No lever could be tried, because there are too few distinct demos: pass more examples."
     # The more levers are tried, the likelier it is that one looks good by chance, so require
     # stronger evidence.
-    doubt = TAIL * min(1.0, MOST_LEVERS / len(changes))
-    certain = []
+    doubt = TAIL * min(1.0, USUAL_LEVERS / len(changes))
+    proven = []
     for change in changes:
         gain = gains[change.name]
         # Do not advise an instruction that adds nothing to the gain of random demos.
         adds_to_base = not change.base or change.num_searched > 1 or gain.exceeds(gains[change.base], doubt)
         if adds_to_base and gain.exceeds(0.0, doubt):
-            certain.append(change)
-    if not certain:
-        return _keeping(changes, gains, num_examples, how_to_narrow)
+            proven.append(change)
+    if not proven:
+        return _advice_to_keep(changes, gains, num_examples, how_to_narrow)
     # If changes have the same gain in the table, take the simplest.
-    largest = max(certain, key=lambda change: round(gains[change.name].value, 2))
-    simplest = next(
-        change for change in certain if not gains[largest.name].exceeds(gains[change.name], doubt)
-    )
+    largest = max(proven, key=lambda change: round(gains[change.name].value, 2))
+    simplest = next(change for change in proven if not gains[largest.name].exceeds(gains[change.name], doubt))
     described = f"{simplest.name!r} ({_figures(gains[simplest.name])}): {simplest.how}"
     if simplest is largest:
         return f"The largest proven gain is that of {described}."
@@ -147,7 +145,7 @@ def best_advice(
     )
 
 
-def _keeping(
+def _advice_to_keep(
     changes: Sequence[Change], gains: Mapping[str, Gain], num_examples: int, how_to_narrow: str
 ) -> str:
     """Return the advice to keep the program, which names a lever if a worthwhile gain is possible."""

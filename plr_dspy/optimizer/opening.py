@@ -38,17 +38,17 @@ class OpenCompile:
         work: The object that runs a program on an example and scores the answer.
         names: Names of the scored examples, for messages.
         payer: The object that makes the calls of `work` within the budget.
-        scorer: The evaluator that uses `payer`, and keeps the scores.
-        evaluator: A function that creates evaluators for other kinds of calls, such as
-            proposals. All evaluators share the log and the budget of this run.
+        evaluator: The evaluator that uses `payer`, and keeps the scores.
+        make_payer: A function that creates payers for other kinds of calls, such as proposals.
+            All payers share the log and the budget of this run.
     """
 
     setup: CompileSetup
     work: MetricWork
     names: Sequence[str]
     payer: ProgramEvaluator
-    scorer: Evaluator
-    evaluator: Callable[..., ProgramEvaluator]
+    evaluator: Evaluator
+    make_payer: Callable[..., ProgramEvaluator]
     # The log-probabilities of labels, or None if the search learns only from scores.
     responses: LabelResponses | None = None
 
@@ -63,7 +63,7 @@ class OpenCompile:
 def open_calls(
     setup: CompileSetup, *, identity: Callable[[], dict[str, Any]], at_end: Callable[[], None]
 ) -> Iterator[tuple[RunLog, Callable[..., ProgramEvaluator]]]:
-    """Yield the log, and a function that creates evaluators. On exit, close the log and other resources.
+    """Yield the log, and a function that creates payers. On exit, close the log and other resources.
 
     Args:
         setup: The setup of the compile run.
@@ -89,7 +89,7 @@ def open_calls(
         progress_bar(num_results, display=options.display_progress, title=options.name, at_end=at_end) as bar,
         interrupts() as interrupted,
     ):
-        evaluator = partial(
+        make_payer = partial(
             ProgramEvaluator,
             log=log,
             max_errors=options.max_errors,
@@ -100,7 +100,7 @@ def open_calls(
         )
         if folder is not None:
             _warn_of_larger_run(folder / "report.json", num_results)
-        yield log, evaluator
+        yield log, make_payer
 
 
 def _warn_of_larger_run(path: Path, num_results: int) -> None:

@@ -51,7 +51,7 @@ class PromptModelWork(MetricWork):
 
     def __init__(self, setup: CompileSetup) -> None:
         self.sample = ""
-        self.influence = None
+        self.confusion_scores = None
         self.model = setup.prompt_model or dspy.settings.lm
         self.models = [self.model]
 

@@ -112,7 +112,7 @@ class _RandomCalls:
             return f"the search scored only {count(len(self.orderings), 'random prompt')}"
         if len(self.examples) < MIN_EXAMPLES:
             return f"the search scored them on only {count(len(self.examples), 'example')}"
-        metric = self.run.evaluator.influence
+        metric = self.run.evaluator.confusion_scores
         if metric is None:
             return ""
         scarce = metric.scarce_labels(self.examples, MIN_PER_LABEL)
@@ -132,7 +132,7 @@ class _RandomCalls:
         extra = np.zeros(NUM_DRAWS)
         if self.setup.plan.racing:
             extra = self.fitted.draw_effect_of_length(orderings, longest, NUM_DRAWS, rng)
-        if self.run.evaluator.influence is None:
+        if self.run.evaluator.confusion_scores is None:
             return self._draw_mean(longest, extra, rng)
         return self._draw_value(extra, rng)
 
@@ -151,7 +151,7 @@ class _RandomCalls:
 
     def _draw_value(self, extra: Array, rng: np.random.Generator) -> tuple[float, Array]:
         """Return the expected value of a metric over a set, and posterior draws of this value."""
-        metric = self.run.evaluator.influence
+        metric = self.run.evaluator.confusion_scores
         assert metric is not None
         records = self.run.observations.records
         rows = [

@@ -64,17 +64,19 @@ def build_report(opened: OpenCompile, run: CompileRun, outcome: Outcome, finishe
         finished: The returned program, with entries for the report.
     """
     setup = opened.setup
-    scorer = run.evaluator
+    evaluator = run.evaluator
     decision = outcome.decision
-    tokens = _tokens_by_model(scorer)
+    tokens = _tokens_by_model(evaluator)
     original = setup.original
     if isinstance(setup.slots, PoolSlots):
         # If max_metric_calls is 0, `setup.original` retrieves demos, so report on the student's own
         # prompt instead.
         original = setup.slots.original
     return Report(
-        original=_program_state(setup, original, scorer),
-        returned=_program_state(setup, decision.ordering, scorer, calibrated=decision.revision is not None),
+        original=_program_state(setup, original, evaluator),
+        returned=_program_state(
+            setup, decision.ordering, evaluator, calibrated=decision.revision is not None
+        ),
         slots=_slot_reports(setup, outcome, original),
         comparison=decision.comparison,
         over_best_own=_over_best_user_program(setup, decision),
@@ -88,7 +90,7 @@ def build_report(opened: OpenCompile, run: CompileRun, outcome: Outcome, finishe
         tokens=tokens,
         cost=cost_of(tokens),
         seconds=time.monotonic() - setup.started,
-        errors=[*_errors_before_search(setup), *_errors_of_scored_calls(setup, scorer, opened.names)],
+        errors=[*_errors_before_search(setup), *_errors_of_scored_calls(setup, evaluator, opened.names)],
         stopped=str(outcome.stop),
         stop_reason=outcome.stop.reason,
         settings=setup.settings(),
@@ -114,16 +116,18 @@ def _slow_entries(opened: OpenCompile, run: CompileRun, outcome: Outcome) -> dic
     return entries
 
 
-def _tokens_by_model(scorer: Evaluator) -> dict[str, Any]:
+def _tokens_by_model(evaluator: Evaluator) -> dict[str, Any]:
     """Return how many tokens of each kind were billed, keyed by model."""
     tokens: dict[str, Any] = defaultdict(Counter)
-    for tokens_of_call in scorer.log.tokens:
+    for tokens_of_call in evaluator.log.tokens:
         for model, counts in tokens_of_call.items():
             tokens[model].update(counts)
     return tokens
 
 
-def _errors_of_scored_calls(setup: CompileSetup, scorer: Evaluator, names: Sequence[str]) -> list[ErrorCount]:
+def _errors_of_scored_calls(
+    setup: CompileSetup, evaluator: Evaluator, names: Sequence[str]
+) -> list[ErrorCount]:
     """Count the failed calls of the search and the final comparison by type of exception.
 
     Leave out bootstrapping attempts and proposals, which `_errors_before_search` counts.
@@ -131,8 +135,8 @@ def _errors_of_scored_calls(setup: CompileSetup, scorer: Evaluator, names: Seque
     others = {attempt.key[0] for attempt in setup.attempts}
     others |= {proposal.prompt for proposal in setup.proposals}
     scored = []
-    for key, record in scorer.log.records.items():
-        if key not in scorer.unscored and key[0] not in others:
+    for key, record in evaluator.log.records.items():
+        if key not in evaluator.unscored and key[0] not in others:
             scored.append((key, record))
     return error_counts(scored, names)
 
@@ -154,7 +158,7 @@ def _new_prompt_tokens(opened: OpenCompile) -> int | None:
     Return None if this is unknown, for example because prompts cannot be built.
     """
     try:
-        return opened.prefixes.num_new(opened.scorer.tokens_in_order())
+        return opened.prefixes.num_new(opened.evaluator.tokens_in_order())
     except Exception:  # If the adapter or litellm fails, the rest of the report is still useful.
         return None
 
@@ -182,11 +186,11 @@ def _candidate(setup: CompileSetup, decision: Decision, result: Result) -> Candi
 
 
 def _program_state(
-    setup: CompileSetup, ordering: Ordering | WholeProgram, scorer: Evaluator, *, calibrated: bool = False
+    setup: CompileSetup, ordering: Ordering | WholeProgram, evaluator: Evaluator, *, calibrated: bool = False
 ) -> ProgramState:
     """Return the report's entry on a program: its name, its demos, and the outcomes of its calls."""
     slots = setup.slots
-    records = scorer.records_of(ordering).values()
+    records = evaluator.records_of(ordering).values()
     demo_tokens = None
     tokens_without_inputs = None
     if isinstance(slots, PoolSlots):
@@ -199,7 +203,7 @@ def _program_state(
         prompt_tokens=tokens_without_inputs,
         num_calls=len(records),
         num_failed=sum(bool(record.error) for record in records),
-        num_unread=num_unread(scorer, ordering, calibrated=calibrated),
+        num_unread=num_unread(evaluator, ordering, calibrated=calibrated),
         num_truncated=sum(record.is_truncated is True for record in records),
         num_maybe_truncated=sum(record.is_truncated is None for record in records),
     )

@@ -82,8 +82,8 @@ class RevisionWork(PromptModelWork):
         return CallRecord(None, value={"text": texts[name]})
 
 
-def with_revisions(opened: OpenCompile, failures: Mapping[int, Ordering]) -> CompileSetup:
-    """Return the setup with instructions that the prompt model proposes from failures.
+def propose_from_failures(opened: OpenCompile, failures: Mapping[int, Ordering]) -> CompileSetup:
+    """Ask the prompt model to revise instructions after failures, and return the setup with them.
 
     Args:
         opened: The compile run.
@@ -95,23 +95,25 @@ def with_revisions(opened: OpenCompile, failures: Mapping[int, Ordering]) -> Com
     assert isinstance(slots, PoolSlots)
     cells: dict[CallKey, Candidate] = {}
     for example, arrangement in failures.items():
-        fingerprint, _ = opened.scorer.key(arrangement, example)
+        fingerprint, _ = opened.evaluator.key(arrangement, example)
         cells[f"traced {fingerprint}", example] = arrangement
     work = TracingWork(setup.options.metric, setup.scored_examples)
-    records = opened.scorer.call_unscored(opened.evaluator(slots, work, names=setup.splits.names), cells)
+    records = opened.evaluator.call_unscored(opened.make_payer(slots, work, names=setup.splits.names), cells)
     first_example, first_arrangement = next(iter(failures.items()))
     numbers = slots.instructions(first_arrangement)
     shown = [(prompt, setup.scored_examples[example]) for prompt, example in cells]
     cost = size_of_prompt(setup, MAX_LOW).cost if setup.options.max_cost is not None else None
     proposals: list[Proposal] = []
-    with opened.scorer.budget.other_model(cost, SHARE):
+    with opened.evaluator.budget.other_model(cost, SHARE):
         for name, instructions in slots.alternatives.items():
             examples = _reflective_examples(name, records)
             if examples:
                 revision = RevisionWork(setup, instructions[numbers[name]].text, examples)
                 prompt = f"revised by {digest([revision.model, name, shown, setup.seed])}"
                 task = Proposal(name, 1, prompt, from_failures=True)
-                proposals += _propose(opened, revision, task, first_example)
+                proposal = _propose(opened, revision, task, first_example)
+                if proposal is not None:
+                    proposals.append(proposal)
     num_texts = sum(bool(proposal.text) for proposal in proposals)
     texts = count(num_texts, "instruction")
     logger.info("the prompt model proposed %s from %s", texts, count(len(records), "failure"))
@@ -131,30 +133,30 @@ def _reflective_examples(predictor: str, records: Sequence[CallRecord]) -> list[
     return examples
 
 
-def _propose(opened: OpenCompile, work: RevisionWork, task: Proposal, example: int) -> list[Proposal]:
-    """Make a proposal or read it from the log, and return it in a list.
+def _propose(opened: OpenCompile, work: RevisionWork, task: Proposal, example: int) -> Proposal | None:
+    """Make a proposal, or read it from the log.
 
-    The list is empty if the cost limit or the time limit prevents the call to the prompt model. If
-    the call fails, warn that the search continues without the instruction.
+    Return None if the cost limit or the time limit prevents the call to the prompt model. If the
+    call fails, warn that the search continues without the instruction.
     """
-    log = opened.scorer.log
-    budget = opened.scorer.budget
+    log = opened.evaluator.log
+    budget = opened.evaluator.budget
     key = (task.prompt, example)
     num_recalled = log.num_recalled
     budget.max_calls += 1  # Proposals do not count as program calls.
     if not budget.recall(key):
         try:
-            proposer = opened.evaluator(opened.setup.slots, work, names={example: task.name}, num_threads=1)
+            proposer = opened.make_payer(opened.setup.slots, work, names={example: task.name}, num_threads=1)
             proposer.pay({key: None})
         except Exception:
             logger.warning("the search continues without an %s, because the prompt model failed", task.name)
     log.num_recalled = num_recalled
     if key not in log.records:
-        budget.max_calls -= 1
+        budget.max_calls -= 1  # The call was not made.
         if budget.refused is not None:
             logger.warning("the search continues without an %s: %s", task.name, budget.refused.value)
-        return []
-    return [replace(task, record=log.records[key])]
+        return None
+    return replace(task, record=log.records[key])
 
 
 def _with_instructions(setup: CompileSetup, slots: PoolSlots, proposals: Sequence[Proposal]) -> CompileSetup:

@@ -11,6 +11,7 @@ import dspy
 
 from plr_dspy.compiling.paper import NOTHING_TO_DO
 from plr_dspy.compiling.plan import Plan, ProblemSize, most_calls
+from plr_dspy.dspy_compat import current_adapter, model_of
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.checks import (
     check_answers,
@@ -177,8 +178,8 @@ class CompileSetup(DemoChoices):
         return self.slots.space.num_distinct > 1 and self.options.max_metric_calls != 0
 
     @property
-    def num_distinct(self) -> int:
-        """The number of distinct prompts, including those with instructions yet to be proposed from failures."""
+    def max_distinct(self) -> int:
+        """The maximum number of distinct prompts, including those with instructions proposed from failures later."""
         space = self.slots.space
         if not self.proposals:
             return space.num_distinct
@@ -190,7 +191,7 @@ class CompileSetup(DemoChoices):
         return ProblemSize(
             num_train=len(self.splits.train),
             num_selection=len(self.splits.selection),
-            num_distinct=self.num_distinct,
+            num_distinct=self.max_distinct,
             num_attempts=len(self.attempts),
         )
 
@@ -201,7 +202,7 @@ class CompileSetup(DemoChoices):
         the search space, a race scores it alone.
         """
         space = self.slots.space
-        exhaustive_calls = self.num_distinct * plan.num_train_examples
+        exhaustive_calls = self.max_distinct * plan.num_train_examples
         if plan.racing and plan.search_calls >= exhaustive_calls:
             race_calls = 0
             if not space.contains(self.original) and self.original not in space.programs:
@@ -223,7 +224,7 @@ class CompileSetup(DemoChoices):
             "seed": self.seed,
             "metric": metric_name,
             "scored_on": options.scored_on,
-            "adapter": type(dspy.settings.adapter or dspy.ChatAdapter()).__name__,
+            "adapter": type(current_adapter()).__name__,
             "models": sorted({str(lm.model) for lm in self.models}),
             "num_train": len(self.splits.train),
             "num_selection": len(self.splits.selection),
@@ -264,11 +265,11 @@ def make_setup(
     """Split the examples and return the setup of the compile run, which has no plan yet.
 
     Raises:
-        ValueError: If a split would be empty.
+        ValueError: If calls are planned, but a split would be empty.
     """
     predictors = choices.program.predictors()
     demos = list(choices.others)
-    models = [predictor.lm or dspy.settings.lm for predictor in predictors]
+    models = [model_of(predictor) for predictor in predictors]
     for rival in choices.rivals:
         demos += rival.leaked([*trainset, *valset])
         models += rival.models
@@ -286,17 +287,24 @@ def make_setup(
         models=[lm for lm in models if lm is not None],
         examples=[*trainset, *valset],
     )
-    if not setup.needs_calls:
-        return setup
+    if setup.needs_calls:
+        _check_splits(setup, len(trainset), len(valset))
+    return setup
+
+
+def _check_splits(setup: CompileSetup, num_trainset: int, num_valset: int) -> None:
+    """Raise an error if a split is empty. Warn if there are only a few examples to score."""
+    options = setup.options
+    splits = setup.splits
     fewer_demos = ""
-    if choices.demo_classes and 2 * len(choices.demo_examples) > len(trainset):
+    if setup.demo_classes and 2 * len(setup.demo_examples) > num_trainset:
         fewer_demos = (
             f", or reduce or omit min_per_class={options.arguments['min_per_class']}, for which "
-            f"{len(choices.demo_examples)} examples become demos"
+            f"{len(setup.demo_examples)} examples become demos"
         )
     if not (splits.train and splits.selection):
         fix = f"pass more examples{fewer_demos or ', or fewer demos'}"
-        raise UserError(empty_split(splits, len(trainset), len(valset), fix=fix))
+        raise UserError(empty_split(splits, num_trainset, num_valset, fix=fix))
     if options.chooses_by_score and len(setup.scored_examples) < FEW_EXAMPLES:
         num_scored = len(setup.scored_examples)
         subject = f"{num_scored} examples"
@@ -308,7 +316,6 @@ def make_setup(
         logger.warning(
             "%s are too few to find small gains: pass at least 100 examples%s", subject, fewer_demos
         )
-    return setup
 
 
 def checked_student(

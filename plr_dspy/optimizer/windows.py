@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import dspy
 
+from plr_dspy.dspy_compat import model_of
 from plr_dspy.optimizer.call_sizes import extra_instruction_tokens, inputs_of
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.slots import PoolSlots, WholeProgramSlots, messages_of
@@ -158,7 +159,7 @@ def _of_rivals(setup: CompileSetup) -> Iterator[LongPrompt]:
 
 def _model_of(predictor: dspy.Predict) -> tuple[str, int | None]:
     """Return the name of a predictor's model and its maximum number of prompt tokens, which is None if unknown."""
-    lm = predictor.lm or dspy.settings.lm
+    lm = model_of(predictor)
     name = str(getattr(lm, "model", ""))
     return name, window_of(name)
 

@@ -158,7 +158,7 @@ def _vote_gain(run: CompileRun, decision: Decision, results: Mapping[int, Any]) 
     chosen = decision.ordering
     records = evaluator.records_of(chosen)
     is_revised = decision.revision is not None
-    metric = evaluator.influence
+    metric = evaluator.confusion_scores
     if metric is not None:
         labels = fitted.revised_labels(chosen) if is_revised else {}
         return paired_gain_by_metric(metric, metric.answers(records, labels), results)

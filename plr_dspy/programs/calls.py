@@ -17,6 +17,7 @@ from plr_dspy.dspy_compat import (
     ContextWindowExceededError,
     TruncationCounter,
     UsageTracker,
+    current_adapter,
     note_reply_tokens,
 )
 from plr_dspy.errors import FatalLMError, MissingFieldError, UserError
@@ -92,9 +93,11 @@ class MetricWork:
         self.models = language_models(metric)
         self._over_set = metric if isinstance(metric, SetMetric) else None
         self._metric = metric_caller(metric)
-        self.influence: ConfusionScores | None = None
+        self.confusion_scores: ConfusionScores | None = None
         if self._over_set is not None:
-            self.influence = ConfusionScores(self._over_set, self._over_set.right_labels(examples), labels)
+            self.confusion_scores = ConfusionScores(
+                self._over_set, self._over_set.right_labels(examples), labels
+            )
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         """Call a program on an example, and return a record with the score of its answer.
@@ -441,7 +444,7 @@ class Usage(UsageTracker):
 
 def adapter_advice() -> str:
     """Return advice for replies that the adapter cannot parse, as the last part of a sentence."""
-    adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
+    adapter = type(current_adapter()).__name__
     other = "PlainTextAdapter() for small and base models"
     if adapter == "PlainTextAdapter":
         other = "dspy.ChatAdapter()"
@@ -469,8 +472,8 @@ def calls_on(
     """
     names = [f"{called} {i}" for i in range(number)]
     with interrupts() as interrupted:
-        scorer = Evaluator(ProgramEvaluator(slots, work, names=names, interrupted=interrupted, **options))
+        evaluator = Evaluator(ProgramEvaluator(slots, work, names=names, interrupted=interrupted, **options))
         for count in [*first, number]:
-            (row,) = scorer.evaluate({slots.space.identity: range(min(count, number))}).values()
+            (row,) = evaluator.evaluate({slots.space.identity: range(min(count, number))}).values()
             check(list(row.values()))
-    return list(row.values()), scorer
+    return list(row.values()), evaluator

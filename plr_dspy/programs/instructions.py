@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import dspy
 
+from plr_dspy.dspy_compat import current_adapter
 from plr_dspy.errors import UserError
 from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.tokens import token_counter
@@ -73,7 +74,7 @@ def stand_in_instructions(program: dspy.Module, number: int, rivals: Sequence[Ri
     by_predictor = {name: stand_ins for name, _ in program.named_predictors()}
     choices = usable_instructions(program, by_predictor, rivals=rivals, max_tokens=math.inf)
     if not choices.by_predictor:
-        adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
+        adapter = type(current_adapter()).__name__
         raise UserError(
             f"the adapter must show instructions in prompts; got {adapter}, which omits them: use another adapter"
         )
@@ -146,7 +147,7 @@ def check_usable(given: Mapping[str, Sequence[Instruction]], choices: Instructio
 def _prompt(predictor: dspy.Predict, text: str) -> str:
     """Return the prompt with an instruction, or only the instruction if the adapter rejects placeholders."""
     signature = predictor.signature.with_instructions(text)
-    adapter: Any = dspy.settings.adapter or dspy.ChatAdapter()
+    adapter: Any = current_adapter()
     with suppress(Exception):
         return repr(adapter.format(signature, [], dict.fromkeys(signature.input_fields, PLACEHOLDER)))
     return str(signature.instructions)

@@ -5,14 +5,16 @@ from typing import Any
 
 import dspy
 
+from plr_dspy.dspy_compat import current_adapter, model_of
+
 # Key of the record in a predictor's `traces`, which DSPy saves and loads but never uses.
 RECORD = "plr_dspy made this with"
 
 
 def settings_of(predictor: dspy.Predict) -> dict[str, str | None]:
     """Return the names of the adapter and the model that a predictor uses now, or None for an unknown model."""
-    adapter = dspy.settings.adapter or dspy.ChatAdapter()
-    model = predictor.lm or dspy.settings.lm
+    adapter = current_adapter()
+    model = model_of(predictor)
     options = "" if getattr(adapter, "show_instructions", True) else "(show_instructions=False)"
     return {
         "adapter": f"{type(adapter).__name__}{options}",

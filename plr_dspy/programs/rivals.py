@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import dspy
 
+from plr_dspy.dspy_compat import model_of
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.fingerprint import digest_of_program
@@ -58,7 +59,7 @@ class Rival:
         self.name = name
         self.program = program
         self.predictors = _predictors_of(program)
-        models = [predictor.lm or dspy.settings.lm for predictor in self.predictors]
+        models = [model_of(predictor) for predictor in self.predictors]
         self.models = [lm for lm in models if lm is not None]
         self.digest = digest_of_program(program, self.predictors, self.models)
         self._factory = ProgramFactory(program)

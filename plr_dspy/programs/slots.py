@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import dspy
 
-from plr_dspy.dspy_compat import rendered_signature
+from plr_dspy.dspy_compat import current_adapter, rendered_signature
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.instructions import OWN, Instruction
 from plr_dspy.programs.rivals import Rival
@@ -459,7 +459,7 @@ def messages_of(
     predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[str, Any] | None = None
 ) -> Messages:
     """Return the messages of a call. If `inputs` is None, return only the messages that show the demos."""
-    adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    adapter = current_adapter()
     signature = rendered_signature(predictor)
     if inputs is None:
         return list(adapter.format_demos(signature, list(demos)))

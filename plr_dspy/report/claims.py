@@ -11,16 +11,16 @@ MAX_NAMED = 10  # maximum number of labels to name
 CLOSE = 0.01  # relative difference below which two scores count as equal
 
 
-def is_no_better(report: ReportData, own_score: float, rival: Alternative) -> bool:
+def is_no_better(report: ReportData, score: float, baseline: Alternative) -> bool:
     """Return whether a program with this score is expected to be no better than a simpler method."""
-    margin = CLOSE * max(abs(own_score), abs(rival.score))
+    margin = CLOSE * max(abs(score), abs(baseline.score))
     original = report.original
     # `demo_tokens` is None if only the order of the student's demos was searched.
-    shows_as_many = original.demo_tokens is not None and original.num_demos == rival.num_demos
-    if rival is report.random and report.original_stays and shows_as_many:
-        # The student's demos may be as random as the rival's, so report only a higher score.
-        return rival.score > own_score + margin
-    return own_score <= rival.score + margin
+    shows_as_many = original.demo_tokens is not None and original.num_demos == baseline.num_demos
+    if baseline is report.random and report.original_stays and shows_as_many:
+        # The student's demos may be as random as the baseline's, so report only a higher score.
+        return baseline.score > score + margin
+    return score <= baseline.score + margin
 
 
 def how_to_calibrate(report: ReportData) -> Iterator[str]:

@@ -74,7 +74,7 @@ def summary(report: ReportData) -> Iterator[str]:
     yield from _scores(report)
     yield from _programs(report)
     yield from _verdict(report)
-    yield from _rivals(report)
+    yield from _baselines_not_beaten(report)
     yield from _similar_demos(report)
     for instruction in report.other_instructions:
         chosen = instruction.alternatives[instruction.chosen]
@@ -151,8 +151,8 @@ def _scores(report: ReportData) -> Iterator[str]:
         over_best_own = report.over_best_own
         if over_best_own is not None:
             rows[f"gain over {over_best_own.name!r}"] = _gain(over_best_own)
-    for rival in _simpler_methods(report):
-        rows[rival.name] = score_of(rival)
+    for baseline in _baselines(report):
+        rows[baseline.name] = score_of(baseline)
     if rows:
         yield title
         yield from table(rows)
@@ -215,8 +215,8 @@ def name_of_student(report: ReportData) -> str:
     return repr(report.original.name) if report.original.name else "your program"
 
 
-def _simpler_methods(report: ReportData) -> list[Alternative]:
-    return [rival for rival in (report.random, report.constant, report.vote) if rival is not None]
+def _baselines(report: ReportData) -> list[Alternative]:
+    return [baseline for baseline in (report.random, report.constant, report.vote) if baseline is not None]
 
 
 def _verdict(report: ReportData) -> Iterator[str]:
@@ -236,7 +236,7 @@ def _verdict(report: ReportData) -> Iterator[str]:
         yield Advice(text)
         yield from _advice(report)
     else:
-        yield from _why_own_is_returned(report)
+        yield from _why_search_result_was_rejected(report)
         if _may_be_chance(comparison):
             yield from _advice(report)
 
@@ -279,7 +279,7 @@ def _why_original_is_kept(report: ReportData) -> str:
     return f"the best other program is expected to gain {best.expected_gain:+.3f}, but {_uncertainty(report, best)}"
 
 
-def _why_own_is_returned(report: ReportData) -> Iterator[str]:
+def _why_search_result_was_rejected(report: ReportData) -> Iterator[str]:
     """Say why one of the user's programs is returned although a result of the search may be better."""
     best = report.rejected
     if best is not None:
@@ -364,17 +364,17 @@ def _advice(report: ReportData) -> Iterator[str]:
         yield Advice(f"a larger budget ({limit}) would reduce the uncertainty")
 
 
-def _rivals(report: ReportData) -> Iterator[str]:
+def _baselines_not_beaten(report: ReportData) -> Iterator[str]:
     """Name the simpler methods that the returned program does not beat by more than 1%."""
     if report.comparison is None:
         return
-    own_score = report.comparison.expected_chosen[0]
+    returned_score = report.comparison.expected_chosen[0]
     names = []
-    for rival in _simpler_methods(report):
-        if rival is report.vote and _vote_is_better(report):
+    for baseline in _baselines(report):
+        if baseline is report.vote and _vote_is_better(report):
             continue  # `_similar_demos` reports the vote.
-        if is_no_better(report, own_score, rival):
-            names.append(rival.name)
+        if is_no_better(report, returned_score, baseline):
+            names.append(baseline.name)
     if names:
         yield f"{_name_of_result(report)} is not expected to do better than {' or '.join(names)}"
         if report.random is not None and report.random.name in names:
@@ -421,10 +421,12 @@ def _calibration(report: ReportData) -> Iterator[str]:
         return
     share_answered = 1.0 - report.original.num_failed / max(1, report.original.num_calls)
     calibrated_score = share_answered * effect.original_calibrated
-    own_score = effect.original
+    returned_score = effect.original
     if report.comparison is not None:
-        own_score = max(own_score, report.comparison.expected_chosen[0])
-    if calibrated_score > own_score + CLOSE * abs(own_score) and not report.settings.get("calibrate"):
+        returned_score = max(returned_score, report.comparison.expected_chosen[0])
+    if calibrated_score > returned_score + CLOSE * abs(returned_score) and not report.settings.get(
+        "calibrate"
+    ):
         score = f"if calibrated, your program is expected to score {calibrated_score:.3f}"
         # `calibrate=True` cannot be combined with `programs`.
         argument = "" if report.programs else ", or calibrate=True"

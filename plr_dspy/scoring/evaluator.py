@@ -47,7 +47,7 @@ class Evaluator:
     Args:
         payer: The interface that makes the calls.
         bootstrapped: Keys of the calls from which demos were bootstrapped.
-        influence: Scores of answers for a metric over a set, or None for other metrics.
+        confusion_scores: Scores of answers for a metric over a set, or None for other metrics.
 
     Attributes:
         phase: The phase to which new calls belong.
@@ -55,13 +55,17 @@ class Evaluator:
     """
 
     def __init__(
-        self, payer: Payer, *, bootstrapped: Iterable[Any] = (), influence: ConfusionScores | None = None
+        self,
+        payer: Payer,
+        *,
+        bootstrapped: Iterable[Any] = (),
+        confusion_scores: ConfusionScores | None = None,
     ) -> None:
         self.payer = payer
         self.log = payer.log
         self.budget = payer.budget
-        self.effective_scores = influence or EffectiveScores()
-        self.influence = influence
+        self.effective_scores = confusion_scores or EffectiveScores()
+        self.confusion_scores = confusion_scores
         self.phase = SEARCH
         self._num_reserved = 0
         self._fingerprints: dict[tuple[Candidate, int | None], str] = {}

@@ -61,8 +61,8 @@ class ExampleWeights:
             and their weights, ``[n]``. They are at most `MAX_EXAMPLES` of the seen examples.
     """
 
-    def __init__(self, influence: SetMetricWeights | None, examples: Numbers, is_seen: Mask) -> None:
-        self._influence = influence
+    def __init__(self, set_weights: SetMetricWeights | None, examples: Numbers, is_seen: Mask) -> None:
+        self._set_weights = set_weights
         self._examples = examples
         self.all = self._mean_weights(np.arange(len(examples)))
         self.seen = np.flatnonzero(is_seen)
@@ -75,15 +75,15 @@ class ExampleWeights:
 
     def of_scores(self, known: Mask, columns: Numbers | slice = ALL) -> Array:
         """Return the weight of each known score in its row's mean, ``[m, n]``."""
-        if self._influence is None:
+        if self._set_weights is None:
             return known.astype(np.float64)
-        return self._influence.weights(known, self._examples[columns])
+        return self._set_weights.weights(known, self._examples[columns])
 
     def reweighted(self, scores: Array, columns: Numbers | slice = ALL) -> Array:
         """Return the scores ``[m, n]``, rescaled so that each row's plain mean equals its weighted mean."""
-        if self._influence is None:
+        if self._set_weights is None:
             return scores
-        return self._influence.reweighted(scores, self._examples[columns])
+        return self._set_weights.reweighted(scores, self._examples[columns])
 
     def _mean_weights(self, columns: Numbers) -> Array:
         weights = self.of_scores(np.ones((1, len(columns)), dtype=bool), columns)[0]

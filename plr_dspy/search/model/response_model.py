@@ -60,13 +60,13 @@ class ResponseModel:
         self._logits = LabelLogits(calls, features=features, earlier=earlier_effects)
         is_seen = np.asarray(calls.labels.known.any(axis=0))
         self.is_mute_outsider = calls.is_outsider & self._logits.is_mute
-        self._weights = ExampleWeights(responses.influence, calls.scored.examples, is_seen)
+        self._weights = ExampleWeights(responses.set_weights, calls.scored.examples, is_seen)
         self.answers = Answers(
             calls,
             self._logits,
             self._weights,
             shares=responses.shares,
-            are_drawn=responses.influence is None and _are_drawn(calls),
+            are_drawn=responses.set_weights is None and _are_drawn(calls),
             are_calibrated=responses.are_calibrated,
         )
         self.num_examples = len(self._weights.columns)
@@ -79,7 +79,7 @@ class ResponseModel:
             self.mean_variances = self._variances_of_means()
             self.expected = self._expected_of_calls(read_scores)
             self.information_weights = np.ones(len(calls.candidates))
-            if responses.influence is None:
+            if responses.set_weights is None:
                 self.information_weights = self._information_weights()
 
     def _variances_of_means(self) -> Array:

@@ -61,7 +61,7 @@ class LabelResponses:
         shares: The fraction of answers that each label should have, ``[L]``, or several
             alternatives, ``[S, L]``. NaN means no calibration, and None means equal fractions.
         are_calibrated: Whether calibrated answers are scored.
-        influence: The `ConfusionScores` of a metric over a set. None if the metric scores
+        set_weights: The `ConfusionScores` of a metric over a set. None if the metric scores
             single examples.
     """
 
@@ -69,7 +69,7 @@ class LabelResponses:
     logprobs_of: Callable[[Candidate, int], tuple[Sequence[float], Sequence[int]] | None]
     shares: Array | None = None
     are_calibrated: bool = False
-    influence: SetMetricWeights | None = None
+    set_weights: SetMetricWeights | None = None
 
     def table(self, rows: Mapping[Candidate, Collection[int]], examples: Numbers) -> LabelTable:
         """Return a table of log-probabilities, with candidates as rows and `examples` as columns.
