@@ -12,10 +12,11 @@ from plr_dspy.metrics.copies import own_copy
 
 
 class Trial(NamedTuple):
-    """The error that a metric raised for an answer, or None, and the example that was passed to the metric."""
+    """A trial of a metric on an answer."""
 
-    error: BaseException | None
-    example: dspy.Example
+    error: BaseException | None  # the error that the metric raised, if any
+    example: dspy.Example  # the example that was passed to the metric
+    calls_model: bool = False  # whether the metric tried to call a language model
 
 
 class Trials:
@@ -47,12 +48,19 @@ def tried(metric: Metric, example: dspy.Example, answer: Mapping[str, Value]) ->
     except (Exception, SystemExit) as error:
         if not calls.stopped:
             return Trial(error, example_copy)
-    return Trial(None, example_copy)
+    return Trial(None, example_copy, calls.stopped)
 
 
 def fails(metric: Metric, example: dspy.Example, answer: Mapping[str, Value]) -> bool:
     """Return whether a metric raises an error when it scores an answer."""
     return tried(metric, example, answer).error is not None
+
+
+def calls_model(metric: Metric, example: dspy.Example, program: dspy.Module) -> bool:
+    """Return whether a metric calls a language model to score a correct or an empty answer."""
+    outputs = output_types(program)
+    answers = (as_answer(example, outputs), dict.fromkeys(outputs, ""))
+    return any(tried(metric, example, answer).calls_model for answer in answers)
 
 
 def as_answer(example: dspy.Example, outputs: Iterable[str]) -> dict[str, Value]:

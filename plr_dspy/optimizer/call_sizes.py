@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -13,6 +14,8 @@ import dspy
 
 from plr_dspy.dspy_compat import annotation_allows_none, model_of
 from plr_dspy.labels.outputs import label_output
+from plr_dspy.labels.trials import calls_model
+from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.setup import UNKNOWN_ANSWER, CompileSetup
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.instructions import PLACEHOLDER
@@ -111,9 +114,19 @@ class CallSizes:
         The cost is unknown if `size` is None, a price is missing, or the metric calls a language
         model.
         """
-        if size is None or language_models(self._setup.options.metric):
+        if size is None or self.metric_calls_model:
             return None
         return size.cost
+
+    @cached_property
+    def metric_calls_model(self) -> bool:
+        """Whether the metric calls a language model, for example as a judge."""
+        metric = self._setup.options.metric
+        if language_models(metric):
+            return True
+        return not isinstance(metric, SetMetric) and calls_model(
+            metric, self._examples[0], self._setup.program
+        )
 
     def extra_costs(self) -> dict[int, float]:
         """Return how much more a call costs on each long example than on an average example.

@@ -58,6 +58,8 @@ class Estimate:
             is too long, or if litellm does not know the size of the window.
         has_other_tokenizer: Whether a model has, or may have, a tokenizer other than GPT-4o's.
             If so, token counts may be off by about 15%.
+        metric_calls_model: Whether the metric calls a language model. These calls are not
+            included.
     """
 
     program_calls: int
@@ -71,6 +73,7 @@ class Estimate:
     cost_with_cache: float | None = None
     warning: str = ""
     has_other_tokenizer: bool = False
+    metric_calls_model: bool = False
 
     def __str__(self) -> str:
         text = f"at most {count(self.program_calls, 'program call')}"
@@ -97,6 +100,8 @@ class Estimate:
         text += f"\n  calls: {calls or 'none'}"
         if self.has_other_tokenizer and self.prompt_tokens:
             text += "\n  tokens are counted with GPT-4o's tokenizer; the model's own may give about 15% more or fewer"
+        if self.metric_calls_model:
+            text += "\n  the metric's calls to a language model are not included, so the cost is unknown"
         return f"{text}\nwarning: {self.warning}" if self.warning else text
 
 
@@ -165,6 +170,7 @@ def estimate_cost(
         new_prompt_tokens=None if total is None or calls_of is not None else round(total.new_tokens),
         cost_with_cache=cost_with_cache,
         has_other_tokenizer=total is not None and not all(map(has_counted_tokenizer, total.usage)),
+        metric_calls_model=sizes.metric_calls_model,
     )
 
 

@@ -593,6 +593,24 @@ class TestMaxCost:
         assert 0 < engine.cost <= 0.4
         assert limited.report.cost == pytest.approx(engine.cost)
 
+    def test_an_estimate_says_that_calls_of_the_metric_are_not_included(self, engine):
+        judge = dspy.Predict("question, answer -> verdict: bool")
+
+        def judged(example, prediction, trace=None):
+            if prediction.answer == example.answer:
+                return True
+            return judge(question=example.question, answer=prediction.answer).verdict
+
+        limits = {"max_metric_calls": 100, "display_progress": False}
+        alone = PLReorder(exact_match, **limits).estimate(student(), trainset=EXAMPLES)
+        with_judge = PLReorder(judged, **limits).estimate(student(), trainset=EXAMPLES)
+        assert alone.cost > 0
+        assert with_judge.cost is None
+        assert with_judge.prompt_tokens == alone.prompt_tokens
+        assert "the metric's calls to a language model are not included" in str(with_judge)
+        assert "not included" not in str(alone)
+        assert engine.num_calls == 0
+
     def test_an_expensive_teacher_needs_a_price_and_leaves_three_quarters_of_the_limit(
         self, engine, monkeypatch
     ):
