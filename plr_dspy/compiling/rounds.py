@@ -55,7 +55,7 @@ class SearchRounds:
             candidate, a server with a prefix cache reads demos less often. None sets no minimum.
         widen: A function that takes the result of `low_scores`, and returns a search in a wider
             space, or None. In the wider space, existing items keep their indices.
-        on_round: A function to call with the results of each round.
+        on_round: A function to call with the results of each round, if any.
     """
 
     search: Search = field(kw_only=False)
@@ -73,7 +73,7 @@ class SearchRounds:
     shifted: bool = False
     min_examples: MinExamples | None = None
     widen: Callable[[Mapping[int, Ordering]], Search | None] | None = None
-    on_round: Callable[[Iteration], object] = str
+    on_round: Callable[[Iteration], object] | None = None
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -298,7 +298,7 @@ class SearchRounds:
 
     def _can_show_demos(self) -> bool:
         space = self.search.space
-        most_items = [most for _, most in space.limits[: len(space.limits) - len(space.choices)]]
+        most_items = [most for _, most in space.limits[: space.num_lists]]
         return any(most_items) or any(map(self.shows_demos, [self.original, *space.programs]))
 
     def _update_search(self, candidates: Sequence[Candidate]) -> None:
@@ -330,4 +330,5 @@ class SearchRounds:
                 program_calls=self.evaluator.num_calls(),
             )
         )
-        self.on_round(self._history[-1])
+        if self.on_round is not None:
+            self.on_round(self._history[-1])

@@ -11,7 +11,7 @@ import logging
 import math
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import dspy
@@ -95,7 +95,7 @@ class ProposalWork(PromptModelWork):
         """Run the task with the index `example`, and return a record with the text that it produced."""
         task = self._setup.proposals[example]
         with dspy.context(lm=self.model, adapter=dspy.ChatAdapter()):
-            text = self._propose(task) if task.predictor else self._description()
+            text = self._description() if task.describes_data else self._propose(task)
         return CallRecord(None, value={"text": text})
 
     def _description(self) -> str:
@@ -162,24 +162,26 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
             break
         record = log.records[key]
         proposals.append(replace(task, prompt=prompt, record=record))
-        if not task.predictor and record.value:
+        if task.describes_data and record.value:
             work.describe_data(record.value["text"])
         if failure is not None:
             break
     log.num_recalled = num_recalled  # Proposals do not count as program calls.
     budget.share = 1.0
     budget.expect(cost_of_student, reserve=reserve)
-    _check(setup, proposals, failure)
+    _report_missing_proposals(setup, proposals, failure)
     return proposals
 
 
-def _check(setup: CompileSetup, proposals: Sequence[Proposal], failure: Exception | None) -> None:
+def _report_missing_proposals(
+    setup: CompileSetup, proposals: Sequence[Proposal], failure: Exception | None
+) -> None:
     """Warn if some planned instructions were not proposed because of errors or limits.
 
     Raise an error if calls failed and no instruction was proposed, or if `failure` was not caused
     by a call.
     """
-    num_made = sum(bool(proposal.predictor and proposal.text) for proposal in proposals)
+    num_made = num_texts(proposals)
     errors = [proposal.record for proposal in proposals if proposal.record.error]
     if failure is not None and not errors:
         raise failure
@@ -194,7 +196,7 @@ def _check(setup: CompileSetup, proposals: Sequence[Proposal], failure: Exceptio
             f"prompt_model proposed no instruction ({reason}): {fix}, or pass instructions as a list"
         ) from failure
     if reason:
-        num_planned = sum(bool(task.predictor) for task in setup.proposals)
+        num_planned = sum(not task.describes_data for task in setup.proposals)
         logger.warning("only %d of %d instructions were proposed (%s)", num_made, num_planned, reason)
 
 
@@ -202,7 +204,7 @@ def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) ->
     """Return the instructions from proposals and rivals, divided into usable and dropped ones."""
     by_predictor: dict[str, list[Instruction]] = defaultdict(list)
     for proposal in proposals:
-        if proposal.predictor and not proposal.record.error:
+        if not (proposal.describes_data or proposal.record.error):
             by_predictor[proposal.predictor].append(
                 Instruction(proposal.text, f"{PROPOSED}[{proposal.number - 1}]")
             )
@@ -223,10 +225,14 @@ def most_tokens(setup: CompileSetup) -> float:
     return smallest - (0.0 if size is None else size.prompt_tokens)
 
 
+def num_texts(proposals: Iterable[Proposal]) -> int:
+    """Return the number of instructions that the prompt model has written."""
+    return sum(bool(proposal.text) for proposal in proposals if not proposal.describes_data)
+
+
 def proposal_report(setup: CompileSetup) -> ProposalReport | None:
     """Return the report's entry on proposed instructions, or None if no proposals were planned."""
     if not setup.proposals:
         return None
     model = setup.prompt_model or dspy.settings.lm
-    num_texts = sum(bool(proposal.predictor and proposal.text) for proposal in setup.proposals)
-    return ProposalReport(model=str(model.model), num_texts=num_texts)
+    return ProposalReport(model=str(model.model), num_texts=num_texts(setup.proposals))

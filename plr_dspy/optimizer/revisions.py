@@ -19,7 +19,7 @@ from plr_dspy.metrics.by_example import as_score
 from plr_dspy.metrics.copies import own_value
 from plr_dspy.optimizer.estimate import size_of_prompt
 from plr_dspy.optimizer.opening import OpenCompile
-from plr_dspy.optimizer.proposals import PromptModelWork, most_tokens
+from plr_dspy.optimizer.proposals import PromptModelWork, most_tokens, num_texts
 from plr_dspy.optimizer.setup import CompileSetup, Proposal
 from plr_dspy.programs.calls import MetricWork
 from plr_dspy.programs.fingerprint import digest
@@ -114,8 +114,7 @@ def propose_from_failures(opened: OpenCompile, failures: Mapping[int, Ordering])
                 proposal = _propose(opened, revision, task, first_example)
                 if proposal is not None:
                     proposals.append(proposal)
-    num_texts = sum(bool(proposal.text) for proposal in proposals)
-    texts = count(num_texts, "instruction")
+    texts = count(num_texts(proposals), "instruction")
     logger.info("the prompt model proposed %s from %s", texts, count(len(records), "failure"))
     return _with_instructions(replace(setup, proposals=[*setup.proposals, *proposals]), slots, proposals)
 

@@ -68,9 +68,14 @@ class Proposal:
     from_failures: bool = False  # whether the instruction is based on failures seen in the search
 
     @property
+    def describes_data(self) -> bool:
+        """Whether the task is to describe the data, not to propose an instruction."""
+        return not self.predictor
+
+    @property
     def name(self) -> str:
         """The name of the task in messages."""
-        if not self.predictor:
+        if self.describes_data:
             return "the data"
         if self.from_failures:
             return f"instruction for {self.predictor} from failures"

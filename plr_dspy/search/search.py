@@ -243,7 +243,7 @@ class Search(ABC):
         `BEGINNING_STEP` items shorter. A beginning skips items where this is necessary to meet the
         quotas.
         """
-        num_blocks = len(ordering) - len(self.space.choices)
+        num_blocks = self.space.num_lists
         longest = max(map(len, ordering[:num_blocks]), default=0)
         for length in range(longest - num_dropped, 0, -BEGINNING_STEP):
             lengths = [max(length, quotas.total) for quotas in self.space.quotas]

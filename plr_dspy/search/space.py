@@ -226,15 +226,20 @@ class OrderingSpace:
             lower <= len(items) <= upper for items, (lower, upper) in zip(candidate, self.limits, strict=True)
         )
 
+    @property
+    def num_lists(self) -> int:
+        """The number of blocks that are not choices. They come first."""
+        return len(self.kinds) - len(self.choices)
+
     def shows_items(self, ordering: Ordering) -> bool:
         """Return whether an ordering shows any items besides its choices."""
-        return any(ordering[: len(ordering) - len(self.choices)])
+        return any(ordering[: self.num_lists])
 
     @property
     def first_candidates(self) -> list[Candidate]:
         """The identity, the whole programs, and all variants of the identity in which one choice differs."""
         candidates: list[Candidate] = [self.identity, *self.programs]
-        for block in range(len(self.sizes) - len(self.choices), len(self.sizes)):
+        for block in range(self.num_lists, len(self.sizes)):
             for item in range(self.sizes[block]):
                 changed = self._with_block(self.identity, block, [item])
                 if changed != self.identity:
@@ -243,16 +248,15 @@ class OrderingSpace:
 
     def with_first_choices(self, ordering: Ordering) -> Ordering:
         """Return the ordering with each choice replaced by the first item of its block."""
-        items = ordering[: len(ordering) - len(self.choices)]
-        return (*items, *((0,) for _ in self.choices))
+        return (*ordering[: self.num_lists], *((0,) for _ in self.choices))
 
     def chosen(self, ordering: Ordering) -> Ordering:
         """Return only the blocks of an ordering that are choices."""
-        return ordering[len(ordering) - len(self.choices) :]
+        return ordering[self.num_lists :]
 
     def with_choices(self, sizes: Sequence[int]) -> OrderingSpace:
         """Return a copy of the space in which the blocks that are choices have the given sizes."""
-        lists = self.kinds[: len(self.kinds) - len(self.choices)]
+        lists = self.kinds[: self.num_lists]
         return replace(self, kinds=(*lists, *(tuple(range(size)) for size in sizes)))
 
     def with_new_items(self, ordering: Ordering, earlier: OrderingSpace) -> list[Ordering]:

@@ -55,7 +55,7 @@ class Features:
                 f"classes must have a class for each item; got {tuple(map(len, classes))} classes for blocks of "
                 f"{space.sizes} items"
             )
-        num_lists = len(space.sizes) - len(space.choices)
+        num_lists = space.num_lists
         self._blocks = [
             _Block(space, number, classes[number], num_blocks=num_lists) for number in range(num_lists)
         ]
