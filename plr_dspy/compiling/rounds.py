@@ -118,19 +118,18 @@ class SearchRounds:
         wanted = self.schedule.examples_for(candidates, self.observations, min_new=min_new)
         if is_first and min_new:
             wanted = self._first_half(wanted)
-        num_enough = MIN_SHARE * len(wanted)
+        # In the first round, even a few scores are enough, because there are no estimates yet.
+        num_enough = min(2, len(wanted)) if is_first else MIN_SHARE * len(wanted)
         affordable = self.evaluator.affordable(wanted)
         if len(affordable) < num_enough:
             return Stop(StopReason.BUDGET)
         if is_first:
             self._check_first_replies(affordable)
         scored = self.observe(affordable)
-        has_enough = len(scored) >= num_enough
         was_cut_short = len(scored) < len(affordable)
         exceeds_budget = len(affordable) < len(wanted)
         # Learn even if a limit ends the search, because the race and the decision need the estimates.
-        # In the first round, even a few scores are enough, because there are no estimates yet.
-        if scored and (is_first or has_enough):
+        if scored and (is_first or len(scored) >= num_enough):
             self._update_search([candidate for candidate in candidates if candidate in scored])
         if was_cut_short:
             return Stop(self.evaluator.budget.refused or StopReason.TIME)

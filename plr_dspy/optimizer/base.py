@@ -326,6 +326,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             at_end=lambda: logger.info("%s", result(self.report)) if self.report else None,
         ) as (log, make_payer):
             if setup.attempts or setup.proposals:
+                # If an error or an interrupt ends this phase, the best program is the student.
+                self.best_program = setup.slots.build(setup.original)
                 setup = self._make_demos(setup, make_payer)
             work = self.work(setup)
             names, keys = self._examples(setup, work)

@@ -398,7 +398,8 @@ class PLFewShot(LearningOptimizer):
         fixed, retrieved = fixed_and_retrieved(
             pools, examples=examples, retrievable=retrievable, max_tokens=max_tokens_of_predictor
         )
-        has_demos_to_retrieve = any(retrieved.values()) or bool(attempts)
+        # Without bootstrapped demos, `_make_demos` says why none was made.
+        has_demos_to_retrieve = any(retrieved.values()) or self.candidates == "bootstrapped"
         if not allows_fixed_demos and any(fixed.values()) and not has_demos_to_retrieve:
             raise UserError(
                 "demos='retrieved' needs examples to retrieve; got none: pass examples that have the signature's "

@@ -148,7 +148,8 @@ class RetrievalSlots(PoolSlots):
         return self._variations[candidate.number - self._num_rivals]
 
     def showing(self, share: float) -> Candidate:
-        if any(most for _, most in self.space.limits[: len(self.slots)]):
+        shows_fixed_demos = any(most for _, most in self.space.limits[: len(self.slots)])
+        if shows_fixed_demos or not self.whole_programs:
             return super().showing(share)
         return self.whole_programs[0]
 

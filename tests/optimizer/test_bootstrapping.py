@@ -11,7 +11,7 @@ import fakes
 import pytest
 from dspy import lm15
 from dspy.utils.exceptions import AdapterParseError
-from fakes import engine_for, exact_match, questions, using
+from fakes import engine_for, exact_match, interrupt, questions, student, using
 
 from plr_dspy import PLFewShot, PLReorder
 from plr_dspy.labels.reader import NoProbabilities
@@ -348,3 +348,28 @@ def test_calls_without_a_trace_make_no_demo_and_can_be_resumed(engine, caplog, t
     assert calls["resumed"] == calls["total"]
     warnings = [line for line in caplog.messages if "appeared in DSPy's trace" in line]
     assert any("dspy.Parallel" in line for line in warnings)
+
+
+@pytest.mark.parametrize("demos", ["fixed", "auto", "retrieved"])
+def test_instructions_are_searched_if_no_answer_becomes_a_demo(demos):
+    """No score reaches the threshold."""
+    options = {"instructions": "propose", "num_instructions": 2, "metric_threshold": 2}
+    optimizer = chooser(demos=demos, max_metric_calls=100, num_threads=1, **options)
+    with using(engine_for(EXAMPLES)):
+        optimizer.compile(predict(), trainset=EXAMPLES)
+    assert optimizer.report.comparison is not None
+
+
+def test_the_best_program_is_the_student_if_an_interrupt_stops_the_teacher():
+    optimizer = chooser(num_threads=1)
+    with using(engine_for(EXAMPLES, at={5: interrupt})), pytest.raises(KeyboardInterrupt):
+        optimizer.compile(student(2), trainset=EXAMPLES)
+    assert optimizer.best_program.demos == student(2).demos
+    assert optimizer.report is None
+
+
+def test_an_error_says_that_the_time_allows_no_demos_to_retrieve():
+    optimizer = chooser(demos="retrieved", max_seconds=0.01)
+    message = "a quarter of max_seconds or max_cost is not enough for a single call"
+    with using(engine_for(EXAMPLES)), pytest.raises(RuntimeError, match=message):
+        optimizer.compile(student(3), trainset=EXAMPLES)

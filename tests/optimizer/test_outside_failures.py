@@ -153,6 +153,22 @@ def test_a_failure_that_did_not_end_the_run_is_not_repeated(tmp_path, kind):
     assert [error.count for error in again.errors] == [1]
 
 
+def test_a_valset_that_cannot_be_scored_does_not_discard_the_search(caplog):
+    valset = questions(62)[60:]
+
+    def metric(example, prediction, trace=None):
+        if example in valset:
+            raise ValueError("cannot score this row")
+        return exact_match(example, prediction)
+
+    optimizer = PLReorder(metric, max_metric_calls=150, display_progress=False)
+    with using(engine_for([*EXAMPLES, *valset])):
+        program = optimizer.compile(student(5), trainset=EXAMPLES, valset=valset)
+    assert program.demos == student(5).demos
+    assert optimizer.report.comparison is None
+    assert "no example of the final comparison could be scored" in caplog.text
+
+
 class NotFoundError(Exception):
     """A user's own error with the name of a provider's error."""
 

@@ -1,5 +1,7 @@
 """Compiles with programs of the user as further candidates."""
 
+import itertools
+
 import dspy
 import pytest
 from choices import LEANING
@@ -85,6 +87,15 @@ class TestUserPrograms:
             f"{rejected.expected_gain:.3f} more, but this is too uncertain (better with probability "
         ) in str(report)
         assert "it must be at least 3 times as likely to be better as worse)" in str(report)
+
+    def test_as_many_programs_are_scored_as_the_budget_allows(self):
+        """The budget is too small to score every program in the first round."""
+        programs = [student(demos=pair) for pair in itertools.permutations(DEMOS, 2)]
+        optimizer = PLReorder(exact, max_metric_calls=40, signal="score", display_progress=False)
+        with using(Engine(), "fake/x"):
+            optimizer.compile(student(demos=LEANING), trainset=EXAMPLES, programs=programs)
+        assert 30 <= optimizer.report.program_calls["total"] <= 40
+        assert optimizer.report.comparison is not None
 
     def test_an_empty_list_of_programs_changes_nothing(self):
         reports = []
