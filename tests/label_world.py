@@ -68,10 +68,10 @@ def go(engine: Any, *, program=None, trainset=EXAMPLES, valset=None, metric=exac
     return compiled, optimizer.report
 
 
-def found(report: Any, *but: str) -> dict[str, Any]:
+def comparable(report: Any, *omitted: str) -> dict[str, Any]:
     """Return a report as plain data, without the fields that may differ between equal compiles."""
     plain = json.loads(json.dumps(report.to_dict()))
-    for name in ("seconds", *but):
+    for name in ("seconds", *omitted):
         del plain[name]
     plain["program_calls"].pop("resumed", None)
     for name in ("signal", "num_threads", "max_errors"):

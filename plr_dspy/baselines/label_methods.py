@@ -129,9 +129,9 @@ class LabelOptimizer(DemoOptimizer):
             keys.insert(WRITING, f"{writing} at temperature {self.temperature}")
         return names, keys
 
-    def _make_run(self, opened: OpenCompile) -> LabelRun:
-        assert isinstance(opened.work, ProbingWork)
-        return LabelRun(self, opened.setup, opened.work, opened.evaluator)
+    def _make_run(self, open_compile: OpenCompile) -> LabelRun:
+        assert isinstance(open_compile.work, ProbingWork)
+        return LabelRun(self, open_compile.setup, open_compile.work, open_compile.evaluator)
 
 
 class LabelRun(CompileRun):

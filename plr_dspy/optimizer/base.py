@@ -200,8 +200,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         warning = window_warning(setup)
         if warning:
             logger.warning("%s", warning)
-        with self._open(setup) as opened:
-            return self._run(opened)
+        with self._open(setup) as open_compile:
+            return self._run(open_compile)
 
     def estimate(
         self,
@@ -363,7 +363,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """Return the names of the scored examples for messages, and their keys for the log."""
         return setup.splits.names, [digest(example) for example in setup.scored_examples]
 
-    def _run(self, opened: OpenCompile) -> dspy.Module:
+    def _run(self, open_compile: OpenCompile) -> dspy.Module:
         """Run the search, and return the program built from its result.
 
         After an error, build a program and a report from the finished calls, then raise the error.
@@ -371,34 +371,34 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         run: CompileRun | None = None
         outcome: Outcome | None = None
         try:
-            responses = self._probe(opened)
+            responses = self._probe(open_compile)
             if responses is not None:
-                setup = self._with_plan(opened.setup, signal="logprobs")
-                opened = replace(opened, setup=setup, responses=responses)
-            run = self._make_run(opened)
+                setup = self._with_plan(open_compile.setup, signal="logprobs")
+                open_compile = replace(open_compile, setup=setup, responses=responses)
+            run = self._make_run(open_compile)
             outcome = run.run()
-            return self._conclude(opened, run, outcome)
+            return self._conclude(open_compile, run, outcome)
         except BaseException as error:  # Also catch interrupts while the report is built.
-            self._conclude_after_error(error, opened, run, outcome)
+            self._conclude_after_error(error, open_compile, run, outcome)
             raise
 
     def _conclude_after_error(
-        self, error: BaseException, opened: OpenCompile, run: CompileRun | None, outcome: Outcome | None
+        self, error: BaseException, open_compile: OpenCompile, run: CompileRun | None, outcome: Outcome | None
     ) -> None:
         """Set `report` and `best_program` from the finished calls.
 
         `run` and `outcome` are None if the error was raised before they existed.
         """
-        opened.evaluator.log.close()  # Discard the results of calls in progress.
+        open_compile.evaluator.log.close()  # Discard the results of calls in progress.
         if run is None:
-            run = self._make_run(replace(opened, responses=None))
+            run = self._make_run(replace(open_compile, responses=None))
         if outcome is None:
             outcome = run.unfinished(error)
         if isinstance(error, KeyboardInterrupt):
             outcome = replace(outcome, stop=Stop(StopReason.INTERRUPTED))
-        self._conclude(opened, run, outcome)
+        self._conclude(open_compile, run, outcome)
 
-    def _probe(self, opened: OpenCompile) -> LabelResponses | None:
+    def _probe(self, open_compile: OpenCompile) -> LabelResponses | None:
         """Return the log-probabilities of labels, or None to learn only from scores.
 
         By default, return None. Subclasses may make the first calls to find out whether replies
@@ -406,36 +406,36 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """
         return None
 
-    def _make_run(self, opened: OpenCompile) -> CompileRun:
-        """Create the search, which learns from `opened.responses` if any, and return the run that carries it out."""
-        setup = opened.setup
+    def _make_run(self, open_compile: OpenCompile) -> CompileRun:
+        """Create the search, which learns from any `responses` of the compile, and return the run of the search."""
+        setup = open_compile.setup
         return self._run_kind(setup.plan)(
-            self.search(setup, opened.responses),
-            opened.evaluator,
+            self.search(setup, open_compile.responses),
+            open_compile.evaluator,
             plan=setup.plan,
             num_train=len(setup.splits.train),
             original=setup.original,
             user_programs=setup.slots.competing,
-            sample=lambda: opened.work.sample,
+            sample=lambda: open_compile.work.sample,
             advice=adapter_advice(),
             shows_demos=setup.slots.shows_demos,
             min_probability=self.min_probability,
             stop_at_score=getattr(self, "stop_at_score", None),
             patience=getattr(self, "patience", None),
-            shifted=opened.responses is not None,
-            widen=self._widening(opened),
-            min_examples=self._min_examples(opened),
+            shifted=open_compile.responses is not None,
+            widen=self._widening(open_compile),
+            min_examples=self._min_examples(open_compile),
             on_round=partial(call_back, self, "on_round_end"),
         )
 
-    def _min_examples(self, opened: OpenCompile) -> MinExamples | None:
+    def _min_examples(self, open_compile: OpenCompile) -> MinExamples | None:
         """Return a function that maps candidates to their minimum number of examples.
 
         By default, return None, which sets no minimum.
         """
         return None
 
-    def _widening(self, opened: OpenCompile) -> Callable[..., Search | None] | None:
+    def _widening(self, open_compile: OpenCompile) -> Callable[..., Search | None] | None:
         """Return a function that widens the search space, or None if the space is fixed.
 
         By default, return None. `SearchRounds` calls the function as `widen`.
@@ -446,16 +446,16 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """Return the class of the run that carries out this plan."""
         return CompileRun if plan.racing else PaperRun
 
-    def _conclude(self, opened: OpenCompile, run: CompileRun, outcome: Outcome) -> dspy.Module:
+    def _conclude(self, open_compile: OpenCompile, run: CompileRun, outcome: Outcome) -> dspy.Module:
         """Set `report` and `best_program`, and return the program.
 
         If `log_dir` is set, also write the report to this folder.
         """
-        setup = opened.setup
-        finished = self._finish(setup, run, outcome, partial(_build_as_scored, setup, opened.work))
+        setup = open_compile.setup
+        finished = self._finish(setup, run, outcome, partial(_build_as_scored, setup, open_compile.work))
         program = finished.program
         self.best_program = program  # Set this first, in case building the report is interrupted.
-        self.report = report = build_report(opened, run, outcome, finished)
+        self.report = report = build_report(open_compile, run, outcome, finished)
         program.reorder_report = report.to_dict()
         if not hasattr(program, "detailed_results"):  # Keep the user's own attribute.
             program.detailed_results = detailed_results(report, outcome.decision)

@@ -212,14 +212,14 @@ class PLFewShot(LearningOptimizer):
             self.auto, size, max_metric_calls=self.max_metric_calls, signal=signal, searched="demos"
         )
 
-    def _min_examples(self, opened: OpenCompile) -> MinExamples | None:
-        plan = opened.setup.plan
+    def _min_examples(self, open_compile: OpenCompile) -> MinExamples | None:
+        plan = open_compile.setup.plan
         # No minimum is needed if every arrangement is scored on all examples.
         if plan.most_searched is not None:
             return None
-        max_share = NEW_SHARE if opened.responses is None else NEW_SHARE_WITH_LOGPROBS
+        max_share = NEW_SHARE if open_compile.responses is None else NEW_SHARE_WITH_LOGPROBS
         try:
-            return LookSizes(opened.setup, opened.prefixes, max_share=max_share)
+            return LookSizes(open_compile.setup, open_compile.prefixes, max_share=max_share)
         except Exception:  # If the adapter or litellm cannot count tokens, set no minimum.
             return None
 
@@ -410,7 +410,7 @@ class PLFewShot(LearningOptimizer):
             program, retrieved, examples=retrievable, embedder=self.embedder, known=known
         )
         nearest = variations(self.max_demos, self.min_demos, max_tokens_of_predictor)
-        return RetrievalSlots(program, fixed, nearest=nearest, found=retrieval_pools, **limits)
+        return RetrievalSlots(program, fixed, nearest=nearest, retrieval_pools=retrieval_pools, **limits)
 
     def _make_demos(self, setup: CompileSetup, make_payer: Callable[..., ProgramEvaluator]) -> CompileSetup:
         """Bootstrap demos, propose instructions, and return a setup whose search space includes both."""
@@ -459,20 +459,20 @@ class PLFewShot(LearningOptimizer):
             payer.budget.max_calls = setup.plan.max_metric_calls + calls_before
         return setup
 
-    def _widening(self, opened: OpenCompile) -> Callable[..., Search | None] | None:
-        if opened.setup.proposals and opened.setup.slots.alternatives:
-            return partial(self._widened, opened)
+    def _widening(self, open_compile: OpenCompile) -> Callable[..., Search | None] | None:
+        if open_compile.setup.proposals and open_compile.setup.slots.alternatives:
+            return partial(self._widened, open_compile)
         return None
 
-    def _widened(self, opened: OpenCompile, failures: Mapping[int, Ordering]) -> Search | None:
+    def _widened(self, open_compile: OpenCompile, failures: Mapping[int, Ordering]) -> Search | None:
         """Return a search with instructions proposed from failures, or None if no instruction is new."""
-        known = opened.setup.slots
-        opened.setup = propose_from_failures(opened, failures)
-        slots = opened.setup.slots
+        known = open_compile.setup.slots
+        open_compile.setup = propose_from_failures(open_compile, failures)
+        slots = open_compile.setup.slots
         if slots.space.sizes == known.space.sizes:
             return None
-        opened.payer.slots = slots
-        return self.search(opened.setup, opened.responses)
+        open_compile.payer.slots = slots
+        return self.search(open_compile.setup, open_compile.responses)
 
     def _finish(
         self,

@@ -79,7 +79,7 @@ def _retrieval_report(slots: PoolSlots, chosen: Candidate) -> RetrievalReport | 
     return RetrievalReport(
         variation=chosen.name if isinstance(chosen, WholeProgram) and variation is not None else None,
         text=str(variation or ""),
-        num_pooled=sum(len(pool.demos) for pool in slots.found.values()),
+        num_pooled=sum(len(pool.demos) for pool in slots.retrieval_pools.values()),
     )
 
 

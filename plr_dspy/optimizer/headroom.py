@@ -129,12 +129,14 @@ class LeverSample(PLFewShot):
         setup, groups = self._designed(self._prepare(program, trainset, [], inputs=inputs))
         candidates = _candidates(groups)
         rows = {name: [candidates.index(candidate) for candidate in group] for name, group in groups.items()}
-        with self._open(setup) as opened:
-            scored = _score_levers(opened, candidates, rows)
-            metric = opened.evaluator.confusion_scores
-            unread = [num_unread(opened.evaluator, candidate, calibrated=False) for candidate in candidates]
-            program_calls = opened.evaluator.num_calls()
-            _warn_if_no_score_differs(scored, opened.work.sample)
+        with self._open(setup) as open_compile:
+            scored = _score_levers(open_compile, candidates, rows)
+            metric = open_compile.evaluator.confusion_scores
+            unread = [
+                num_unread(open_compile.evaluator, candidate, calibrated=False) for candidate in candidates
+            ]
+            program_calls = open_compile.evaluator.num_calls()
+            _warn_if_no_score_differs(scored, open_compile.work.sample)
         experiment = PairedExperiment(scored.table, bounds=metric.bounds if metric else None, seed=self.seed)
         changes = changes_of(scored.rows, _num_orders(groups))
         gains = lever_gains(experiment, changes)
@@ -238,25 +240,25 @@ def _how_to_narrow_intervals(setup: CompileSetup, num_candidates: int, num_examp
 
 
 def _score_levers(
-    opened: OpenCompile, candidates: Sequence[Candidate], rows: Mapping[str, list[int]]
+    open_compile: OpenCompile, candidates: Sequence[Candidate], rows: Mapping[str, list[int]]
 ) -> LeverScores:
     """Score candidates on more and more examples, and return the scores. Stop early if no scores differ."""
-    evaluator = opened.evaluator
-    sample = _sample(opened.setup, evaluator.confusion_scores)
+    evaluator = open_compile.evaluator
+    sample = _sample(open_compile.setup, evaluator.confusion_scores)
     # Score a few examples first, and stop if hardly any of these answers can be parsed.
     evaluator.table(candidates, sample[: math.ceil(ENOUGH_ANSWERS / len(candidates))])
     FutilityCheck(
         evaluator,
-        len(opened.setup.scored_examples),
-        lambda: opened.work.sample,
+        len(open_compile.setup.scored_examples),
+        lambda: open_compile.work.sample,
         compares=False,
         advice=adapter_advice(),
     ).check()
     num_first = max(MIN_EXAMPLES, math.ceil(ENOUGH_SCORES / len(candidates)))
     num_paired = max(num_first, math.ceil(ENOUGH_PAIRS / max(1, len(candidates) - 1)))
     for number in (num_first, num_paired, len(sample)):
-        examples, scores = _score_table(opened, candidates, sample[:number])
-        scores, calibrated_rows = _with_calibrated(opened, candidates, rows, examples, scores)
+        examples, scores = _score_table(open_compile, candidates, sample[:number])
+        scores, calibrated_rows = _with_calibrated(open_compile, candidates, rows, examples, scores)
         scored = LeverScores(examples, scores, {**rows, **calibrated_rows})
         is_last = number >= len(sample)
         # Different answers may give a metric over a set the same value.
@@ -286,7 +288,7 @@ def _no_difference(scored: LeverScores, num_candidates: int, *, is_last: bool, c
 
 
 def _score_table(
-    opened: OpenCompile, candidates: Sequence[Candidate], sample: Sequence[int]
+    open_compile: OpenCompile, candidates: Sequence[Candidate], sample: Sequence[int]
 ) -> tuple[list[int], Array]:
     """Score candidates, and return the examples and a table of scores.
 
@@ -294,7 +296,7 @@ def _score_table(
     mean score of the other candidates on the same example. A metric over a set is linearized at
     each candidate's own answers.
     """
-    evaluator = opened.evaluator
+    evaluator = open_compile.evaluator
     metric = evaluator.confusion_scores
     examples, rows = evaluator.table(candidates, sorted(sample))
     table = np.array(rows)
@@ -325,7 +327,7 @@ def _linearized(metric: ConfusionScores, answers: Answers, examples: Sequence[in
 
 
 def _with_calibrated(
-    opened: OpenCompile,
+    open_compile: OpenCompile,
     candidates: Sequence[Candidate],
     rows: Mapping[str, list[int]],
     examples: Sequence[int],
@@ -340,7 +342,7 @@ def _with_calibrated(
     calibrated_rows = {}
     for name, group in ((CALIBRATED, PROGRAM), (CALIBRATED_RANDOM, RANDOM)):
         calibrated = [
-            _calibrated(opened, candidates[row], examples, scores[row]) for row in rows.get(group, ())
+            _calibrated(open_compile, candidates[row], examples, scores[row]) for row in rows.get(group, ())
         ]
         if calibrated and all(map(np.size, calibrated)):
             calibrated_rows[name] = list(range(num_rows, num_rows + len(calibrated)))
@@ -349,15 +351,17 @@ def _with_calibrated(
     return np.vstack(tables), calibrated_rows
 
 
-def _calibrated(opened: OpenCompile, candidate: Candidate, examples: Sequence[int], scores: Array) -> Array:
+def _calibrated(
+    open_compile: OpenCompile, candidate: Candidate, examples: Sequence[int], scores: Array
+) -> Array:
     """Return the score of a program's calibrated answer to each example.
 
     Return an empty array if most calls have no log-probabilities. Otherwise, calls without
     log-probabilities count with their uncalibrated answers. Failed calls keep their value in
     `scores`.
     """
-    work = opened.work
-    records = opened.evaluator.records_of(candidate)
+    work = open_compile.work
+    records = open_compile.evaluator.records_of(candidate)
     places_with_logprobs = [
         place for place, example in enumerate(examples) if records[example].label_logprobs is not None
     ]

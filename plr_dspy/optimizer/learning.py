@@ -165,7 +165,7 @@ class LearningOptimizer(DemoOptimizer):
             seed=setup.seed,
         )
 
-    def _probe(self, opened: OpenCompile) -> LabelResponses | None:
+    def _probe(self, open_compile: OpenCompile) -> LabelResponses | None:
         """Make the first calls to find out whether replies have log-probabilities.
 
         If the search cannot learn from them, `work.signal` gives the reason, for the report.
@@ -176,11 +176,11 @@ class LearningOptimizer(DemoOptimizer):
         Raises:
             NoProbabilities: If an argument needs log-probabilities, but replies have none.
         """
-        work = opened.work
-        evaluator = opened.evaluator
+        work = open_compile.work
+        evaluator = open_compile.evaluator
         if not isinstance(work, LabelWork):
             return None
-        record = self._decisive_record(opened)
+        record = self._decisive_record(open_compile)
         if record is None or record.label_logprobs is not None:
             return work.responses(evaluator)
         is_required = bool(self._needing_logprobs)
@@ -196,16 +196,16 @@ class LearningOptimizer(DemoOptimizer):
         work.signal = Signal(used="score", reason=reason, labels=[])
         return None
 
-    def _decisive_record(self, opened: OpenCompile) -> CallRecord | None:
+    def _decisive_record(self, open_compile: OpenCompile) -> CallRecord | None:
         """Make calls until one shows whether replies have log-probabilities, and return its record.
 
         If no call shows it, return the record of the last call, or None if the budget allowed no
         call.
         """
-        slots = opened.setup.slots
-        evaluator = opened.evaluator
+        slots = open_compile.setup.slots
+        evaluator = open_compile.evaluator
         record: CallRecord | None = None
-        for example in range(min(MOST_CALLS, len(opened.setup.splits.train))):
+        for example in range(min(MOST_CALLS, len(open_compile.setup.splits.train))):
             # The student may need demos to reply with a label, so show demos after the first few calls.
             ordering = slots.space.identity if example < FIRST_CALLS else slots.showing(1.0)
             records = evaluator.evaluate(evaluator.affordable({ordering: [example]}))

@@ -54,16 +54,18 @@ class FinishedProgram:
     scarce_classes: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
-def build_report(opened: OpenCompile, run: CompileRun, outcome: Outcome, finished: FinishedProgram) -> Report:
+def build_report(
+    open_compile: OpenCompile, run: CompileRun, outcome: Outcome, finished: FinishedProgram
+) -> Report:
     """Build the report on a compile run. After an interrupt, omit entries that take seconds to compute.
 
     Args:
-        opened: The resources of the run, including its setup.
+        open_compile: The resources of the run, including its setup.
         run: The run, which provides all scores.
         outcome: The outcome of the search and the final comparison.
         finished: The returned program, with entries for the report.
     """
-    setup = opened.setup
+    setup = open_compile.setup
     evaluator = run.evaluator
     decision = outcome.decision
     tokens = _tokens_by_model(evaluator)
@@ -83,14 +85,17 @@ def build_report(opened: OpenCompile, run: CompileRun, outcome: Outcome, finishe
         candidates=[_candidate(setup, decision, result) for result in decision.candidates],
         rejected=None if decision.rejected is None else _candidate(setup, decision, decision.rejected),
         evidence=decision.evidence,
-        signal=opened.work.signal,
+        signal=open_compile.work.signal,
         calibration=decision.effect,
         history=outcome.history,
         program_calls=outcome.program_calls,
         tokens=tokens,
         cost=cost_of(tokens),
         seconds=time.monotonic() - setup.started,
-        errors=[*_errors_before_search(setup), *_errors_of_scored_calls(setup, evaluator, opened.names)],
+        errors=[
+            *_errors_before_search(setup),
+            *_errors_of_scored_calls(setup, evaluator, open_compile.names),
+        ],
         stopped=str(outcome.stop),
         stop_reason=outcome.stop.reason,
         settings=setup.settings(),
@@ -102,17 +107,17 @@ def build_report(opened: OpenCompile, run: CompileRun, outcome: Outcome, finishe
         proposals=proposal_report(setup),
         retrieval=finished.retrieval,
         scarce_classes=finished.scarce_classes,
-        **_slow_entries(opened, run, outcome),
+        **_slow_entries(open_compile, run, outcome),
     )
 
 
-def _slow_entries(opened: OpenCompile, run: CompileRun, outcome: Outcome) -> dict[str, Any]:
+def _slow_entries(open_compile: OpenCompile, run: CompileRun, outcome: Outcome) -> dict[str, Any]:
     """Return the entries that take seconds to compute, or none after an interrupt, to save the user a wait."""
     if outcome.stop.reason is StopReason.INTERRUPTED:
         return {}
-    entries = yardsticks(opened.setup, run, outcome.decision)
+    entries = yardsticks(open_compile.setup, run, outcome.decision)
     # This may import litellm, which takes seconds.
-    entries["new_prompt_tokens"] = _new_prompt_tokens(opened)
+    entries["new_prompt_tokens"] = _new_prompt_tokens(open_compile)
     return entries
 
 
@@ -152,13 +157,13 @@ def _errors_before_search(setup: CompileSetup) -> list[ErrorCount]:
     return error_counts(records, names)
 
 
-def _new_prompt_tokens(opened: OpenCompile) -> int | None:
+def _new_prompt_tokens(open_compile: OpenCompile) -> int | None:
     """Return how many prompt tokens were not in a server's prefix cache.
 
     Return None if this is unknown, for example because prompts cannot be built.
     """
     try:
-        return opened.prefixes.num_new(opened.evaluator.tokens_in_order())
+        return open_compile.prefixes.num_new(open_compile.evaluator.tokens_in_order())
     except Exception:  # If the adapter or litellm fails, the rest of the report is still useful.
         return None
 

@@ -82,36 +82,38 @@ class RevisionWork(PromptModelWork):
         return CallRecord(None, value={"text": texts[name]})
 
 
-def propose_from_failures(opened: OpenCompile, failures: Mapping[int, Ordering]) -> CompileSetup:
+def propose_from_failures(open_compile: OpenCompile, failures: Mapping[int, Ordering]) -> CompileSetup:
     """Ask the prompt model to revise instructions after failures, and return the setup with them.
 
     Args:
-        opened: The compile run.
+        open_compile: The compile run.
         failures: A dict that maps the index of an example to an arrangement that scored low on
             it. All arrangements have the same instructions, which the proposals revise.
     """
-    setup = opened.setup
+    setup = open_compile.setup
     slots = setup.slots
     assert isinstance(slots, PoolSlots)
     cells: dict[CallKey, Candidate] = {}
     for example, arrangement in failures.items():
-        fingerprint, _ = opened.evaluator.key(arrangement, example)
+        fingerprint, _ = open_compile.evaluator.key(arrangement, example)
         cells[f"traced {fingerprint}", example] = arrangement
     work = TracingWork(setup.options.metric, setup.scored_examples)
-    records = opened.evaluator.call_unscored(opened.make_payer(slots, work, names=setup.splits.names), cells)
+    records = open_compile.evaluator.call_unscored(
+        open_compile.make_payer(slots, work, names=setup.splits.names), cells
+    )
     first_example, first_arrangement = next(iter(failures.items()))
     numbers = slots.instructions(first_arrangement)
     shown = [(prompt, setup.scored_examples[example]) for prompt, example in cells]
     cost = size_of_prompt(setup, MAX_LOW).cost if setup.options.max_cost is not None else None
     proposals: list[Proposal] = []
-    with opened.evaluator.budget.other_model(cost, SHARE):
+    with open_compile.evaluator.budget.other_model(cost, SHARE):
         for name, instructions in slots.alternatives.items():
             examples = _reflective_examples(name, records)
             if examples:
                 revision = RevisionWork(setup, instructions[numbers[name]].text, examples)
                 prompt = f"revised by {digest([revision.model, name, shown, setup.seed])}"
                 task = Proposal(name, 1, prompt, from_failures=True)
-                proposal = _propose(opened, revision, task, first_example)
+                proposal = _propose(open_compile, revision, task, first_example)
                 if proposal is not None:
                     proposals.append(proposal)
     texts = count(num_texts(proposals), "instruction")
@@ -132,20 +134,22 @@ def _reflective_examples(predictor: str, records: Sequence[CallRecord]) -> list[
     return examples
 
 
-def _propose(opened: OpenCompile, work: RevisionWork, task: Proposal, example: int) -> Proposal | None:
+def _propose(open_compile: OpenCompile, work: RevisionWork, task: Proposal, example: int) -> Proposal | None:
     """Make a proposal, or read it from the log.
 
     Return None if the cost limit or the time limit prevents the call to the prompt model. If the
     call fails, warn that the search continues without the instruction.
     """
-    log = opened.evaluator.log
-    budget = opened.evaluator.budget
+    log = open_compile.evaluator.log
+    budget = open_compile.evaluator.budget
     key = (task.prompt, example)
     num_recalled = log.num_recalled
     budget.max_calls += 1  # Proposals do not count as program calls.
     if not budget.recall(key):
         try:
-            proposer = opened.make_payer(opened.setup.slots, work, names={example: task.name}, num_threads=1)
+            proposer = open_compile.make_payer(
+                open_compile.setup.slots, work, names={example: task.name}, num_threads=1
+            )
             proposer.pay({key: None})
         except Exception:
             logger.warning("the search continues without an %s, because the prompt model failed", task.name)

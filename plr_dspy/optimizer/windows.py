@@ -96,8 +96,8 @@ def _with_pooled_demos(setup: CompileSetup, name: str, without_demos: LongPrompt
 def _with_retrieved_demos(setup: CompileSetup, name: str, without_demos: LongPrompt) -> Iterator[LongPrompt]:
     """Yield the longest prompt with retrieved demos, if the predictor retrieves demos."""
     slots = setup.slots
-    if isinstance(slots, RetrievalSlots) and name in slots.found:
-        tokens = slots.found[name].tokens
+    if isinstance(slots, RetrievalSlots) and name in slots.retrieval_pools:
+        tokens = slots.retrieval_pools[name].tokens
         max_demos = setup.options.max_demos
         yield _with_demos(setup, without_demos, tokens, min_demos=0, max_demos=max_demos, quotas=Quotas())
 

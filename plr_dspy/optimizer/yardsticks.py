@@ -117,8 +117,8 @@ def _vote_results(setup: CompileSetup) -> dict[int, Any]:
     labeled = [example for example in setup.examples if names <= set(example.inputs().keys())]
     if not labeled:
         return {}
-    if isinstance(slots, RetrievalSlots) and slots.found:
-        (pool,) = slots.found.values()
+    if isinstance(slots, RetrievalSlots) and slots.retrieval_pools:
+        (pool,) = slots.retrieval_pools.values()
     else:
         pool = Pool(predictors[0][1], labeled, [source_of(example.inputs()) for example in labeled])
     scored = setup.scored_examples

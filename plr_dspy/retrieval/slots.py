@@ -105,7 +105,7 @@ class RetrievalSlots(PoolSlots):
 
     Args:
         nearest: The retrieval settings to try, keyed by name.
-        found: The pools from which demos are retrieved, keyed by predictor name.
+        retrieval_pools: The pools from which demos are retrieved, keyed by predictor name.
         program, pools, limits: As in `PoolSlots`.
     """
 
@@ -115,16 +115,16 @@ class RetrievalSlots(PoolSlots):
         pools: Mapping[str, Sequence[PooledDemo]],
         *,
         nearest: Mapping[str, NearestDemos],
-        found: Mapping[str, Pool],
+        retrieval_pools: Mapping[str, Pool],
         **limits: Any,
     ) -> None:
-        self.found = dict(found)
-        self._variations = list(nearest.values()) if found else []
+        self.retrieval_pools = dict(retrieval_pools)
+        self._variations = list(nearest.values()) if retrieval_pools else []
         self._num_rivals = len(limits.get("rivals", ()))
-        names = list(nearest) if found else []
+        names = list(nearest) if retrieval_pools else []
         self.whole_programs = tuple(itertools.starmap(WholeProgram, enumerate(names, start=self._num_rivals)))
         super().__init__(program, pools, programs=self.whole_programs, **limits)
-        self.embedder = next((pool.embedder for pool in found.values()), None)
+        self.embedder = next((pool.embedder for pool in retrieval_pools.values()), None)
         self._program_digests: dict[WholeProgram, str] = {}
         # These methods pass the program's inputs on to its predictor unchanged, so the retrieved
         # demos are known before the call.
@@ -137,7 +137,7 @@ class RetrievalSlots(PoolSlots):
     @property
     def without_calls(self) -> WholeProgram:
         """The candidate to return without a search: a program that retrieves the nearest demos for each input."""
-        largest = max(len(pool.demos) for pool in self.found.values())
+        largest = max(len(pool.demos) for pool in self.retrieval_pools.values())
         name = FREQUENT_LABELS if largest >= LARGE_POOL else NEAREST_LAST
         return next(whole for whole in self.whole_programs if whole.name == name)
 
@@ -193,4 +193,4 @@ class RetrievalSlots(PoolSlots):
         variation = self.variation(candidate)
         if variation is None:
             return {}
-        return {name: Retrieval(pool, variation, guarded) for name, pool in self.found.items()}
+        return {name: Retrieval(pool, variation, guarded) for name, pool in self.retrieval_pools.items()}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from choices import chosen, programs
 from fakes import Program, failure, interrupt
-from label_world import DEMOS, EXAMPLES, Engine, found, student
+from label_world import DEMOS, EXAMPLES, Engine, comparable, student
 
 from plr_dspy import Report
 from plr_dspy.report.stop import StopReason
@@ -20,7 +20,7 @@ class TestLimits:
     def test_calls_are_counted_and_threads_do_not_change_the_result(self, budget):
         engine = Engine()
         report = chosen(engine, num_threads=8, max_metric_calls=budget).report
-        assert found(report) == found(chosen(Engine(), max_metric_calls=budget).report)
+        assert comparable(report) == comparable(chosen(Engine(), max_metric_calls=budget).report)
         assert len(engine.prompts) == report.program_calls["total"] <= (budget or 3 * len(EXAMPLES))
         assert max(Counter(engine.prompts).values()) == 1
 
@@ -62,7 +62,7 @@ class TestLimits:
         report = chosen(engine, **options).report
         assert report.program_calls["resumed"] > 20
         if how is interrupt:
-            assert found(report) == found(chosen(Engine()).report)
+            assert comparable(report) == comparable(chosen(Engine()).report)
             assert len(engine.prompts) <= report.program_calls["total"] + 2 * 3
         assert Report.load(tmp_path / "report.json") == report
         more = {**programs(), "fewer": student(demos=DEMOS[1:3])}

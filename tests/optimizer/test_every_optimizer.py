@@ -9,7 +9,7 @@ import dspy
 import litellm
 import pytest
 from fakes import failure, interrupt, using
-from label_world import DEMOS, EXAMPLES, Engine, exact, found, student
+from label_world import DEMOS, EXAMPLES, Engine, comparable, exact, student
 
 from plr_dspy import F1, MixtureEM, PLFewShot, PLReorder, Report
 from plr_dspy.baselines import TopKOrder
@@ -157,12 +157,12 @@ class TestResuming:
         again = Counter(engine.prompts)
         assert report.program_calls["resumed"] > 45
         if kind == "instructions":  # The recorded prompts do not contain instructions.
-            assert how is not interrupt or found(report) == found(whole(kind))
+            assert how is not interrupt or comparable(report) == comparable(whole(kind))
             return
         assert sum(again.values()) - len(again) <= num_threads * len(stops)
         if how is interrupt:
             assert len(again) == report.program_calls["total"]
-            assert found(report) == found(whole(kind))
+            assert comparable(report) == comparable(whole(kind))
         else:  # Failed calls are repeated.
             assert len(again) <= report.program_calls["total"] <= BUDGET.get(kind, 100)
             assert report.comparison is not None
@@ -181,7 +181,7 @@ class TestResuming:
         _, optimizer = compiled(kind, engine, log_dir=tmp_path)
         assert not engine.prompts
         assert optimizer.report.program_calls["resumed"] == paid
-        assert found(optimizer.report) == found(whole(kind))
+        assert comparable(optimizer.report) == comparable(whole(kind))
         message = r"metric changed.*another log_dir.*accept_changes=True"
         with pytest.raises(ValueError, match=message):
             compiled(kind, engine, metric=other, log_dir=tmp_path)

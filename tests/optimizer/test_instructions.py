@@ -62,7 +62,7 @@ def compiled(*texts, program=None, trainset=EXAMPLES, **options):
     return optimizer.compile(program or dspy.Predict("question -> answer"), trainset=trainset), optimizer
 
 
-def found(report):
+def comparable(report):
     """Return the data of a report, without values that may differ between runs."""
     data = report.to_dict()
     for name in ("seconds", "stopped", "program_calls", "settings", "tokens"):
@@ -242,7 +242,7 @@ class TestCalls:
             with pytest.raises(KeyboardInterrupt):
                 compiled(BAD, GOOD, log_dir=tmp_path)
             _, resumed = compiled(BAD, GOOD, log_dir=tmp_path)
-        assert found(resumed.report) == found(optimizer.report)
+        assert comparable(resumed.report) == comparable(optimizer.report)
         assert engine.num_calls == whole.num_calls + 1
 
     def test_calls_with_the_students_own_instruction_are_reused(self, tmp_path):
@@ -407,7 +407,7 @@ class TestUserPrograms:
         with pytest.raises(KeyboardInterrupt):
             joined(engine, others, log_dir=tmp_path)
         _, resumed = joined(engine, others, log_dir=tmp_path)
-        assert found(resumed) == found(report)
+        assert comparable(resumed) == comparable(report)
         assert engine.num_calls == whole.num_calls + 1
 
     def test_plreorder_orders_only_the_students_own_demos(self):
@@ -579,7 +579,7 @@ class TestProposals:
             GOOD,
             IDLE,
         ]
-        assert found(again.report) == found(resumed.report)
+        assert comparable(again.report) == comparable(resumed.report)
 
     @pytest.mark.parametrize("number", [2, 11])
     def test_failed_proposals_are_not_repeated_after_the_end(self, tmp_path, number):
@@ -589,7 +589,7 @@ class TestProposals:
             num_prompts = len(engine.prompts)
             _, again, _ = proposing(engine=engine, log_dir=tmp_path, max_metric_calls=80)
         assert len(engine.prompts) == num_prompts
-        assert found(again.report) == found(first.report)
+        assert comparable(again.report) == comparable(first.report)
 
     def test_other_demos_need_new_proposals(self, instructed, tmp_path):
         engine = ProposingEngine(GOOD)
@@ -796,7 +796,7 @@ class TestProposalsFromFailures:
         _, _, expected, _ = whole
         with using(CodedEngine()):
             _, report, _ = revising(num_threads=8)
-        assert found(report) == found(expected)
+        assert comparable(report) == comparable(expected)
 
     @pytest.mark.parametrize(("stop", "number"), [(interrupt, 75), (interrupt, 120), (failure, 90)])
     def test_a_resumed_compile_repeats_no_call_and_finds_the_same(self, tmp_path, whole, stop, number):
@@ -808,7 +808,7 @@ class TestProposalsFromFailures:
             with pytest.raises((LMUnexpectedError, KeyboardInterrupt)):
                 revising(engine=proposer, log_dir=tmp_path, max_errors=1)
             resumed_program, resumed, _ = revising(engine=proposer, log_dir=tmp_path)
-        assert found(resumed) == found(report)
+        assert comparable(resumed) == comparable(report)
         assert resumed_program.dump_state() == program.dump_state()
         assert engine.num_calls == uninterrupted.num_calls + 1
         assert len(proposer.prompts) == len(paid.prompts)
@@ -842,7 +842,7 @@ class TestProposalsFromFailures:
             with pytest.raises(KeyboardInterrupt):
                 revising(engine=proposer, log_dir=tmp_path)
             _, resumed, _ = revising(engine=proposer, log_dir=tmp_path)
-        assert found(resumed) == found(report)
+        assert comparable(resumed) == comparable(report)
         assert engine.num_calls == uninterrupted.num_calls
         assert len(proposer.prompts) == len(paid.prompts) + 1
 
@@ -859,7 +859,7 @@ class TestProposalsFromFailures:
         (error,) = (error for error in report.errors if error.outcome == "gave no instruction")
         assert error.examples == ["instruction for self from failures"]
         assert calls == report.program_calls["total"] == engine.num_calls
-        assert found(again) == found(report)
+        assert comparable(again) == comparable(report)
 
     def test_each_predictor_gets_a_proposal_from_its_own_failures(self):
         class Hinted(CodedEngine):

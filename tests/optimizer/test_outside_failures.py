@@ -9,7 +9,7 @@ import litellm
 import pytest
 from dspy import lm15
 from fakes import engine_for, exact_match, questions, student, using
-from label_world import found
+from label_world import comparable
 from servers import ChatServer, refusal, running
 
 from plr_dspy import PLFewShot, PLReorder, evaluate_programs, headroom
@@ -103,7 +103,7 @@ def test_after_an_outage_the_same_log_dir_gives_the_result_of_an_undisturbed_run
         report = chosen(tmp_path, kind, **options)
     again = rf"{num_failed} calls? that failed for a reason outside the program \({cause}\) will be repeated"
     assert re.search(again, caplog.text)
-    assert found(report) == found(uninterrupted)
+    assert comparable(report) == comparable(uninterrupted)
     assert engine.num_calls == uninterrupted.program_calls["total"] + num_failed
 
 
@@ -122,7 +122,7 @@ def test_failed_calls_of_a_partial_outage_are_repeated(tmp_path, kind):
         report = chosen(tmp_path, kind, max_errors=2, **options)
     assert num_failed == 2
     assert not report.errors
-    assert found(report) == found(expected)
+    assert comparable(report) == comparable(expected)
     assert engine.num_calls == expected.program_calls["total"] + num_failed
 
 
@@ -149,7 +149,7 @@ def test_a_failure_that_did_not_end_the_run_is_not_repeated(tmp_path, kind):
         num_calls = engine.num_calls
         again = chosen(tmp_path, kind, **options)
     assert engine.num_calls == num_calls
-    assert found(again) == found(report)
+    assert comparable(again) == comparable(report)
     assert [error.count for error in again.errors] == [1]
 
 
@@ -224,7 +224,7 @@ class TestCompleted:
             reports.append(chosen(tmp_path, kind, max_errors=1_000, accept_changes=True))
             assert engine.num_calls == num_calls + num_last + num_failed
             assert sorted(engine.failed[-num_failed:]) == sorted(engine.failed[:num_failed])
-        assert found(reports[0]) == found(reports[1]) == found(reports[2])
+        assert comparable(reports[0]) == comparable(reports[1]) == comparable(reports[2])
 
     def test_every_call_succeeds_after_the_cause_is_fixed(self, tmp_path, error, kind):
         with using(Limited(error)) as engine:
@@ -241,7 +241,7 @@ class TestCompleted:
             num_calls = engine.num_calls
             again = chosen(tmp_path, kind)
             assert engine.num_calls == num_calls
-        assert found(report) == found(again)
+        assert comparable(report) == comparable(again)
 
 
 def test_a_failure_of_the_metric_is_not_repeated(tmp_path, caplog):

@@ -20,7 +20,7 @@ import pytest
 from dspy import lm15
 from fakes import OrderSensitiveEngine, engine_for, exact_match, failure, interrupt, lm_of, questions, student
 from label_engines import exact
-from label_world import found
+from label_world import comparable
 
 from plr_dspy import F1, PLFewShot, PLReorder, Report
 from plr_dspy.baselines import TopKOrder
@@ -113,7 +113,7 @@ def ring(number=signal.SIGINT):
 class TestKilled:
     @pytest.mark.parametrize(("work", "num_kills"), [(compiled, 2), (selected, 1), (FOUND_OR_FIXED, 1)])
     def test_at_random_moments(self, tmp_path, engine, work, num_kills):
-        expected = found(work())
+        expected = comparable(work())
         rng = random.Random(0)
         log_dir = tmp_path / "log"
         finished_at = []
@@ -131,7 +131,7 @@ class TestKilled:
         child.join()
         assert child.exitcode == 0
         report = Report.load(log_dir / "report.json")
-        assert found(report) == expected
+        assert comparable(report) == expected
         assert report.program_calls["resumed"] > 0
         calls = Counter(lines(tmp_path / "calls"))
         total = report.program_calls["total"]
@@ -140,7 +140,7 @@ class TestKilled:
 
     def test_a_torn_line_costs_one_call(self, tmp_path, engine, finished_log, uninterrupted):
         finished_log.write_bytes(finished_log.read_bytes()[:-5])
-        assert found(compiled(tmp_path)) == found(uninterrupted)
+        assert comparable(compiled(tmp_path)) == comparable(uninterrupted)
         assert engine.num_calls == 1
         assert all(orjson.loads(line) for line in lines(finished_log))
 
@@ -151,7 +151,7 @@ class TestKilled:
         """The error about an unreadable line advises removing the line."""
         cells = [line for line in lines(finished_log) if line.startswith(b'{"call"')]
         finished_log.write_bytes(finished_log.read_bytes().replace(cells[number] + b"\n", b""))
-        assert found(compiled(tmp_path, num_threads=1)) == found(uninterrupted)
+        assert comparable(compiled(tmp_path, num_threads=1)) == comparable(uninterrupted)
         assert engine.num_calls == 1
 
     @pytest.mark.parametrize("kind", ["call", "schema_version"])
@@ -294,7 +294,7 @@ class TestFolders:
             compiled(tmp_path / "second")
         begins[0] = b"nothing"
         report = compiled(tmp_path / "second")
-        assert found(report) == found(uninterrupted)
+        assert comparable(report) == comparable(uninterrupted)
         assert report.program_calls["resumed"] > 40
 
 
@@ -352,7 +352,9 @@ class TestOtherArguments:
         report = compiled(tmp_path, student(3), max_metric_calls=second, **options)
         assert set(engine.requests.values()) == {1}
         assert report.program_calls["total"] <= second
-        assert found(report) == found(compiled(None, student(3), max_metric_calls=second, **options))
+        assert comparable(report) == comparable(
+            compiled(None, student(3), max_metric_calls=second, **options)
+        )
 
     def test_a_smaller_budget_than_that_of_a_finished_run_is_reported(
         self, tmp_path, engine, finished_log, uninterrupted, caplog
@@ -370,15 +372,15 @@ class TestOtherArguments:
         runs = [(0, 100), (0, 70), (1, 100)]
         reports = {}
         for seed, limit in runs:
-            report = found(work(tmp_path, seed=seed, max_metric_calls=limit))
+            report = comparable(work(tmp_path, seed=seed, max_metric_calls=limit))
             reports[seed, limit] = report
             assert report["comparison"] is not None
         assert set(engine.requests.values()) == {1}
         spent = engine.num_calls
         for seed, limit in runs:
-            assert found(work(tmp_path, seed=seed, max_metric_calls=limit)) == reports[seed, limit]
+            assert comparable(work(tmp_path, seed=seed, max_metric_calls=limit)) == reports[seed, limit]
         assert engine.num_calls == spent
-        assert found(work(None, seed=1, max_metric_calls=100)) == reports[1, 100]
+        assert comparable(work(None, seed=1, max_metric_calls=100)) == reports[1, 100]
 
     def test_an_accepted_change_is_no_longer_a_change(self, tmp_path, engine):
         compiled(tmp_path, max_metric_calls=60)
@@ -416,7 +418,7 @@ class TestFoldersWithoutAnswers:
         whole = compiled(**change)
         alone = engine.num_calls - spent
         for _ in range(2):
-            assert found(compiled(tmp_path, **change)) == found(whole)
+            assert comparable(compiled(tmp_path, **change)) == comparable(whole)
         assert engine.num_calls == spent + 2 * alone
 
     @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import label_world
 import pytest
 from fakes import Program, digest, failure, interrupt
 from label_engines import REFUSAL
-from label_world import DEMOS, EXAMPLES, Engine, exact, found, go, number, student
+from label_world import DEMOS, EXAMPLES, Engine, comparable, exact, go, number, student
 
 from plr_dspy import PLFewShot
 from plr_dspy.labels.reader import NoProbabilities
@@ -49,7 +49,7 @@ class TestWithoutLogProbabilities:
         assert sum(map(bool, engine.asked)) == (len(failing) or 1) or not (refused or reason == SILENCE)
         for one, two in zip(program.predictors(), expected.predictors(), strict=True):
             assert [demo["text"] for demo in one.demos] == [demo["text"] for demo in two.demos]
-        assert found(report, "signal") == found(plain, "signal")
+        assert comparable(report, "signal") == comparable(plain, "signal")
         assert report.signal.used == "score"
         assert report.signal.labels == []
         assert report.signal.reason == reason
@@ -69,7 +69,7 @@ class TestWithoutLogProbabilities:
         with pytest.raises(KeyboardInterrupt):
             go(engine, max_metric_calls=60, log_dir=tmp_path, **options)
         report = go(engine, max_metric_calls=60, log_dir=tmp_path, **options)[1]
-        assert found(report) == found(whole)
+        assert comparable(report) == comparable(whole)
         assert report.signal == whole.signal
 
     def test_impossible_signals_are_rejected_before_any_call(self):
