@@ -129,8 +129,8 @@ def measured(
     most = world.scores.size
     outcome = race(world, max_calls=round(share * most)).run()
     decision = outcome.decision
-    assert isinstance(decision.ordering, WholeProgram)
-    chosen = decision.ordering.number
+    assert isinstance(decision.candidate, WholeProgram)
+    chosen = decision.candidate.number
     truth = world.truth
     is_right = truth >= truth.max() - TOLERANCE
     row = {

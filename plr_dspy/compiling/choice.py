@@ -26,7 +26,7 @@ class Result:
     """The score of a finalist and its gain over a reference, such as the original.
 
     Attributes:
-        ordering: The finalist.
+        candidate: The finalist.
         score: Mean score on the compared examples or, for a metric over a set, the metric's
             value on them.
         gain: Gain over the reference on new examples, limited by the range of scores.
@@ -35,7 +35,7 @@ class Result:
             metric.
     """
 
-    ordering: Candidate
+    candidate: Candidate
     score: float
     gain: Gain
     estimate: float = 0.0
@@ -47,7 +47,7 @@ class Decision:
     """The chosen candidate, and the evidence for choosing it.
 
     Attributes:
-        ordering: The chosen candidate.
+        candidate: The chosen candidate.
         comparison: The comparison of the chosen candidate with the original, or None if
             nothing was compared.
         best_user_program: The best of the user's programs, or None if that program is the
@@ -57,8 +57,8 @@ class Decision:
         rejected: The best result of the search, if it is expected to score higher, but one of the
             user's other programs was chosen. Otherwise, None. The result's gain is relative to
             the chosen program.
-        candidates: The results of the finalists.
-        chosen: Index of the chosen candidate's result in `candidates`, or None if nothing was
+        results: The results of the finalists.
+        chosen: Index of the chosen candidate's result in `results`, or None if nothing was
             compared.
         evidence: As in `ReportData`.
         effect: Effect of calibration, or None if calls returned no log-probabilities.
@@ -66,12 +66,12 @@ class Decision:
             None if nothing was compared.
     """
 
-    ordering: Candidate
+    candidate: Candidate
     comparison: Comparison | None = None
     best_user_program: Candidate | None = None
     over_best_user_program: Comparison | None = None
     rejected: Result | None = None
-    candidates: Sequence[Result] = ()
+    results: Sequence[Result] = ()
     chosen: int | None = None
     evidence: Evidence | None = None
     effect: CalibrationEffect | None = None
@@ -97,7 +97,7 @@ class Decision:
             return float
         start = comparison.expected_original[0]
         before = fitted.as_it_is(reference)
-        linear_gain = fitted.expected_scores(reference)[self.ordering] - before
+        linear_gain = fitted.expected_scores(reference)[self.candidate] - before
         share = 1.0
         if linear_gain > 0 and self.chosen:
             share = comparison.expected_gain / linear_gain
@@ -144,7 +144,7 @@ def compare_finalists(
     fitted = model.fit(scores, include=finalists)
     scored_finalists = _ScoredFinalists(finalists, examples, observations, scores, fitted, num_dropped)
     results = scored_finalists.results(original)
-    promising = max(results[1:], key=lambda result: result.gain.probability).ordering
+    promising = max(results[1:], key=lambda result: result.gain.probability).candidate
     # For a metric over a set, the model weights scores, so equal scores may become different.
     # Therefore, find the examples with different scores by the unweighted scores.
     counted_scores = fitted.counted(scores) if fitted.calibrates_answers else observations.scores()
@@ -154,26 +154,26 @@ def compare_finalists(
         results = [replace(result, gain=Gain(0.0, 0.0)) for result in results]
         choice = _Choice()
     chosen = choice.chosen
-    ordering = results[chosen].ordering
+    candidate = results[chosen].candidate
     comparison_with_original = scored_finalists.compared(results, 0, chosen)
     results[0] = replace(results[0], score=comparison_with_original.original)
     best_user_program = None
     over_best_user_program = None
     if choice.best_of_user not in (0, chosen):
-        best_user_program = results[choice.best_of_user].ordering
+        best_user_program = results[choice.best_of_user].candidate
         over_best_user_program = scored_finalists.compared(
             choice.over_best_of_user, choice.best_of_user, chosen
         )
     return Decision(
-        ordering,
+        candidate,
         comparison_with_original.model_copy(update=over_calibrated(fitted, original, results[chosen])),
         best_user_program=best_user_program,
         over_best_user_program=over_best_user_program,
         rejected=choice.rejected,
-        candidates=results,
+        results=results,
         chosen=chosen,
-        evidence=count_evidence(counted_scores, original, ordering if chosen else promising),
-        effect=scored_finalists.effect(original, ordering, applied=chosen > 0),
+        evidence=count_evidence(counted_scores, original, candidate if chosen else promising),
+        effect=scored_finalists.effect(original, candidate, applied=chosen > 0),
         fitted=fitted,
     )
 
@@ -213,12 +213,12 @@ def _choose_in_two_steps(
     of_user = [0]
     others: list[int] = []
     for number, result in enumerate(results[1:], start=1):
-        numbers = of_user if result.ordering in user_programs else others
+        numbers = of_user if result.candidate in user_programs else others
         numbers.append(number)
     best = of_user[choose([results[number] for number in of_user], min_probability, odds=USER_PROGRAM_ODDS)]
     over_best = results
     if best:
-        over_best = scored_finalists.results(results[best].ordering)
+        over_best = scored_finalists.results(results[best].candidate)
     allowed = [best, *others]
     chosen = allowed[choose([over_best[number] for number in allowed], min_probability, by_score)]
     rejected = None
@@ -254,16 +254,16 @@ class _ScoredFinalists:
         before = metric.answers(records[reference], {})
         measured = []
         for number, result in enumerate(results):
-            labels = fitted.revised_labels(result.ordering) if number else {}
+            labels = fitted.revised_labels(result.candidate) if number else {}
             gain, compared = compare_by_set_metric(
                 metric,
                 before,
-                metric.answers(records[result.ordering], labels),
+                metric.answers(records[result.candidate], labels),
                 result.gain,
                 num_orderings=len(fitted.orderings),
                 num_candidates=self.num_dropped + len(results),
             )
-            measured.append(Result(result.ordering, compared.chosen, gain, gain.expected, compared))
+            measured.append(Result(result.candidate, compared.chosen, gain, gain.expected, compared))
         return measured
 
     def _by_model(self, reference: Candidate) -> list[Result]:
@@ -300,18 +300,18 @@ class _ScoredFinalists:
         if result.comparison is not None:
             return result.comparison
         fitted = self.fitted
-        first = results[reference].ordering
-        ordering = result.ordering
+        first = results[reference].candidate
+        candidate = result.candidate
         chosen_scores = self.scores if chosen == reference else fitted.counted(self.scores)
         before = fitted.as_it_is(first)
         after = before + result.gain.expected
         return compare_mean_scores(
             [self.scores[first][example] for example in self.examples],
-            [chosen_scores[ordering][example] for example in self.examples],
+            [chosen_scores[candidate][example] for example in self.examples],
             num_candidates=self.num_dropped + len(results),
             gain=result.gain,
             expected_original=(before, *fitted.interval(first, before, reference=first)),
-            expected_chosen=(after, *fitted.interval(ordering, after, reference=first)),
+            expected_chosen=(after, *fitted.interval(candidate, after, reference=first)),
         )
 
     def effect(self, original: Candidate, chosen: Candidate, *, applied: bool) -> CalibrationEffect | None:
@@ -406,7 +406,7 @@ def over_calibrated(fitted: FittedModel | None, original: Candidate, result: Res
     The keys are names of fields in a report. The dict is empty if answers are not calibrated, or
     if the result belongs to the original itself.
     """
-    if fitted is None or not fitted.calibrates_answers or result.ordering == original:
+    if fitted is None or not fitted.calibrates_answers or result.candidate == original:
         return {}
     gain = result.gain
     return {"over_calibrated": gain.probability_alike, "worse_than_calibrated": gain.worse_alike}

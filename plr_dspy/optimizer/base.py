@@ -477,7 +477,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
         `build_program` builds a candidate's program as it was scored.
         """
-        program = build_program(outcome.decision.ordering, outcome.decision.revision)
+        program = build_program(outcome.decision.candidate, outcome.decision.revision)
         return FinishedProgram(program, programs=self._program_scores(setup, run, outcome))
 
     def _program_scores(self, setup: CompileSetup, run: CompileRun, outcome: Outcome) -> list[Alternative]:

@@ -172,7 +172,7 @@ class ProgramRace(DemoOptimizer):
         outcome: Outcome,
         build_program: Callable[..., dspy.Module],
     ) -> FinishedProgram:
-        program = setup.slots.build(outcome.decision.ordering)
+        program = setup.slots.build(outcome.decision.candidate)
         return FinishedProgram(program, programs=self._program_scores(setup, run, outcome))
 
 

@@ -16,11 +16,11 @@ def detailed_results(report: Report, decision: Decision) -> dict[str, Any]:
     programs, but DSPy would save those as parts of the returned program.
     """
     candidates = []
-    for candidate, result in zip(report.candidates, decision.candidates, strict=True):
+    for candidate, result in zip(report.candidates, decision.results, strict=True):
         texts: dict[str, Any] = {"name": "", **_texts(report, candidate)}
-        if isinstance(result.ordering, WholeProgram):
+        if isinstance(result.candidate, WholeProgram):
             # The report contains no demos of whole programs, so give only the name.
-            texts = {"name": result.ordering.name, "demos": {}, "instructions": {}}
+            texts = {"name": result.candidate.name, "demos": {}, "instructions": {}}
         gain = {"expected_gain": candidate.expected_gain, "probability": candidate.probability}
         candidates.append({**texts, **gain})
     return {

@@ -46,7 +46,7 @@ def fitted_model(run: CompileRun, outcome: Outcome) -> FittedModel | None:
     if not scores:
         return None
     decision = outcome.decision
-    return decision.fitted or run.search.model.fit(scores, include=[run.original, decision.ordering])
+    return decision.fitted or run.search.model.fit(scores, include=[run.original, decision.candidate])
 
 
 def expected_scores(
@@ -154,7 +154,7 @@ def _compared(outcome: Outcome, original: Candidate) -> dict[Candidate, ScoreRan
     comparison = outcome.decision.comparison
     if comparison is None:
         return {}
-    return {outcome.decision.ordering: comparison.expected_chosen, original: comparison.expected_original}
+    return {outcome.decision.candidate: comparison.expected_chosen, original: comparison.expected_original}
 
 
 def _score_of_best_user_program(decision: Decision) -> float:
@@ -204,7 +204,7 @@ def compare_instructions(
     Every instruction gets the score of the best arrangement that uses it. The chosen arrangement
     may score lower than others, because its gain over the original must be likely enough.
     """
-    chosen = slots.instructions(outcome.decision.ordering)
+    chosen = slots.instructions(outcome.decision.candidate)
     best: dict[tuple[str, int], Alternative] = {}
     for score in expected:
         if not isinstance(score.candidate, WholeProgram):

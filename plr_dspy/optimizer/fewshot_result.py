@@ -43,7 +43,7 @@ def finish(
     """
     slots = setup.slots
     assert isinstance(slots, PoolSlots)
-    chosen = outcome.decision.ordering
+    chosen = outcome.decision.candidate
     fitted = fitted_model(run, outcome)
     expected = expected_scores(slots, run, outcome, fitted)
     front = None

@@ -77,12 +77,12 @@ def build_report(
     return Report(
         original=_program_state(setup, original, evaluator),
         returned=_program_state(
-            setup, decision.ordering, evaluator, calibrated=decision.revision is not None
+            setup, decision.candidate, evaluator, calibrated=decision.revision is not None
         ),
         slots=_slot_reports(setup, outcome, original),
         comparison=decision.comparison,
         over_best_own=_over_best_user_program(setup, decision),
-        candidates=[_candidate(setup, decision, result) for result in decision.candidates],
+        candidates=[_candidate(setup, decision, result) for result in decision.results],
         rejected=None if decision.rejected is None else _candidate(setup, decision, decision.rejected),
         evidence=decision.evidence,
         signal=open_compile.work.signal,
@@ -179,14 +179,14 @@ def _over_best_user_program(setup: CompileSetup, decision: Decision) -> ProgramC
 def _candidate(setup: CompileSetup, decision: Decision, result: Result) -> Candidate:
     """Return the report's entry on a candidate of the final comparison."""
     return Candidate(
-        name=_name(setup, result.ordering),
-        ordering=setup.slots.shown(result.ordering),
-        instructions=setup.slots.instructions(result.ordering),
+        name=_name(setup, result.candidate),
+        ordering=setup.slots.shown(result.candidate),
+        instructions=setup.slots.instructions(result.candidate),
         score=result.score,
         expected_gain=result.gain.expected,
         probability=result.gain.probability,
         probability_worse=result.gain.worse,
-        **over_calibrated(decision.fitted, decision.candidates[0].ordering, result),
+        **over_calibrated(decision.fitted, decision.results[0].candidate, result),
     )
 
 
@@ -224,7 +224,7 @@ def _slot_reports(
     setup: CompileSetup, outcome: Outcome, original: Ordering | WholeProgram
 ) -> list[SlotReport]:
     """Return the report's entries on the predictors whose demos can be ordered or chosen."""
-    ordering = setup.slots.shown(outcome.decision.ordering)
+    ordering = setup.slots.shown(outcome.decision.candidate)
     original_ordering = setup.slots.shown(original)
     distributions = iter(outcome.distributions)
     predictors = dict(setup.program.named_predictors())

@@ -155,7 +155,7 @@ def _vote_gain(run: CompileRun, decision: Decision, results: Mapping[int, Any]) 
     fitted = decision.fitted
     if fitted is None:
         return None
-    chosen = decision.ordering
+    chosen = decision.candidate
     records = evaluator.records_of(chosen)
     is_revised = decision.revision is not None
     metric = evaluator.confusion_scores

@@ -60,12 +60,12 @@ def test_finalists_of_the_paper_are_original_best_mode_and_draws_without_duplica
     scores = table()
     scores[ORDERINGS.index(favorite)] = 1.0
     search, decision = compiled_by_the_paper(scores, num_iterations=30)
-    entries = decision.candidates
-    orderings = [entry.ordering for entry in entries]
+    entries = decision.results
+    orderings = [entry.candidate for entry in entries]
     assert orderings[0] == ORDERINGS[0]
     assert len(set(orderings)) == len(orderings) <= 1 + 1 + 1 + 10
     assert {search.mode(), favorite} <= set(orderings)
-    assert decision.ordering == favorite
+    assert decision.candidate == favorite
 
 
 @pytest.mark.parametrize("seed", [0, 3, 6])
@@ -73,9 +73,9 @@ def test_the_paper_chooses_the_best_selection_score_even_if_a_gain_is_improbable
     scores = table()
     scores[:] = np.random.default_rng(seed).random(np.shape(scores)) < 0.6
     _, decision = compiled_by_the_paper(scores, num_iterations=3)
-    means = [candidate.score for candidate in decision.candidates]
+    means = [candidate.score for candidate in decision.results]
     assert decision.chosen == means.index(max(means))
-    assert decision.candidates[decision.chosen].ordering == decision.ordering
+    assert decision.results[decision.chosen].candidate == decision.candidate
     assert decision.comparison.probability < 0.5
 
 
@@ -147,7 +147,7 @@ class TestChoice:
             observations = observed(scores)
             arguments = finalists, range(15), observations, model
             decision = compare_finalists(*arguments, min_probability=None)
-            for other, row in zip(decision.candidates, table, strict=True):
+            for other, row in zip(decision.results, table, strict=True):
                 if other.gain.expected > 0 and row[:15].sum() < table[0, :15].sum():
                     against += 1
                     assert other.gain.probability < 0.5 < other.gain.worse
@@ -189,9 +189,9 @@ class TestChoice:
         finalists = [original, best]
         arguments = finalists, range(80), observed(scores), model
         decision = compare_finalists(*arguments, min_probability=0.985)
-        assert decision.candidates[1].gain.probability == pytest.approx(sure)
+        assert decision.results[1].gain.probability == pytest.approx(sure)
         assert sure < 0.985
-        assert decision.ordering == original
+        assert decision.candidate == original
 
 
 class TestOwnPrograms:
@@ -232,27 +232,27 @@ class TestOwnPrograms:
 
     def test_a_user_program_that_is_probably_better_replaces_the_original(self):
         decision = self.decided((8, 4), (4, 4))
-        gain = decision.candidates[1].gain
+        gain = decision.results[1].gain
         assert gain.worse < gain.probability < 3 * gain.worse
-        assert decision.ordering == self.OWN
-        assert self.decided((4, 8), (4, 4)).ordering == self.ORIGINAL
+        assert decision.candidate == self.OWN
+        assert self.decided((4, 8), (4, 4)).candidate == self.ORIGINAL
 
     @pytest.mark.parametrize("searched", [(0, 0), (4, 4), (5, 0)])
     def test_a_user_program_with_equal_scores_does_not_replace_the_original(self, searched):
-        assert self.decided((0, 0), searched).ordering != self.OWN
+        assert self.decided((0, 0), searched).candidate != self.OWN
 
     def test_an_ordering_must_probably_be_better_than_the_best_user_program(self):
         close = self.decided((12, 2), (13, 3))
-        assert close.candidates[2].gain.expected > close.candidates[1].gain.expected > 0.1
-        assert close.ordering == self.OWN
+        assert close.results[2].gain.expected > close.results[1].gain.expected > 0.1
+        assert close.candidate == self.OWN
         assert close.over_best_user_program is None
         gain = close.rejected.gain
-        assert close.rejected.ordering == self.SEARCHED
-        difference = close.candidates[2].gain.expected - close.candidates[1].gain.expected
+        assert close.rejected.candidate == self.SEARCHED
+        difference = close.results[2].gain.expected - close.results[1].gain.expected
         assert gain.expected == pytest.approx(difference)
         assert gain.probability < 3 * gain.worse
         better = self.decided((12, 2), (20, 0))
-        assert better.ordering == self.SEARCHED
+        assert better.candidate == self.SEARCHED
         assert better.best_user_program == self.OWN
         assert better.rejected is None
         assert better.over_best_user_program.original == 0.75
@@ -261,6 +261,6 @@ class TestOwnPrograms:
         assert better.over_best_user_program.probability > 0.9
 
     def test_a_minimum_probability_applies_to_all_candidates(self):
-        assert self.decided((8, 4), (4, 4), min_probability=0.9).ordering == self.ORIGINAL
-        assert self.decided((12, 2), (13, 3), min_probability=0.9).ordering == self.OWN
-        assert self.decided((12, 2), (20, 0), min_probability=0.9).ordering == self.SEARCHED
+        assert self.decided((8, 4), (4, 4), min_probability=0.9).candidate == self.ORIGINAL
+        assert self.decided((12, 2), (13, 3), min_probability=0.9).candidate == self.OWN
+        assert self.decided((12, 2), (20, 0), min_probability=0.9).candidate == self.SEARCHED

@@ -205,27 +205,27 @@ class TestCompilation:
     def test_all_scores_are_evidence_except_failed_calls_of_the_original(self):
         outcome, scored = self.ended(table(seed=1))
         decision = outcome.decision
-        assert decision.ordering != ORDERINGS[0]
+        assert decision.candidate != ORDERINGS[0]
         assert decision.evidence.num_met == 40
-        assert decision.evidence.num_compared == len(scored[ORDERINGS[0]] & scored[decision.ordering]) > 10
+        assert decision.evidence.num_compared == len(scored[ORDERINGS[0]] & scored[decision.candidate]) > 10
         scores = np.ones((24, 40))
         scores[:, :30] = table(seed=1)[:, :30]
         scores[0, 30:35] = np.nan
         outcome, _ = self.ended(scores)
         decision = outcome.decision
-        assert decision.candidates[0].score == 1.0
+        assert decision.results[0].score == 1.0
 
     def test_an_original_that_is_kept_is_compared_with_the_most_promising_order(self):
         outcome, scored = self.ended(table(seed=1)[::-1], num_calls=260)
         decision = outcome.decision
-        assert decision.ordering == ORDERINGS[0]
+        assert decision.candidate == ORDERINGS[0]
         assert decision.comparison.gain == 0
         assert decision.comparison.expected_gain == 0
         assert decision.comparison.interval == (0, 0)
-        orderings = [result.ordering for result in decision.candidates]
+        orderings = [result.candidate for result in decision.results]
         assert orderings[0] == ORDERINGS[0]
         assert len(set(orderings)) == len(orderings) == 3
-        other = max(decision.candidates[1:], key=lambda result: result.gain.probability).ordering
+        other = max(decision.results[1:], key=lambda result: result.gain.probability).candidate
         assert decision.evidence.num_compared == len(scored[ORDERINGS[0]] & scored[other])
         assert decision.evidence.num_compared < len(scored[ORDERINGS[0]])
 
@@ -235,7 +235,7 @@ class TestCompilation:
         decision = outcome.decision
         assert outcome.program_calls["total"] == most
         assert decision.comparison is None
-        assert decision.ordering == ORDERINGS[0]
+        assert decision.candidate == ORDERINGS[0]
 
     def test_a_round_whose_calls_all_fail_ends_the_compile(self):
         """The cause is probably an outage of a service that the program calls."""

@@ -87,7 +87,7 @@ class TestLimits:
         scores[:2, 25::5] = 0.0
         outcome = benchmark.race(benchmark.World(scores.mean(axis=1), scores)).run()
         assert outcome.stop.reason is StopReason.DECIDED
-        assert outcome.decision.ordering.number == 2
+        assert outcome.decision.candidate.number == 2
 
     def test_the_reason_for_an_early_end_says_if_no_score_differed(self):
         """Programs that differ by 5 points agree on many examples, but are still told apart."""
@@ -106,7 +106,7 @@ class TestLimits:
                 1, np.random.default_rng(seed).choice(np.flatnonzero(equal[0] == 0), 10, replace=False)
             ] = 1.0
             outcome = benchmark.race(benchmark.World(better.mean(axis=1), better)).run()
-            assert outcome.decision.ordering.number == 1
+            assert outcome.decision.candidate.number == 1
             assert "equal scores" not in str(outcome.stop)
 
     def test_the_reason_does_not_ignore_programs_that_dropped_out(self):
@@ -135,7 +135,7 @@ class TestLimits:
             scores = np.tile(rng.random(200) < 0.7, (5, 1)).astype(float)
             scores[-1] = np.maximum(scores[-1], rng.random(200) < 0.05 / 0.3)
             outcome = benchmark.race(benchmark.World(scores.mean(axis=1), scores)).run()
-            num_right += outcome.decision.ordering.number == 4
+            num_right += outcome.decision.candidate.number == 4
         assert num_right >= 17
 
     def test_a_later_race_with_fewer_examples_reuses_calls(self, tmp_path):
@@ -183,13 +183,13 @@ def test_a_gain_must_be_half_again_as_likely_as_a_loss(seed, is_returned):
     scores = (rng.random((2, 60)) < [[0.6], [0.68]]).astype(float)
     race = benchmark.race(benchmark.World(scores.mean(axis=1), scores))
     decision = race.run().decision
-    gain = decision.candidates[1].gain
+    gain = decision.results[1].gain
     assert 1.0 < gain.probability / gain.worse < 3.0
     assert (gain.probability / gain.worse >= 1.5) == is_returned
-    assert decision.ordering.number == is_returned
+    assert decision.candidate.number == is_returned
     careful = benchmark.race(benchmark.World(scores.mean(axis=1), scores))
     careful.min_probability = 0.9
-    assert careful.run().decision.ordering.number == 0
+    assert careful.run().decision.candidate.number == 0
 
 
 def test_a_small_budget_leaves_calls_for_later_rounds():
@@ -197,7 +197,7 @@ def test_a_small_budget_leaves_calls_for_later_rounds():
     scores = np.random.default_rng(2).random((20, 200))
     race = benchmark.race(benchmark.World(scores.mean(axis=1), scores), max_calls=300)
     outcome = race.run()
-    assert race.observations.count(outcome.decision.ordering) >= 20
+    assert race.observations.count(outcome.decision.candidate) >= 20
     assert outcome.program_calls["total"] <= 300
 
 
