@@ -17,7 +17,7 @@ To extend a run, see "Where to add" in `CONTRIBUTING.md`. In short:
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plr_dspy.compiling.choice import Decision, Outcome, compare_finalists, count_evidence
@@ -25,13 +25,11 @@ from plr_dspy.compiling.effect import estimate_effect
 from plr_dspy.compiling.futility import UnreadableReplies
 from plr_dspy.compiling.plan import MIN_EXAMPLES
 from plr_dspy.compiling.race import first_of_each_kind, run_race
-from plr_dspy.compiling.rounds import MIN_FAILURES, SearchRounds
+from plr_dspy.compiling.rounds import SearchRounds
 from plr_dspy.report.schema import Evidence
 from plr_dspy.report.stop import Stop, StopReason
-from plr_dspy.scoring.causes import cause_of
 from plr_dspy.scoring.evaluator import COMPARISON, PHASES, RACE, SEARCH, Wanted
-from plr_dspy.scoring.observations import CallRecords, Observations
-from plr_dspy.scoring.run_log import FAILED
+from plr_dspy.scoring.observations import Observations
 from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
@@ -226,7 +224,7 @@ class CompileRun(SearchRounds):
             too few examples.
 
         Raises:
-            NothingRan: If every call failed, probably because of an outage.
+            NothingRan: If every call failed.
         """
         self.evaluator.begin_phase(COMPARISON)
         min_examples = max(1, min(MIN_EXAMPLES, self.plan.num_selection_examples))
@@ -247,23 +245,9 @@ class CompileRun(SearchRounds):
         # At least compare the original and the best winner on the examples that both were scored on.
         compared = fully_scored if len(fully_scored) > 1 else finalists[:2]
         records = self.evaluator.known(dict.fromkeys(compared, examples))
-        if self._cannot_be_scored(examples, records):
-            logger.warning("no example of the final comparison could be scored, so nothing was compared")
-            return None
-        self.evaluator.raise_if_all_failed(records)
+        self.evaluator.raise_if_all_failed(records, phase="the final comparison")
         common, _ = self.observations.with_records(records).table(compared, examples)
         return FinalComparison(compared, common) if len(common) >= min_examples else None
-
-    def _cannot_be_scored(self, examples: Sequence[int], rows: CallRecords) -> bool:
-        """Return whether the program or the metric failed on all of only a few examples.
-
-        If it failed on more examples, or on all earlier examples, assume an outage.
-        """
-        records = [record for row in rows.values() for record in row.values()]
-        all_failed = bool(records) and all(record.outcome == FAILED for record in records)
-        has_known_cause = any(cause_of(record.error) is not None for record in records)
-        is_outage = has_known_cause or len(examples) >= MIN_FAILURES or not self.observations.answered()
-        return all_failed and not is_outage
 
     def _num_affordable(self, num_examples: int, num_finalists: int, min_examples: int) -> int:
         """Return the number of examples, at most `num_examples`, that all finalists can be scored on."""

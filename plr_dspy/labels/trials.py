@@ -10,6 +10,8 @@ from plr_dspy.lm.plain_text_adapter import Annotation, Value
 from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
 from plr_dspy.metrics.copies import own_copy
 
+WRONG_ANSWER = "..."  # an answer that is neither empty nor correct
+
 
 class Trial(NamedTuple):
     """A trial of a metric on an answer."""
@@ -57,9 +59,9 @@ def fails(metric: Metric, example: dspy.Example, answer: Mapping[str, Value]) ->
 
 
 def calls_model(metric: Metric, example: dspy.Example, program: dspy.Module) -> bool:
-    """Return whether a metric calls a language model to score a correct or an empty answer."""
+    """Return whether a metric calls a language model to score a correct, an empty or a wrong answer."""
     outputs = output_types(program)
-    answers = (as_answer(example, outputs), dict.fromkeys(outputs, ""))
+    answers = (as_answer(example, outputs), dict.fromkeys(outputs, ""), dict.fromkeys(outputs, WRONG_ANSWER))
     return any(tried(metric, example, answer).calls_model for answer in answers)
 
 

@@ -29,7 +29,7 @@ PROPOSAL_PROMPT = 600  # number of tokens in each prompt, not counting the examp
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated cost of a compile run. As a string, it has two lines, plus a line for each warning.
+    """The estimated cost of a compile run. As a string, it has two lines, plus a line for each note or warning.
 
     Attributes:
         program_calls: Maximum number of program calls in all phases.

@@ -290,6 +290,13 @@ class PLFewShot(LearningOptimizer):
                 f"there are no demos to choose from, because the {self.student_name} has no demos, and the "
                 "candidates cannot be shown in its prompts: pass examples with values for all of the signature's fields"
             )
+        has_own_demos = any(predictor.demos for predictor in program.predictors())
+        retrieves = isinstance(slots, RetrievalSlots) and bool(attempts or slots.whole_programs)
+        if self.demos == "retrieved" and has_own_demos and not retrieves:
+            raise UserError(
+                "demos='retrieved' needs examples to retrieve; got none: pass examples that have the signature's "
+                "fields, fit into max_demo_tokens, and are not among the student's demos"
+            )
         original = slots.original
         if self.max_metric_calls == 0:
             assert isinstance(slots, RetrievalSlots)
@@ -398,13 +405,6 @@ class PLFewShot(LearningOptimizer):
         fixed, retrieved = fixed_and_retrieved(
             pools, examples=examples, retrievable=retrievable, max_tokens=max_tokens_of_predictor
         )
-        # Without bootstrapped demos, `_make_demos` says why none was made.
-        has_demos_to_retrieve = any(retrieved.values()) or self.candidates == "bootstrapped"
-        if not allows_fixed_demos and any(fixed.values()) and not has_demos_to_retrieve:
-            raise UserError(
-                "demos='retrieved' needs examples to retrieve; got none: pass examples that have the signature's "
-                "fields, fit into max_demo_tokens, and are not among the student's demos"
-            )
         known = self._vectors.setdefault(self.embedder, {})
         retrieval_pools = make_pools(
             program, retrieved, examples=retrievable, embedder=self.embedder, known=known

@@ -216,20 +216,20 @@ class Evaluator:
         observations.add(records)
         return observations.table(candidates, examples)
 
-    def raise_if_all_failed(self, rows: CallRecords) -> None:
-        """Raise `NothingRan` if calls were made and all of them failed."""
+    def raise_if_all_failed(self, rows: CallRecords, *, phase: str = "") -> None:
+        """Raise `NothingRan` if calls were made and all of them failed. The message names the phase, if any."""
         records = [record for row in rows.values() for record in row.values()]
         if records and all(record.outcome == FAILED for record in records):
-            raise self.nothing_ran_error(records)
+            raise self.nothing_ran_error(records, phase=phase)
 
-    def nothing_ran_error(self, records: Sequence[CallRecord]) -> NothingRan:
-        """Return an error for a run in which all calls failed, with a fix in its message."""
+    def nothing_ran_error(self, records: Sequence[CallRecord], *, phase: str = "") -> NothingRan:
+        """Return an error for a run or a phase in which all calls failed, with a fix in its message."""
         failed = [record for record in records if record.outcome == FAILED]
-        fix = fix_for(
-            (record.error for record in failed),
-            otherwise="check that the program runs, and that its model answers",
-        )
+        check = "check that the program runs, and that its model answers"
+        calls = f"{len(records)} calls"
+        if phase:
+            check = f"check the program and the metric on the examples of {phase}"
+            calls += f" of {phase}"
+        fix = fix_for((record.error for record in failed), otherwise=check)
         first = f"{failed[0].error}: {failed[0].message}"
-        return NothingRan(
-            f"all {len(records)} calls failed (the first with {first}): {fix}, and compile again"
-        )
+        return NothingRan(f"all {calls} failed (the first with {first}): {fix}, and compile again")

@@ -350,13 +350,23 @@ def test_calls_without_a_trace_make_no_demo_and_can_be_resumed(engine, caplog, t
     assert any("dspy.Parallel" in line for line in warnings)
 
 
+@pytest.mark.parametrize("num_own_demos", [0, 3])
+@pytest.mark.parametrize("candidates", ["both", "bootstrapped"])
 @pytest.mark.parametrize("demos", ["fixed", "auto", "retrieved"])
-def test_instructions_are_searched_if_no_answer_becomes_a_demo(demos):
-    """No score reaches the threshold."""
+def test_instructions_are_searched_if_no_answer_becomes_a_demo(demos, candidates, num_own_demos):
+    """No score reaches the threshold, and no example can be shown as a demo."""
     options = {"instructions": "propose", "num_instructions": 2, "metric_threshold": 2}
-    optimizer = chooser(demos=demos, max_metric_calls=100, num_threads=1, **options)
+    optimizer = chooser(
+        lambda example, prediction: len(prediction.answer) % 2,
+        demos=demos,
+        candidates=candidates,
+        max_metric_calls=100,
+        num_threads=1,
+        **options,
+    )
     with using(engine_for(EXAMPLES)):
-        optimizer.compile(predict(), trainset=EXAMPLES)
+        optimizer.compile(student(num_own_demos), trainset=UNLABELED)
+    assert optimizer.report.program_calls["bootstrap"] > 0
     assert optimizer.report.comparison is not None
 
 
@@ -368,8 +378,12 @@ def test_the_best_program_is_the_student_if_an_interrupt_stops_the_teacher():
     assert optimizer.report is None
 
 
-def test_an_error_says_that_the_time_allows_no_demos_to_retrieve():
-    optimizer = chooser(demos="retrieved", max_seconds=0.01)
+@pytest.mark.parametrize("candidates", ["both", "bootstrapped"])
+def test_an_error_says_that_the_time_allows_no_demos_to_retrieve(candidates):
+    def metric(example, prediction, trace=None):
+        return True
+
+    optimizer = chooser(metric, demos="retrieved", candidates=candidates, max_seconds=0.01)
     message = "a quarter of max_seconds or max_cost is not enough for a single call"
     with using(engine_for(EXAMPLES)), pytest.raises(RuntimeError, match=message):
-        optimizer.compile(student(3), trainset=EXAMPLES)
+        optimizer.compile(student(3), trainset=UNLABELED)

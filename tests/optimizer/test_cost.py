@@ -597,8 +597,8 @@ class TestMaxCost:
         judge = dspy.Predict("question, answer -> verdict: bool")
 
         def judged(example, prediction, trace=None):
-            if prediction.answer == example.answer:
-                return True
+            if not prediction.answer or prediction.answer == example.answer:
+                return bool(prediction.answer)
             return judge(question=example.question, answer=prediction.answer).verdict
 
         limits = {"max_metric_calls": 100, "display_progress": False}
