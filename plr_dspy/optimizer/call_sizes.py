@@ -114,7 +114,8 @@ class CallSizes:
         The cost is unknown if `size` is None, a price is missing, or the metric calls a language
         model.
         """
-        if size is None or self.metric_calls_model:
+        # Check the metric last, because this calls the metric, which may be slow.
+        if size is None or size.cost is None or self.metric_calls_model:
             return None
         return size.cost
 

@@ -58,8 +58,8 @@ class Estimate:
             is too long, or if litellm does not know the size of the window.
         has_other_tokenizer: Whether a model has, or may have, a tokenizer other than GPT-4o's.
             If so, token counts may be off by about 15%.
-        metric_calls_model: Whether the metric calls a language model. These calls are not
-            included.
+        metric_calls_model: Whether the cost is unknown only because the metric calls a language
+            model. The metric's calls are not included in any number.
     """
 
     program_calls: int
@@ -170,7 +170,7 @@ def estimate_cost(
         new_prompt_tokens=None if total is None or calls_of is not None else round(total.new_tokens),
         cost_with_cache=cost_with_cache,
         has_other_tokenizer=total is not None and not all(map(has_counted_tokenizer, total.usage)),
-        metric_calls_model=sizes.metric_calls_model,
+        metric_calls_model=total is not None and total.cost is not None and sizes.metric_calls_model,
     )
 
 
