@@ -55,7 +55,7 @@ from plr_dspy.programs.checks import (
 from plr_dspy.programs.fingerprint import describe, digest
 from plr_dspy.programs.hidden_demos import warn_of_hidden_demos
 from plr_dspy.programs.made_with import record_settings
-from plr_dspy.programs.rivals import Programs, Rival
+from plr_dspy.programs.rivals import Programs, Rival, named_programs
 from plr_dspy.programs.slots import ProgramSlots, add_labeled_demos
 from plr_dspy.programs.splits import Examples
 from plr_dspy.report.report import Report
@@ -258,11 +258,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         program = checked_student(options, student, trainset, valset)
         self.check(program, trainset)
         self._rivals = ()
-        if programs is not None:
+        named = named_programs({} if programs is None else programs)
+        if named:
             self._check_takes_programs()
-            self._rivals = checked_rivals(
-                options, Rival(self.rival_name, program), programs, trainset, valset
-            )
+            self._rivals = checked_rivals(options, Rival(self.rival_name, program), named, trainset, valset)
         choices = self._choices(program, trainset, valset, rng, teacher)
         setup = make_setup(
             options, choices, seed=seed, trainset=trainset, valset=valset, rng=rng, started=started

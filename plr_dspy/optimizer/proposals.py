@@ -127,7 +127,7 @@ class ProposalWork(PromptModelWork):
         return str(text or "").strip()
 
 
-def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEvaluator) -> list[Proposal]:
+def make_proposals(setup: CompileSetup, work: ProposalWork, payer: ProgramEvaluator) -> list[Proposal]:
     """Run the planned tasks or read their results from the log, and return the finished tasks.
 
     Tasks that `SHARE` of the budget does not cover are omitted.
@@ -137,8 +137,8 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
         Exception: If an error other than a failed call, such as a missing price, stopped the
             tasks.
     """
-    log = proposing.log
-    budget = proposing.budget
+    log = payer.log
+    budget = payer.budget
     prompt = f"proposed by {digest([work.model, setup.program, work.examples, work.demos, setup.seed])}"
     log.number_examples([f"{task.predictor} {task.number}" for task in setup.proposals])
     num_recalled = log.num_recalled
@@ -155,7 +155,7 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
         key = (prompt, number)
         if not budget.recall(key):
             try:
-                proposing.pay({key: None})
+                payer.pay({key: None})
             except Exception as error:
                 failure = error
         if key not in log.records:

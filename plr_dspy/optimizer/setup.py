@@ -26,7 +26,7 @@ from plr_dspy.programs.checks import AnyMetric, Checked, check_given
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.instructions import Instruction
-from plr_dspy.programs.rivals import Programs, Rival, named_programs
+from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.programs.splits import Examples, Splits, empty_split, make_splits
 from plr_dspy.retrieval.predict import retrievals_of
@@ -350,7 +350,11 @@ def check_metric(setup: CompileSetup) -> None:
 
 
 def checked_rivals(
-    options: CompileOptions, first: Rival, programs: Programs, trainset: Examples, valset: Examples
+    options: CompileOptions,
+    first: Rival,
+    programs: Mapping[str, dspy.Module],
+    trainset: Examples,
+    valset: Examples,
 ) -> list[Rival]:
     """Check the user's programs and return copies of them.
 
@@ -358,7 +362,7 @@ def checked_rivals(
     """
     examples = [*trainset, *valset]
     distinct = {first.digest: first}
-    for name, program in named_programs(programs).items():
+    for name, program in programs.items():
         argument = f"programs[{name!r}]"
         rival = Rival(name, _checked_copy(options, program, trainset, valset, name=argument, to_order=False))
         check_needed_outputs(

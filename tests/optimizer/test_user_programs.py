@@ -97,12 +97,13 @@ class TestUserPrograms:
         assert 30 <= optimizer.report.program_calls["total"] <= 40
         assert optimizer.report.comparison is not None
 
-    def test_an_empty_list_of_programs_changes_nothing(self):
+    @pytest.mark.parametrize("kind", [PLFewShot, PLReorder, TopKOrder])
+    def test_an_empty_list_of_programs_changes_nothing(self, kind):
         reports = []
         for programs in (None, []):
-            optimizer = PLFewShot(exact, max_metric_calls=150, display_progress=False)
+            optimizer = kind(exact, max_metric_calls=150, display_progress=False)
             with using(Engine(), "fake/x"):
-                optimizer.compile(student(), trainset=EXAMPLES, programs=programs)
+                optimizer.compile(student(demos=LEANING), trainset=EXAMPLES, programs=programs)
             reports.append(optimizer.report)
         assert comparable(reports[0]) == comparable(reports[1])
 

@@ -99,9 +99,9 @@ class ResponseModel:
     def _information_weights(self) -> Array:
         """Return the information weights of all orderings, ``[m]``.
 
-        A score that is expected to be near the lowest or the highest score varies less than one in
-        the middle. Outsiders can have far more of the latter, so their weights are inversely
-        proportional to this variance. The weights of all other orderings are 1.
+        A score whose expectation is near the lowest or highest score varies less than others. An
+        outsider's scores may vary much more, or less, than those of other orderings. So its weight
+        is inversely proportional to their mean variance. All other weights are 1.
         """
         lowest = self.labels.scores.min()
         expected = np.clip((self.expected - lowest) / self.labels.unit, 0.0, 1.0)
