@@ -150,6 +150,10 @@ def _folder(text: str) -> Path:
 def _model_name(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("the name is empty: pass a name such as openai/gpt-4o-mini")
+    if ".py:" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text} names an object in a file, not a model: pass a name such as openai/gpt-4o-mini"
+        )
     return text
 
 

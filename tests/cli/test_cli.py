@@ -544,6 +544,10 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments("--log-dir", ""), "--log-dir: the path is empty: pass the path of a folder"),
         (compile_arguments("--lm", ""), "--lm: the name is empty: pass a name such as openai/gpt-4o-mini"),
         (
+            compile_arguments("--lm", "app.py:lm"),
+            "--lm: app.py:lm names an object in a file, not a model: pass a name",
+        ),
+        (
             compile_arguments("--max-tokens", "abc"),
             "--max-tokens: must be a whole number of at least 1; got 'abc': pass 1 or a larger number",
         ),
