@@ -85,6 +85,9 @@ def make_splits(
     sources = [source_of(example.inputs()) for example in examples]
     distinct = _distinct(trainset, name="trainset")
     distinct |= {len(trainset) + index for index in _distinct(valset, name="valset")}
+    names = [f"trainset[{index}]" for index in range(len(trainset))]
+    names += [f"valset[{index}]" for index in range(len(valset))]
+    _warn_of_conflicts(examples, sources, names)
     usable = distinct - shown_by(demos, examples, prompted)
     usable_in_order = [index for index in by_content(examples) if index in usable]
     trainset_indices = [index for index in usable_in_order if index < len(trainset)]
@@ -101,8 +104,6 @@ def make_splits(
     else:
         train, selection = _split_by_inputs(train, labels, sources, balanced=balanced)
 
-    names = [f"trainset[{index}]" for index in range(len(trainset))]
-    names += [f"valset[{index}]" for index in range(len(valset))]
     return Splits(
         train=[examples[index] for index in train],
         selection=[examples[index] for index in selection],
@@ -138,6 +139,35 @@ def _distinct(examples: Examples, *, name: str) -> set[int]:
             "%d of %d examples in %s are duplicates and are not used", num_repeated, len(examples), name
         )
     return set(first_places.values())
+
+
+def _warn_of_conflicts(examples: Examples, sources: Sequence[Hashable], names: Sequence[str]) -> None:
+    """Log a warning if examples have the same inputs, but differ in other fields, such as the label."""
+    first_places: dict[Hashable, int] = {}
+    conflicts: list[tuple[int, int, list[str]]] = []
+    for index, source in enumerate(sources):
+        first = first_places.setdefault(source, index)
+        different = _different_fields(examples[first], examples[index])
+        if different:
+            conflicts.append((first, index, different))
+    # If all examples have the same inputs, or have no inputs, the labels are meant to differ.
+    if conflicts and len(first_places) > 1:
+        first, second, different = conflicts[0]
+        logger.warning(
+            "%s and %s have the same inputs, but different values of %s (%d such pairs): check which values are right",
+            names[first],
+            names[second],
+            ", ".join(different),
+            len(conflicts),
+        )
+
+
+def _different_fields(first: dspy.Example, second: dspy.Example) -> list[str]:
+    """Return the names of the fields other than inputs whose values differ between two examples."""
+    first_labels = dict(first.labels().items())
+    second_labels = dict(second.labels().items())
+    fields = sorted(first_labels.keys() & second_labels.keys(), key=str)
+    return [name for name in fields if value_key(first_labels[name]) != value_key(second_labels[name])]
 
 
 def _split_by_inputs(

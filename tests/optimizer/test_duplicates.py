@@ -1,4 +1,6 @@
-"""Duplicates and label shares in warnings and reports."""
+"""Duplicates, contradictory labels and label shares in warnings and reports."""
+
+import random
 
 import dspy
 import pytest
@@ -8,6 +10,7 @@ from label_world import Engine, go, labeled
 
 from plr_dspy import PLFewShot, headroom
 from plr_dspy.baselines import StaticOrder, TopKOrder
+from plr_dspy.programs.splits import make_splits
 
 FEW = {"max_metric_calls": 60}
 QUIET = {"num_threads": 1, "display_progress": False}
@@ -98,3 +101,21 @@ def test_examples_without_inputs_are_reported(empty, caplog):
     trainset = [*rows(60, num_repeated=0), labeled(empty, LABELS[0]), labeled(empty, LABELS[1])]
     go(Engine(), program=FOUR, trainset=trainset, **FEW)
     assert "trainset: 2 of 62 examples have no value in any input; the first is trainset[60]" in caplog.text
+
+
+def test_contradictory_labels_are_reported(caplog):
+    trainset = rows(60, num_repeated=0)
+    other = {LABELS[0]: LABELS[1], LABELS[1]: LABELS[0]}
+    contradictory = [labeled(example.text, other[example.label]) for example in trainset[:2]]
+    go(Engine(), program=FOUR, trainset=[*trainset, *contradictory], **FEW)
+    message = (
+        "trainset[0] and trainset[60] have the same inputs, but different values of label (2 such pairs)"
+    )
+    assert caplog.text.count(message) == 1
+    assert caplog.text.count("have the same inputs") == 1
+
+
+def test_duplicates_and_programs_without_varying_inputs_are_not_contradictory(caplog):
+    go(Engine(), program=FOUR, trainset=rows(), **FEW)
+    make_splits([labeled("text", label) for label in LABELS], [], [], random.Random(0), balanced=False)
+    assert "have the same inputs" not in caplog.text
