@@ -44,17 +44,17 @@ from dspy.utils.usage_tracker import UsageTracker
 
 logger = logging.getLogger(__name__)
 
-Call: TypeAlias = tuple[Any, Mapping[str, Any]]  # a language model and the inputs of a call to it
+Call: TypeAlias = tuple[Any, Mapping[str, Any]]  # a language model, and the inputs of one call to the model
 COMPILED = "_compiled"  # the attribute that marks a compiled program
 
 
 def current_adapter() -> dspy.Adapter:
-    """Return the adapter of the current settings. As in DSPy, the default is `ChatAdapter`."""
+    """Return the configured adapter. As in DSPy, the default is `ChatAdapter`."""
     return dspy.settings.adapter or dspy.ChatAdapter()
 
 
 def model_of(predictor: dspy.Predict) -> Any:
-    """Return the model that a predictor calls: its own, or that of the current settings, or None."""
+    """Return the predictor's own model, or else the configured model. Return None if neither is set."""
     return predictor.lm or dspy.settings.lm
 
 
@@ -106,7 +106,7 @@ def field_not_found(error: BaseException, example: dspy.Example) -> str | None:
 
 
 class _Sent(BaseException):
-    """An exception that holds a call's messages. As a BaseException, it keeps adapters from retrying the call."""
+    """An exception that carries a call's messages. Adapters catch only `Exception`, so they do not retry."""
 
     def __init__(self, messages: list[dict[str, Any]]) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class _Sent(BaseException):
 
 
 def _that_only_raises(lm: dspy.BaseLM) -> dspy.BaseLM:
-    """Return a copy of a language model that has the same capabilities, but raises `_Sent` when called."""
+    """Return a copy of `lm` that has the same capabilities but raises `_Sent` when called."""
 
     def send(self: dspy.BaseLM, prompt: Any = None, *, messages: Any = None, **options: Any) -> None:
         raise _Sent(messages)
@@ -125,7 +125,7 @@ def _that_only_raises(lm: dspy.BaseLM) -> dspy.BaseLM:
 
 
 def sent_messages(predictor: dspy.Predict, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the messages that a predictor sends for these inputs, without calling a language model.
+    """Return the messages that a predictor would send for `inputs`, without calling a language model.
 
     If no language model is configured, assume a model without native features.
     """
@@ -135,14 +135,16 @@ def sent_messages(predictor: dspy.Predict, inputs: Mapping[str, Any]) -> list[di
             dspy.Predict.forward(predictor, lm=_that_only_raises(lm), **inputs)
         except _Sent as sent:
             return sent.messages
-    raise RuntimeError(f"the adapter {dspy.settings.adapter!r} sent no messages to the language model")
+    raise RuntimeError(
+        f"the adapter {dspy.settings.adapter!r} sent no messages to the language model: use another adapter"
+    )
 
 
 def call_back(optimizer: Teleprompter, event: str, outputs: object) -> None:
     """Call the method `event` of each DSPy callback that has this method.
 
-    DSPy itself reports no events during `compile()`. The method gets the same arguments as
-    DSPy's methods for the end of a call. The call ID is that of `compile()`.
+    DSPy itself reports no events during `compile()`. The method gets the arguments that DSPy
+    passes at the end of a call, with the call ID of `compile()`.
     """
     callbacks = [*(dspy.settings.callbacks or []), *getattr(optimizer, "callbacks", [])]
     for callback in callbacks:
@@ -159,7 +161,7 @@ def call_back(optimizer: Teleprompter, event: str, outputs: object) -> None:
 
 @dataclass
 class _Reply:
-    """The maximum and actual number of tokens in the reply to the current LM call, or None if unknown."""
+    """The maximum and the actual number of tokens in the current LM call's reply. None if unknown."""
 
     max_tokens: int | None
     num_tokens: int | None = None
@@ -179,14 +181,14 @@ class TruncationCounter(BaseCallback):  # type: ignore[misc]
     """A counter of truncated replies.
 
     Make the LM calls in a context with `caller_modules=[counter]`. DSPy appends each call to the
-    histories of its callers, and the counter is its own history, which stores no entries. If
-    DSPy's history is disabled, also pass `callbacks=[counter]`. Then replies with `max_tokens`
-    tokens count as truncated.
+    histories of its callers. The counter serves as its own history, but stores no entries. If
+    DSPy's history is disabled, also pass `callbacks=[counter]`. In this case, replies with at
+    least `max_tokens` tokens are assumed to be truncated.
 
     Attributes:
         num_truncated: Number of truncated replies.
-        num_unknown: Number of replies that may be truncated, because DSPy's history is disabled,
-            and `max_tokens` or the number of tokens is unknown.
+        num_unknown: Number of replies that may be truncated. For these replies, DSPy's history is
+            disabled, and `max_tokens` or the number of tokens is unknown.
     """
 
     def __init__(self) -> None:
@@ -200,7 +202,7 @@ class TruncationCounter(BaseCallback):  # type: ignore[misc]
     def append(self, entry: Mapping[str, Any]) -> None:
         """Count the truncated replies in a history entry.
 
-        Ignore entries without a response, which a custom LM may add.
+        Ignore entries without a response: custom LMs may add them.
         """
         response = entry.get("response")
         replies = response if isinstance(response, tuple) else [response]
@@ -218,7 +220,7 @@ class TruncationCounter(BaseCallback):  # type: ignore[misc]
         _reply.set(_Reply(max_tokens))
 
     def on_lm_end(self, call_id: str, outputs: object, exception: BaseException | None = None) -> None:
-        """Count the reply if it was truncated, or if it is unknown whether it was."""
+        """Count the reply if it was truncated, or if it is unknown whether it was truncated."""
         reply = _reply.get()
         _reply.set(None)
         if reply is None or exception is not None:
@@ -230,11 +232,11 @@ class TruncationCounter(BaseCallback):  # type: ignore[misc]
 
 
 def drop_from_memory_cache(calls: Iterable[Call]) -> None:
-    """Remove the replies to these calls from DSPy's memory cache if they are also in the disk cache."""
+    """Remove replies to `calls` from DSPy's memory cache if the replies are also in its disk cache."""
     cache = dspy.cache
     if not (cache.enable_disk_cache and cache.enable_memory_cache):
         return
-    # If a version of DSPy lacks these names, the replies stay in the memory cache.
+    # If DSPy lacks a name used below, leave the replies in the memory cache.
     with suppress(Exception):
         from dspy.clients.execution import IGNORED_CACHE_KEYS, prepare
 

@@ -22,11 +22,11 @@ class ScoreError(UserError):
 
 
 class MissingFieldError(UserError):
-    """An error for a metric that would fail on every example, because it reads a field that no example has."""
+    """An error for a metric that fails on every example: it reads a field that no example has."""
 
 
 class FatalLMError(Exception):
-    """An error in a language model call that all later calls would also raise."""
+    """An error in a language model call that would recur in all later calls."""
 
 
 USER_ERRORS = (UserError, UserTypeError, MissingPackageError)

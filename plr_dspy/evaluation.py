@@ -85,22 +85,22 @@ def evaluate_programs(
     """Score programs on the same examples, with 95% confidence intervals.
 
     If a call on an example fails, log a warning, and omit the example for all programs and
-    metrics. A few artificial answers with the lowest and highest possible scores are added for
-    each interval, because an interval for equal scores would otherwise have no width. For
-    metrics over a set, intervals use the infinitesimal jackknife.
+    metrics. For each interval, a few artificial answers with the lowest and highest possible
+    scores are added. Otherwise, an interval for equal scores would have no width. For metrics
+    over a set, the intervals are estimated with the infinitesimal jackknife.
 
     Args:
-        programs: A dict that maps names to programs, or a list of programs. All other programs
-            are compared with the first one. No program is modified.
+        programs: A dict that maps names to programs, or a list of programs. Each later program
+            is compared with the first program. No program is modified.
         metric: A metric that scores single examples, or a metric over a set, such as
-            ``F1("positive")``; or a dict that maps names to metrics.
+            ``F1("positive")``. For several metrics, pass a dict that maps names to metrics.
         devset: Examples that no optimizer has seen. Each program is called once on each
             example, even with several metrics.
         num_threads, max_errors, display_progress: As in `PLReorder`.
         inputs: As in `PLReorder.compile`. By default, inputs are inferred from the first program.
         log_dir: A folder that stores finished calls. A later evaluation with the same metrics,
-            examples and model reuses the calls of unchanged programs, even if they were renamed.
-            Failed calls are repeated.
+            examples and model reuses the calls of unchanged programs, even if the programs were
+            renamed. Failed calls are repeated.
         accept_changes: As in `PLReorder`.
 
     Raises:
@@ -164,7 +164,7 @@ def _checked(
 def _warn_of_shown_examples(programs: Iterable[Rival], examples: Examples) -> None:
     """Log a warning about each program that may show some of the examples as fixed demos.
 
-    Retrieved demos are no problem, because they exclude the example being scored.
+    Ignore retrieved demos: retrieval excludes the example being scored.
     """
     for program in programs:
         num_shown = len(program.leaked(examples))
@@ -179,10 +179,10 @@ def _warn_of_shown_examples(programs: Iterable[Rival], examples: Examples) -> No
 
 
 def _called(rival: Rival, examples: Examples) -> dspy.Module:
-    """Return the program to call, which never retrieves an example as a demo for itself.
+    """Return the program to call. It never retrieves the example being scored as a demo.
 
-    If the program may retrieve some of the examples, return a guarded copy, so that threads that
-    do not know the example being scored retrieve no demos.
+    If the program may retrieve some of the examples, return a guarded copy. In this copy, threads
+    that do not know the example being scored retrieve no demos.
     """
     if rival.leaked(examples, with_retrieved=True):
         return rival.build(guarded=True)
@@ -203,12 +203,12 @@ def _make_calls(
     identity: Callable[[], dict[str, object]],
     options: _Options,
 ) -> None:
-    """Call each program on each example, or read the call from the log of an earlier evaluation.
+    """Call each program on each example, or reuse the call from the log of an earlier evaluation.
 
     Args:
-        runs: The runs of the programs.
-        digests: Digests of the programs. Programs with equal digests share their calls.
-        identity: A function that describes what determines the scores, apart from the programs.
+        runs: One run for each program.
+        digests: One digest for each program. Programs with equal digests share their calls.
+        identity: A function that returns the facts, except the programs, that determine the scores.
         options: Arguments of `evaluate_programs`.
     """
     folder = None if options.log_dir is None else Path(options.log_dir)
@@ -230,7 +230,7 @@ def _make_calls(
                 )
                 continue
             logger.warning(
-                "programs[%r] is the same program as programs[%r], so they share their calls",
+                "programs[%r] is the same program as programs[%r], so both share the same calls",
                 run.name,
                 first_run.name,
             )
@@ -238,7 +238,7 @@ def _make_calls(
 
 
 def _identity(metrics: Mapping[str, Metric], devset: Examples) -> dict[str, object]:
-    """Describe what determines the scores. Omit the programs, because the keys of logged calls identify them."""
+    """Return the facts, except the programs, that determine the scores. The log's keys identify programs."""
     facts: dict[str, object] = {FUNCTION_FACT: evaluate_programs.__name__}
     facts |= {f"the metric {name}".strip(): digest(metric) for name, metric in metrics.items()}
     return {
@@ -261,7 +261,7 @@ class _LoggedProgram(ProgramSlots):
 
 
 class _ProgramRun(MetricWork):
-    """The calls of a program on examples, scored with all metrics."""
+    """A program's calls on the examples, scored with all metrics."""
 
     # The log identifies programs by their content, so it can also hold the calls of changed programs.
     advice_on_changes = "you can change the programs first, but if you change a metric, pass another log_dir"
@@ -278,14 +278,14 @@ class _ProgramRun(MetricWork):
             self.models += work.models
 
     def call_program(self, key: str, **options: Any) -> None:
-        """Call the program on each example. Warn if model errors count as incorrect answers."""
+        """Call the program on each example. Warn if model errors are scored as incorrect answers."""
         slots = _LoggedProgram(self.program, key)
         self.records, _ = calls_on(slots, self, len(self.examples), called="example", **options)
         unread = [record for record in self.records if record.outcome == WRONG]
         errors = [record.error for record in unread if cause_of(record.error) is not None]
         if errors:
             logger.warning(
-                f"{self.name}: {len(errors)} of {len(self.records)} calls count as incorrect, because they raised "
+                f"{self.name}: {len(errors)} of {len(self.records)} calls count as incorrect because of errors such as "
                 f"{errors[0]}: {fix_for(errors, otherwise='')}"
             )
 
@@ -334,7 +334,7 @@ def _examples_without_failure(runs: Sequence[_ProgramRun], num_examples: int) ->
 def _compare(
     name: str, metric: Metric, runs: Sequence[_ProgramRun], examples: Examples, indices: Sequence[int]
 ) -> dict[str, ProgramScore]:
-    """Return each program's score, and its difference from the first program's score, keyed by program name.
+    """Return the programs' scores, with their differences from the first program's score, keyed by name.
 
     `indices` are the examples' indices in the devset.
     """
@@ -360,7 +360,7 @@ def _compare(
 class _MeanScores:
     """The mean scores of programs, with confidence intervals.
 
-    An unparsable reply gets the lowest score of any reply, or 0 if that is lower.
+    An unparsable reply gets the lowest score of any reply, but at most 0.
     """
 
     def __init__(self, records: Iterable[Sequence[CallRecord]]) -> None:
@@ -370,7 +370,7 @@ class _MeanScores:
     def score(self, records: Sequence[CallRecord]) -> ProgramScore:
         """Return the mean score and its confidence interval.
 
-        Two scores at each end of the possible range are added before the interval is calculated.
+        Before the interval is calculated, two scores at each end of the likely range are added.
 
         Source: A. Agresti and B. Coull, The American Statistician 52, 1998.
         """
@@ -398,9 +398,9 @@ class _MeanScores:
 
 
 class _SetScores:
-    """The scores of programs by a metric over a set, with confidence intervals.
+    """The scores that a metric over a set gives to programs, with confidence intervals.
 
-    The intervals are estimated from the influence of each answer on the metric.
+    The intervals are estimated from each answer's influence on the metric.
     """
 
     def __init__(self, metric: SetMetric, right_labels: Sequence[str], labels: Sequence[str]) -> None:
@@ -430,8 +430,8 @@ class _SetScores:
         low, high = self._influence.bounds
         pairs = zip(self._scores(before), self._scores(after), strict=True)
         differences = [score_after - score_before for score_before, score_after in pairs]
-        # Assume an artificial difference with the largest influence that an answer can have. If the
-        # programs differ only on examples with little influence, the interval would be too narrow.
+        # Add an artificial difference with the largest influence that an answer can have. Otherwise,
+        # the interval would be too narrow if programs differ only on examples with little influence.
         least, most = paired_interval(differences, largest=self._influence.largest_influence())
         difference = self._influence.value(_labels(after)) - self._influence.value(_labels(before))
         return max(low - high, min(least, difference)), min(high - low, max(most, difference))

@@ -45,7 +45,8 @@ class PromptInput:
     Attributes:
         is_text: Whether the field's type is `str`. If so, lists are shown as numbered lines.
             Otherwise, they are shown as JSON.
-        is_block: Whether blank lines become line breaks, as in `PlainTextAdapter`.
+        is_block: Whether blank lines and surrounding spaces are removed, as in
+            `PlainTextAdapter`.
         is_optional: Whether the value can be None.
         default: The text to show if no value is passed, or None if a value is required.
     """
@@ -69,7 +70,7 @@ class ExportedPrompt:
         format: The format of placeholders. In "openai", the placeholder for the input `review`
             is ``{{review}}``. In "langchain", it is ``{review}``, and literal braces are
             doubled, as in `str.format`.
-        messages: Dicts with "role" and "content", which contain the placeholders.
+        messages: Dicts with the keys "role" and "content". The placeholders are in "content".
         inputs: The format of each input's value, keyed by input name.
     """
 
@@ -123,7 +124,7 @@ class ExportedPrompt:
         return re.sub(rf"\{{\{{|\}}\}}|(?P<space> ?)\{{(?P<name>{names})\}}", replacement, template)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the prompt to a JSON file, atomically."""
+        """Write the prompt to a JSON file. An existing file is replaced atomically."""
         write_atomically(Path(path), TypeAdapter(ExportedPrompt).dump_json(self, indent=2) + b"\n")
 
     @classmethod
@@ -145,16 +146,16 @@ def export(program: dspy.Module, format: Format = "openai") -> dict[str, Exporte
     """Export each predictor's prompt for use without DSPy.
 
     The configured adapter and language model determine the prompts, as in a real call, but
-    nothing is sent. Each prompt is tested with sample values against the messages that DSPy
-    would send. Model settings, such as `temperature` and `stop`, are not exported.
+    nothing is sent. Each prompt is filled with sample values and compared with the messages
+    that DSPy would send. Model settings, such as `temperature` and `stop`, are not exported.
 
     Args:
-        program: A program whose prompts are always the same, apart from the inputs.
+        program: A program whose prompts differ only in the inputs.
         format: "openai" for placeholders such as ``{{review}}``; "langchain" for messages that
             ``ChatPromptTemplate.from_messages`` accepts, with placeholders such as ``{review}``.
 
     Returns:
-        The prompts, keyed by predictor name. If the program is a single predictor, the name is "self".
+        The prompts, keyed by predictor name. If the program is a single predictor, its name is "self".
 
     Raises:
         TypeError: If `program` is not a `dspy.Module`.
@@ -174,7 +175,7 @@ def export(program: dspy.Module, format: Format = "openai") -> dict[str, Exporte
 
 
 def _named_predictors(program: dspy.Module) -> dict[str, dspy.Predict]:
-    """Return the predictors by name, including predictors in parts that are marked as compiled."""
+    """Return the predictors, keyed by name, including predictors in modules that are marked as compiled."""
     predictors = dict(program.named_predictors())
     known = {id(predictor) for predictor in predictors.values()}
     for name, predictor in program.named_sub_modules(dspy.Predict):
@@ -189,8 +190,8 @@ def _check_prompts_are_fixed(program: dspy.Module) -> None:
         name = path.replace("self", "program", 1)
         if isinstance(part, CalibratedProgram):
             raise UserError(
-                f"{name} is a CalibratedProgram, whose calibration cannot be part of a prompt: export "
-                f"{name}.program, whose answers are not calibrated"
+                f"{name} is a CalibratedProgram, and a prompt cannot contain its calibration: export "
+                f"{name}.program, without the calibration"
             )
         if isinstance(part, PerInputOrder):
             raise UserError(
@@ -204,7 +205,7 @@ def _check_prompts_are_fixed(program: dspy.Module) -> None:
             )
         if "forward" in vars(part):
             raise UserError(
-                f"{name}.forward was replaced, as dspy.KNNFewShot does, so the prompt may not be fixed: "
+                f"{name}.forward was replaced, as by dspy.KNNFewShot, so the prompt may not be fixed: "
                 "compile the program with an optimizer that keeps forward, such as PLFewShot(demos='fixed')"
             )
 
@@ -218,7 +219,7 @@ def _exported(name: str, predictor: dspy.Predict, format: Format) -> ExportedPro
     messages = sent_messages(predictor, marks)
     if not all(isinstance(message["content"], str) for message in messages):
         raise UserError(
-            f"the prompt for predictor {name!r} has parts that are not text, such as images in demos: remove these "
+            f"the prompt for predictor {name!r} has parts that are not text, such as images in demos: remove such "
             "demos, or call the DSPy program instead"
         )
     templates = [{**message, "content": _template(message["content"], marks, format)} for message in messages]
@@ -229,7 +230,7 @@ def _exported(name: str, predictor: dspy.Predict, format: Format) -> ExportedPro
         literals = [text for text in literals if any(text in message["content"] for message in messages)]
         raise UserError(
             f"the prompt for predictor {name!r} contains the literal text {' and '.join(map(repr, literals))}, which "
-            "would be mistaken for a placeholder: pass format='langchain', which escapes literal braces"
+            "is reserved for placeholders: pass format='langchain', which escapes literal braces"
         )
     for field_name in fields:
         inputs[field_name] = _matching_input(name, predictor, prompt, field_name, marks)
@@ -237,7 +238,7 @@ def _exported(name: str, predictor: dspy.Predict, format: Format) -> ExportedPro
 
 
 def _template(content: str, marks: Mapping[str, str], format: Format) -> str:
-    """Return a message's content as a template, with a placeholder in place of each input's mark."""
+    """Return a message's content with a placeholder for each mark, the unique value sent for an input."""
     template = content
     if format == "langchain":
         template = content.replace("{", "{{").replace("}", "}}")
@@ -250,7 +251,7 @@ def _template(content: str, marks: Mapping[str, str], format: Format) -> str:
 
 
 def _check_is_text(name: str, field_name: str, annotation: Any) -> None:
-    """Raise a ValueError if an input is an image, a tool, a history or anything else that is not text."""
+    """Raise a ValueError if an input's type, such as an image or a tool, cannot be exported as text."""
     types = dspy.Type.extract_custom_type_from_annotation(annotation)
     if dspy.History in (annotation, *get_args(annotation)):
         types.append(dspy.History)
@@ -273,9 +274,9 @@ def _input_of(field: FieldInfo, *, is_block: bool) -> PromptInput:
 def _matching_input(
     name: str, predictor: dspy.Predict, prompt: ExportedPrompt, field_name: str, marks: Mapping[str, str]
 ) -> PromptInput:
-    """Return the format in which the adapter shows an input, or raise a ValueError if it is unknown.
+    """Return the format in which the adapter shows an input. Raise a ValueError if no known format fits.
 
-    To find the format, fill the prompt in each known format, and compare it with DSPy's messages.
+    To test a format, fill the prompt with sample values, and compare it with DSPy's messages.
     """
     field = predictor.signature.input_fields[field_name]
     cases = []
@@ -299,7 +300,7 @@ class _SampleModel(BaseModel):
 
 
 def _samples(annotation: Any) -> list[Any]:
-    """Return sample values for an input of this type, including text that adapters might change."""
+    """Return sample values for an input with this annotation, including text that adapters might change."""
     kind = without_none(annotation)
     samples: list[Any] = ["", AWKWARD_TEXT]
     if annotation_allows_none(annotation):

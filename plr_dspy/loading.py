@@ -21,7 +21,7 @@ from plr_dspy.retrieval.predict import loaded, retrieve_in
 
 logger = logging.getLogger(__name__)
 
-# If a field has no description, DSPy saves its name as the description, as in "${review}".
+# If a field has no description, DSPy saves the field's name instead, as in "${review}".
 OWN_NAME = re.compile(r"\$\{(\w+)\}")
 
 
@@ -38,10 +38,10 @@ def load_program(
     Args:
         student: A new instance of the program that was compiled. The student is not modified.
         path: The JSON or pickle (.pkl) file.
-        allow_pickle: Whether to load pickles, which can run any code; pass True only for
+        allow_pickle: Whether to load pickles. They can run any code, so pass True only for
             files that you trust.
-        allow_unsafe_lm_state: Whether to use language models' endpoints from the file, as in
-            ``dspy.Module.load``.
+        allow_unsafe_lm_state: Whether to use the language models' endpoints that the file
+            contains, as in ``dspy.Module.load``.
         embedder: The embedder of a program that retrieves demos. Loading does not call it.
 
     Returns:
@@ -49,16 +49,16 @@ def load_program(
 
     Raises:
         OSError: If the file cannot be read.
-        TypeError: If the student is not a DSPy program, or the path is not path-like.
+        TypeError: If `student` is not a DSPy program, or `path` is not path-like.
         ValueError: If the file is not a saved program, does not fit the student, or is a
-            pickle that is not allowed.
+            pickle although `allow_pickle` is False.
     """
     check_module(student, "student", fix="pass a new instance of the program that was compiled")
     state = saved_state(path, allow_pickle=allow_pickle)
     if isinstance(student, CalibratedProgram) and "calibration" not in state:
         raise UserError(
-            f"{path} must hold a calibrated program, because the student is one; got an uncalibrated program: pass "
-            "student.program as the student"
+            f"{path} must hold a calibrated program, because the student is calibrated; got an uncalibrated program: "
+            "pass student.program as the student"
         )
     try:
         program = with_saved_wrappers(ProgramFactory(student).build({}), state)
@@ -87,7 +87,7 @@ def load_program(
 
 
 def _check_fields_of_all(path: str | Path, student: dspy.Module, state: Mapping[str, Any]) -> None:
-    """Raise a ValueError if a file has as many predictors as the student, but with other fields.
+    """Raise a ValueError if a file has as many predictors as the student, but different fields.
 
     Match predictors by their order, because their names differ if only the saved program has a wrapper.
     """
@@ -97,7 +97,7 @@ def _check_fields_of_all(path: str | Path, student: dspy.Module, state: Mapping[
         if isinstance(signature, Mapping):
             saved_fields.append(signature.get("fields", []))
     predictors = student.predictors()
-    # If the file is damaged, the caller describes the error.
+    # Ignore errors from a damaged file: the caller raises an error that describes them.
     with suppress(LookupError, TypeError):
         if len(predictors) == len(saved_fields):
             for predictor, fields in zip(predictors, saved_fields, strict=True):

@@ -45,14 +45,14 @@ SECRET_SHAPES = (
     r"()\b(?:sk|pk|gsk|hf|xai|ghp|gho)[-_](?=[\w*-]*\d)[\w*-]{6,}",
     r"()\b(?:AKIA[A-Z0-9]{8,}|AIza[\w-]{10,})",
 )
-# Minimum length of a secret in an argument. In an environment variable, the minimum is twice as long.
+# Minimum length of a secret in an argument. For environment variables, the minimum is twice as large.
 SHORTEST_SECRET = 6
 
 
 class LogLines(logging.Handler):
     """A handler that shows log lines in DSPy's format, unless the user has configured logging.
 
-    Warnings are always shown. Other lines are shown only if the progress bar is shown.
+    Lines below the level WARNING are shown only if the progress bar is shown.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -70,7 +70,7 @@ class LogLines(logging.Handler):
 
 
 def show_log_lines() -> None:
-    """Install the handler that shows the package's log lines, in place of an earlier one."""
+    """Install the handler that shows the package's log lines, and remove any earlier handler of this name."""
     handler = LogLines()
     handler.setFormatter(logging.Formatter(LINE_FORMAT, TIME_FORMAT))
     handler.set_name(HANDLER)
@@ -136,7 +136,7 @@ def progress_bar(
 ) -> Iterator[tqdm]:
     """Yield a progress bar for up to `total` program calls, and call `at_end` at the end.
 
-    Meanwhile, show each DSPy warning about replies, such as truncated ones, only once.
+    Until then, show each DSPy warning about replies, such as truncated replies, only once.
     """
     token = _shows_progress.set(display)
     is_disabled = os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
@@ -165,8 +165,8 @@ def interrupts() -> Iterator[threading.Event]:
     """Yield an event that SIGINT and SIGTERM set before they raise `KeyboardInterrupt` in the main thread.
 
     The event stays set even if a program catches the exception. The user's SIGINT handler is
-    called first, unless it is asyncio's, which would wait for the next await. If the user has
-    installed a SIGTERM handler, SIGTERM calls only this handler.
+    called before the exception is raised. Asyncio's handler is skipped, because it would wait for
+    the next await. If the user has installed a SIGTERM handler, SIGTERM calls only this handler.
     """
     received = threading.Event()
     handlers: dict[int, Any] = {}
@@ -204,7 +204,7 @@ def as_json(value: object) -> bytes:
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file atomically, by renaming a temporary file in the same folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Do not use `tempfile`, whose files do not have the default permissions.
+    # Do not use `tempfile`, because its files do not have the default permissions.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with temporary.open("xb") as file:
@@ -221,7 +221,7 @@ class Redactor:
     """A callable that hides known and likely secrets in text.
 
     Args:
-        models: LMs or embedders. Their arguments with names such as "api_key" are secrets.
+        models: LMs or embedders. The values of arguments such as "api_key" are secrets.
         variables: Names of additional environment variables that contain secrets.
     """
 
@@ -240,7 +240,7 @@ class Redactor:
         self._secrets = sorted(secrets - {""}, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
-        """Return the text with each secret replaced by "[hidden]"."""
+        """Return the text with each secret replaced with "[hidden]"."""
         for secret in self._secrets:
             text = text.replace(secret, "[hidden]")
         for shape in SECRET_SHAPES:
@@ -251,7 +251,7 @@ class Redactor:
 def _arguments_of(model: object) -> Iterator[tuple[str, str]]:
     """Yield the name and value of each string argument, header and attribute of a model and its engines."""
     attributes = getattr(model, "__dict__", {})
-    # An LM keeps its engines, which may hold secrets, in attributes.
+    # Also search the attributes of attributes, because the engines of an LM may hold secrets.
     mappings = [attributes, *(getattr(part, "__dict__", None) for part in attributes.values())]
     for name in ("kwargs", "default_kwargs"):
         arguments = getattr(model, name, {})

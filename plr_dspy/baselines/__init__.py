@@ -15,7 +15,7 @@ from plr_dspy.programs.checks import Count, WholeNumber, arguments
 __all__ = ["PDO", "DEmO", "GlobalE", "LocalE", "PerInputOrder", "StaticOrder", "TopKOrder"]
 
 BATCH = 15  # number of orders in each round; each round logs one line
-COMPARED_SHARE = 0.2  # maximum share of the budget for the final comparison
+COMPARED_SHARE = 0.2  # maximum fraction of the budget to spend on the final comparison
 
 
 class StaticOrder(DemoOptimizer):
@@ -38,8 +38,8 @@ class TopKOrder(DemoOptimizer):
     Random orders are scored on the train split. The best of them, the finalists, are then scored
     on the selection split.
 
-    Deviation from the paper: The original order is a candidate and a finalist, and wins ties.
-    In the paper, only the best random orders are compared.
+    Deviation from the paper: The original order is also a candidate and a finalist, and wins
+    ties. In the paper, only the best random orders are compared.
 
     Args:
         metric: As in `PLReorder`.
@@ -58,7 +58,7 @@ class TopKOrder(DemoOptimizer):
     num_finalists: Count = 10
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
-        """Return a plan to score as many orders as the budget allows, each on the whole train split."""
+        """Return a plan that scores as many orders as the budget allows, each on the whole train split."""
         num_train = size.num_train
         num_selection = size.num_selection
         num_orders = min(self.num_candidates, size.num_distinct)
@@ -69,8 +69,9 @@ class TopKOrder(DemoOptimizer):
             least = 2 * num_train + 2 * MIN_EXAMPLES
             if budget < least:
                 raise UserError(
-                    f"max_metric_calls must be at least {least} to score two orders on {num_train} train examples; got "
-                    f"{budget}: increase max_metric_calls, or use PLReorder, which scores orders on fewer examples"
+                    f"max_metric_calls must be at least {least} to score two orders on {num_train} train examples and "
+                    f"compare them; got {budget}: increase max_metric_calls, or use PLReorder, which scores orders on "
+                    "fewer examples"
                 )
             share = max(int(COMPARED_SHARE * budget), 2 * MIN_EXAMPLES)
             comparison_calls = min(share, budget - 2 * num_train)

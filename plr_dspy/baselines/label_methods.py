@@ -1,4 +1,4 @@
-"""LocalE, GlobalE, PDO and DEmO, which choose orders by the label probabilities for probing inputs."""
+"""LocalE, GlobalE, PDO and DEmO: optimizers that choose orders by label probabilities on probing inputs."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from plr_dspy.statistics.arrays import Array
 
 logger = logging.getLogger(__name__)
 
-CONTENT_FREE = ("[N/A]", "", "[MASK]")  # inputs without content, for which label probabilities reveal bias
+CONTENT_FREE = ("[N/A]", "", "[MASK]")  # the label probabilities for these inputs reveal bias
 OTHERS = ", or use PLReorder or TopKOrder, which do not have this requirement"
-WRITING = 0  # index of the calls that write an input; the inputs that the LM writes have the next indices
+WRITING = 0  # index of the calls that write an input; the written inputs have the next indices
 WRITTEN_TOKENS = 128  # maximum number of tokens in a generated probing input
 WRITING_INSTRUCTION = "Write one new example of the same kind as those given: like them, but none of them."
 
@@ -52,7 +52,7 @@ Rows = Mapping[Candidate, Mapping[int, CallRecord]]
 
 @arguments
 class LabelOptimizer(DemoOptimizer):
-    """The base class of optimizers that choose an order by the label probabilities for probing inputs.
+    """The base class of optimizers that choose an order by label probabilities on probing inputs.
 
     The metric is not used. Subclasses define the criterion and the probing inputs.
     """
@@ -60,7 +60,7 @@ class LabelOptimizer(DemoOptimizer):
     scored_on = "probing inputs"
     chooses_by_score = False
     # Each of the `fillers` is the text of all fields of one probing input. Without fillers, the LM writes
-    # the probing inputs at `temperature`. If this is None, the inputs of the train examples are used.
+    # the probing inputs at `temperature`. If `temperature` is also None, the train inputs are used.
     fillers: ClassVar[tuple[str, ...]] = ()
     temperature: ClassVar[float | None] = None
 
@@ -97,7 +97,7 @@ class LabelOptimizer(DemoOptimizer):
                     )
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
-        """Return a plan to score each order on as many probing inputs as the budget allows."""
+        """Return a plan that scores each order on as many probing inputs as the budget allows."""
         num_orders = min(self.num_candidates, size.num_distinct)
         least = len(self.fillers) or 1
         num_calls = len(self.fillers) or size.num_train
@@ -158,7 +158,7 @@ class LabelRun(CompileRun):
         self._winner = setup.original
 
     def run(self) -> Outcome:
-        """Call the program in all orders, and return an outcome with the best order.
+        """Call the program with the demos in each order, and return an outcome with the best order.
 
         The original order wins ties.
         """
@@ -176,7 +176,7 @@ class LabelRun(CompileRun):
         return self.outcome(Decision(self._winner), Stop(reason or StopReason.TIME))
 
     def _probe(self, orderings: Sequence[Candidate]) -> Rows:
-        """Call the program in each order, and return the orders' records, keyed by probing input.
+        """Call the program with the demos in each order, and return the records, keyed by probing input.
 
         Return an empty dict if the budget runs out before the LM has written all probing inputs.
         """
@@ -228,15 +228,15 @@ class LabelRun(CompileRun):
 
 
 class ProbingWork(LabelReadingWork):
-    """The work of calling a program on probing inputs and reading label probabilities from its replies.
+    """Program calls on probing inputs. Each record holds the label probabilities in the reply.
 
-    If the LM writes the inputs, a call with the index `WRITING` writes one of them. The input is in
-    the style of an order's demos. Source: Lu et al., ACL 2022, Section 3.1.
+    If the LM writes the inputs, each call with the index `WRITING` writes one input in the style of
+    the program's demos. Source: Lu et al., ACL 2022, Section 3.1.
 
     Attributes:
         writes_inputs: Whether the LM writes the probing inputs.
         indices: The indices of all possible probing inputs.
-        examples: The probing inputs. If the LM writes them, the list is empty until `take` is called.
+        examples: The probing inputs. If the LM writes them, the list is empty before `take()`.
     """
 
     def __init__(self, optimizer: LabelOptimizer, setup: CompileSetup) -> None:
@@ -256,7 +256,7 @@ class ProbingWork(LabelReadingWork):
         return self.indices[: len(self.examples)]
 
     def take(self, written: Sequence[dict[str, str] | None]) -> None:
-        """Set `examples` to the distinct inputs in `written`, which has a None for each failed call."""
+        """Set `examples` to the distinct inputs in `written`. None stands for a failed call."""
         distinct: dict[bytes, dict[str, str]] = {}
         for fields in written:
             if fields:
@@ -272,8 +272,8 @@ class ProbingWork(LabelReadingWork):
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         """Make a call, and return its record.
 
-        The record's value is a list of label probabilities, or the fields of an input that the
-        call wrote.
+        The record's value is a list of label probabilities, or the fields of an input if the LM
+        wrote one.
         """
         if self.writes_inputs and example == WRITING:
             return CallRecord(None, value=self._write_input(program))
@@ -297,12 +297,12 @@ class ProbingWork(LabelReadingWork):
             raise WrongAnswer(error) from error
         fields = {name: str(reply.get(name) or "").strip() for name in predictor.signature.input_fields}
         if not all(fields.values()):
-            raise WrongAnswer(ValueError(f"the LM must write text for each input; got {fields!r}"))
+            raise WrongAnswer(ValueError(f"the LM must write text for each input field; got {fields!r}"))
         return fields
 
 
 def _known_inputs(optimizer: LabelOptimizer, setup: CompileSetup) -> list[dspy.Example]:
-    """Return the probing inputs of an optimizer whose inputs are not written by the LM."""
+    """Return the probing inputs of an optimizer that does not let the LM write them."""
     inputs = [dict(example.inputs().items()) for example in setup.splits.train]
     if inputs and optimizer.fillers:
         inputs = [dict.fromkeys(inputs[0], text) for text in optimizer.fillers]
@@ -316,7 +316,7 @@ def _example(fields: Mapping[str, object]) -> dspy.Example:
 def _writing_prompt(
     predictor: dspy.Predict, lm: dspy.BaseLM
 ) -> tuple[dspy.Adapter, type[dspy.Signature], dict[str, str]]:
-    """Return the adapter, signature and inputs for a call in which the LM writes a probing input.
+    """Return the adapter, signature and inputs of a call that lets the LM write a probing input.
 
     A completion LM continues a list of demos, whereas a chat LM follows an instruction.
     """
@@ -339,10 +339,10 @@ def _writing_prompt(
 class LocalE(LabelOptimizer):
     """An optimizer that chooses the order whose label distributions have the highest mean entropy.
 
-    A label distribution consists of the label probabilities in the answer to a probing input. For each
-    order, the LM writes one probing input in the style of the demos. Correct labels are not needed.
-    The program must have one predictor with text inputs and one output that is a Literal, an
-    enum or a bool. The LM must return log-probabilities. Compiling makes at most
+    A label distribution consists of the label probabilities in the reply to a probing input. For
+    each order, the LM writes one probing input in the style of the demos. These inputs need no
+    correct labels. The program must have one predictor with text inputs and one output that is a
+    Literal, an enum or a bool. The LM must return log-probabilities. Compiling makes at most
     ``num_candidates * (1 + num_candidates)`` program calls.
 
     Source: Y. Lu et al., "Fantastically ordered prompts and where to find them",
@@ -376,8 +376,8 @@ class GlobalE(LocalE):
     ACL 2022, Eq. 2 and 3.
 
     Args:
-        variant: "lu" is the published method. "plr", from arXiv:2603.21373, finds the label
-            distribution on a single input that has the lowest entropy, and chooses its order.
+        variant: "lu" is the published method. "plr", from arXiv:2603.21373, chooses the order
+            for which the label distribution on a single input has the lowest entropy.
         metric, num_candidates, temperature, all others: As in `LocalE`.
     """
 
@@ -447,21 +447,21 @@ class PDO(LabelOptimizer):
 
 @arguments
 class DEmO(LabelOptimizer):
-    """An optimizer that returns a program that chooses an order of demos for each input.
+    """An optimizer whose compiled program chooses an order of demos for each input.
 
-    Compiling keeps the orders whose mean label distribution on content-free inputs is closest to
-    uniform. The content-free inputs are "[N/A]", "" and "[MASK]". The returned program is a
-    `PerInputOrder`. For each input, this program calls the LM in each kept order. It compares the
+    Compiling keeps the orders whose mean label distributions on content-free inputs are closest
+    to uniform. The content-free inputs are "[N/A]", "" and "[MASK]". The returned program is a
+    `PerInputOrder`. For each input, this program calls the LM with each kept order. It compares the
     likeliest label's probability with this label's mean probability on content-free inputs. The
-    order with the largest increase determines the answer. Compiling makes
+    order with the largest increase over this mean determines the answer. Compiling makes
     ``3 * num_candidates`` program calls. The requirements are the same as for `LocalE`.
 
     Source: Q. Guo et al., "What makes a good order of examples in in-context
     learning", ACL Findings 2024.
 
     Args:
-        num_kept: Number of orders that the returned program can choose from. The report shows the
-            order whose mean label distribution is closest to uniform.
+        num_kept: Number of orders from which the returned program can choose. The report shows
+            the order whose mean label distribution is closest to uniform.
         metric, num_candidates, all others: As in `LocalE`.
     """
 

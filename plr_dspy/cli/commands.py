@@ -113,7 +113,7 @@ def _file(text: str) -> Path:
 def _data(text: str) -> Path | HubSplit:
     """Return the file or the data set split that an argument names.
 
-    A text that begins with "hub:" names a split of a data set on the Hugging Face hub.
+    Arguments that begin with "hub:" name a split of a data set on the Hugging Face hub.
     """
     if not text.startswith(HUB):
         return _file(text)
@@ -349,7 +349,7 @@ COMMANDS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that does not print a list of all options before an error."""
+    """A parser whose error messages do not list all options."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(USER_ERROR, f"{self.prog}: {message}\n{self.prog}: pass --help to list all options\n")

@@ -47,7 +47,7 @@ SET_METRICS: dict[str, type[SetMetric]] = {
 def run_compile(args: argparse.Namespace) -> None:
     """Run the command `compile`: order or choose demos, save the program, and print the report.
 
-    Save the report, too, if --report is passed. If --estimate is passed, only print the estimated cost.
+    If --report is passed, also save the report. If --estimate is passed, only print the estimated cost.
     """
     for option, value in _selecting(args).items():
         if value is not None and not args.select:
@@ -167,8 +167,8 @@ def _examples(args: argparse.Namespace, program: dspy.Module) -> dict[str, Any]:
 def _other_programs(args: argparse.Namespace, student: dspy.Module) -> dict[str, dspy.Module]:
     """Return the programs to compare with the first program, keyed by their references in `args`.
 
-    Load saved programs into the student, not into the program from --demos. If that program is
-    calibrated, it can only load calibrated programs.
+    Load saved programs into the student, not into the program from --demos. The latter may be
+    calibrated, and could then load only calibrated programs.
     """
     programs: dict[str, dspy.Module] = {}
     for reference in args.programs:
@@ -253,7 +253,7 @@ def _named_metric(reference: str, program: dspy.Module) -> Metric:
 
 @contextmanager
 def _language_model(args: argparse.Namespace) -> Iterator[None]:
-    """Make DSPy use the model and the adapter that the arguments name, until the context ends."""
+    """Within this context, make DSPy use the model and the adapter that the arguments name."""
     options: dict[str, Any] = {}
     if args.max_tokens is not None:
         options["max_tokens"] = args.max_tokens

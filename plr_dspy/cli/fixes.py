@@ -100,7 +100,7 @@ STRING = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 LIST = rf"""\[(?:{STRING}|[^\]'"])*\]"""
 VALUE = rf"{STRING}|{LIST}|[\w.+-]+"
 NAMES = "|".join(OPTIONS)
-# These names are not English words, so they always refer to an argument.
+# Names that are not English words, and therefore always refer to an argument.
 CERTAIN_NAMES = "|".join(name for name in OPTIONS if "_" in name or name.endswith("set"))
 ROW = re.compile(r"\b(trainset|valset|devset)\[(\d+)\]")
 PROGRAM = re.compile(rf"\bprograms\[({STRING})\]")
@@ -120,7 +120,7 @@ WITHOUT_VALUE = re.compile(
 def in_options(message: str, args: argparse.Namespace) -> str:
     """Return a message with command-line options in place of Python arguments.
 
-    Also replace indices of examples by rows of files. Leave quoted text unchanged, because it may
+    Also replace indices of examples with rows of files. Leave quoted text unchanged, because it may
     come from the user. If an argument has no option, add that it is available only in Python.
     """
     kept: list[str] = []  # text that must stay unchanged
@@ -136,9 +136,9 @@ def in_options(message: str, args: argparse.Namespace) -> str:
         option, value = _with_value(OPTIONS[match[1]], match[2])
         return f"{option} {keep(value)}" if value else option
 
-    # Put placeholders in place of quoted text first, so that no later step changes it.
+    # Replace quoted text with placeholders first, so that later steps leave the text unchanged.
     message = QUOTED.sub(quoted, message.replace("\0", ""))
-    # Replace phrases and rows before arguments, because they contain the names of arguments.
+    # Replace phrases and rows before arguments, because phrases and rows contain arguments.
     for phrase, replacement in PHRASES.items():
         message = re.sub(phrase, replacement, message)
     message = ROW.sub(lambda match: _row(match, args), message)
@@ -152,7 +152,7 @@ def in_options(message: str, args: argparse.Namespace) -> str:
 
 
 def _row(match: re.Match[str], args: argparse.Namespace) -> str:
-    """Return text that names the row of the user's file for a matched index, such as "trainset[3]"."""
+    """Return a phrase for the row of the user's file that a matched index, such as "trainset[3]", denotes."""
     sources = {
         "trainset": getattr(args, "train", None),
         "valset": getattr(args, "val", None),
@@ -167,7 +167,7 @@ def _option(match: re.Match[str]) -> str:
 
 
 def _with_value(option: str, text: str) -> tuple[str, str]:
-    """Return an option and its value as in a shell command, given the repr of the argument's value.
+    """Return an option and its value for a shell command, given the repr of the argument's value.
 
     If the argument is None or a bool, the value is empty. For None and False, put "no" before the option.
     """

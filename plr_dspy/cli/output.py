@@ -1,4 +1,4 @@
-"""Functions that print to a pipe, which the reading program, such as `head`, may close early."""
+"""Functions that print to a pipe that the reading program, such as `head`, may close early."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ def show(text: object) -> None:
 def printing() -> Iterator[None]:
     """Flush stdout when this context ends. Raise `OutputClosed` if the reader has closed the pipe.
 
-    Do not run the user's code in this context, because its errors about other pipes would look the same.
+    Do not run the user's code in this context, because errors from its own pipes would look the same.
     """
     try:
         try:

@@ -28,8 +28,8 @@ class Result:
     Attributes:
         candidate: The finalist.
         score: Mean score on the compared examples or, for a metric over a set, the metric's
-            value on them.
-        gain: Gain over the reference on new examples, limited by the range of scores.
+            value on these examples.
+        gain: Gain over the reference on new examples, limited so that the expected score is possible.
         estimate: Expected gain without this limit. Finalists are ranked by this value.
         comparison: The comparison with the reference by a metric over a set. None for any other
             metric.
@@ -54,9 +54,9 @@ class Decision:
             original or the chosen candidate.
         over_best_user_program: The comparison of the chosen candidate with `best_user_program`,
             or None if `best_user_program` is None.
-        rejected: The best result of the search, if it is expected to score higher, but one of the
-            user's other programs was chosen. Otherwise, None. The result's gain is relative to
-            the chosen program.
+        rejected: The best result of the search if one of the user's other programs was chosen,
+            although this result is expected to score higher. Otherwise, None. The gain of the
+            rejected result is relative to the chosen program.
         results: The results of the finalists.
         chosen: Index of the chosen candidate's result in `results`, or None if nothing was
             compared.
@@ -79,7 +79,7 @@ class Decision:
 
     @property
     def revision(self) -> Revision | None:
-        """The revision that calibrates the chosen candidate's answers, or None without calibration."""
+        """The revision that calibrates the chosen candidate, or None if its answers are not calibrated."""
         effect = self.effect
         if effect is None or not effect.applied:
             return None
@@ -89,7 +89,7 @@ class Decision:
         """Return a function that converts the model's expected scores to the scale of the metric.
 
         The model only approximates a metric over a set, so the function rescales gains over the
-        reference. The rescaled gain of the chosen candidate is its expected gain in the comparison.
+        reference. The chosen candidate's rescaled gain equals `comparison.expected_gain`.
         """
         fitted = self.fitted
         comparison = self.comparison
@@ -129,7 +129,7 @@ def compare_finalists(
     """Choose one of the finalists, and compare it with the original.
 
     First, choose one of the user's programs: the original, unless another one is probably better.
-    Then replace this program by another finalist if the odds are high enough that it is better.
+    Then replace this program with another finalist if that finalist is likely enough to be better.
 
     Args:
         finalists: The finalists, starting with the original.
@@ -145,8 +145,8 @@ def compare_finalists(
     scored_finalists = _ScoredFinalists(finalists, examples, observations, scores, fitted, num_dropped)
     results = scored_finalists.results(original)
     promising = max(results[1:], key=lambda result: result.gain.probability).candidate
-    # For a metric over a set, the model weights scores, so equal scores may become different.
-    # Therefore, find the examples with different scores by the unweighted scores.
+    # With a metric over a set, `scores` are weighted, and equal scores may become different. So use
+    # the unweighted scores to find the examples on which scores differ.
     counted_scores = fitted.counted(scores) if fitted.calibrates_answers else observations.scores()
     if fitted.calibrates_answers or count_evidence(counted_scores).num_differing:
         choice = _choose_in_two_steps(scored_finalists, results, user_programs, min_probability, by_score)
@@ -184,7 +184,7 @@ class _Choice:
 
     Attributes:
         chosen: Index of the chosen finalist.
-        best_of_user: Index of the best of the user's programs, which include the original.
+        best_of_user: Index of the best of the user's programs, including the original.
         over_best_of_user: Results of all finalists, with gains over the best of the user's
             programs.
         rejected: As in `Decision`.
@@ -241,8 +241,8 @@ class _ScoredFinalists:
     def results(self, reference: Candidate) -> list[Result]:
         """Return the results of the finalists, including their gains over the reference.
 
-        The results are in the order of the finalists. If answers are calibrated, the finalists are
-        calibrated, and the result of the uncalibrated reference comes first.
+        The results are in the order of the finalists. If answers are calibrated, the
+        results are for calibrated answers, after a result for the uncalibrated reference.
         """
         results = self._by_model(reference)
         metric = self.observations.effective_scores
@@ -336,7 +336,7 @@ def choose(
     """Return the index of the result with the highest estimate or, if `by_score`, the highest score.
 
     The first result belongs to the reference. Any other result can be chosen only if its gain over
-    the reference is `likely`. The first of several equal results is chosen.
+    the reference is sufficiently probable (see `likely`). If several results are equal, choose the first.
     """
     values = [result.score if by_score else result.estimate for result in results]
     allowed = [0]
@@ -360,7 +360,7 @@ def _rejected(
             chosen.
     """
     best = max(allowed, key=lambda number: results[number].estimate)
-    # Subtract gains over the original, because the scores in the report are based on them.
+    # Subtract gains over the original, because the report's scores are based on these gains.
     more = results[best].gain.expected - results[chosen].gain.expected
     if more <= 0:
         return None
@@ -368,7 +368,7 @@ def _rejected(
 
 
 def likely(gain: Gain, min_probability: float | None, *, odds: float = MIN_ODDS) -> bool:
-    """Return whether a gain over a reference is likely enough to replace the reference.
+    """Return whether a candidate's gain over a reference is likely enough to replace the reference.
 
     The probability of a gain must be at least `min_probability`. If `min_probability` is None,
     a gain must be at least `odds` times as likely as a loss. If answers are calibrated, the gain
@@ -386,7 +386,7 @@ def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[i
     """Limit the certainty of a gain if scores differ on only a few examples.
 
     Near the highest possible score, the best of many orderings may get a perfect score by chance.
-    The score model, which assumes normal errors, would mistake this selection bias for an effect.
+    The score model would mistake this selection bias for an effect, because it assumes normal errors.
     """
     differences = [other[example] - original[example] for example in original.keys() & other.keys()]
     if not differences or gain.expected <= 0 or sum(map(bool, differences)) >= ENOUGH_DIFFERING:
@@ -403,7 +403,7 @@ def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[i
 def over_calibrated(fitted: FittedModel | None, original: Candidate, result: Result) -> dict[str, float]:
     """Return the probabilities that a result is better or worse than the calibrated original.
 
-    The keys are names of fields in a report. The dict is empty if answers are not calibrated, or
+    The keys are fields of `Comparison`. The dict is empty if answers are not calibrated, or
     if the result belongs to the original itself.
     """
     if fitted is None or not fitted.calibrates_answers or result.candidate == original:
@@ -413,7 +413,7 @@ def over_calibrated(fitted: FittedModel | None, original: Candidate, result: Res
 
 
 def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:
-    """Count examples with two or more scores, with different scores, and with scores of all `compared`."""
+    """Count the examples with several scores, with different scores, and with scores of all `compared`."""
     by_example: dict[int, list[float]] = defaultdict(list)
     for row in scores.values():
         for example, score in row.items():

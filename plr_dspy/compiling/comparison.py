@@ -65,8 +65,8 @@ def _interval_of_expected(
         gain: The expected gain.
         observed: The gain on the compared examples.
         largest: The largest possible gain.
-        least_chosen: Lower end of the interval of the chosen candidate's score, minus the lowest
-            possible score. The gain's interval does not start above this value.
+        least_chosen: Lower end of the interval for the chosen candidate's score, minus the lowest
+            possible score. The returned interval never starts above this value.
     """
     margin = DEVIATIONS * gain.deviation
     least = max(gain.expected - margin, -largest)
@@ -108,7 +108,7 @@ def _limited_interval(
 
 
 def paired_gain_by_metric(metric: ConfusionScores, before: Answers, after: Answers) -> PairedGain | None:
-    """Return the gain in a metric over a set on examples with both answers, or None if there are none."""
+    """Return the gain in a metric over a set on examples with both answers, or None without such examples."""
     if not before.keys() & after.keys():
         return None
     measurement = _measure(metric, before, after)
@@ -130,10 +130,10 @@ def compare_by_set_metric(
     num_orderings: int,
     num_candidates: int,
 ) -> tuple[Gain, Comparison]:
-    """Return a finalist's gain over the original, and the comparison of both, by the metric itself.
+    """Return a finalist's gain over the original and a comparison of both, measured with the metric.
 
-    The gain is that of the score model, corrected by the metric. The correction is needed because
-    the model only approximates a metric over a set.
+    The gain is the score model's gain after a correction. The correction is needed because the
+    model only approximates a metric over a set.
 
     Args:
         before, after: Answers of the original and of the finalist.
@@ -148,19 +148,19 @@ def compare_by_set_metric(
 
 @dataclass(frozen=True)
 class _Measurement:
-    """The values of a metric on the answers of the original and of a finalist.
+    """A metric's values for the answers of the original and of a finalist.
 
     Attributes:
         answered: The examples that both programs answered, each with the two answers.
-        as_it_is: The metric's value on all answers of the original.
+        as_it_is: The metric's value for all answers of the original.
         before, after: The metric's values on the examples in `answered`, for the original and
             for the finalist.
         unseen_labels: Labels without an example in `answered`.
         spread: For each bootstrap sample, the deviations of the two programs' values from their
             means over all samples, ``[draws, 2]``. Unseen labels are ignored.
-        spread_of_scores: Deviations like those in `spread`, but of values that include randomly
-            drawn answers to examples with unseen labels.
-        largest: The largest possible gain, which is the width of the metric's range.
+        spread_of_scores: Deviations from the same means as in `spread`, but of values that include
+            random answers to examples with unseen labels.
+        largest: The largest possible gain: the width of the metric's range.
     """
 
     answered: Sequence[Pair]
@@ -184,7 +184,7 @@ class _Measurement:
 
 
 def _measure(metric: ConfusionScores, before: Answers, after: Answers) -> _Measurement:
-    """Calculate a metric on two programs' answers, and on bootstrap samples of these answers."""
+    """Calculate a metric for two programs' answers, and for bootstrap samples of these answers."""
     both = sorted(before.keys() & after.keys())
     if not both:  # The programs have no answered example in common, so assume no difference.
         before = before or after
@@ -214,7 +214,7 @@ def _measure(metric: ConfusionScores, before: Answers, after: Answers) -> _Measu
 def _corrected_gain(
     metric: ConfusionScores, measurement: _Measurement, gain: Gain, num_orderings: int
 ) -> Gain:
-    """Return the score model's gain, corrected by the metric.
+    """Return the score model's gain, corrected with the measured values of the metric.
 
     If the metric improved less than its linear approximation in the model, reduce the expected
     gain. Limit the probability of a gain to the probability estimated from bootstrap samples.
@@ -279,8 +279,8 @@ def _bootstrapped_probability(gains: Array, linear_gains: Array, num_orderings: 
     """Return the probability that a finalist is better, estimated from bootstrapped gains.
 
     If a few examples, such as those with a rare label, dominate the gain, an ordering may win by
-    chance. So the probability is then corrected for the number of orderings (Bonferroni). The
-    correction does not reduce it below the threshold for replacing the original.
+    chance. In this case, the probability is corrected for the number of orderings (Bonferroni), but
+    is not reduced below the threshold for replacing the original.
     """
     probability = float((gains > 0).sum() / (len(gains) + 1))
     squares = linear_gains**2

@@ -12,8 +12,8 @@ def estimate_effect(
 ) -> CalibrationEffect | None:
     """Return the estimated effect of calibration, or None if it cannot be estimated.
 
-    It cannot be estimated if calls returned no log-probabilities, or if the model was not fitted
-    to both candidates.
+    An estimate requires calls that returned log-probabilities, and a model that was fitted to both
+    candidates.
 
     Args:
         applied: Whether the chosen program differs from the original, even if only by

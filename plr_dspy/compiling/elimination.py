@@ -19,16 +19,16 @@ from plr_dspy.search.elimination import EliminationSearch
 from plr_dspy.search.space import Candidate
 
 FIRST_EXAMPLES = 40  # maximum number of examples in the first round
-# Maximum share of all calls in the first round, unless `MIN_NEW_EXAMPLES` needs more.
+# Maximum share of all calls to spend in the first round, unless `MIN_NEW_EXAMPLES` requires more.
 FIRST_SHARE = 1 / 3
-FIRST_PER_PROGRAM = 5  # minimum number of replies of each program before unparsable replies end the race
+FIRST_PER_PROGRAM = 5  # minimum number of replies per program before unparsable replies can end the race
 MIN_NEW_EXAMPLES = 5  # minimum number of new examples in a round, if they are affordable
-# While all scores are equal, the race goes on with all programs until the lower of these two limits.
-# If a program is better on 5% of all examples, equal scores on 59 examples have a probability of 5%.
+# While all scores are equal, the race continues with all programs up to the lower of these limits. A
+# program that is better on 5% of all examples has equal scores on 59 examples with a probability of 5%.
 ENOUGH_EQUAL = 59  # number of examples
 ENOUGH_SHARE = 0.4  # share of all examples
 DOUBT = 0.05  # probability that programs with equal scores differ more often than the report says
-GROWTH = 0.25  # number of new examples in a later round, relative to the number of earlier examples
+GROWTH = 0.25  # number of new examples in each later round, as a fraction of the earlier examples
 
 
 def calls_per_program(num_calls: int, num_programs: int, num_examples: int) -> tuple[int, int]:
@@ -69,7 +69,7 @@ class EliminationRun(CompileRun):
         self._num_scored = 0  # number of examples on which all remaining programs were scored
 
     def run(self) -> Outcome:
-        """Score the programs in rounds, drop unlikely winners, and choose one of the programs."""
+        """Score the programs in rounds, drop those that are unlikely to win, and choose one."""
         stop = self.reason_not_to_begin()
         if stop is not None:
             if stop.reason is StopReason.ONE_PROMPT:
@@ -84,7 +84,7 @@ class EliminationRun(CompileRun):
     def score_round(self, candidates: Sequence[Candidate]) -> Stop | None:
         """Score the remaining programs on the same new examples.
 
-        Return the reason to stop, or None if the race continues.
+        Return a `Stop` if the race ends, or None if it continues.
         """
         if self._num_scored == len(self._examples):
             return Stop(StopReason.ALL_EXAMPLES)
@@ -119,7 +119,7 @@ class EliminationRun(CompileRun):
     def check_stoppers(self) -> Stop | None:
         """Drop the programs that are unlikely to win.
 
-        Return the reason to stop, or None if the race continues.
+        Return a `Stop` if the race ends, or None if it continues.
         """
         stop = super().check_stoppers()
         if stop is not None:
@@ -139,7 +139,7 @@ class EliminationRun(CompileRun):
         return None
 
     def _num_equal(self) -> int | None:
-        """Return how many examples the remaining programs were scored on, or None if any scores differ."""
+        """Return how many examples the remaining programs were scored on, or None if any results differ."""
         programs = self.search.alive
         examples, rows = self.observations.table(programs, self._examples[: self._num_scored])
         records = [self.observations.records[program] for program in programs]
@@ -151,9 +151,9 @@ class EliminationRun(CompileRun):
         return len(examples)
 
     def _no_difference(self, num_equal: int | None) -> str:
-        """Return the reason to stop if all scores are equal, else an empty string.
+        """Return why the race stops if all scores are equal, else an empty string.
 
-        The reason has a 95% bound on the share of examples on which the programs differ.
+        The text includes a 95% bound on the share of examples on which the programs differ.
         """
         if not num_equal:
             return ""
@@ -181,7 +181,7 @@ class EliminationRun(CompileRun):
     def _final_comparison(self) -> FinalComparison | None:
         """Return the final comparison of the programs that were scored in all complete rounds.
 
-        Return None if there are fewer than two, or if they have no examples in common.
+        Return None if there are fewer than two such programs, or if they share no examples.
         """
         min_examples = max(1, self._num_scored)
         programs = [self.original, *self.search.space.programs]

@@ -17,7 +17,7 @@ ENOUGH_ANSWERS = 20  # minimum number of answers before a warning about unparsab
 FIRST_ANSWERS = 10  # minimum number of answers before unparsable answers can stop the search
 UNPARSED = 0.9  # minimum share of unparsable answers that stops the search
 MOSTLY_UNPARSED = 0.5  # minimum share of unparsable answers for a warning
-MANY_FAILURES = 5  # minimum number of failed calls before the reason to stop mentions them
+MANY_FAILURES = 5  # minimum number of failed calls that the reason for stopping mentions
 ENOUGH_SCORES = 60  # number of scores after which the search stops if all of them are equal
 # The search stops after this many comparisons of scores on the same example if all of them are ties.
 ENOUGH_PAIRS = 250
@@ -28,7 +28,7 @@ GIVE_DEMOS = (
 
 
 class UnreadableReplies(RuntimeError):
-    """An error raised if almost no reply can be parsed, so that the same compile would always fail."""
+    """An error raised if almost no reply can be parsed. Repeating the compile would raise it again."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class FutilityCheck:
     has_warned: bool = False  # whether a warning about unparsable answers was logged
 
     def check(self) -> str:
-        """Return the reason to stop the search, or an empty string to continue.
+        """Return why the search should stop, or an empty string if it should continue.
 
         Raise `UnreadableReplies` if almost no answer can be parsed.
         """
@@ -93,7 +93,7 @@ class FutilityCheck:
             self.has_warned = True
 
     def _message(self, judged: Mapping[str, Sequence[CallRecord]]) -> str:
-        """Return a message about the unparsable replies to these prompts, and how to fix the main cause."""
+        """Return a message about unparsable replies to `judged` prompts, with a fix for the main cause."""
         records = list(itertools.chain.from_iterable(judged.values()))
         unparsable = _unparsable(records)
         cause = main_cause(record.error for record in unparsable)
@@ -112,7 +112,7 @@ class FutilityCheck:
     def _is_judged(self, prompt: str, records: Sequence[CallRecord]) -> bool:
         """Return whether a message about unparsable replies includes this prompt.
 
-        In a race, it includes programs with many unparsable replies. In a search, it includes
+        In a race, the message includes programs with many unparsable replies. In a search, it includes
         prompts with demos or, if no candidate can show demos, all prompts.
         """
         if self.by_program:
@@ -128,7 +128,7 @@ class FutilityCheck:
         return f" ({', '.join(names)})"
 
     def _has_demos(self, prompt: str) -> bool:
-        """Return whether the prompt with this fingerprint shows demos. Assume so if it is unknown."""
+        """Return whether the prompt with this fingerprint shows demos, or True if the prompt is unknown."""
         candidate = self.evaluator.candidate_with(prompt)
         return candidate is None or self.shows_demos(candidate)
 
@@ -143,7 +143,7 @@ class FutilityCheck:
         return len(records) > 1 and not any(record.outcome for record in records)
 
     def _find_no_difference(self, examples: Sequence[Sequence[CallRecord]]) -> str:
-        """Return the reason to stop if no score differs on any example, else an empty string."""
+        """Return why the search should stop if no results differ, else an empty string."""
         scores: list[float] = []
         num_differing = 0
         for records in examples:
@@ -164,5 +164,5 @@ def _share_unparsable(records: Sequence[CallRecord]) -> float:
 
 
 def _unparsable(records: Sequence[CallRecord]) -> list[CallRecord]:
-    """Return the records of replies that could not be parsed, and have no label probabilities either."""
+    """Return the records of replies that could not be parsed and have no log-probabilities of labels."""
     return [record for record in records if record.outcome == WRONG and record.label_logprobs is None]

@@ -44,8 +44,8 @@ def paper_plan(size: ProblemSize, max_metric_calls: int | None = None, **shape: 
 
     Args:
         max_metric_calls: Budget in program calls, or None for no limit.
-        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`. If a
-            setting is missing or None, the paper's value is used.
+        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`. Settings
+            that are missing or None have the paper's values.
 
     Raises:
         ValueError: If the budget is too small.
@@ -87,7 +87,7 @@ def random_plan(
 
     Args:
         num_orders: Maximum number of random orders.
-        num_examples: Number of examples that each order is scored on.
+        num_examples: Number of examples on which each order is scored.
         num_best: Number of the search's best orders that enter the final comparison.
         num_compared: Number of examples in the final comparison.
         budget: Budget in program calls, or None for no limit.
@@ -114,8 +114,8 @@ class PaperRun(CompileRun):
     In a random search, the distribution is not refitted to scores.
 
     Deviation: In the paper, only draws from the final distribution enter the final comparison.
-    All draws may be worse than the original order, or than another order that the search scored.
-    So this class also compares the original, the best scored orders and the distribution's mode.
+    All draws may be worse than the original order or another order that the search scored. So this
+    class also compares the original, the best scored orders and the distribution's mode.
     """
 
     def __post_init__(self) -> None:

@@ -22,16 +22,16 @@ SIGNALS = ("auto", *MIN_FIRST)  # values of the `signal` argument
 # first examples per order, not for more orders.
 MAX_ORDERS = 360
 ROUNDS = 30  # target number of rounds in a search
-# Maximum size of the random first round, relative to later rounds. The key says whether a search
-# varies only orders or also chooses demos.
+# Maximum size of the random first round, relative to later rounds: "orders" for a search that varies
+# only orders, "demos" for a search that also chooses demos.
 FIRST_ROUND = {"orders": 2.5, "demos": 8.0}
 MORE_THAN_FIRST = 2  # examples to add when an order is scored again, as a multiple of its first examples
 COMPARISON_SHARE = 0.15  # maximum share of the budget for the final comparison
 RACE_SHARE = 0.15  # the race's share of the calls that are not reserved for the final comparison
 
-# The original's score may differ greatly from the scores of all other candidates. So a race first
-# scores the original, to avoid keeping or replacing it by mistake (see "help" and "lone original" in
-# `benchmarks/landscapes.py`). These are shares of the race's calls.
+# Share of the race's calls that score the original before the heats. The original's score may differ
+# greatly from all other scores, so without these calls it might be kept or replaced by mistake (see
+# "help" and "lone original" in `benchmarks/landscapes.py`).
 ORIGINAL_SHARE = {"orders": 0.5, "demos": 0.25}
 # A search over orders has a longer race.
 RACED = 3  # number of orders that the longer race can score on all train examples
@@ -61,17 +61,17 @@ class Plan:
     num_iterations: int = 0  # maximum number of rounds
     num_samples: int = 1  # number of orderings in each round
     num_best_seen: int = 0  # number of race winners that join the final comparison
-    num_train_examples: int = 0  # maximum number of train examples to score an ordering on
+    num_train_examples: int = 0  # maximum number of train examples on which an ordering is scored
     num_selection_examples: int = 0  # number of examples in the final comparison
     # Budget in program calls, reduced if there are few examples; None if unlimited.
     max_metric_calls: int | None = None
     most_searched: int | None = None  # number of calls in an exhaustive search, if one is planned
-    elite_fraction: float = 0.125  # share of the orderings that the distribution is refitted to
-    # Number of orderings to draw from the final distribution. They enter the race or, in a plan
-    # without a race, the final comparison.
+    elite_fraction: float = 0.125  # share of the orderings to which the distribution is refitted
+    # Number of orderings to draw from the final distribution. The draws enter the race or, if the plan
+    # has no race, the final comparison.
     num_final_draws: int = 0
     num_initial: int = 0  # number of orderings in the first round
-    num_first_examples: int = 1  # number of examples that an ordering is first scored on
+    num_first_examples: int = 1  # number of examples on which an ordering is first scored
     num_more_examples: int = 0  # number of examples added each time an ordering is scored again
     num_entrants: int = 0  # number of the search's best candidates that enter the race
     race_calls: int = 0  # number of program calls in the race, in addition to calls left over from the search
@@ -111,7 +111,7 @@ def most_calls(num_usable: int) -> int:
     """Return the maximum number of useful program calls with `num_usable` examples.
 
     On n examples, a mean score has a standard error of up to 1 / sqrt(4 n). So if a search scores
-    too many orders, the best of them is probably best only by chance.
+    too many orders, the order that scores best is probably best only by chance.
     """
     return max(LEAST_CALLS, round(CALLS_PER_SQUARE * num_usable**2))
 
@@ -132,8 +132,8 @@ def make_plan(
         max_metric_calls: Budget in program calls, which overrides `auto`.
         signal: "score", or "logprobs" if calls also return log-probabilities of labels.
         searched: What the search varies: "orders", or "demos" if it also chooses the demos.
-        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`. A value
-            is chosen for each setting that is missing or None.
+        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`. The plan
+            chooses a value for each setting that is missing or None.
 
     Raises:
         ValueError: If the budget is too small.
@@ -142,7 +142,7 @@ def make_plan(
     min_first = MIN_FIRST[signal]
     total = max_metric_calls or BUDGETS[auto or "light"]
     budget = total - size.num_attempts
-    # More calls than `most_calls` are not useful. Plan them only if fewer calls allow no plan.
+    # Calls beyond `most_calls` are not useful. Plan them only if there is no plan without them.
     for calls in (min(budget, most_calls(size.num_train + size.num_selection)), budget):
         plan = _racing_plan(calls, size, searched, min_first, fixed)
         if plan is not None:

@@ -25,18 +25,18 @@ def run_race(
 ) -> list[Candidate]:
     """Race the entrants using successive halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
 
-    1. Score each entrant without calls on the smallest number of examples of any other entrant.
-       Use at most half of `num_calls`. If this is not enough, the last entrants without calls
-       drop out.
-    2. Score the original with the planned share of `num_calls`.
+    1. Score each entrant that has no calls. Use as many examples as the other entrant with the
+       fewest examples has. If this takes more than half of `num_calls`, the last entrants without
+       calls drop out.
+    2. Spend the planned share of `num_calls` on the original.
     3. Run the heats. Each heat scores all remaining entrants on the same number of examples, as
        many as its calls and the train split allow. Then it keeps the best 40% of the entrants
-       (`KEPT_SHARE`, rounded up), but at least the number of winners. There is at least one
-       heat, and enough heats to leave only the winners. The last heat also scores the original
-       on as many examples as the entrants.
+       (`KEPT_SHARE`, rounded up), but never fewer than the planned winners. There are enough heats
+       to leave only the winners, but at least one. The last heat also scores the original on as
+       many examples as the entrants.
 
     If a limit on time or cost interrupts a heat, the race ends. The winners are then chosen by
-    the estimates from all calls so far. An entrant without an estimate drops out.
+    estimates from all calls so far. An entrant without an estimate drops out.
 
     Args:
         entrants: The candidates to race, best first, without the original.
@@ -51,7 +51,7 @@ def run_race(
             share of the calls.
         num_calls: Maximum number of program calls in the race. Before each heat, the calls that
             are left are divided equally among this heat and all later heats.
-        user_programs: As in `first_of_each_kind`, which is applied after every heat.
+        user_programs: Passed to `first_of_each_kind` after every heat.
 
     Returns:
         The winners, starting with the best entrant of each kind. The list is empty if no entrant
@@ -110,7 +110,7 @@ def _examples_of_new(
 
 
 def _num_heats(num_entrants: int, num_winners: int) -> int:
-    """Return how many heats, each keeping `KEPT_SHARE` of the entrants, leave at most `num_winners`."""
+    """Return the number of heats that leave at most `num_winners` if each heat keeps `KEPT_SHARE`."""
     reduction = max(1, num_entrants / num_winners)
     return max(1, math.ceil(math.log(reduction) / math.log(1 / KEPT_SHARE)))
 

@@ -1,4 +1,4 @@
-"""The rounds of a search. Each round scores the proposed candidates on train examples and updates the search."""
+"""The rounds of a search. Each round scores proposed candidates on train examples and updates the search."""
 
 import logging
 import math
@@ -20,15 +20,15 @@ from plr_dspy.search.space import Candidate, Ordering, Scores, WholeProgram
 logger = logging.getLogger(__name__)
 
 # A later round refits the distribution only if at least this share of its candidates was scored.
-# Otherwise, there are too few elites.
+# Otherwise, there would be too few elites.
 MIN_SHARE = 0.5
 WIDENED_AT = 0.5  # share of the search's calls after which its space may be widened
 MAX_LOW = 8  # maximum number of low-scoring examples from which new items are made
-# Each low-scoring example requires this many train examples and this many remaining search calls.
+# Number of train examples, and of remaining search calls, required for each low-scoring example.
 MIN_PER_LOW = 8
 NUM_WIDENED = 4  # number of best orderings to score with each new item
-# Share of the search's calls that score the user's programs, before further calls score arrangements.
-# These programs need more calls, because the scores of other candidates do not predict theirs.
+# Share of the search's calls that score the user's programs the first time they are scored. These
+# programs need many calls, because other candidates' scores do not predict their scores.
 USER_PROGRAMS_SHARE = 0.25
 # If all new calls of a round fail, and there are at least this many, assume an outage.
 MIN_FAILURES = 8
@@ -46,13 +46,14 @@ class SearchRounds:
             the selection split.
         plan: The planned rounds and program calls.
         original: The user's program, as an ordering, `WITHOUT_DEMOS` or a whole program.
-        user_programs: The user's other programs, which can replace the original at lower odds.
+        user_programs: The user's other programs. They can replace the original at lower odds.
         min_probability, stop_at_score, patience: As in `PLReorder`.
         sample, advice, shows_demos: As in `FutilityCheck`.
         shifted: As in `ExampleSchedule`.
         min_examples: A function that takes a round's candidates in the order of their calls, and
-            returns minimum numbers of new examples for some of them. With more examples per
-            candidate, a server with a prefix cache reads demos less often. None sets no minimum.
+            returns the minimum number of new examples for some of them. With more examples per
+            candidate, a server with a prefix cache reads demos less often. If None, there is no
+            minimum.
         widen: A function that takes the result of `low_scores`, and returns a search in a wider
             space, or None. In the wider space, existing items keep their indices.
         on_round: A function to call with the results of each round, if any.
@@ -107,7 +108,7 @@ class SearchRounds:
         self._first_round: Sequence[Candidate] = ()  # candidates that were scored in the first round
 
     def score_round(self, candidates: Sequence[Candidate]) -> Stop | None:
-        """Score the candidates, and update the search. Return the reason to stop, or None to continue.
+        """Score the candidates, and update the search. Return a `Stop` if the search ends, else None.
 
         Candidates that were scored before are scored on additional examples.
         """
@@ -152,8 +153,8 @@ class SearchRounds:
     def widen_space(self) -> list[Candidate]:
         """Widen the search space, and return the first candidates to score in the wider space.
 
-        The candidates are the best orderings so far, with new items added. Return an empty list if the
-        space cannot be widened, or if this was tried before.
+        Each candidate is one of the best orderings, but shows only a new item in one block. Return
+        an empty list if the space cannot be widened, or if this was tried before.
         """
         widen = self.widen
         if widen is None:
@@ -168,7 +169,7 @@ class SearchRounds:
         wider_search = widen(low_scores) if low_scores else None
         if wider_search is None:
             return []
-        # The new items were made from these examples, so their scores on these examples would be too high.
+        # The new items were made from these examples, so the scores on them would be biased upward.
         self.schedule.retired.update(low_scores)
         scores = self.scores_for_search()
         wider_search.model.information_weights = self.evaluator.effective_scores.information_weights
@@ -182,9 +183,9 @@ class SearchRounds:
     def low_scores(self, best_first: Sequence[Ordering]) -> dict[int, Ordering]:
         """Return a dict that maps train examples with low scores to the orderings with these scores.
 
-        For each example, use only the first ordering that was scored on this example. A score
-        is low if it is below the highest score of all calls. Ignore replies that cannot be
-        parsed, because they have no score.
+        For each example, use only the first ordering that was scored on it. A score is low if it is
+        below the highest score of all calls. Ignore replies that cannot be parsed, because they
+        have no score.
         """
         num_left = self.evaluator.unreserved_calls
         number = min(MAX_LOW, self.num_train // MIN_PER_LOW, num_left // MIN_PER_LOW)
@@ -204,7 +205,7 @@ class SearchRounds:
         return low_scores
 
     def check_stoppers(self) -> Stop | None:
-        """Return the reason to stop the search, or None to continue.
+        """Return a `Stop` if the search should end, or None if it should continue.
 
         A new rule that needs only the history belongs in `reason_to_stop()`. A rule that needs
         the calls belongs here.
@@ -218,7 +219,7 @@ class SearchRounds:
         return stop
 
     def observe(self, wanted: Wanted) -> list[Candidate]:
-        """Call the candidates on their examples, and return those whose calls all fit the budget.
+        """Call the candidates on their examples, and return the candidates whose calls were all made.
 
         Candidates whose prompts share a prefix are called one after another, so that a server with
         a prefix cache reads fewer tokens.
@@ -249,12 +250,12 @@ class SearchRounds:
     def scores_for_search(self) -> Scores:
         """Return the scores that the search and its model learn from.
 
-        They are the metric's own scores unless the metric is a metric over a set.
+        These are the metric's own scores, unless it is a metric over a set.
         """
         return self.observations.counted()
 
     def random_orderings(self) -> list[Ordering]:
-        """Return the first round's random orderings, except any without demos."""
+        """Return the first round's random orderings, except those without demos."""
         space = self.search.space
         not_random = {self.original}
         if space.choices:
@@ -265,7 +266,7 @@ class SearchRounds:
         ]
 
     def _first_half(self, wanted: Wanted) -> Wanted:
-        """Return as many candidates as half of the search's calls allow, but at least `MIN_ORDERS`."""
+        """Return as many of the first candidates as half of the calls allow, but at least `MIN_ORDERS`."""
         first: Wanted = {}
         num_calls = 0
         for candidate, examples in wanted.items():
@@ -279,8 +280,8 @@ class SearchRounds:
         """Make the first calls, and raise `UnreadableReplies` if almost no reply can be parsed.
 
         Ignore calls without demos, because demos may teach the model the output format. But if
-        no candidate can show demos, consider all calls. If there are too few calls to judge, make
-        none.
+        no candidate can show demos, consider all calls. If there are too few calls for a check,
+        make no calls.
         """
         can_show_demos = self._futility.can_show_demos
         first: Wanted = {}

@@ -5,8 +5,8 @@ A candidate is an `Ordering` or a `WholeProgram` (`search/space.py`). For each p
 is used unchanged. It is a program that the user passed, or a program that retrieves its demos.
 
 Next, read `optimizer/base.py`, which sets up a run and turns its outcome into a program and a
-report. Then read `rounds.py`, whose `SearchRounds` is the base class of `CompileRun`, `race.py`
-and `choice.py`. `docs/architecture.md` gives an overview.
+report. Then read `rounds.py` (`SearchRounds` is the base class of `CompileRun`), `race.py` and
+`choice.py`. `docs/architecture.md` gives an overview.
 
 To extend a run, see "Where to add" in `CONTRIBUTING.md`. In short:
 
@@ -40,7 +40,7 @@ MIN_COMPARED = 8
 
 # After these stops, the race and the comparison get all planned calls that the limits still allow. If
 # a limit ended the search, these calls were reserved. If no new candidates were left, the search is
-# complete. After any other stop, both phases are shortened as much as the search was.
+# complete. After any other stop, both phases are shortened in the same proportion as the search.
 STOPS_WITHOUT_SHORTENING = {StopReason.TIME, StopReason.COST, StopReason.BUDGET, StopReason.NOTHING_NEW}
 
 
@@ -87,8 +87,8 @@ class CompileRun(SearchRounds):
         # instructions that a prompt model writes after seeing examples of failures.
         plan = self.plan
         num_later = plan.race_calls + plan.comparison_calls
-        # Reserve calls, money and time for the later phases. If money or time is enough for only half
-        # of all planned calls, reserve enough for half of the later calls.
+        # Reserve calls, money and time for the later phases. For example, if money or time suffices
+        # for only half of all planned calls, reserve enough for half of the later calls.
         self.evaluator.begin_phase(SEARCH, reserved=num_later, planned=plan.program_calls)
         while stop is None:
             candidates = self.next_candidates()
@@ -102,7 +102,7 @@ class CompileRun(SearchRounds):
         # with it.
         remaining = self.remaining_calls()
         entrants = self.choose_entrants()
-        # `remaining` fits the limits on money and time, so reserve all calls of the comparison.
+        # `remaining` respects the limits on money and time, so reserve all calls of the comparison.
         self.evaluator.begin_phase(RACE, reserved=remaining.comparison)
         winners = run_race(
             entrants,
@@ -126,7 +126,7 @@ class CompileRun(SearchRounds):
         return self.decide(comparison)
 
     def reason_not_to_begin(self) -> Stop | None:
-        """Return the reason not to start the search, or None if the search can start."""
+        """Return a `Stop` if the search cannot start, or None if it can."""
         if self.search.space.num_distinct < 2:
             # The value is "all choices give the same prompt".
             logger.warning("%s, so there is nothing to compare", StopReason.ONE_PROMPT.value)
@@ -136,11 +136,11 @@ class CompileRun(SearchRounds):
         return None
 
     def found_no_difference(self) -> bool:
-        """Return whether the search ended because no score differed, and the original was scored."""
+        """Return whether the original was scored and the search ended because no score differed."""
         return self.stop.reason is StopReason.NO_DIFFERENCE and self.observations.count(self.original) > 0
 
     def replace_stop_by_limit(self) -> None:
-        """If a limit ended the current phase, record this limit as the reason to stop."""
+        """If a limit ended the current phase, replace `stop` with this limit."""
         limit = self.evaluator.budget.refused  # None at the beginning of each phase
         if limit is not None:
             self.stop = Stop(limit)
@@ -201,7 +201,7 @@ class CompileRun(SearchRounds):
         return [candidate for candidate in dict.fromkeys(candidates) if candidate != self.original]
 
     def score_affordable(self, wanted: Wanted) -> list[Candidate]:
-        """Score as many of the first candidates as the unreserved calls allow.
+        """Score the first candidates in `wanted`, as many as the unreserved calls allow.
 
         Return the candidates that now have scores on all wanted examples.
         """
@@ -242,7 +242,7 @@ class CompileRun(SearchRounds):
                 len(finalists),
             )
             self.replace_stop_by_limit()
-        # At least compare the original and the best winner on the examples that both were scored on.
+        # Compare at least the original and the best winner, on the examples that both were scored on.
         compared = fully_scored if len(fully_scored) > 1 else finalists[:2]
         records = self.evaluator.known(dict.fromkeys(compared, examples))
         self.evaluator.raise_if_all_failed(records, phase="the final comparison")
@@ -272,7 +272,7 @@ class CompileRun(SearchRounds):
         observations = self.observations.with_records(records)
         # With a metric over a set, such as F1, the score of an answer depends on reference answers.
         # From now on, these are the answers of the finalists, calibrated if the search calibrates
-        # answers. If the finalists have too few answers, those of the next best candidates are added.
+        # answers. If these answers are too few, add answers of the next best candidates.
         observations.set_reference(
             [*finalists, *self.best()], self.search.fitted, min_candidates=len(finalists)
         )

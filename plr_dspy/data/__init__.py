@@ -1,4 +1,4 @@
-"""The bundled data set of 380 short reviews, which were written for this package and are free to use."""
+"""The bundled data set of 380 short reviews, written for this package and free to use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def load_reviews(part: Literal["train", "test"]) -> list[dspy.Example]:
-    """Return the bundled reviews as examples ``review -> sentiment``.
+    """Return the bundled reviews as examples for the signature ``review -> sentiment``.
 
     Args:
         part: "train" (220 reviews) or "test" (160 reviews). Half of the reviews in each part are positive.

@@ -35,8 +35,8 @@ def as_examples(
     """Return rows as examples with inputs.
 
     Examples that declare their inputs are returned unchanged. For all other rows, the columns in
-    `inputs` are declared as inputs. By default, these are the columns that have the same names
-    as the program's inputs.
+    `inputs` are declared as inputs. If `inputs` is None, the columns with the same names as the
+    program's inputs are used.
 
     Args:
         rows: Examples, dicts, or a `datasets.Dataset`. In `ClassLabel` columns, class names
@@ -141,7 +141,7 @@ def _named_rows(dataset: "datasets.Dataset") -> list[dict[str, Any]]:
 
 
 def _check_same_inputs(example: dspy.Example, inputs: Sequence[str] | None, row_name: str) -> None:
-    """Raise a ValueError if an example declares inputs that differ from the argument `inputs`."""
+    """Raise a ValueError if an example declares inputs that differ from `inputs`."""
     own_inputs = example.inputs().keys()
     if inputs is not None and set(own_inputs) != set(inputs):
         raise UserError(
@@ -156,7 +156,7 @@ def _inferred_inputs(
     """Return the columns that are inputs of the program. Raise a ValueError if inputs are missing or ambiguous."""
     given = program_inputs(program)
     are_certain = is_single_step(program)
-    # The `forward` of a wrapper names no inputs, so use the inputs of the first predictor.
+    # If `forward` names no inputs, as in forward(**inputs), use the inputs of the first predictor.
     if not given and program.predictors():
         given = predictor_inputs(program.predictors()[0])
         are_certain = True

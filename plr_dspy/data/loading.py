@@ -1,4 +1,4 @@
-"""Loading of data sets from files and from the Hugging Face hub. `datasets` is imported only when needed."""
+"""Functions that load data sets from files or the Hugging Face hub. `datasets` is imported only if needed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def import_datasets() -> Any:
         import datasets
     except ImportError as error:
         raise MissingPackageError(
-            f"the package datasets, which reads the rows, cannot be imported ({error}): run pip install datasets"
+            f"the package 'datasets' is needed to read the rows, but cannot be imported ({error}): run pip "
+            "install datasets"
         ) from error
     return datasets
 
@@ -80,7 +81,7 @@ def load_hub_split(split: HubSplit, **options: Any) -> Any:
 def load_file(path: Path) -> datasets.Dataset | list[dict[str, Any]]:
     """Load the rows of a .csv file, a .parquet file, or a file of JSON lines with any other suffix.
 
-    All cells of a CSV file become text. Nothing is added to the user's cache of `datasets`.
+    All cells of a CSV file become text. Nothing is added to the user's `datasets` cache.
     Raise a ValueError if the file cannot be loaded.
     """
     kind = path.suffix.lower()
@@ -180,7 +181,7 @@ def _as_it_is(cell: str | None) -> str | None:
 def _json_rows(path: Path) -> list[dict[str, Any]]:
     """Return the JSON objects in a file that has one object per line.
 
-    The JSON reader of `datasets` is not used, because it infers types, and turns dates into timestamps.
+    The JSON reader of `datasets` is not used, because it infers types and turns dates into timestamps.
     """
     rows = []
     for number, line in enumerate(_load("text", path, encoding=ENCODING)["text"], start=1):
@@ -194,7 +195,7 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
                 ".csv or .parquet file"
             ) from error
         if not isinstance(row, dict):
-            from plr_dspy.report.formats import shorten  # imported late, because it loads slow packages
+            from plr_dspy.report.formats import shorten  # imported late, because it loads slowly
 
             raise UserError(
                 f"line {number} of {path} must be a JSON object; got {shorten(repr(line), SHOWN)}: write the row as "

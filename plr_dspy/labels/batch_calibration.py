@@ -1,4 +1,4 @@
-"""`BatchCalibration`, a DSPy optimizer that removes a classifier's label bias."""
+"""`BatchCalibration`, a DSPy optimizer that corrects a classifier's label bias."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     Source: H. Zhou et al., arXiv:2309.17249.
 
     Args:
-        num_inputs: Maximum number of examples to call the program on. By default, the sample
-            is stratified by label. If `metric` is passed, all labels are sampled equally often,
-            and weights restore the labels' shares.
+        num_inputs: Maximum number of examples on which to call the program. Without `metric`,
+            the sample is stratified by label. With `metric`, all labels are sampled equally
+            often, and weights restore the labels' shares.
         prior: Expected share of each label among the correct answers. By default, the shares
             are chosen by cross-validation if examples have labels, and are equal otherwise.
         metric: Metric over a set, such as ``F1("positive")``, to maximize instead of
-            accuracy; requires prior=None and labeled examples. If an earlier search used a
-            metric over a set, pass that metric again, because it is not used automatically.
+            accuracy. It requires labeled examples and ``prior=None``. The metric of an earlier
+            search is not used automatically, so pass it again.
         predictor: Name of the predictor to calibrate; needed only if several predictors have
             an output that is a Literal, an enum or a bool.
         seed: Seed for sampling examples.
@@ -102,8 +102,9 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         """Return a calibrated copy of the student.
 
         Args:
-            student: The program, which is not modified. An earlier calibration is replaced.
-            trainset: Examples. Repeated inputs, and examples that are also demos, are ignored.
+            student: The program to calibrate. It is not modified. If it is already calibrated,
+                the copy gets a new calibration.
+            trainset: Examples. Duplicate inputs and examples that are also demos are ignored.
             teacher, valset: Ignored, but accepted because DSPy passes both to optimizers.
             seed: Overrides the optimizer's seed.
             inputs: As in `PLReorder.compile`.
@@ -132,8 +133,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         searched_by = _metric_of_search(student)
         if uses_labels and self.metric is None and searched_by:
             logger.warning(
-                "the student was compiled with the metric %s, but its calibration will maximize accuracy: to use "
-                "the same metric, pass BatchCalibration(metric=%s)",
+                "the student was compiled with the metric %s, but its calibration will maximize accuracy: to "
+                "maximize that metric, pass BatchCalibration(metric=%s)",
                 searched_by,
                 searched_by,
             )
@@ -165,10 +166,10 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     def _usable(
         self, student: dspy.Module, output: LabelOutput, trainset: Examples
     ) -> tuple[list[dspy.Example], bool]:
-        """Return the examples to call the program on, and whether to use their labels.
+        """Return the examples on which to call the program, and whether to use their labels.
 
-        The examples have distinct inputs and are not demos. If their labels are used, all
-        unlabeled examples are omitted.
+        The examples have distinct inputs and are not demos. If labels are used, unlabeled
+        examples are omitted.
         """
         distinct = _distinct(student, trainset)
         labeled = [distinct[i] for i in np.flatnonzero(output.numbers(distinct) >= 0)]
@@ -218,15 +219,15 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         *,
         label_counts: Array,
     ) -> CalibrationReport:
-        """Compare calibration strategies on labeled examples, and add the best one to the report.
+        """Return the report with the calibration strategy that scores best on labeled examples.
 
-        If several strategies have the highest score, choose the first of them.
+        If several strategies have the highest score, choose the first. `AS_IT_IS` precedes all others.
         """
         labels = replies.labels
         weights_of_read = weights[replies.inputs]
         weights_of_completed = weights[replies.completed]
         correct = output.numbers(examples)[replies.completed]
-        # Calibrate on the inputs with label probabilities, but score the answers to all completed inputs.
+        # Fit calibrations to inputs with label probabilities, but score all inputs whose calls completed.
         answers = {AS_IT_IS: replies.pad_answers(replies.answers)}
         calibrations: dict[str, Calibration | None] = {AS_IT_IS: None}
         for shares in likely_shares(label_counts, between=self.metric is not None):
@@ -255,7 +256,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         if scores[chosen] <= constant_scores[always]:
             logger.warning(
                 f"the best strategy ({chosen}) scores {scores[chosen]:.3f} on {len(correct)} inputs, no more than "
-                f"the constant answer {always} ({constant_scores[always]:.3f}). Let PLFewShot choose the demos, or "
+                f"a constant answer ({always}: {constant_scores[always]:.3f}). Let PLFewShot choose the demos, or "
                 "use another model."
             )
         scores[always] = constant_scores[always]
@@ -264,9 +265,9 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         )
 
     def _score(self, answers: Indices, correct: Indices, labels: list[str], weights: Array) -> float:
-        """Return the accuracy of answers, or the metric's value if the optimizer has a metric.
+        """Return the metric's value for these answers, or their accuracy if there is no metric.
 
-        Answers are label indices, ``[n]``. The index -1 means that the answer is not a label.
+        `answers` and `correct` hold label indices, ``[c]``. An answer that is not a label is -1.
         """
         if self.metric is None:
             return float((answers == correct).mean())
@@ -294,7 +295,7 @@ class LabelReplies:
     num_failed: int
 
     def report(self, weights: Array, *, metric: str, num_examples: int) -> CalibrationReport:
-        """Return a report whose calibration is None, because it is chosen later."""
+        """Return a report whose calibration is still to be chosen."""
         means = np.average(np.exp(self.log_probabilities), axis=0, weights=weights[self.inputs])
         return CalibrationReport(
             calibration=None,
@@ -307,16 +308,17 @@ class LabelReplies:
         )
 
     def pad_answers(self, read_answers: Indices) -> Indices:
-        """Return the answers to all completed inputs, ``[c]``, given the answers to the inputs in `inputs`, ``[n]``.
+        """Return the answers to all completed inputs, ``[c]``.
 
-        Inputs without label probabilities get the answer -1.
+        `read_answers` holds the answers to inputs with label probabilities, ``[n]``. Other inputs
+        get the answer -1.
         """
         all_answers = np.full(self.completed.max() + 1, -1)
         all_answers[self.inputs] = read_answers
         return all_answers[self.completed]
 
     def calibrated_to(self, shares: Array | None = None, *, weights: ArrayLike = 1.0) -> Calibration:
-        """Return the batch calibration with these target shares of labels, ``[L]``. By default, shares are equal."""
+        """Return the batch calibration to the target label shares, ``[L]``. None means equal shares."""
         if shares is None:
             shares = np.full(len(self.labels), 1.0 / len(self.labels))
         offsets = batch_offsets(self.log_probabilities, prior=shares, unseen=self.unseen, weights=weights)
@@ -388,21 +390,21 @@ def _no_probabilities(num_read: int, num_replies: int) -> NoProbabilities:
 
 
 def _metric_of_search(student: dspy.Module) -> str:
-    """Return the text of the metric over a set with which a program was compiled, or an empty string."""
+    """Return the name of the metric over a set used to compile a program, or an empty string."""
     report = getattr(student, "reorder_report", None)
     if not isinstance(report, Mapping):
         return ""
     metric = str(report.get("settings", {}).get("metric", ""))
-    return metric if "(" in metric else ""  # Only the text of a metric over a set contains arguments.
+    return metric if "(" in metric else ""  # Only names of metrics over a set contain arguments.
 
 
 def _why_unlabeled(
     unlabeled: Sequence[dspy.Example], examples: Sequence[dspy.Example], output: LabelOutput
 ) -> tuple[str, str]:
-    """Return two parts of a message: the reason why examples have no label, and the fix.
+    """Return two parts of a message: the reason for missing labels, and the fix.
 
-    The reason may be empty. Both parts are empty if the unlabeled examples have only inputs,
-    because labels then seem to be omitted on purpose.
+    The reason may be empty. Both parts are empty if no label is missing. They are also empty if
+    unlabeled examples have only inputs, because their labels seem to be omitted on purpose.
     """
     if not unlabeled:
         return "", ""
@@ -421,7 +423,7 @@ def _why_unlabeled(
 
 
 def _distinct(student: dspy.Module, trainset: Examples) -> list[dspy.Example]:
-    """Return one example for each distinct input. Omit examples that are also demos.
+    """Return one example for each distinct set of inputs. Omit examples that are also demos.
 
     Raise a ValueError if fewer than two examples remain.
     """

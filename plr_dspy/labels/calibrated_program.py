@@ -28,7 +28,9 @@ def calibrated_output(program: dspy.Module, predictor: str | None = None) -> Lab
     predictors = dict(program.named_predictors())
     names = list(predictors)
     if predictor is not None and predictor not in names:
-        raise UserError(f"predictor must be one of {names}; got {predictor!r}: pass one of these names")
+        raise UserError(
+            f"predictor must be one of {names}; got {predictor!r}: pass the name of the classifier"
+        )
     fix = ""
     if predictor is None and len(names) > 1:
         fix = f", or pass one of the names {names} as predictor"
@@ -38,11 +40,11 @@ def calibrated_output(program: dspy.Module, predictor: str | None = None) -> Lab
         if is_wrapper and predictors[output.predictor] in part.predictors():
             raise UserError(
                 f"predictor {output.predictor!r} is in a {type(part).__name__}, which cannot be calibrated: pass the "
-                f"program inside the {type(part).__name__}"
+                f"program that this {type(part).__name__} wraps"
             )
     if any(PROBABILITIES in other.signature.output_fields for other in predictors.values()):
         raise UserError(
-            f"calibration adds a field {PROBABILITIES!r}, which is also an output of the program: rename that output"
+            f"calibration adds a field {PROBABILITIES!r}, but the program already has this output: rename it"
         )
     return output
 
@@ -56,13 +58,13 @@ class CalibratedProgram(dspy.Module):
     Args, which are also attributes:
         program: A program with an output that is a Literal, an enum or a bool. The attribute is
             a copy.
-        calibration: A calibration from `BatchCalibration`. If None, predictions get
+        calibration: A calibration from `BatchCalibration`. If None, predictions contain
             probabilities, but the answers do not change.
         predictor: Name of the predictor to calibrate; needed only if several predictors have
             such an output.
     """
 
-    passes_inputs_on: ClassVar[bool] = True  # for `unwrapped`, which finds the program inside
+    passes_inputs_on: ClassVar[bool] = True  # lets `unwrapped` find the wrapped program
 
     calibration: Calibration | None
 
@@ -73,7 +75,7 @@ class CalibratedProgram(dspy.Module):
         if not isinstance(program, dspy.Module) or isinstance(program, CalibratedProgram):
             raise UserTypeError(
                 f"program must be a dspy.Module that is not calibrated already; got {type(program).__name__}: pass "
-                "the uncalibrated program"
+                "a dspy.Module, or the attribute program of the CalibratedProgram"
             )
         if not isinstance(calibration, (Calibration, type(None))):
             raise UserTypeError(
@@ -123,7 +125,7 @@ class CalibratedProgram(dspy.Module):
 def _with_probabilities(prediction: Value, reader: LabelReader) -> Value:
     """Return the prediction with the label probabilities as its first field.
 
-    The last field does not change, because `dspy.majority` votes on the last field.
+    The last field must stay last, because `dspy.majority` votes on it.
     """
     if not isinstance(prediction, dspy.Prediction):
         return prediction

@@ -1,4 +1,4 @@
-"""Calibrations of label probabilities, which are saved with their programs."""
+"""The calibration of label probabilities, as saved with a program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plr_dspy.labels.reader import Reading
 from plr_dspy.statistics.calibration import calibrated, likeliest_labels
 
 
-# Reject unknown fields, which files from later versions may contain.
+# Reject unknown fields: they mean that a later version saved the file.
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Calibration:
     """A calibration that adds an offset to each label's log-probability.
@@ -44,9 +44,9 @@ class Calibration:
         return cls(names, (0.0,) * len(names))
 
     def applied(self, reading: Reading) -> Reading:
-        """Return a reading with calibrated log-probabilities and the label that they make likeliest.
+        """Return a reading with calibrated log-probabilities and the likeliest label.
 
-        The function `likeliest_labels` breaks ties.
+        `likeliest_labels` defines how ties are broken.
         """
         is_unseen = np.isin(np.arange(len(self.labels)), reading.unseen)
         logs = calibrated(reading.log_probabilities, self.offsets, unseen=is_unseen)

@@ -1,4 +1,4 @@
-"""The report on a calibration, which can be printed or stored as plain data."""
+"""The report on a calibration, to print or to store as plain data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,14 +15,14 @@ class CalibrationReport:
 
     Attributes:
         calibration: The chosen calibration, or None if the program keeps its own answers.
-        metric: Criterion for comparing strategies: "accuracy", or a metric over a set.
+        metric: Criterion for comparing calibration strategies: "accuracy", or a metric over a set.
         mean_probabilities: Mean probability of each label before calibration.
         num_examples: Number of examples in the trainset.
         num_inputs: Number of inputs whose replies had label probabilities.
-        program_calls, num_failed: How many program calls were made, and how many of them failed.
-        scores: The accuracy, or the metric's value, of each strategy: "as it is" (not calibrated),
-            "calibrated to" certain label shares, or the best constant answer, such as
-            "always 'yes'". The dict is empty if the examples' labels were not used.
+        program_calls, num_failed: Number of program calls, and number of calls that failed.
+        scores: The accuracy or metric value of each strategy, keyed by its name. The names are
+            "as it is" (uncalibrated), "calibrated to ..." with label shares, and the best constant
+            answer, such as "always 'yes'". Empty if the examples' labels were not used.
         chosen: The best strategy apart from the constant answer, or None if `scores` is empty.
         gain_interval: 95% confidence interval for the chosen strategy's gain in accuracy over
             "as it is", or None if accuracies were not compared.

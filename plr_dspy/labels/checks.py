@@ -1,4 +1,4 @@
-"""Checks, before any program call, that examples have the labels that a metric needs."""
+"""Checks that examples have the labels that a metric needs. They run before any program call."""
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,8 +24,8 @@ from plr_dspy.retrieval.predict import RetrievingPredict
 
 logger = logging.getLogger(__name__)
 
-# If at least MIN_REPEATING examples have a label field, and the share of distinct values exceeds
-# MAX_DISTINCT, the field probably holds free text.
+# Among at least MIN_REPEATING examples, a label field probably holds free text if the ratio of
+# distinct values to examples exceeds MAX_DISTINCT.
 MAX_DISTINCT = 0.5
 MIN_REPEATING = 10
 NUM_SCORED = 3  # maximum number of examples whose correct answers are scored before any call
@@ -79,11 +79,11 @@ def check_labels(program: dspy.Module, metric: Metric, **datasets: Sequence[dspy
 
     A metric over a set needs a label in every example. Other metrics, such as judges, may work
     without labels. If it is unclear whether labels are needed, log a warning. Also log a warning
-    about values in label fields that are not labels, unless the metric accepts these values.
+    if label fields hold values that are not labels, unless the metric accepts these values.
 
     Args:
-        datasets: Lists of examples. Messages use the keywords, such as "trainset", as names of
-            the lists.
+        datasets: Lists of examples. Messages refer to each list by its keyword, such as
+            "trainset".
 
     Raises:
         ValueError: If labels that the metric needs are missing, if no answer to any example in a
@@ -101,7 +101,7 @@ def check_labels(program: dspy.Module, metric: Metric, **datasets: Sequence[dspy
             _check_labels_of_set(program, metric, examples, name)
         else:
             columns = set(columns_of(examples))
-            # Skip a list that has all columns of a checked list, because its fields pass, too.
+            # Skip a list with all columns of a list that passed: the metric finds the same fields in it.
             if not checked_columns or not checked_columns <= columns:
                 _check_fields(program, trials, examples, name)
                 checked_columns = columns
@@ -122,8 +122,8 @@ def warn_of_labels_without_examples(program: dspy.Module, examples: Sequence[dsp
     if not missing or not counts.any():
         return
     logger.warning(
-        "no example has the labels %s in %r, so scores do not show how well the program recognizes these labels: add "
-        "examples with these labels, or remove the labels from the output's type",
+        "no example is labeled %s in %r, so scores do not show how well the program recognizes such inputs: add "
+        "examples with the missing labels, or remove these labels from the output's type",
         listed(map(repr, missing), MOST_SHOWN),
         output.name,
     )
@@ -160,8 +160,8 @@ def check_needed_outputs(
 ) -> None:
     """Raise a ValueError if a program lacks an output that the first program has and the metric needs.
 
-    To find out what it needs, score correct answers to the first examples. Only single predictors
-    are checked, because other programs do not declare their outputs.
+    To find out what the metric needs, score correct answers to a few examples. Only single
+    predictors are checked, because other programs do not declare their outputs.
 
     Args:
         name: The program's name in messages.
@@ -188,8 +188,8 @@ def _check_fields(
 ) -> None:
     """Raise a ValueError if the metric reads a field that no example has.
 
-    To find out, score the answer in the first example. If examples have outputs, check only single
-    predictors, because the fields of other programs' answers are unknown.
+    The metric scores the answer in the first example. If examples have outputs, only single
+    predictors are checked, because the fields of other programs' answers are unknown.
     """
     outputs = output_types(program)
     has_output = any(name in example for example in examples for name in outputs)
@@ -201,7 +201,7 @@ def _check_fields(
 
 
 def _check_scores(program: dspy.Module, trials: Trials, examples: Sequence[dspy.Example]) -> None:
-    """Raise an error if the metric returns no finite score for any of the first correct answers.
+    """Raise an error if none of the first correct answers gets a finite score.
 
     Only single predictors are checked, because the fields of other programs' answers are unknown.
     """
@@ -228,7 +228,7 @@ def _check_labels_of_set(
     if field is None:
         names = list(dict.fromkeys(chain.from_iterable(example.labels().keys() for example in examples)))
         if len(names) != 1:
-            # This call raises an error for the first example that does not have exactly one label.
+            # This call raises an error if an example does not have exactly one label.
             metric.right_labels(examples)
             return
         (field,) = names
@@ -251,16 +251,16 @@ def _check_labels_of_set(
             missing.append(index)
     if len(missing) == len(examples):
         raise UserError(
-            f"{dataset}: no example has a label in {field!r}, which {metric!r} needs. The columns are "
+            f"{dataset}: no example has a label in {field!r}, but {metric!r} needs labels. The columns are "
             f"{columns_of(examples)}: add the labels, or rename the column that holds the labels to {field!r}"
         )
     if missing:
         fix = "drop these rows, or add their labels"
         if annotation is str and all(isinstance(examples[index].get(field), str) for index in missing):
-            fix += f". If empty text is a label, declare {field!r} as a Literal that contains '' and the other labels"
+            fix += f". If '' is a valid label, declare {field!r} as a Literal that contains '' and the other labels"
         raise UserError(
-            f"{dataset}: {len(missing)} of {len(examples)} examples have no label in {field!r}, which {metric!r} "
-            f"needs; the first is {dataset}[{missing[0]}]: {fix}"
+            f"{dataset}: {len(missing)} of {len(examples)} examples have no label in {field!r}, but {metric!r} "
+            f"needs one in each; the first such example is {dataset}[{missing[0]}]: {fix}"
         )
 
 
@@ -269,7 +269,7 @@ def _warn_of_free_text(
 ) -> None:
     """Log a warning if the label field of a metric over a set seems to hold free text.
 
-    `is_label` says whether the program's output has a type with few possible values.
+    `is_label` means that the type of the program's output has few possible values.
     """
     num_values = len({repr(example[field]) for example in examples if field in example})
     if is_label or len(examples) < MIN_REPEATING or num_values <= MAX_DISTINCT * len(examples):
@@ -288,9 +288,9 @@ def _warn_of_free_text(
 def _check_outputs(
     program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], dataset: str
 ) -> None:
-    """Log a warning about missing values of the program's outputs, and about integers in text outputs.
+    """Log warnings about missing values of the program's outputs, and about integers in text outputs.
 
-    Raise a ValueError if the metric fails because such a value is missing.
+    Raise a ValueError if the metric fails because a value is missing.
     """
     missing: dict[str, list[int]] = {}
     annotations = output_types(program)
@@ -334,23 +334,23 @@ def _check_metric_on_incomplete_rows(
 ) -> None:
     """Raise a ValueError if the metric fails on a row because the row lacks the value of an output.
 
-    A few incomplete rows are tried, without and with the missing values, which come from other
-    rows. The answer has the same values.
+    The metric is tried on a few incomplete rows, first as they are and then with values from other
+    rows. The answer always contains the values of the completed row.
 
     Args:
         annotations: The outputs' types.
-        filled: The outputs of which some rows have values.
+        filled: The outputs that have a value in at least one row.
     """
     values: dict[str, Value] = {}
     incomplete: dict[int, list[str]] = {}
     for index, example in enumerate(examples):
         for name in filled:
-            # None may be allowed as a value, but the metric may fail on it.
+            # The output's type may allow None, but the metric may fail on None.
             if example.get(name) is None or is_empty(example[name], annotations[name]):
                 incomplete.setdefault(index, []).append(name)
             else:
                 values.setdefault(name, example[name])
-    # Rows that lack the same outputs are alike, so one of them is enough.
+    # Try only one of the rows that lack the same outputs.
     first_rows: dict[tuple[str, ...], int] = {}
     for index, names in incomplete.items():
         first_rows.setdefault(tuple(names), index)
@@ -364,16 +364,17 @@ def _check_metric_on_incomplete_rows(
         is_about_values = error is not None and _is_about_missing_values(error, example, lacking)
         if is_about_values and not fails(metric, completed, answer):
             raise UserError(
-                f"{dataset}: {len(incomplete)} of {len(examples)} examples lack a value of an output. The metric fails "
-                f"on {dataset}[{index}], which has no value in {', '.join(map(repr, lacking))} "
+                f"{dataset}: {len(incomplete)} of {len(examples)} examples lack an output's value. The metric fails "
+                f"on {dataset}[{index}], because the row has no value in {', '.join(map(repr, lacking))} "
                 f"({type(error).__name__}: {error}): drop these rows, or add the values"
             )
 
 
 def _is_about_missing_values(error: BaseException, example: dspy.Example, names: Iterable[str]) -> bool:
-    """Return whether the message of a metric's error mentions a field that has no value, or its empty value.
+    """Return whether a metric's error seems to be caused by missing values.
 
-    Any other error may be due to the answer, because parts of it belong to other examples.
+    The message must mention a field without a value, or the empty value, unless the score is not
+    finite. Other errors may be caused by parts of the answer that come from other examples.
     """
     signs = []
     for name in names:
@@ -384,7 +385,7 @@ def _is_about_missing_values(error: BaseException, example: dspy.Example, names:
             signs.append("float")
         else:
             signs.append("''")
-    # If the metric calculates with NaN, it returns NaN, which is no score.
+    # A metric that calculates with NaN returns NaN, which raises a ScoreError.
     return isinstance(error, ScoreError) or any(sign in str(error) for sign in signs)
 
 
@@ -396,9 +397,9 @@ def _check_values(
     *,
     all_examples: Sequence[dspy.Example],
 ) -> None:
-    """Log a warning about values in label fields that are not labels, unless the metric accepts them.
+    """Log a warning if label fields hold values that are not labels, unless the metric accepts them.
 
-    Raise a ValueError if no answer to any example can be correct because of these values.
+    Raise a ValueError if such values leave no example with a correct answer.
     """
     only_output = label_output(program)
     outputs: list[LabelOutput] = []
@@ -412,7 +413,7 @@ def _check_values(
         if values and output is only_output:
             labeled = [example for example in all_examples if output.label_of(example) is not None]
             unaccepted = None
-            # Metrics may be slow or cost money, so score no values if a message cannot list all of them.
+            # If there are too many values to list in a message, score none, because metrics may be slow.
             if len(values) <= MOST_SHOWN:
                 firsts = {text: examples[indices[0]] for text, indices in values.items()}
                 unaccepted = _unaccepted(firsts, metric, labeled[:1], output)
@@ -428,7 +429,7 @@ def _check_values(
         )
         fix = "replace these values with labels, or drop these rows"
         if not is_certain or not _returns_outputs(program):
-            message += f"Unless the metric or the program converts labels, these examples have no correct answer: {fix}"
+            message += f"Unless the metric or the program converts them, these examples have no correct answer: {fix}"
         else:
             message += f"These examples have no correct answer: {fix}"
             if num_examples == len(examples):
@@ -488,7 +489,7 @@ def _check_metric_without_labels(
 
 
 def _needs_label(metric: Metric, example: dspy.Example, output: LabelOutput) -> bool:
-    """Return whether a metric fails for every answer to an example, but not after a label is added."""
+    """Return whether a metric fails for every answer to an example, but not once the example has a label."""
     labels = list(output.labels.values())
     labeled = own_copy(example)
     labeled[output.name] = labels[0]

@@ -1,4 +1,4 @@
-"""A function that restores the wrappers of a saved program, before the saved state is loaded."""
+"""A function that restores a saved program's wrappers before the saved state is loaded."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ def with_saved_wrappers(program: dspy.Module, state: Mapping[str, Value]) -> dsp
     if isinstance(state.get("orders"), list) and not isinstance(program, PerInputOrder):
         program = PerInputOrder(program)
     root = SimpleNamespace(program=program)
-    # Wrap each program before its parts, whose names have more dots.
+    # Wrap each program before its parts. The names of the parts have more dots.
     for name in sorted(state, key=lambda name: name.count(".")):
         place, _, attribute = f"program.{name}".rpartition(".")
         if attribute == "calibration" and "found" in state[name]:

@@ -22,7 +22,10 @@ MOST_SHOWN = 5  # maximum number of values that a message lists
 
 @dataclass(frozen=True, slots=True)
 class LabelOutput:
-    """An output whose few possible values are called labels, such as a Literal, an enum or a bool."""
+    """An output with few possible values, such as a Literal, an enum or a bool.
+
+    The possible values are called labels.
+    """
 
     predictor: str
     name: str
@@ -60,7 +63,7 @@ class LabelOutput:
         return np.bincount(known, minlength=len(self.labels)).astype(np.float64)
 
     def other_values(self, examples: Sequence[Value]) -> dict[str, list[int]]:
-        """Return a dict that maps the repr of each value that is not a label to its examples' indices.
+        """Return the indices of the examples with each value that is not a label, keyed by the value's repr.
 
         Missing values are ignored.
         """
@@ -72,9 +75,9 @@ class LabelOutput:
         return indices
 
     def describe(self, values: Mapping[str, Sequence[int]], examples: Sequence[Value]) -> str:
-        """Return a text that lists the first values from `other_values`.
+        """Format the first values from `other_values` as a list.
 
-        For each value, the text states the number of examples and the most similar label, if any.
+        Each value is followed by its number of examples and the most similar label, if any.
         """
         texts = []
         for text, indices in list(values.items())[:MOST_SHOWN]:
@@ -89,7 +92,7 @@ class LabelOutput:
         return ", ".join(texts)
 
     def _nearest_label(self, value: Value) -> str:
-        """Return the label whose text is most similar to a value, or an empty string if no text is similar."""
+        """Return the label whose text is most similar to a value, or an empty string if none is similar."""
         if isinstance(value, Enum):
             value = value.value
         label_of_text = {_simplified(text): label for text, label in self.labels.items()}
@@ -107,7 +110,7 @@ def _is_missing(value: Value) -> bool:
 
 
 def _simplified(text: str) -> str:
-    """Return a text in lowercase, with single spaces between words."""
+    """Return `text` in lowercase, with single spaces between words."""
     return " ".join(text.casefold().split())
 
 
@@ -124,7 +127,7 @@ def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOut
 
 
 def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutput | str:
-    """Return the program's only usable label output, or the reason why there is not exactly one.
+    """Return the program's only usable label output, or the reason if there is not exactly one.
 
     If `only` is passed, consider only the outputs of the predictor with that name.
     """
@@ -165,7 +168,7 @@ def needed_output(
 
 
 def prior_shares(prior: Mapping[Value, float], labels: Mapping[str, Value], *, name: str = "prior") -> Array:
-    """Return a prior, whose keys are labels or their texts, as an array of label shares, ``[L]``."""
+    """Return a prior, keyed by labels or their texts, as an array of label shares, ``[L]``."""
     shares = [prior.get(value, prior.get(text)) for text, value in labels.items()]
     if len(prior) != len(shares) or not all(share is not None and share > 0 for share in shares):
         raise UserError(
@@ -182,7 +185,7 @@ def prior_shares(prior: Mapping[Value, float], labels: Mapping[str, Value], *, n
 
 
 def is_empty(value: Value, annotation: Annotation) -> bool:
-    """Return whether a value is NaN, or None or blank text that the output's type does not allow."""
+    """Return whether a value is NaN, or is None or blank and not allowed by the output's type."""
     if value is None:
         return not annotation_allows_none(annotation)
     if isinstance(value, str) and not value.strip():

@@ -26,17 +26,17 @@ class PerInputOrder(dspy.Module):
 
     The LM is called once per order. For each order, the likeliest label's probability is
     compared with that label's mean probability on content-free inputs. The order with the
-    largest increase determines the answer. If `orders` is empty, or no reply has label
-    probabilities, the demos keep their original order.
+    largest increase over this mean determines the answer. If `orders` is empty, or no reply has
+    label probabilities, the demos keep their original order.
 
     Args:
-        program: A program with one LM call, and one output that is a Literal, an enum or a
-            bool.
-        orders: Dicts with two keys. "permutations" maps predictors' names to demo indices.
+        program: A program that makes one LM call and has one output that is a Literal, an enum
+            or a bool.
+        orders: One dict per order. "permutations" maps predictor names to demo indices.
             "content_free" holds the mean label distribution ``[L]`` on content-free inputs.
     """
 
-    passes_inputs_on: ClassVar[bool] = True  # for `unwrapped`, which finds the program inside
+    passes_inputs_on: ClassVar[bool] = True  # lets `unwrapped` find the wrapped program
 
     def __init__(self, program: dspy.Module, orders: Sequence[Mapping[str, Value]] = ()) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class PerInputOrder(dspy.Module):
         args: Sequence[Value],
         inputs: Mapping[str, Value],
     ) -> tuple[Value, Reading | None]:
-        """Return the program's answer with the demos in this order, and the reading of the reply.
+        """Return the program's answer with permuted demos, and the reading of the reply.
 
         The answer is None if the reply cannot be parsed. The reading is None if the answer is
         None, or if the reply has no label probabilities.

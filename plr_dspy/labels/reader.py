@@ -30,8 +30,8 @@ from plr_dspy.lm.plain_text_adapter import Value
 from plr_dspy.statistics.arrays import Array
 
 BEFORE_LABEL = " \t\r\n\"'`*([{"  # characters that may precede a label in the same token, as in JSON
-NUM_ALTERNATIVES = 20  # alternatives to request per token; the maximum of OpenAI, and of vLLM by default
-MIN_LOGPROB = -30.0  # lower bound for log-probabilities, because servers return -9999 for unknown values
+NUM_ALTERNATIVES = 20  # alternatives to request per token: OpenAI's maximum, and vLLM's default maximum
+MIN_LOGPROB = -30.0  # lower bound for log-probabilities; servers return -9999 for unknown values
 MIN_CERTAIN = -1e-3  # minimum log-probability of a label whose token has no alternatives in the reply
 UNPARSED = object()  # stands for the label of an unparsable reply, until a decision replaces it
 
@@ -42,14 +42,14 @@ class NoProbabilities(FatalLMError):
 
 @dataclass
 class LogprobRequests:
-    """The status of requests for log-probabilities, which several calls share.
+    """The status of requests for log-probabilities, shared by several calls.
 
     Requests stop if the provider rejects them, or if the first reply has no log-probabilities.
     """
 
     purpose: str = ""  # name of the feature that needs log-probabilities; empty if they are optional
     given: bool = False  # whether any reply has contained log-probabilities
-    reason: str = ""  # the reason why requests have stopped; empty if requests continue
+    reason: str = ""  # why requests have stopped; empty if requests continue
 
     def note_reply(self, lm: dspy.BaseLM, *, given: bool) -> None:
         self.given = self.given or given
@@ -80,7 +80,7 @@ class LogprobRequests:
 
 @dataclass(eq=False)
 class _RecordedCalls(BaseCallback):  # type: ignore[misc]
-    """A callback that records LM calls and history entries, so that log-probabilities can be removed later."""
+    """A callback that records LM calls and history entries, to remove their log-probabilities later."""
 
     calls: list[tuple[dspy.BaseLM, dict[str, Value]]] = field(default_factory=list)
     history: list[dict[str, Value]] = field(default_factory=list)
@@ -89,7 +89,7 @@ class _RecordedCalls(BaseCallback):  # type: ignore[misc]
         self.calls.append((instance, inputs))
 
     def remove_logprobs(self) -> None:
-        """Remove log-probabilities from histories and the memory cache. Those of 150 tokens take 3 MB."""
+        """Remove log-probabilities from histories and the memory cache, because 150 tokens take 3 MB."""
         for entry in self.history:
             entry.update(response=None, outputs=[_without_logprobs(output) for output in entry["outputs"]])
         drop_from_memory_cache(self.calls)
@@ -118,8 +118,8 @@ Fields: TypeAlias = dict[str, Value]  # a reply's fields, as adapters return the
 class LabelReader:
     """A mixin that makes an adapter read label probabilities in the replies to its calls."""
 
-    readings: list[Reading | None]  # one for each call for the label output, or None if no label was read
-    unread: Reading | None  # reading of the first unparsable reply; always None with a decision
+    readings: list[Reading | None]  # one entry per call for the label output; None if no label was read
+    unread: Reading | None  # reading of the first unparsable reply; always None if there is a decision
     label_output: LabelOutput
     _requests: LogprobRequests
     _decision: Decision | None
@@ -152,7 +152,7 @@ class LabelReader:
     ) -> Iterator[Fields | None]:
         """Yield LM arguments that request log-probabilities, or None if the call should not request any.
 
-        Suppress the error of a rejected call that can be repeated without log-probabilities.
+        If a call is rejected but can be repeated without log-probabilities, suppress the error.
         """
         if not self._reads(signature):
             yield None
@@ -211,13 +211,13 @@ class LabelReader:
             raise
 
     def _read(self, lm: dspy.BaseLM, lm_kwargs: Fields, completions: list[Fields]) -> list[Fields]:
-        """Return the completions with decided answers, and add the first completion's reading to `readings`."""
+        """Return the completions with decided answers, and record the first completion's reading."""
         readings = [self._read_and_decide(fields) for fields in completions]
         reading = readings[0] if readings else None
         logprobs = completions[0].get("logprobs") if completions else None
         given = any(len(place.top_logprobs or ()) > 1 for place in _places(logprobs))
-        # A label with a probability near 1 may have no alternatives. But until a reply has
-        # alternatives, the server may not support them, so a search must not use this reading.
+        # A label with a probability near 1 may have no alternatives. But if no reply has had
+        # alternatives so far, the server may not support them. A search must then not use the reading.
         if self._decision is None and not (given or self._requests.given):
             reading = None
         self.readings.append(reading)
@@ -233,7 +233,7 @@ class LabelReader:
         output = self.label_output
         label = output.label_of(fields)
         if label is None:
-            # A decision replaces UNPARSED and other answers that are not labels, but not None, which may be valid.
+            # A decision replaces UNPARSED and other non-labels. None may be a valid answer, so keep it.
             answer = fields.get(output.name)
             if self._decision is None or answer is None:
                 return None
@@ -293,8 +293,8 @@ def _reading_type(kind: type) -> type:
     reading_type = type(
         kind.__name__, (LabelReader, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__}
     )
-    # DSPy wraps these methods again in each new class. Remove the new wrappers, which would run
-    # each callback twice.
+    # DSPy wraps `format` and `parse` again in each new class. Remove the new wrappers, because they
+    # would run each callback twice.
     for name in {"format", "parse"} & vars(reading_type).keys():
         delattr(reading_type, name)
     return reading_type
@@ -305,11 +305,11 @@ def _places(logprobs: Value) -> Sequence[Value]:
 
 
 def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Reading | None:
-    """Return a reading of these log-probabilities, or None if the labels' probabilities are unknown."""
+    """Return the reading of a reply's log-probabilities, or None if they do not show label probabilities."""
     places = _places(logprobs)
     labels = list(output.labels)
     tokens = [place.token for place in places]
-    # The label cannot be located if the reply words it differently, such as "yes" instead of True.
+    # The label cannot be located if the reply spells it differently, for example, "yes" for True.
     if not tokens or (label is not None and label.casefold() not in "".join(tokens).casefold()):
         return None
     start = label_position(tokens, labels, label, name=output.name)
@@ -321,7 +321,7 @@ def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Read
     # Labels that are not among the alternatives have at most this log-probability.
     least = min(after[""].values())
     if len(after[""]) < 2:
-        # Without alternatives, the other labels' probabilities are unknown unless this one is near 1.
+        # Without alternatives, other labels' probabilities are unknown unless this label's is near 1.
         if least < MIN_CERTAIN:
             return None
         least = MIN_LOGPROB
@@ -367,8 +367,8 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
                 # The next tokens are known, so they decide between the labels.
                 distribute(mass, text + token, {i: rests[i][len(spelling) :] for i in matches})
             else:
-                # The labels get equal shares. But if another token spells the rest of a label in full,
-                # the model would use that token, so the label gets no share.
+                # The labels get equal shares. However, a label gets no share if another token spells
+                # the rest of the label in full, because the model would use that token.
                 others = set(spellings.values()) - {spelling}
                 candidates = [i for i in matches if rests[i] not in others] or matches
                 masses[candidates] += mass / len(candidates)
@@ -382,8 +382,8 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
 def _matching_labels(spelling: str, rests: Mapping[int, str]) -> list[int]:
     """Return the indices of the labels that a token with this spelling could continue or complete.
 
-    `rests` holds the remaining text of each label. A token can continue any number of labels, but
-    completes only the longest one that it contains in full.
+    `rests` maps label indices to the labels' remaining texts. A token can continue any number of
+    labels. Among remaining texts that a token contains in full, it completes only the longest.
     """
     completed = []
     for rest in rests.values():
@@ -394,10 +394,10 @@ def _matching_labels(spelling: str, rests: Mapping[int, str]) -> list[int]:
 
 
 def label_position(tokens: Sequence[str], labels: Sequence[str], answered: str | None, *, name: str) -> int:
-    """Return the index of the token at which the label begins.
+    """Return the index of the token in which the label begins.
 
-    Prefer labels directly after the field's name. If `answered` is a label, find its last
-    occurrence, because reasoning may name the label before the answer. Otherwise, find the first
+    Prefer labels directly after the field name `name`. If `answered` is a label, find its last
+    occurrence, because reasoning before the answer may mention the label. Otherwise, find the first
     occurrence of any label. If no label occurs, return the index of the token after the field's
     header, or 0 if the reply has no header.
     """

@@ -22,12 +22,12 @@ class Trial(NamedTuple):
 
 
 class Trials:
-    """Trials of a metric on the answers in examples. Each answer is scored only once, because metrics may be slow."""
+    """Trials of a metric on the answers in examples. Results are stored, because metrics may be slow."""
 
     def __init__(self, program: dspy.Module, metric: Metric) -> None:
         self._outputs = output_types(program)
         self._metric = metric
-        self._known: dict[int, Trial] = {}  # keyed by the `id` of examples, which stay in memory
+        self._known: dict[int, Trial] = {}  # keyed by `id(example)`, because the examples stay in memory
 
     def of(self, example: dspy.Example) -> Trial:
         """Return the trial of the metric on the answer in an example."""
@@ -39,7 +39,8 @@ class Trials:
 def tried(metric: Metric, example: dspy.Example, answer: Mapping[str, Value]) -> Trial:
     """Return the trial of a metric on an answer.
 
-    If the metric tries to call a language model, it is stopped before the call, without an error.
+    A metric that tries to call a language model is stopped before the call. The trial then has no
+    error.
     """
     calls = NoCalls()
     call_metric = metric_caller(metric)
@@ -59,14 +60,14 @@ def fails(metric: Metric, example: dspy.Example, answer: Mapping[str, Value]) ->
 
 
 def calls_model(metric: Metric, example: dspy.Example, program: dspy.Module) -> bool:
-    """Return whether a metric calls a language model to score a correct, an empty or a wrong answer."""
+    """Return whether a metric tries to call a language model to score a correct, empty or wrong answer."""
     outputs = output_types(program)
     answers = (as_answer(example, outputs), dict.fromkeys(outputs, ""), dict.fromkeys(outputs, WRONG_ANSWER))
     return any(tried(metric, example, answer).calls_model for answer in answers)
 
 
 def as_answer(example: dspy.Example, outputs: Iterable[str]) -> dict[str, Value]:
-    """Return an example's outputs as a correct answer, with empty text in place of missing outputs."""
+    """Return an example's outputs as a correct answer, with empty strings for missing outputs."""
     return {name: example.get(name, "") for name in outputs}
 
 

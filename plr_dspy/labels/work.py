@@ -42,10 +42,10 @@ UNASKED = "the program answered without calling its classifier"
 
 
 class LabelReadingWork(MetricWork):
-    """Program calls whose records hold an answer's label and all label log-probabilities, but no score.
+    """Program calls whose records hold the answer's label and the log-probabilities of all labels.
 
-    If `as_it_is` is true, programs keep their own answers. Otherwise, the likeliest label
-    replaces each answer.
+    The records hold no scores. If `as_it_is` is true, programs keep their own answers. Otherwise,
+    the likeliest label replaces each answer.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class LabelWork(MetricWork):
         scores: Each label's score on each example, ``[num_examples, num_labels]``.
         calibrating: Whether programs answer with the likeliest label, because they will be
             calibrated later.
-        original: The user's program, which always keeps its own answers.
+        original: The user's program. It keeps its own answers even if `calibrating` is true.
 
     Attributes:
         shares: Possible label shares among correct answers, with one row per possibility. None
@@ -115,11 +115,11 @@ class LabelWork(MetricWork):
             self._likeliest = Calibration.none(output.labels).applied
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        # Do not read log-probabilities if the provider does not return them, or if the signatures
-        # have changed. The new signatures may have other labels.
+        # Do not read log-probabilities if the provider does not return them. Do not read them either
+        # if the signatures have changed, because the new signatures may have other labels.
         if self.requests.reason or _signatures(program) != self._signatures:
             return super().__call__(program, example)
-        # If other programs will be calibrated, the original program still keeps its own answers.
+        # The original program keeps its own answers even if other programs will be calibrated.
         keeps_answer = self._likeliest is not None and _demos(program) == self._original_demos
         decision = None if keeps_answer else self._likeliest
         try:
@@ -138,7 +138,7 @@ class LabelWork(MetricWork):
     def _fields(
         self, reader: LabelReader, label: str | None, score: float | None, example: int, *, keeps_answer: bool
     ) -> dict[str, Value]:
-        """Return a record's fields about log-probabilities, given the label and the score of the answer."""
+        """Return the record's fields about log-probabilities for an answer with this label and score."""
         if len(reader.readings) > 1:
             if self._likeliest is not None:
                 raise NoProbabilities(
@@ -150,7 +150,7 @@ class LabelWork(MetricWork):
         first_reading = reader.unread or reading
         if keeps_answer and first_reading is not None:
             # Score the original program's final answer, but log the probabilities in its first
-            # reply, which calibration would use.
+            # reply, because calibration would use that reply.
             return _label_fields(first_reading)
         lacking = UNASKED
         if reader.readings:
@@ -160,7 +160,7 @@ class LabelWork(MetricWork):
         return _label_fields(reading)
 
     def _lacking(self, reading: Reading | None, label: str | None, score: float | None, example: int) -> str:
-        """Return the reason why a reading does not explain the score, or an empty string if it does."""
+        """Return the reason if a reading does not explain the score. Otherwise, return an empty string."""
         if reading is None or reading.label is None:
             adapter = type(current_adapter()).__name__
             return f"no label is among the likeliest tokens of the replies that {adapter} reads"

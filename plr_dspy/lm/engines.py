@@ -27,19 +27,19 @@ _ssl_context = functools.cache(httpx.create_ssl_context)
 
 @dataclass(eq=False)
 class CompletionEngine:
-    """An engine for `dspy.LM(..., engine=...)` that requests plain completions of text.
+    """An engine for `dspy.LM(..., engine=...)` that requests plain text completions.
 
     The prompt consists of the system prompt and the messages, separated by blank lines.
 
     Args:
-        api_base: The server's address up to the API version, such as
+        api_base: The server's address, including the API version, such as
             "http://127.0.0.1:8000/v1".
         model: The model's name on the server. By default, the LM's name without the provider.
-        api_key: The API key, which `repr` and saved programs omit.
-        api_key_env: The environment variable that holds the key. Each call reads this variable
-            if `api_key` is None.
+        api_key: The API key. It is omitted from `repr` and from saved programs.
+        api_key_env: Name of the environment variable that holds the key. Each call reads this
+            variable if `api_key` is None.
         timeout: Time limit per request, in seconds.
-        provider: litellm's provider: "text-completion-openai" or "hosted_vllm".
+        provider: Name of litellm's provider, "text-completion-openai" or "hosted_vllm".
         extra_body: Extra request fields, such as a grammar.
     """
 
@@ -60,7 +60,7 @@ class CompletionEngine:
             )
 
     def complete(self, request: lm15.Request) -> lm15.Response:
-        """Send a request without retries, and return the reply. Raise an `LM15Error` if this fails."""
+        """Send a request without retries, and return the reply. Raise an `LM15Error` if the request fails."""
         import openai  # imported late, because importing openai takes half a second
 
         arguments = self._arguments(request)
@@ -90,18 +90,18 @@ class CompletionEngine:
         return cls(**state)
 
     def _arguments(self, request: lm15.Request) -> Json:
-        """Return a request's arguments for litellm. Omit unset and empty arguments."""
+        """Return litellm's arguments for a request. Omit unset and empty arguments."""
         validate_request(request)
         config = request.config
         arguments: Json = {name: getattr(config, name) for name in SHARED_SETTINGS}
         arguments["stop"] = list(config.stop)
         arguments["user"] = config.user_id
         if config.logprobs is not None:
-            # In DSPy, 0 requests only the chosen tokens' log-probabilities. But for 0, some servers
+            # In DSPy, 0 requests only the chosen tokens' log-probabilities. However, some servers then
             # return no log-probabilities at all, so request at least 1 per token.
             arguments["logprobs"] = max(1, config.logprobs)
         extra_body = {**(self.extra_body or {}), **(config.extensions or {}), "top_k": config.top_k}
-        # Do not send `metadata`, which `completion_lm` sets only for DSPy's cache.
+        # Do not send `metadata`, because `completion_lm` sets it only for DSPy's cache.
         extra_body.pop("metadata", None)
         arguments["extra_body"] = _without_empty(extra_body)
         model = self.model or request.model.removeprefix(f"{self.provider}/")
@@ -139,12 +139,12 @@ class AsyncCompletionEngine(CompletionEngine):
     """A `CompletionEngine` for `dspy.LM(..., async_engine=...)`, with the same arguments."""
 
     async def complete(self, request: lm15.Request) -> lm15.Response:  # type: ignore[override]
-        """Send a request without retries in another thread, and return the reply."""
+        """Send a request in another thread, without retries, and return the reply."""
         return await asyncio.to_thread(super().complete, request)
 
 
 def _prompt(request: lm15.Request) -> str:
-    """Return the prompt as text. Raise an `UnsupportedFeatureError` if the request contains more than text."""
+    """Return the prompt as text. Raise an `UnsupportedFeatureError` if the request has other content."""
     unsupported = [f"config.{name}" for name in CHAT_SETTINGS if getattr(request.config, name) is not None]
     if request.tools:
         unsupported.append("tools")
@@ -196,13 +196,13 @@ def completion_lm(
 ) -> dspy.LM:
     """Build a `dspy.LM` that sends plain prompts to an OpenAI-compatible server, such as llama.cpp or vLLM.
 
-    DSPy's cache ignores the server's address. So if two servers have models with the same name,
-    the models share cached answers.
+    DSPy's cache ignores the server's address. Therefore, models with the same name on different
+    servers share cached answers.
 
     Args:
         model: The model's name on the server. A prefix "hosted_vllm/" or
             "text-completion-openai/" sets the provider.
-        api_base: The server's address up to the API version, such as
+        api_base: The server's address, including the API version, such as
             "http://127.0.0.1:8000/v1".
         api_key, api_key_env, provider, timeout, extra_body: See `CompletionEngine`.
         temperature, max_tokens, lm_kwargs: See `dspy.LM`. By default, answers have at most 16
@@ -213,12 +213,12 @@ def completion_lm(
         provider = prefix
         model = name
     if extra_body:
-        # DSPy's cache ignores the engine, but extra fields may change answers, so add the fields to the key.
+        # DSPy's cache key ignores the engine. Extra fields may change answers, so add them to the key.
         lm_kwargs.setdefault("metadata", {"extra_body": dict(extra_body)})
     settings: Json = {"api_base": api_base, "model": model, "api_key": api_key, "api_key_env": api_key_env}
     settings |= {"timeout": timeout, "provider": provider, "extra_body": extra_body}
     engines = {"engine": CompletionEngine(**settings), "async_engine": AsyncCompletionEngine(**settings)}
-    # Put the provider in the name, so that DSPy's cache returns no answers from a chat LM.
+    # Put the provider in the name, so that DSPy's cache does not return a chat LM's answers.
     return dspy.LM(
         f"{provider}/{model}", temperature=temperature, max_tokens=max_tokens, **engines, **lm_kwargs
     )

@@ -91,7 +91,8 @@ class PlainTextAdapter(dspy.Adapter):
 
         A label or number ends at the end of its line, and any other value ends at a blank line.
         If there are several fields, each value after the first begins on a line with its field's
-        title. A label must be the whole value. If no label matches exactly, case is ignored.
+        title. If the type has labels, the whole value must be a label. Case matters only if it
+        distinguishes labels.
         """
         name = type(self).__name__
         outputs = signature.output_fields
@@ -244,7 +245,7 @@ def decided(value: Value) -> Value:
 
 
 def one_block(text: str) -> str:
-    """Return a text without blank lines, which separate demos, and without surrounding spaces."""
+    """Return `text` without surrounding whitespace and without blank lines, because these separate demos."""
     return BLANK_LINES.sub("\n", _with_unix_newlines(text)).strip()
 
 

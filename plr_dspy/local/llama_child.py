@@ -27,7 +27,7 @@ def main() -> None:
     params.n_parallel = settings["parallel"]
     params.n_ctx = settings["context_length"] * settings["parallel"]
     params.cache_prompt = True
-    # Turn off the RAM cache, because it grows to gigabytes, and slots already cache prefixes.
+    # Turn off the RAM cache: it grows to gigabytes, and the slots already cache prefixes.
     params.cache_ram_mib = 0
     params.cpuparams.n_threads = settings["num_threads"]
     params.cpuparams_batch.n_threads = settings["num_threads"]

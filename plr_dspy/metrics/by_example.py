@@ -1,4 +1,4 @@
-"""Functions that call metrics on single examples and check the scores."""
+"""Functions that call metrics on single examples and check their scores."""
 
 import inspect
 import math
@@ -27,7 +27,7 @@ def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
         TypeError: If the metric cannot be called in this way, is async, or is a class.
     """
     if callable(metric) and not inspect.isclass(metric) and not inspect.iscoroutinefunction(metric):
-        # The other parameters may be trace and, for GEPA, pred_name and pred_trace.
+        # The other parameters may be `trace` and, for GEPA, `pred_name` and `pred_trace`.
         for num_extra in range(4):
             extra = [None for _ in range(num_extra)]
             if takes(function_of(metric), 2 + num_extra) is not False:
@@ -40,7 +40,7 @@ def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
 
 
 def fix_for_metric(metric: object, *, otherwise: str) -> str:
-    """Return the fix for an invalid metric, or `otherwise` if the metric is neither a class nor a string."""
+    """Return a fix for an invalid metric: `otherwise`, unless the metric is a class or a string."""
     if inspect.isclass(metric):
         return f"pass an instance of this class, as in metric={metric.__name__}(...)"
     if isinstance(metric, str):

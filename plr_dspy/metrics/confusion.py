@@ -1,4 +1,4 @@
-"""Metrics such as F1 that are calculated from a confusion matrix, not averaged over examples."""
+"""Metrics, such as F1, that are calculated from a confusion matrix and not averaged over examples."""
 
 import math
 from abc import ABC, abstractmethod
@@ -23,12 +23,12 @@ MOST_LISTED = 5  # maximum number of labels that a message lists
 class SetMetric(ABC):
     """A metric over a set of examples that compares predicted labels with true labels.
 
-    DSPy's optimizers and bootstrapping call ``metric(example, prediction)``, which returns 1 if
-    the label is correct, and 0 otherwise.
+    For DSPy's optimizers and bootstrapping, ``metric(example, prediction)`` returns 1 if the label
+    is correct, and 0 otherwise.
 
     Args:
-        field: Name of the label field in both outputs and examples. By default, the examples'
-            only non-input field is used.
+        field: Name of the field that holds the label in predictions and examples. By default, the
+            examples' only non-input field is used.
     """
 
     bounds: tuple[float, float] = (0.0, 1.0)  # lowest and highest possible values
@@ -62,10 +62,10 @@ class SetMetric(ABC):
         labels: Sequence[str] = (),
         weights: ArrayLike = 1.0,
     ) -> float:
-        """Return the metric's value for answers to examples with the given true labels.
+        """Return the metric's value for `answers` to examples whose true labels are `right_labels`.
 
-        Pass None as the answer of an unparsable reply. `labels` are the labels that the output's
-        type allows, and `weights` are the weights of the examples.
+        The answer for an unparsable reply is None. `labels` are the labels that the output's type
+        allows, and `weights` are the weights of the examples.
         """
         labels = possible_labels(right_labels, labels)
         return self.value(confusion_matrix(right_labels, answers, labels, weights), labels)
@@ -79,8 +79,8 @@ class SetMetric(ABC):
         label = example[name]
         if isinstance(label, (list, tuple, set, frozenset, Mapping)):
             raise UserError(
-                f"metric: each example must have one label; field {name!r} holds a {type(label).__name__}: use a "
-                "metric that scores single examples"
+                f"for this metric, each example must have one label; field {name!r} holds a {type(label).__name__}: "
+                "use a metric that scores single examples"
             )
         return name_of_label(label)
 
@@ -99,7 +99,7 @@ class SetMetric(ABC):
         return name_of_label(prediction[name])
 
     def output_labels(self, program: dspy.Module, examples: Sequence[dspy.Example]) -> list[str]:
-        """Return the labels that the program's output type allows, or an empty list if any text is allowed."""
+        """Return the labels that the program's output type allows, or an empty list if it allows any text."""
         name = self._label_field(examples[0])
         labels: dict[str, None] = {}
         for predictor in program.predictors():
@@ -121,15 +121,15 @@ class SetMetric(ABC):
         if self.label is not None and not counts[self.label]:
             labels = listed(map(repr, counts), MOST_LISTED) or "none"
             raise UserError(
-                f"metric: at least one example must have the label {self.label!r}, the positive label of {self!r}; "
-                f"got the labels {labels}: pass one of these labels to the metric, or add examples with "
+                f"for this metric, at least one example must have the label {self.label!r}, the positive label of "
+                f"{self!r}; got the labels {labels}: pass one of these labels to the metric, or add examples with "
                 f"the label {self.label!r}"
             )
 
     def check_value(self, examples: Sequence[dspy.Example], labels: Sequence[str]) -> None:
-        """Raise an error if `value` fails when all answers are correct, and also when no reply can be parsed.
+        """Raise an error if `value()` fails both if all answers are correct and if no reply can be parsed.
 
-        `labels` are as in `score`.
+        `labels` are as in `score()`.
         """
         right_labels = self.right_labels(examples)
         try:
@@ -146,7 +146,9 @@ class SetMetric(ABC):
                 requirement = f"a label in the field {self.field!r}"
                 fix = "add this field, or pass the name of another field to the metric"
             fields = shorten(repr(dict(example.items())), SHOWN)
-            raise UserError(f"metric: each example must have {requirement}; got the example {fields}: {fix}")
+            raise UserError(
+                f"for this metric, each example must have {requirement}; got the example {fields}: {fix}"
+            )
         return str(names[0])
 
     def __repr__(self) -> str:
@@ -158,7 +160,7 @@ class SetMetric(ABC):
 
 
 def check_over_set(metric: Any) -> SetMetric:
-    """Return the given metric. Raise a ValueError if it is not a metric over a set of examples."""
+    """Return `metric`, or raise a ValueError if it is not a metric over a set of examples."""
     if isinstance(metric, SetMetric):
         return metric
     fix = "pass a metric such as F1() or ConfusionMetric(function), or omit metric to maximize accuracy"
@@ -173,7 +175,7 @@ class ConfusionMetric(SetMetric):
 
     Args:
         function: A function that is called as ``function(counts, labels)`` and returns a number.
-            The arguments are as in `SetMetric.value`. ``labels`` starts with the labels of the
+            The arguments are as in `SetMetric.value()`. `labels` starts with the labels of the
             output's type (a Literal, an enum or a bool). Other labels in the examples follow.
         field: As in `SetMetric`.
         bounds: Lowest and highest possible values, if known. Confidence intervals do not extend
@@ -206,7 +208,7 @@ class ConfusionMetric(SetMetric):
 
 
 class _OfManyMatrices(SetMetric):
-    """A metric that is calculated for many confusion matrices at once, to save time."""
+    """A metric whose values are calculated for many confusion matrices at once, to save time."""
 
     def value(self, counts: Array, labels: Sequence[str]) -> float:
         return float(self._values(counts[None], labels)[0])
@@ -225,11 +227,11 @@ class F1(_OfManyMatrices):
     """The F1 score, equal to `sklearn.metrics.f1_score` if all answers are labels.
 
     The score of a label that is neither predicted nor present is 0. An unparsable reply is a
-    false negative for the true label, and a false positive for every other label. With the
-    average "micro", it is only one false positive.
+    false negative for the true label, and a false positive for every other label. In the "micro"
+    average, such a reply adds only one false positive.
 
     Args:
-        label: The positive label. Only the average "binary" uses this argument.
+        label: The positive label for the average "binary".
         average: "binary" for one label against all others; "macro" for the mean over the
             examples' labels; "micro" for the pooled counts of the examples' labels. The default
             is "binary" if `label` is passed, else "macro".
@@ -278,7 +280,7 @@ class F1(_OfManyMatrices):
 
 
 class MatthewsCorrelation(SetMetric):
-    """The Matthews correlation coefficient of answers and true labels.
+    """The Matthews correlation coefficient between answers and true labels.
 
     The value equals `sklearn.metrics.matthews_corrcoef` if all answers are labels. An
     unparsable reply is divided equally among the incorrect labels that occur in the examples.

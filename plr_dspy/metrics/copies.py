@@ -23,7 +23,7 @@ def own_value(value: Any) -> Any:
 
 
 def check_copies(name: str, examples: Sequence[dspy.Example]) -> None:
-    """Raise a TypeError if an example cannot be copied. The message calls the list of examples `name`."""
+    """Raise a TypeError if an example cannot be copied. In the message, `examples` are called `name`."""
     checked: set[int] = set()  # ids of checked values, because examples may share large values
     for index, example in enumerate(examples):
         for field, value in example.items(include_dspy=True):

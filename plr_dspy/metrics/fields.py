@@ -22,9 +22,9 @@ def check_field(
 
     Args:
         error: The error that the metric raised.
-        example: The example that was passed to the metric, usually a copy of one of `examples`.
+        example: The example that the metric received, usually a copy of one of `examples`.
         examples: The data set that contains the example.
-        dataset: The name of `examples` in the message, if known.
+        dataset: The name of the data set in the message, if known.
     """
     name = field_not_found(error, example)
     columns = columns_of(examples)

@@ -1,4 +1,4 @@
-"""The base class of the optimizers, which implements `compile` and `estimate`."""
+"""The base class of the optimizers, with the methods `compile` and `estimate`."""
 
 from __future__ import annotations
 
@@ -76,15 +76,15 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     """The base class of the optimizers.
 
     It checks arguments, makes program calls within the budget, and builds the report. Subclasses
-    define `plan` and usually override `search`. Arguments are as in `PLReorder`.
+    define `plan` and usually override `search`. For the arguments, see `PLReorder`.
 
     Attributes:
-        chooses_by_score: Whether scores decide which candidate is returned. If so, and if
-            demos were added to the student, the student without them is a candidate, too.
+        chooses_by_score: Whether scores decide which candidate is returned. If they do, a
+            student that was given labeled demos also competes without these demos.
         orders_demos: Whether the student must have predictors whose demos can be ordered.
         takes_programs: Whether `compile` accepts `programs`.
         balances_splits: Whether the train and selection splits are stratified by class.
-        scored_on: Name that the report uses for the examples on which scores were measured.
+        scored_on: The report's name for the examples on which candidates were scored.
     """
 
     metric: AnyMetric = field(kw_only=False)
@@ -129,7 +129,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """
 
     def search(self, setup: CompileSetup, responses: LabelResponses | None = None) -> Search:
-        """Return the search, which proposes random orders by default."""
+        """Return the search. By default, it proposes random orders."""
         return RandomSearch(
             setup.slots.space,
             num_orderings=setup.plan.num_initial,
@@ -138,7 +138,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         )
 
     def work(self, setup: CompileSetup) -> MetricWork:
-        """Return the object that makes program calls and scores them."""
+        """Return the object that calls programs and scores their answers."""
         return MetricWork(self.metric, setup.scored_examples, setup.labels_of_metric)
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
@@ -162,36 +162,37 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
         Args:
             student: Program to optimize. The student itself is not modified.
-            trainset: Examples to score candidates on: a list of `dspy.Example` or of dicts, or a
-                `datasets.Dataset`. `PLFewShot` uses some of these examples as demos instead.
-            teacher: Program whose correct answers become demos, used only by `PLFewShot`. If this
-                is a list, its first program is the teacher. None means the student.
+            trainset: Examples to score candidates on: a list of `dspy.Example` objects or dicts, or
+                a `datasets.Dataset`. `PLFewShot` uses some of these examples as demos instead.
+            teacher: Program whose correct answers become demos. Only `PLFewShot` uses it. In a
+                list, the first program is the teacher. None means the student.
             valset: Examples for the final comparison. If None or empty, 20% of the trainset
                 is used.
             seed: Random seed; None uses the constructor's seed.
-            programs: Other programs that may be returned unchanged, such as results of other
-                optimizers: a list, or a dict whose keys name the programs in the report (in
-                `PLFewShot`, any name but "student"). Examples that these programs show as demos
-                are not used for scoring. The best of these programs replaces the student if a
-                gain is 1.5 times as likely as a loss. The search's result replaces this winner
-                only if a gain is three times as likely as a loss. `PLFewShot` also tries these
-                programs' demos and instructions in the student. Each of the student's predictors
-                takes them from the predictor with the same name and fields. If there is none, it
-                takes them from the only predictor with the same fields.
+            programs: Other programs, such as results of other optimizers, that may be returned
+                unchanged. A dict maps names for the report to programs (in `PLFewShot`, any name
+                except "student"); a list needs no names. Examples that these programs show as
+                demos are not used for scoring. The best of these programs replaces the student
+                if a gain is 1.5 times as likely as a loss. The search's best candidate replaces
+                the winner of this comparison only if a gain is three times as likely as a loss.
+                `PLFewShot` also tries these programs' demos and instructions in the student. Each
+                predictor of the student takes them from the predictor with the same name and
+                fields or, if there is none, from the only predictor with the same fields.
             inputs: Names of the input columns in a data set, or of the input keys in dicts.
                 None infers the names from the program.
 
         Returns:
-            A compiled copy of the student. Its attribute ``reorder_report`` contains the report
-            as plain data. Its attribute ``detailed_results`` contains the candidates of the
-            final comparison, unless the student has its own attribute of this name.
+            A compiled copy of the student, or of one of `programs`. Its attribute
+            ``reorder_report`` contains the report as plain data. Its attribute
+            ``detailed_results`` contains the candidates of the final comparison, unless the
+            program already has an attribute with this name.
 
         Raises:
-            TypeError, ValueError: If an argument is invalid, before any program call.
+            TypeError, ValueError: If an argument is invalid. No program calls are made.
             RuntimeError: If another process is using `log_dir`, or if almost no answers can be
                 parsed.
-            Exception: The last exception of the program or the metric, if `max_errors` calls
-                failed.
+            Exception: The last exception that the program or the metric raised, if `max_errors`
+                calls failed.
         """
         self.report = self.best_program = None
         setup = self._prepare(
@@ -230,7 +231,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return replace(estimate_cost(setup), warning=window_warning(setup))
 
     def _check_before_calls(self, setup: CompileSetup) -> None:
-        """Raise the errors that `_open` would raise before the first call, so that `estimate` also raises them."""
+        """Raise the errors that `_open` raises before the first call, so that `estimate` raises them, too."""
         make_budget(setup)
         self.work(setup)
 
@@ -277,7 +278,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return setup
 
     def _check_without_plan(self, setup: CompileSetup) -> None:
-        """Raise the errors in arguments that are normally checked only after the plan is made."""
+        """Check the arguments that are normally checked only after the plan is made."""
         check_prices(setup)
         check_metric(setup)
 
@@ -316,8 +317,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     def _open(self, setup: CompileSetup) -> Iterator[OpenCompile]:
         """Yield a compile run that is ready to make calls.
 
-        If the setup plans bootstrapped demos or proposed instructions, make them first. On exit,
-        close the log and other resources.
+        First make any demos and instructions that are planned. On exit, close the log and other
+        resources.
         """
         with open_calls(
             setup,
@@ -337,14 +338,14 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             yield OpenCompile(setup, work, names, payer, evaluator, make_payer)
 
     def _make_demos(self, setup: CompileSetup, make_payer: Callable[..., ProgramEvaluator]) -> CompileSetup:
-        """Make the planned demos and instructions, and return the setup with them. By default, return it unchanged."""
+        """Return the setup with the planned demos and instructions made. By default, make none."""
         return setup
 
     def _identity(self, setup: CompileSetup) -> dict[str, Any]:
         """Return a description of everything that determines the scores.
 
         This includes the program, its models, the metric and the examples. Calls in `log_dir`
-        are reused only if they were made under the same description.
+        are reused only if this description has not changed.
         """
         settings = setup.settings()
         adapter = current_adapter()
@@ -359,13 +360,13 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         }
 
     def _examples(self, setup: CompileSetup, work: MetricWork) -> tuple[list[str], list[str]]:
-        """Return the names of the scored examples for messages, and their keys for the log."""
+        """Return two lists for the scored examples: their names in messages, and their keys in the log."""
         return setup.splits.names, [digest(example) for example in setup.scored_examples]
 
     def _run(self, open_compile: OpenCompile) -> dspy.Module:
         """Run the search, and return the program built from its result.
 
-        After an error, build a program and a report from the finished calls, then raise the error.
+        After an error, build a program and a report from the finished calls, then raise the error again.
         """
         run: CompileRun | None = None
         outcome: Outcome | None = None
@@ -377,7 +378,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             run = self._make_run(open_compile)
             outcome = run.run()
             return self._conclude(open_compile, run, outcome)
-        except BaseException as error:  # Also catch interrupts while the report is built.
+        except BaseException as error:  # This includes interrupts, even while the report is built.
             self._conclude_after_error(error, open_compile, run, outcome)
             raise
 
@@ -401,12 +402,12 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """Return the log-probabilities of labels, or None to learn only from scores.
 
         By default, return None. Subclasses may make the first calls to find out whether replies
-        have log-probabilities.
+        include log-probabilities.
         """
         return None
 
     def _make_run(self, open_compile: OpenCompile) -> CompileRun:
-        """Create the search, which learns from any `responses` of the compile, and return the run of the search."""
+        """Return a run with a new search. It also learns from any ``open_compile.responses``."""
         setup = open_compile.setup
         return self._run_kind(setup.plan)(
             self.search(setup, open_compile.responses),
@@ -430,14 +431,14 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     def _min_examples(self, open_compile: OpenCompile) -> MinExamples | None:
         """Return a function that maps candidates to their minimum number of examples.
 
-        By default, return None, which sets no minimum.
+        By default, return None: there is no minimum.
         """
         return None
 
     def _widening(self, open_compile: OpenCompile) -> Callable[..., Search | None] | None:
         """Return a function that widens the search space, or None if the space is fixed.
 
-        By default, return None. `SearchRounds` calls the function as `widen`.
+        By default, return None. For the function's argument, see `widen` in `SearchRounds`.
         """
         return None
 
@@ -461,7 +462,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         if self.log_dir is not None:
             try:
                 report.save(Path(self.log_dir) / "report.json")
-            except OSError as error:  # If the disk is full, still return the program.
+            except OSError as error:  # Return the program even if, for example, the disk is full.
                 logger.warning("the report could not be written to %s: %s", self.log_dir, error)
         return program
 
@@ -491,7 +492,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 def _build_as_scored(
     setup: CompileSetup, work: MetricWork, candidate: Candidate, revision: Revision | None
 ) -> dspy.Module:
-    """Build a candidate's program, which revises its answers as it did during scoring."""
+    """Build a candidate's program so that its answers are revised as they were for scoring."""
     program = setup.slots.build(candidate)
     record_settings(program)
     program = work.answering(program, revision)

@@ -1,4 +1,4 @@
-"""Estimates of the numbers of tokens in program calls, made before any call."""
+"""Estimates of how many tokens program calls will use."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from plr_dspy.programs.tokens import Messages, token_counter
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.budget import cost_of, price_of
 
-SAMPLED_PROMPTS = 20  # number of examples for rough averages of token counts
-SAMPLED_EXAMPLES = 200  # number of examples over which input tokens are averaged
+SAMPLED_PROMPTS = 20  # maximum number of examples for rough averages of token counts
+SAMPLED_EXAMPLES = 200  # maximum number of examples over which input tokens are averaged
 UNKNOWN_FIELD = 100  # assumed number of tokens in a field that no example has, such as reasoning
 PROPOSED_INSTRUCTION = 200  # assumed number of tokens in a proposed instruction
 # A search may prefer long demos, so a prompt's demos are assumed to be longer than random demos:
@@ -74,7 +74,7 @@ class CallSize:
 
     @property
     def cost_with_cache(self) -> float | None:
-        """The cost in US dollars if all but new prompt tokens are cached, or None if a price is unknown."""
+        """The cost in US dollars if only new prompt tokens are uncached; None if a price is unknown."""
         usage = {}
         for model, counts in self.usage.items():
             num_cached = max(0.0, counts.get("prompt_tokens", 0.0) - counts.get("new_tokens", 0.0))
@@ -83,15 +83,16 @@ class CallSize:
 
 
 class CallSizes:
-    """Estimates of the sizes of a compile run's program calls.
+    """The estimated sizes of a compile run's program calls.
 
-    Each predictor is assumed to be called once. Replies are assumed to be as long as the answers
-    in demos or examples. A field that neither contains is assumed to have `UNKNOWN_FIELD` tokens.
+    A program is assumed to call each predictor once. Replies are assumed to be as long as the
+    answers in demos or examples. A field that appears in neither is assumed to have
+    `UNKNOWN_FIELD` tokens.
 
     Args:
         setup: The setup of the compile run.
-        examples: The examples of the calls. None means that they are unknown, so sizes are
-            averaged over the first `SAMPLED_EXAMPLES` scored examples.
+        examples: The examples on which the calls are made. If None, these are unknown, and sizes
+            are averaged over the first `SAMPLED_EXAMPLES` scored examples.
     """
 
     def __init__(self, setup: CompileSetup, *, examples: Examples | None = None) -> None:
@@ -101,20 +102,20 @@ class CallSizes:
         self._count = token_counter()
         self._without_demos: dict[tuple[Any, ...], tuple[float, float]] = {}
         self._calls_per_look = max(1.0, setup.plan.program_calls / max(1, setup.plan.num_looks))
-        # Maximum ratio of uncached demo tokens to example tokens, as in `LookSizes`. A program with a
-        # label output is assumed to have log-probabilities.
+        # Maximum ratio of uncached demo tokens to example tokens, as in `LookSizes`. If a program
+        # has a label output, its replies are assumed to include log-probabilities.
         self._max_new_share = math.inf
         if isinstance(setup.slots, PoolSlots):
             has_labels = not isinstance(label_output(setup.program), str)
             self._max_new_share = NEW_SHARE_WITH_LOGPROBS if has_labels else NEW_SHARE
 
     def price(self, size: CallSize | None) -> float | None:
-        """Return the cost of calls in US dollars, or None if it is unknown.
+        """Return the cost in US dollars of calls of this size, or None if it is unknown.
 
         The cost is unknown if `size` is None, a price is missing, or the metric calls a language
         model.
         """
-        # Check the metric last, because this calls the metric, which may be slow.
+        # Check the metric last: this check calls the metric, and the metric may be slow.
         if size is None or size.cost is None or self.metric_calls_model:
             return None
         return size.cost
@@ -132,8 +133,9 @@ class CallSizes:
     def extra_costs(self) -> dict[int, float]:
         """Return how much more a call costs on each long example than on an average example.
 
-        The extra costs in US dollars are keyed by example index. They assume the student's prompts
-        and the price of the most expensive model. If prompts cannot be built, the result is empty.
+        The extra costs in US dollars are keyed by example index. They are computed from the
+        student's prompts and the highest price of its models. If prompts cannot be built, the
+        result is empty.
         """
         setup = self._setup
         prices = [price_of(str(lm.model)) for lm in setup.models]
@@ -153,7 +155,7 @@ class CallSizes:
         return extra_costs
 
     def _extra_tokens(self, example: dspy.Example) -> float:
-        """Return how many more tokens the student's prompts have on this example than on an average example."""
+        """Return how many more tokens the student's prompts have for this example than for an average one."""
         extra_tokens = 0.0
         for _, predictor in self._setup.program.named_sub_modules(dspy.Predict):
             usual, _ = self._tokens_without_demos(predictor)
@@ -173,7 +175,7 @@ class CallSizes:
         return size
 
     def of_arrangements(self) -> CallSize | None:
-        """Return an upper estimate of the mean size of calls to arrangements of demos.
+        """Return an upper estimate of the mean call size for arrangements of demos.
 
         If the search chooses demos, all prompts are assumed to show the longest instruction and the
         maximum number of demos. These demos are assumed to be longer than almost any random draw.
@@ -222,7 +224,7 @@ class CallSizes:
         Args:
             predictor: The predictor.
             demo_tokens: Number of tokens that fixed demos and a longer instruction add.
-            retrieved: Number of tokens in demos that are retrieved for each input.
+            retrieved: Number of tokens in the demos that are retrieved for an input.
             demos: Demos whose mean answer length is assumed for replies. None means the
                 predictor's own demos.
         """
@@ -240,7 +242,7 @@ class CallSizes:
         return CallSize({str(model_of(predictor).model): usage})
 
     def _tokens_without_demos(self, predictor: dspy.Predict) -> tuple[float, float]:
-        """Return the mean numbers of tokens in a predictor's prompts without demos and in the last messages."""
+        """Return the mean token counts of a predictor's prompts without demos and of their last messages."""
         # Copies of a program share signatures and demos, so copies of a predictor have the same key.
         key = (predictor.signature, *map(id, predictor.demos[:1]))
         if key not in self._without_demos:
@@ -250,7 +252,7 @@ class CallSizes:
         return self._without_demos[key]
 
     def _tokens_on(self, predictor: dspy.Predict, example: dspy.Example) -> tuple[float, float]:
-        """Return the numbers of tokens in an example's prompt without demos and in the last message."""
+        """Return the token counts of an example's prompt without demos and of its last message."""
         messages = messages_of(predictor, [], inputs_of(predictor, example))
         unknown = UNKNOWN_FIELD * len(_unknown_inputs(predictor, example))
         return self._count(messages) + unknown, self._count(messages[-1:]) + unknown
@@ -262,7 +264,7 @@ class CallSizes:
         return with_demos - self._count(messages_of(predictor, [], inputs))
 
     def _retrieved_tokens(self, predictor: dspy.Predict) -> float:
-        """Return the mean number of tokens in the demos that a predictor retrieves, or 0 if it retrieves none."""
+        """Return the mean number of tokens in the demos that a predictor retrieves; 0 if it retrieves none."""
         if not isinstance(predictor, RetrievingPredict):
             return 0.0
         pool = predictor.retrieval.pool
@@ -284,7 +286,7 @@ class CallSizes:
         return fmean(totals) if totals else high_total(tokens, predictor.retrieval.num_demos)
 
     def _answer_tokens(self, predictor: dspy.Predict, demos: Sequence[Any]) -> float:
-        """Return the mean number of tokens in the answers of complete demos or, if there are none, of examples."""
+        """Return the mean answer length in tokens of complete demos or, if there are none, of examples."""
         outputs = predictor.signature.output_fields
         complete = []
         for demo in demos:
@@ -296,12 +298,12 @@ class CallSizes:
         num_unknown = 0
         for source in rows:
             fields = answered_fields(predictor, source)
-            # In demos, adapters show the answer None as a missing field, but a reply contains a word.
+            # In demos, adapters show a missing field for None, but a reply contains the word "None".
             row = {name: "None" if value is None else value for name, value in fields.items()}
             messages = [
                 message for message in messages_of(predictor, [row]) if message["role"] == "assistant"
             ]
-            if not messages:  # The adapter writes a single text instead of chat messages.
+            if not messages:  # The adapter writes a single string instead of chat messages.
                 text = "\n".join(str(row.get(name, "")) for name in outputs)
                 messages = [{"role": "assistant", "content": text}]
             answers += messages
@@ -318,7 +320,7 @@ class CallSizes:
 
 
 def high_total(tokens: Sequence[float], number: int) -> float:
-    """Return a total length that `number` randomly drawn demos rarely exceed, given the length of each demo.
+    """Return a total length that `number` randomly drawn demos rarely exceed, given each demo's length.
 
     The total is `MORE_THAN_RANDOM` standard deviations above the mean, but at most the total length
     of the `number` longest demos.
@@ -333,7 +335,7 @@ def high_total(tokens: Sequence[float], number: int) -> float:
 
 
 def answered_fields(predictor: dspy.Predict, row: Any) -> dict[str, Any]:
-    """Return a dict of the fields that a demo or an example has. None counts only if an output's type allows it."""
+    """Return the fields of a demo or an example as a dict. Omit None unless it is a valid output value."""
     outputs = predictor.signature.output_fields
     fields = {}
     for name, value in row.items():
@@ -371,8 +373,8 @@ def input_length(example: dspy.Example) -> int:
 def inputs_of(predictor: dspy.Predict, example: dspy.Example) -> dict[str, Any]:
     """Return a predictor's inputs for an example.
 
-    If the example lacks an input, use its value in the predictor's first demo or, failing that, an
-    empty string.
+    If the example lacks an input, use the value from the predictor's first demo or, failing that,
+    an empty string.
     """
     sources: list[Any] = [example.inputs(), *predictor.demos[:1]]
     inputs = {}
@@ -384,8 +386,8 @@ def inputs_of(predictor: dspy.Predict, example: dspy.Example) -> dict[str, Any]:
 def extra_instruction_tokens(setup: CompileSetup) -> dict[str, list[int]]:
     """Return how many more tokens each instruction has than the predictor's own instruction.
 
-    The result maps each predictor to a list of these numbers, without instructions that are yet to
-    be proposed.
+    The result maps each predictor to a list of these differences. Instructions that have not been
+    proposed yet are omitted.
     """
     num_tokens = token_counter()
     extra_tokens = {}

@@ -1,4 +1,4 @@
-"""The function `choose_program`, which chooses the best of several programs in a race."""
+"""The function `choose_program`: it races several programs and chooses the best."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from plr_dspy.search.search import Search
 
 
 class ProgramChoice(NamedTuple):
-    """The result of `choose_program`. As a string, it is the text of the report.
+    """The result of `choose_program`. Its string form is the text of the report.
 
     Attributes:
         program: A copy of the chosen program. Its attribute ``reorder_report`` contains the
-            report as plain data. Its attribute ``detailed_results`` contains the compared
+            report as plain data. Its attribute ``detailed_results`` lists the compared
             programs.
         name: The chosen program's name.
         report: The `Report` on the race. ``report.programs`` lists the expected scores of all
@@ -56,7 +56,7 @@ class ProgramChoice(NamedTuple):
 
 @arguments
 class ProgramRace(DemoOptimizer):
-    """The optimizer behind `choose_program`, which races whole programs."""
+    """The optimizer that races whole programs for `choose_program`."""
 
     name = "choose_program"
     student_name: ClassVar[str] = "the first program"
@@ -124,7 +124,7 @@ class ProgramRace(DemoOptimizer):
     ) -> tuple[dspy.Module, dict[str, dspy.Module]]:
         """Return the first program and a dict of the other programs.
 
-        Store the first program's name, so that messages and the report can use it.
+        Also store the first program's name for messages and the report.
         """
         (name, first), *others = programs.items()
         self.rival_name = name  # type: ignore[misc]
@@ -143,7 +143,7 @@ class ProgramRace(DemoOptimizer):
         A race has no final comparison, so it holds out no examples.
         """
         splits = setup.splits
-        # Order the examples by hash, so that a later race on only some of them scores these in the
+        # Order the examples by hash. A later race on a subset of them then scores the subset in the
         # same order.
         order = sorted(
             zip(setup.scored_examples, splits.names, strict=True), key=partial(_hash_of, setup.seed)
@@ -204,30 +204,30 @@ def choose_program(
 
     The first program is the baseline. Another program replaces the baseline only if a gain is at
     least 1.5 times as likely as a loss. A program drops out once further examples are unlikely to
-    make it the winner. If no scores differ, no program drops out on fewer than 59 examples, or 40% of
-    all examples if that is less. Identical programs are scored only once. Programs may differ in
-    modules, signatures and models.
+    make it the winner. While all scores are equal, no program drops out before 59 examples are scored,
+    or 40% of all examples if that is fewer. Identical programs are scored only once. Programs may
+    differ in modules, signatures and models.
 
     Args:
-        programs: At least two programs: a dict from names to programs, or a list, whose
-            programs are named "program 1", "program 2" and so on. No program is modified.
+        programs: At least two programs, as a dict from names to programs or as a list. Programs
+            in a list are named "program 1", "program 2" and so on. No program is modified.
         metric: As in `PLReorder`, or a metric over a set, such as ``F1("positive")``.
         trainset: Examples to score the programs on. Examples that a program shows as demos are
             ignored. Do not pass examples that an optimizer has used, because they favor that
             optimizer's programs.
-        valset: More examples, used in the same way as the trainset.
+        valset: More examples, used like those of `trainset`.
         inputs: As in `PLReorder.compile`; None infers the inputs from the first program.
         max_metric_calls: Maximum number of program calls. None allows enough calls to score all
             programs on all examples.
         max_cost, max_seconds, min_probability, num_threads, max_errors, seed, accept_changes,
             display_progress: As in `PLReorder`.
-        log_dir: As in `PLReorder`. A later race with more programs can reuse the calls.
+        log_dir: As in `PLReorder`. A later race with more programs can reuse the logged calls.
 
     Returns:
         A copy of the chosen program, its name, and the report.
 
     Raises:
-        TypeError, ValueError: If an argument is invalid, before any program call.
+        TypeError, ValueError: If an argument is invalid. No program calls are made.
         RuntimeError: If another process is using `log_dir`, or if almost no answers can be
             parsed.
         Exception: If too many program calls fail, as in `PLReorder.compile`.

@@ -1,4 +1,4 @@
-"""The classes of demos, such as their labels, and the minimum number of demos per class in a prompt."""
+"""The classes of demos, such as labels, and the minimum number of demos that a prompt shows per class."""
 
 import logging
 from collections import Counter
@@ -22,7 +22,7 @@ class DemoClasses:
 
     Attributes:
         output: The output whose values are the classes.
-        known: Indices of the labels of demos that exist before the first call. Labels that
+        known: Indices of the labels that occur in demos before the first call. Labels that
             occur only in bootstrapped demos have no minimum, because prompts may not have room
             for these demos.
         minimum: Minimum number of demos for each known label. If a label has fewer demos, a
@@ -48,7 +48,7 @@ class DemoClasses:
         return sum(max(0, self.minimum - counts[number]) for number in self.known)
 
     def scarce(self, demos: Sequence[Any]) -> dict[str, int]:
-        """Return a dict that maps each label with fewer demos than the minimum to its number of demos."""
+        """Return the number of demos of each label that has fewer demos than the minimum, keyed by label."""
         counts = Counter(self.output.numbers(demos).tolist())
         scarce = {}
         for number, label in enumerate(self.output.labels):
@@ -60,14 +60,14 @@ class DemoClasses:
 def demo_classes(
     program: dspy.Module, demos: Sequence[Any], *, minimum: int, max_demos: int
 ) -> dict[str, DemoClasses]:
-    """Return a dict that maps each predictor whose demos have classes to these classes.
+    """Return the classes of each predictor whose demos have classes, keyed by predictor name.
 
     The classes are the values of a predictor's only output that is a Literal, an enum or a bool. If
     no predictor has exactly one such output, the classes are the values of each predictor's single
     output.
 
     Args:
-        program: The student, whose own demos are also classified.
+        program: The student. Its own demos are also classified.
         demos: Other demos that the student's predictors may show.
         minimum: Minimum number of demos for each class.
         max_demos: Maximum number of demos per predictor.
@@ -108,9 +108,9 @@ def demo_classes(
 def warn_if_too_few(
     classes: Mapping[str, DemoClasses], demos: Mapping[str, Sequence[Any]], *, max_bootstrapped: int
 ) -> None:
-    """Warn if not even `max_bootstrapped` more demos could bring every class to its minimum.
+    """Warn if `max_bootstrapped` more demos are too few to bring every class to its minimum.
 
-    `demos` maps each predictor to its demos that need no bootstrapping.
+    `demos` maps each predictor to the demos that it has without bootstrapping.
     """
     num_missing = max(
         (of_predictor.num_missing(demos[name]) for name, of_predictor in classes.items()), default=0
@@ -126,7 +126,7 @@ def warn_if_too_few(
 
 
 def _outputs(program: dspy.Module, demos: Sequence[Any]) -> Mapping[str, LabelOutput]:
-    """Return the output that contains the class, for each predictor whose demos have classes."""
+    """Return the output whose values are classes, for each predictor that has such an output."""
     outputs = {}
     for name, predictor in program.named_predictors():
         with_few_values = label_outputs(name, predictor)

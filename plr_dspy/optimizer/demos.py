@@ -42,9 +42,9 @@ def demo_examples(
 ) -> dict[int, dspy.Example]:
     """Return the trainset examples to use as demos, keyed by trainset index.
 
-    The inputs of these examples are distinct and not in the valset. The choice is stratified by
-    class and does not depend on the trainset's order. If necessary, more examples are chosen to
-    reach the minimum number of demos for each class in `classes`.
+    The inputs of these examples are distinct and do not occur in the valset. The choice is
+    stratified by class and does not depend on the trainset's order. If necessary, more examples are
+    chosen to reach the minimum number of demos for each class in `classes`.
     """
     sources = [source_of(example.inputs()) for example in trainset]
     used_sources = {source_of(example.inputs()) for example in valset}
@@ -81,9 +81,9 @@ def check_any_demo(
     used_inputs = {source_of(example.inputs()) for example in valset}
     new_inputs = {source_of(example.inputs()) for example in trainset} - used_inputs
     raise UserError(
-        "trainset must have enough distinct inputs that are not in valset, because some become demos; got "
+        "trainset must have enough distinct inputs that are not in valset, because some examples become demos; got "
         f"{count(len(new_inputs), 'such input')} in {count(len(trainset), 'example')}: add examples with new "
-        "inputs, at least 20 in all and ideally 100"
+        "inputs, for a total of at least 20 and ideally 100"
     )
 
 
@@ -95,7 +95,7 @@ def pools_of(
     user_demos: Sequence[Any],
     rivals: Sequence[Rival],
 ) -> dict[str, list[PooledDemo]]:
-    """Return a dict that maps each predictor to its pool: the distinct demos that its prompts can show.
+    """Return the pool of each predictor: the distinct demos that its prompts can show.
 
     The student's own demos come first, followed by rivals' demos, bootstrapped demos, labeled
     examples and the user's `candidates`. Only the student's own demos may contain duplicates.
@@ -129,10 +129,10 @@ def pools_of(
 
 
 def _without_empty_outputs(predictor: dspy.Predict, example: dspy.Example) -> dspy.Example:
-    """Return an example without missing outputs, so that no prompt shows None or NaN as the right answer."""
+    """Return an example without empty outputs, so that no prompt shows None or NaN as the answer."""
     empty = []
     for name, field in predictor.signature.output_fields.items():
-        # Empty text may be the right answer.
+        # An empty string may be the right answer.
         is_text = field.annotation is str and isinstance(example.get(name), str)
         if name in example and not is_text and is_empty(example[name], field.annotation):
             empty.append(name)
@@ -144,9 +144,9 @@ def plan_attempts(
 ) -> list[Attempt]:
     """Return planned attempts to bootstrap up to `num_demos` demos.
 
-    Placeholders in their demos stand for the teacher's answers. Return an empty list if labeled
-    examples are also candidates and all outputs are labels that they contain. Correct answers would
-    only repeat these labels.
+    In their demos, placeholders stand for the teacher's answers. Return an empty list if
+    `with_labeled` is true and all outputs are labels that the examples contain. Correct answers
+    would only repeat these labels.
     """
     predictors = program.named_predictors()
     outputs: set[str] = set()
@@ -179,7 +179,7 @@ def teacher_of(setup: CompileSetup) -> dspy.Module:
     labeled: dict[str, list[Any]] = {}
     has_demos = any(predictor.demos for predictor in teacher.predictors())
     if not has_demos and (setup.teacher is None or not is_compiled(teacher)):
-        # `LabeledFewShot` would draw the same demos, but it would return a copy without the program's model.
+        # `LabeledFewShot` would draw the same demos, but its copy would lack the program's model.
         rng = random.Random(0)
         examples = list(setup.demo_examples.values())
         number = min(setup.options.max_demos, len(examples))
@@ -190,7 +190,7 @@ def teacher_of(setup: CompileSetup) -> dspy.Module:
 class TeacherWork(MetricWork):
     """Teacher calls whose correct answers become demos, as in DSPy's `BootstrapFewShot`.
 
-    If the metric has a third parameter, it gets DSPy's trace.
+    If the metric has a third parameter, this parameter gets DSPy's trace.
     """
 
     failure_advice = " of the teacher: pass another teacher, candidates='labeled', or a larger max_errors"
@@ -213,8 +213,8 @@ class TeacherWork(MetricWork):
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         """Run the teacher on an example, and return a record with the fields of each predictor's demo.
 
-        The teacher's prompts omit demos that show the same example. If the answer is incorrect,
-        the record has no fields.
+        The teacher's prompts omit demos that show this example. If the answer is incorrect, the
+        record has no fields.
         """
         for name, predictor in self._predictors.items():
             predictor.demos = [
@@ -242,21 +242,26 @@ class TeacherWork(MetricWork):
 
 
 def _check_structure(student: dspy.Module, teacher: dspy.Module) -> None:
-    """Raise a ValueError unless teacher and student have the same predictors with equal signatures."""
+    """Raise a ValueError unless the teacher's predictors have the student's names and equal signatures."""
     teacher_signatures = {name: predictor.signature for name, predictor in teacher.named_predictors()}
     signatures = {name: predictor.signature for name, predictor in student.named_predictors()}
-    has_names = list(signatures) == list(teacher_signatures)
-    if not has_names or not all(signatures[name].equals(teacher_signatures[name]) for name in signatures):
+    fix = "build the teacher from the student's modules and signatures"
+    if list(signatures) != list(teacher_signatures):
         raise UserError(
-            f"teacher must have the student's predictors {list(signatures)}, with the same instructions and fields; "
-            f"got {list(teacher_signatures)}: build the teacher from the student's modules and signatures"
+            f"teacher must have the student's predictors {list(signatures)}; got {list(teacher_signatures)}: {fix}"
+        )
+    different = [name for name in signatures if not signatures[name].equals(teacher_signatures[name])]
+    if different:
+        raise UserError(
+            "teacher's predictors must have the same instructions and fields as the student's; got differences in "
+            f"{', '.join(different)}: {fix}"
         )
 
 
 def make_attempts(setup: CompileSetup, teacher: ProgramEvaluator) -> list[Attempt]:
     """Run the teacher on one example at a time, and return the attempts that were made.
 
-    Stop once enough attempts gave demos, or once the calls have used `BOOTSTRAP_SHARE` of
+    Stop once enough attempts have produced demos, or once the calls have used `BOOTSTRAP_SHARE` of
     `max_seconds` or `max_cost`.
     """
     options = setup.options
@@ -284,9 +289,9 @@ def make_attempts(setup: CompileSetup, teacher: ProgramEvaluator) -> list[Attemp
             teacher.pay({key: None})
         if key not in log.records:
             logger.warning(
-                "bootstrapping stopped after %d examples, because it may use only a quarter of max_seconds and "
+                "bootstrapping stopped after %s, because it may use only a quarter of max_seconds and "
                 "max_cost: increase these limits to bootstrap more demos",
-                index,
+                count(index, "example"),
             )
             break
         record = log.records[key]
@@ -316,8 +321,8 @@ def why_none(attempts: Sequence[Attempt]) -> str:
         num_right = sum(not attempt.record.error and not attempt.record.message for attempt in attempts)
         if not num_right:
             return (
-                f": none of the teacher's {len(attempts)} answers scored high enough; check that the metric compares "
-                "the right fields, or pass a better teacher"
+                f": none of the teacher's {count(len(attempts), 'answer')} scored high enough; check that the metric "
+                "compares the right fields, or pass a better teacher"
             )
         return (
             f": {num_right} of the teacher's {len(attempts)} answers scored high enough, but none appeared in DSPy's "

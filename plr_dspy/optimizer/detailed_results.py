@@ -1,4 +1,4 @@
-"""The results attached to a returned program, under the attribute names of DSPy's `DspyGEPAResult`."""
+"""The results attached to a returned program, with the names used in DSPy's `DspyGEPAResult`."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ from plr_dspy.search.space import WholeProgram
 def detailed_results(report: Report, decision: Decision) -> dict[str, Any]:
     """Return the candidates and scores of the final comparison as plain data.
 
-    Each candidate is a dict with its demos and instructions as text. DSPy's optimizers attach whole
-    programs, but DSPy would save those as parts of the returned program.
+    Each candidate is a dict that contains its demos and instructions as text. DSPy's optimizers
+    attach whole programs, but DSPy would save these programs as parts of the returned program.
     """
     candidates = []
     for candidate, result in zip(report.candidates, decision.results, strict=True):
         texts: dict[str, Any] = {"name": "", **_texts(report, candidate)}
         if isinstance(result.candidate, WholeProgram):
-            # The report contains no demos of whole programs, so give only the name.
+            # The report does not contain the demos of whole programs, so give only the name.
             texts = {"name": result.candidate.name, "demos": {}, "instructions": {}}
         gain = {"expected_gain": candidate.expected_gain, "probability": candidate.probability}
         candidates.append({**texts, **gain})

@@ -29,7 +29,7 @@ PROPOSAL_PROMPT = 600  # number of tokens in each prompt, not counting the examp
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated cost of a compile run. As a string, it has two lines, plus a line for each note or warning.
+    """The estimated cost of a compile run. Its string form has two lines, plus one for each note or warning.
 
     Attributes:
         program_calls: Maximum number of program calls in all phases.
@@ -39,27 +39,27 @@ class Estimate:
         plan: The plan for the search and all later phases, with the number of program calls in
             each phase.
         prompt_tokens: Upper estimate of the number of tokens in all prompts, counted with
-            GPT-4o's tokenizer. It assumes one LM call for each predictor. If the search chooses
-            demos, all prompts are assumed to show the maximum number of demos and the longest
-            instruction. These demos are assumed to be longer than almost any random draw. A
-            field that no example has, such as reasoning, is assumed to have 100 tokens. None if
-            prompts cannot be built.
+            GPT-4o's tokenizer. A program is assumed to call each predictor once. If the search
+            chooses demos, all prompts are assumed to show the maximum number of demos and the
+            longest instruction. These demos are assumed to be longer than almost any random
+            draw. A field that no example has, such as reasoning, is assumed to have 100 tokens.
+            None if prompts cannot be built.
         cost: Upper estimate of the cost in US dollars at litellm's list prices. Answers are
             assumed to be as long as in the demos or examples. The estimate ignores `max_cost`,
             hidden reasoning tokens, and prompts that are sent again because a reply could not be
             parsed. None if a price is unknown, or if the metric calls a language model.
         affordable_calls: Approximate number of program calls that `max_cost` covers. It equals
-            `program_calls` if `max_cost` is None or covers `cost`. None if `cost` is None.
+            `program_calls` if `max_cost` is None or at least `cost`. None if `cost` is None.
         new_prompt_tokens: Approximate number of prompt tokens that a server with a prefix cache
             must process, if the cache holds only the previous prompt. None if unknown.
         cost_with_cache: Approximate cost if all prompt tokens except `new_prompt_tokens` are
             billed as cached tokens. None if this cost is unknown or not below `cost`.
         warning: A warning that prompts may exceed a model's context window. Empty if no prompt
             is too long, or if litellm does not know the size of the window.
-        has_other_tokenizer: Whether a model has, or may have, a tokenizer other than GPT-4o's.
+        has_other_tokenizer: Whether a model's tokenizer differs, or may differ, from GPT-4o's.
             If so, token counts may be off by about 15%.
         metric_calls_model: Whether the cost is unknown only because the metric calls a language
-            model. The metric's calls are not included in any number.
+            model. No figure includes the metric's calls to this model.
     """
 
     program_calls: int
@@ -82,7 +82,7 @@ class Estimate:
         if self.prompt_tokens is not None:
             text += f", up to about {self.prompt_tokens:,} prompt tokens"
         if self.new_prompt_tokens is not None:
-            text += f" ({self.new_prompt_tokens:,} not cached with a prefix cache)"
+            text += f" ({self.new_prompt_tokens:,} uncached if the server has a prefix cache)"
         if self.cost is not None:
             text += f", up to about {dollars(self.cost)} (if answers are as long as in the demos)"
         if self.cost_with_cache is not None:
@@ -107,7 +107,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class CallRange:
-    """A size of calls, and the minimum and maximum number of a run's calls that have this size."""
+    """The size of a call, and the minimum and maximum number of a run's calls with this size."""
 
     size: CallSize | None
     min_calls: int
@@ -123,9 +123,9 @@ def estimate_cost(
 
     Args:
         setup: The setup of the run.
-        calls_of: For each candidate, its minimum and maximum number of calls. None means that
-            the run searches for candidates.
-        examples: The examples of these calls, or None if they are not known in advance.
+        calls_of: Each candidate's minimum and maximum number of calls. None means that the run
+            searches for candidates.
+        examples: The examples on which these calls are made, or None if they are unknown.
     """
     plan = setup.plan
     num_attempts = len(setup.attempts)
@@ -175,7 +175,7 @@ def estimate_cost(
 
 
 def _ranges_of_search(setup: CompileSetup, sizes: CallSizes) -> list[CallRange]:
-    """Return the call ranges of a search, in which each whole program is called at most once per example."""
+    """Return the call ranges of a search. It calls each whole program at most once per example."""
     slots = setup.slots
     whole: list[Candidate] = [*slots.space.programs]
     if isinstance(slots, PoolSlots):
@@ -188,7 +188,7 @@ def _ranges_of_search(setup: CompileSetup, sizes: CallSizes) -> list[CallRange]:
 
 
 def largest_total(ranges: Sequence[CallRange], num_calls: int) -> CallSize | None:
-    """Return the largest possible total size of `num_calls` calls in these ranges.
+    """Return the largest total size that `num_calls` calls within these ranges can have.
 
     Return None if the size of any call is unknown.
     """
@@ -209,7 +209,7 @@ def largest_total(ranges: Sequence[CallRange], num_calls: int) -> CallSize | Non
 
 
 def num_revisions(setup: CompileSetup) -> int:
-    """Return the maximum number of instructions that are proposed during the search, at one call each."""
+    """Return the maximum number of instructions proposed during the search. Each takes one call."""
     return len(setup.slots.alternatives) if setup.proposals else 0
 
 
@@ -222,7 +222,7 @@ def size_of_proposals(setup: CompileSetup) -> CallSize:
 
 
 def size_of_prompt(setup: CompileSetup, num_examples: int) -> CallSize:
-    """Return the approximate size of one prompt-model call whose prompt shows `num_examples` examples."""
+    """Return the approximate size of a prompt-model call that shows `num_examples` examples."""
     model = setup.prompt_model or dspy.settings.lm
     examples = [
         {"role": "user", "content": repr(example)} for example in setup.scored_examples[:num_examples]
@@ -237,10 +237,10 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None) -> Budget:
 
     Args:
         setup: The setup of the run.
-        log: The log with the calls of earlier runs. None means that there are no earlier calls.
+        log: The log of earlier runs' calls. None means that there are no earlier calls.
 
     Raises:
-        ValueError: If `max_cost` is set, but a model's price is unknown.
+        ValueError: If `max_cost` is set but a model's price is unknown.
     """
     options = setup.options
     max_calls = sys.maxsize
@@ -268,7 +268,7 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None) -> Budget:
 
 
 def check_prices(setup: CompileSetup) -> None:
-    """Raise a ValueError if `max_cost` is set, but a model's price is unknown."""
+    """Raise a ValueError if `max_cost` is set but a model's price is unknown."""
     options = setup.options
     if options.max_cost is None:
         return

@@ -1,4 +1,4 @@
-"""The function `estimate`, which estimates the cost of calling `headroom` or `choose_program`."""
+"""The function `estimate`: it estimates the cost of calling `headroom` or `choose_program`."""
 
 import inspect
 from collections.abc import Callable
@@ -23,19 +23,19 @@ def estimate(
     assumptions that `Estimate` describes.
 
     Args:
-        function: `headroom` or `choose_program`. For an optimizer, call the optimizer's own
-            method `estimate` instead.
+        function: `headroom` or `choose_program`. For an optimizer, call the optimizer's
+            `estimate` method instead.
         args, kwargs: The function's arguments.
 
     Raises:
-        TypeError, ValueError: If `function` is not one of these two functions, or if an
-            argument for it is invalid.
+        TypeError, ValueError: If `function` is not one of these two functions, or if one of
+            its arguments is invalid.
     """
     if function not in (headroom, choose_program):
         name = getattr(function, "__name__", type(function).__name__)
         raise UserTypeError(
             f"the argument function must be headroom or choose_program; got {name}: pass one of these functions or, "
-            "to estimate the cost of an optimizer, call the optimizer's own method estimate"
+            "to estimate the cost of an optimizer, call its estimate method"
         )
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()

@@ -1,4 +1,4 @@
-"""The expected scores of all candidates, which the report compares."""
+"""The expected scores of all candidates, for the report's comparison."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ def expected_scores(
 
 
 class _CandidateScores:
-    """The candidates' expected scores with their 95% intervals, on the scale of the metric.
+    """The candidates' expected scores with their 95% intervals, on the metric's scale.
 
     A candidate's score is the score of the unchanged original plus the candidate's expected gain.
     The interval reflects the uncertainty of both.
@@ -89,7 +89,7 @@ class _CandidateScores:
         self._fitted = fitted
         self._metric = run.evaluator.confusion_scores
         self._compared = _compared(outcome, run.original)
-        # Without scores of the original, gains are relative to the best candidate.
+        # If the original has no scores, gains are relative to the best candidate.
         is_scored = run.original in fitted.orderings
         self._reference = run.original if is_scored else fitted.estimates()[0].ordering
         self._to_metric_scale: Callable[[float], float] = float
@@ -101,7 +101,7 @@ class _CandidateScores:
     def of(self, candidate: Candidate) -> tuple[float, tuple[float, float], Revision | None]:
         """Return a candidate's expected score, its interval, and the revision of the candidate's answers."""
         revision = None if self._is_listed_uncalibrated(candidate) else self._fitted.revision(candidate)
-        # The comparison gives the original's uncalibrated score.
+        # For the original, the final comparison contains only the uncalibrated score.
         fits_comparison = revision is None or candidate != self._original
         if fits_comparison and candidate in self._compared:
             score, low, high = self._compared[candidate]
@@ -113,7 +113,7 @@ class _CandidateScores:
         return self._metric.clip(score), (self._metric.clip(low), self._metric.clip(high)), revision
 
     def _score(self, candidate: Candidate) -> float:
-        """Return a candidate's expected score according to the model or, for a user's program, to the decision."""
+        """Return a candidate's expected score. For the best user program, take it from the decision."""
         if candidate == self._decision.best_user_program:
             return _score_of_best_user_program(self._decision)
         if self._is_listed_uncalibrated(candidate):
@@ -123,7 +123,7 @@ class _CandidateScores:
     def _is_listed_uncalibrated(self, candidate: Candidate) -> bool:
         """Return whether a candidate is the reference and is listed with its uncalibrated score.
 
-        This applies if calibration does not improve the score, or if the original was returned
+        This is the case if calibration does not improve the score, or if the original was returned
         unchanged.
         """
         if candidate != self._reference:
@@ -133,9 +133,9 @@ class _CandidateScores:
 
 
 def num_unread(evaluator: Evaluator, candidate: Candidate, *, calibrated: bool) -> int:
-    """Return how many of a candidate's replies count as unparsable in the report.
+    """Return how many of a candidate's replies are unparsable, for the report.
 
-    If the candidate is calibrated, replies with log-probabilities do not count. A calibrated
+    If the candidate is calibrated, replies with log-probabilities are not counted. A calibrated
     program answers with the likeliest label, without parsing the reply.
     """
     number = 0
@@ -146,10 +146,10 @@ def num_unread(evaluator: Evaluator, candidate: Candidate, *, calibrated: bool) 
 
 
 def _compared(outcome: Outcome, original: Candidate) -> dict[Candidate, ScoreRange]:
-    """Return a dict of the final comparison's scores for the chosen candidate and the original.
+    """Return the scores of the chosen candidate and of the original in the final comparison.
 
-    They replace the expected scores, so that the report shows only one score per program. If there
-    was no comparison, the dict is empty.
+    These scores replace the expected scores, so that the report shows only one score per program.
+    If there was no comparison, return an empty dict.
     """
     comparison = outcome.decision.comparison
     if comparison is None:
@@ -192,7 +192,7 @@ def _name(slots: PromptSlots, candidate: Candidate, kind: PromptKind, revision: 
 
 
 def program_scores(slots: PromptSlots, expected: Sequence[ExpectedScore]) -> list[Alternative]:
-    """Return the report's entries with the scores of the user's programs, best first."""
+    """Return the report's entries on the user's programs, best first."""
     return [score.entry for score in expected if score.candidate in slots.rivals]
 
 
@@ -201,8 +201,8 @@ def compare_instructions(
 ) -> list[InstructionReport]:
     """Return the report's comparison of each predictor's instructions.
 
-    Every instruction gets the score of the best arrangement that uses it. The chosen arrangement
-    may score lower than others, because its gain over the original must be likely enough.
+    Each instruction gets the score of the best arrangement that uses it. The chosen arrangement may
+    score lower than others, because an arrangement is chosen only if its gain is likely enough.
     """
     chosen = slots.instructions(outcome.decision.candidate)
     best: dict[tuple[str, int], Alternative] = {}
@@ -231,7 +231,7 @@ def compare_instructions(
 def _scored(instruction: Instruction, best: Alternative | None) -> InstructionScore:
     """Return the report's entry on an instruction, with the score of the best arrangement that uses it.
 
-    If `best`, this arrangement, is None, the entry has no score.
+    `best` is the entry on this arrangement. If it is None, the instruction's entry has no score.
     """
     scores: dict[str, Any] = {}
     if best is not None:

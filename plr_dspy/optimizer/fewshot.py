@@ -75,29 +75,29 @@ NUM_INSTRUCTIONS = 6  # default number of instructions to propose for each predi
 
 @arguments
 class PLFewShot(LearningOptimizer):
-    """Choose which demos a program shows, how many, and in what order, within a budget of program calls.
+    """An optimizer that chooses which demos a program shows, how many, and in what order.
 
     A quarter of the trainset (at most 50 examples) becomes demos; the rest is for scoring. The
     unchanged student is also a candidate. Another candidate replaces the student only if a gain is
-    three times as likely as a loss. For the user's own `programs`, 1.5 times as likely is enough.
+    three times as likely as a loss. For the user's own `programs`, 1.5 times is enough.
 
     Args:
         metric: As in `PLReorder`. While demos are bootstrapped, a metric with a third
             parameter gets DSPy's ``trace``.
         demos: "fixed" shows the same demos for every input. "retrieved" shows the examples of the
-            whole trainset that are most similar to each input. The search chooses the best of five
-            variations. If retrieved demos are chosen, the returned program and its file contain the
-            trainset. "auto" compares fixed and retrieved demos. With ``max_metric_calls=0``,
-            "retrieved" makes no program calls.
-        embedder: A ``dspy.Embedder`` to find similar inputs. None compares the words of the
-            inputs (TF-IDF).
+            whole trainset that are most similar to each input. The search chooses the best of up to
+            five retrieval settings. If retrieved demos are chosen, the returned program and its
+            file contain the trainset. "auto" compares fixed and retrieved demos. With
+            ``max_metric_calls=0``, "retrieved" makes no program calls.
+        embedder: A ``dspy.Embedder`` to find similar inputs. None compares the inputs' words
+            (TF-IDF).
         max_demos, min_demos: Maximum and minimum number of demos per predictor. If fewer than
             `min_demos` demos are available, a predictor may show all of them.
         min_per_class: Minimum number of demos for each class. If a class has fewer demos, all
             of them are shown, and the report names the class. Classes are the values of a
             predictor's only output that is a Literal, an enum or a bool. If no predictor has
             such an output, the classes are the values of each predictor's single output. The
-            minimum does not apply to the student and `programs`. None sets no minimum.
+            minimum does not apply to the student and `programs`. None means no minimum.
         candidates: Source of the demos. "labeled" uses examples from the trainset, and
             "bootstrapped" uses a teacher's correct answers to examples from the trainset.
             "both" uses both sources, but calls no teacher if all outputs are labels that the
@@ -105,16 +105,16 @@ class PLFewShot(LearningOptimizer):
             student's own demos are always included.
         max_demo_tokens: Maximum total number of tokens in all demos, counted with GPT-4o's
             tokenizer. Only the unchanged student may exceed this maximum.
-        max_bootstrapped: Maximum number of examples whose answers become demos. The teacher
-            runs on at most twice this number of examples.
+        max_bootstrapped: Maximum number of examples for which the teacher's answers become
+            demos. The teacher runs on at most twice as many examples.
         metric_threshold: Minimum score for an answer to become a demo; None accepts any score
             above 0.
         instructions: Instructions to choose from, besides the student's own: a list of strings or,
             for several predictors, a dict from predictor names to lists. With "propose", a prompt
             model writes instructions with DSPy's `GroundedProposer`, from examples that become
             demos. Halfway through the search, GEPA's `InstructionProposer` writes one more for each
-            predictor, from failures and the metric's feedback. Instructions of `programs` are
-            always included. Retrieved demos are only combined with the student's own instruction.
+            predictor from failures and the metric's feedback. Instructions of `programs` are
+            always included. Retrieved demos are combined only with the student's own instruction.
         prompt_model: ``dspy.LM`` that proposes instructions. None uses ``dspy.settings.lm``
             or, if no model is configured there, the student's model.
         num_instructions: Number of instructions to propose for each predictor before the
@@ -122,7 +122,7 @@ class PLFewShot(LearningOptimizer):
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000).
             None requires `max_metric_calls`.
         all others: As in `PLReorder`. Bootstrapping may use a quarter of `max_cost` and
-            `max_seconds`. Together with proposals, it may use 40%.
+            `max_seconds`. Bootstrapping and proposals together may use 40%.
 
     Attributes:
         report: As in `PLReorder`. Demo indices refer to the pools in ``report.slots``, which
@@ -193,7 +193,7 @@ class PLFewShot(LearningOptimizer):
             )
 
     def _check_without_calls(self) -> None:
-        """Raise a ValueError if an argument needs program calls, which `max_metric_calls=0` rules out."""
+        """Raise a ValueError if an argument needs program calls, but `max_metric_calls` is 0."""
         needing_calls = {
             "demos": (self.demos != "retrieved", "pass demos='retrieved'"),
             "instructions": (self.instructions is not None, "omit instructions"),
@@ -226,21 +226,20 @@ class PLFewShot(LearningOptimizer):
     def program_with(self, num_demos: int | None = None, *, within: float | None = None) -> dspy.Module:
         """Build another program from the results of the last call to `compile`.
 
-        A log line says which entry of ``report.front`` is built. This may be the student (its
-        `kind` is "original") or the returned program. Scores are estimates, some of them from
-        few examples, so evaluate the program on new examples.
+        A log message names the entry of ``report.front`` that is built. The entry may be the
+        student (its `kind` is "original") or the returned program. Scores are estimates, some of
+        them from few examples, so evaluate the program on new examples.
 
         Args:
-            num_demos: Total number of fixed demos in all predictors. The prompt that
-                ``report.best_by_number`` lists for this number is built. This is the returned
-                program if it has this number of demos. If not, it is the prompt with the
-                highest expected score, which may be the student.
+            num_demos: Total number of fixed demos in all predictors. The entry for this number in
+                ``report.best_by_number`` is built: the returned program if it has this number of
+                demos. Otherwise, the entry is the prompt with the highest expected score, and
+                this prompt may be the student's.
             within: Maximum loss of score relative to the returned program, in the metric's units.
                 An entry of ``report.front`` qualifies if its expected loss is within this maximum
                 and a larger loss is improbable. "Improbable" means a probability of at most .25, or
                 of at most ``1 - min_probability`` if `min_probability` is set. The cheapest entry
-                that qualifies is built: the returned program, unless a cheaper entry
-                qualifies.
+                that qualifies is built. The returned program always qualifies.
 
         Raises:
             ValueError: If not exactly one argument is passed, if `within` is invalid, or if no
@@ -262,9 +261,9 @@ class PLFewShot(LearningOptimizer):
     def _choices(
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
     ) -> DemoChoices:
-        """Return the demos to choose from, as if all planned attempts to bootstrap demos succeeded.
+        """Return the demos to choose from, as if all planned attempts to bootstrap demos had succeeded.
 
-        The results of the attempts replace the planned demos later.
+        Later, the results of the attempts replace the planned demos.
         """
         self._check_names_of_programs()
         user_demos = self._user_demos
@@ -287,15 +286,15 @@ class PLFewShot(LearningOptimizer):
         slots = self._slots(program, examples, retrievable, attempts, instructions.by_predictor, classes)
         if not (slots.slots or slots.alternatives or attempts):
             raise UserError(
-                f"there are no demos to choose from, because the {self.student_name} has no demos, and the "
-                "candidates cannot be shown in its prompts: pass examples with values for all of the signature's fields"
+                f"there are no demos to choose from, because the {self.student_name} has no demos, and none of the "
+                "candidates can be shown in its prompts: pass examples with values for all of the signature's fields"
             )
         has_own_demos = any(predictor.demos for predictor in program.predictors())
         retrieves = isinstance(slots, RetrievalSlots) and bool(attempts or slots.whole_programs)
         if self.demos == "retrieved" and has_own_demos and not retrieves:
             raise UserError(
                 "demos='retrieved' needs examples to retrieve; got none: pass examples that have the signature's "
-                "fields, fit into max_demo_tokens, and are not among the student's demos"
+                "fields, fit within max_demo_tokens, and are not among the student's demos"
             )
         original = slots.original
         if self.max_metric_calls == 0:
@@ -347,10 +346,10 @@ class PLFewShot(LearningOptimizer):
             )
 
     def _instructions(self, program: dspy.Module) -> InstructionChoices:
-        """Return the instructions to choose from: the student's, the user's programs' and `self.instructions`."""
+        """Return the instructions of the student and the user's programs, and those in `self.instructions`."""
         if self.instructions is not None and self.demos == "retrieved":
             logger.warning(
-                "retrieved demos are only shown with the student's own instruction, so other instructions are tried "
+                "retrieved demos are shown only with the student's own instruction, so other instructions are tried "
                 "without demos: pass demos='fixed' or demos='auto' to try them with demos"
             )
         if self.instructions == "propose":
@@ -382,7 +381,7 @@ class PLFewShot(LearningOptimizer):
         instructions: Mapping[str, Sequence[Instruction]],
         classes: Mapping[str, DemoClasses],
     ) -> PoolSlots:
-        """Return the search space: slots for demos, including those from `attempts`, and alternative instructions."""
+        """Return the search space: alternative instructions and slots for demos, including `attempts`."""
         labeled = {} if self.candidates == "bootstrapped" else {**examples, **retrievable}
         # Put fixed and retrieved demos in one pool, so that each demo is rendered once.
         pools = pools_of(
@@ -441,7 +440,7 @@ class PLFewShot(LearningOptimizer):
     ) -> CompileSetup:
         """Return the setup with a new plan for the bootstrapped demos and these instructions.
 
-        Also adapt the call limit of the payer's budget to the plan.
+        Also set the call limit of the payer's budget to match this plan.
         """
         slots = self._slots(
             setup.program,
@@ -465,7 +464,7 @@ class PLFewShot(LearningOptimizer):
         return None
 
     def _widened(self, open_compile: OpenCompile, failures: Mapping[int, Ordering]) -> Search | None:
-        """Return a search with instructions proposed from failures, or None if no instruction is new."""
+        """Return a search that adds instructions proposed from failures, or None if none of them is new."""
         known = open_compile.setup.slots
         open_compile.setup = propose_from_failures(open_compile, failures)
         slots = open_compile.setup.slots
@@ -483,7 +482,7 @@ class PLFewShot(LearningOptimizer):
     ) -> FinishedProgram:
         """Return the program that `compile` returns, with entries for the report.
 
-        Keep the best candidates for `program_with`.
+        Also keep the best candidates for `program_with`.
         """
         finished, self._front = finish(
             setup, run, outcome, build_program, min_probability=self.min_probability

@@ -1,4 +1,4 @@
-"""The types of the arguments that only `PLFewShot` has."""
+"""The types of the arguments that only `PLFewShot` takes."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeAlias

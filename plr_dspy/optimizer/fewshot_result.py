@@ -33,7 +33,7 @@ def finish(
     *,
     min_probability: float | None,
 ) -> tuple[FinishedProgram, Front | None]:
-    """Return the chosen program with its entries for the report, and the front.
+    """Return the chosen program with entries for the report, and the front.
 
     The front is None after an error, or if nothing was scored.
 
@@ -72,7 +72,7 @@ def finish(
 
 
 def _retrieval_report(slots: PoolSlots, chosen: Candidate) -> RetrievalReport | None:
-    """Return the report's entry on retrieval, or None if no demos could be retrieved."""
+    """Return the report's entry on retrieval, or None if the search tries only fixed demos."""
     if not isinstance(slots, RetrievalSlots):
         return None
     variation = slots.variation(chosen)
@@ -84,7 +84,7 @@ def _retrieval_report(slots: PoolSlots, chosen: Candidate) -> RetrievalReport | 
 
 
 def _scarce_classes(setup: CompileSetup, slots: PoolSlots) -> dict[str, dict[str, int]]:
-    """Return how many demos each class with too few demos has, keyed by predictor."""
+    """Return the number of demos of each class that has too few, keyed by predictor."""
     demos_of = {slot.predictor: slot.demos for slot in slots.slots}
     scarce_classes = {}
     for name, classes in setup.demo_classes.items():

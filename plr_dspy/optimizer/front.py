@@ -50,10 +50,10 @@ class PromptPrices:
     or inputs.
 
     Args:
-        examples: Scored examples. New inputs are assumed to be as long as the inputs of these
-            examples, on average.
-        logged: Token counts of the finished calls. New answers are assumed to be as long as the
-            answers of these calls, on average.
+        examples: Scored examples. New inputs are assumed to have the mean length of these
+            examples' inputs.
+        logged: Token counts of the finished calls. New answers are assumed to have the mean
+            length of these calls' answers.
     """
 
     def __init__(self, examples: Examples, logged: Sequence[Tokens]) -> None:
@@ -100,10 +100,10 @@ def _digests_of_demos(lists: Iterable[Sequence[Any]]) -> tuple[str, ...]:
 
 
 def _copies_of_programs(slots: PoolSlots, expected: Sequence[ExpectedScore]) -> dict[Candidate, Candidate]:
-    """Return the arrangements that are the same program as one of the user's programs, and these programs.
+    """Return a dict that maps each copy of one of the user's programs to this program.
 
-    The search may build such an arrangement, because it tries these programs' demos and
-    instructions.
+    A copy is an identical arrangement. The search may build one, because it tries the demos and
+    instructions of the user's programs.
     """
     programs = {rival.digest: program for program, rival in slots.rivals.items()}
     digests = {
@@ -112,7 +112,7 @@ def _copies_of_programs(slots: PoolSlots, expected: Sequence[ExpectedScore]) -> 
     }
     copies = {}
     for score in expected:
-        # Compare the demos first, because it takes longer to build and digest a program.
+        # Compare the demos first, because building and digesting a program takes longer.
         if score.kind == "fixed" and _digests_of_demos(slots.demos(score.candidate).values()) in digests:
             program = programs.get(Rival("", slots.build(score.candidate)).digest)
             if program is not None:
@@ -123,11 +123,10 @@ def _copies_of_programs(slots: PoolSlots, expected: Sequence[ExpectedScore]) -> 
 def _without_copies_of_programs(
     slots: PoolSlots, expected: Sequence[ExpectedScore], returned: Candidate
 ) -> list[ExpectedScore]:
-    """Return the expected scores without those of copies of the user's programs.
+    """Return the expected scores, except those of arrangements that copy one of the user's programs.
 
-    The search may build a copy, because it tries these programs' demos and instructions. If a copy
-    was returned, it is kept under the name of the user's program, and all other entries of this
-    program are omitted. If the user's program was not scored, its copies are kept.
+    If a copy was returned, it is kept under the name of the user's program, and the program's own
+    entry is omitted. If the user's program was not scored, its copies are kept.
     """
     copies = _copies_of_programs(slots, expected)
     scored = {score.candidate for score in expected}
@@ -213,8 +212,8 @@ class Front:
         )
         if entry.num_examples < ENOUGH_SCORED and prompt.expected.candidate != self._returned:
             logger.warning(
-                "this prompt was scored on only %s, so its score depends on similar prompts: compare it with the "
-                "returned program on other examples before you use it",
+                "this prompt was scored on only %s, so its score is mostly inferred from similar prompts: compare it "
+                "with the returned program on new examples before you use it",
                 count(entry.num_examples, "example"),
             )
         return self._build_program(prompt.expected.candidate, prompt.expected.revision)
@@ -256,7 +255,7 @@ class Front:
             if candidate == reference.candidate:
                 accepted.append(prompt)
                 continue
-            # If the reference revises its answers, compare it with the candidate's revised answers.
+            # If the reference's answers are revised, compare them with the candidate's revised answers.
             worse = gains[candidate].worse if reference.revision is None else gains[candidate].worse_alike
             entry = prompt.expected.entry
             is_close = entry.score >= reference.entry.score - within - 1e-9

@@ -1,4 +1,4 @@
-"""A program's headroom: how much it can gain from few-shot prompting, and from which change."""
+"""A program's headroom: how much each lever, such as other demos, can improve the program's score."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ from plr_dspy.statistics.levers import Gain, PairedExperiment
 
 logger = logging.getLogger(__name__)
 
-NUM_SETS = 4  # number of random sets of demos, unless the budget covers more
-NUM_ORDERS = 3  # number of random orders of one set, unless the budget covers more
+NUM_SETS = 4  # number of random sets of demos to score; a larger budget allows more
+NUM_ORDERS = 3  # number of random orders of one set to score; a larger budget allows more
 MIN_EXAMPLES = 10  # minimum number of examples; with fewer, most differences are due to chance
 TIMES_AS_MANY = 4  # factor by which the number of examples must grow to halve intervals
 
 
 @arguments
 class LeverSample(PLFewShot):
-    """The optimizer behind `headroom`, which scores programs for each lever on the same examples."""
+    """The optimizer that `headroom` uses to score the programs of all levers on the same examples."""
 
     name = "headroom"
     student_name = "program"
@@ -84,18 +84,18 @@ class LeverSample(PLFewShot):
         return work if isinstance(work, LabelWork) else DemoOptimizer.work(self, setup)
 
     def _with_plan(self, setup: CompileSetup, signal: str = "score") -> CompileSetup:
-        return setup  # `_designed` makes the plan later, because it depends on the programs to score.
+        return setup  # The plan depends on the programs to score, so `_designed` makes it later.
 
     def _designed(self, setup: CompileSetup) -> tuple[CompileSetup, Groups]:
         """Return the setup with a plan, and the programs to score for each lever.
 
-        Levers get as many programs as the budget covers.
+        The budget determines how many random sets and orders of demos are scored.
         """
         num_usable = len(setup.scored_examples)
         if num_usable < MIN_EXAMPLES:
             raise UserError(
                 f"trainset must contain at least {MIN_EXAMPLES} examples that are not used as demos; got "
-                f"{num_usable} such examples among {len(setup.examples)}: pass at least 20 examples, ideally 100"
+                f"{num_usable} such examples among {len(setup.examples)}: pass more examples, ideally 100"
             )
         groups = programs_of_levers(setup, NUM_SETS, NUM_ORDERS)
         num_candidates = len(_candidates(groups))
@@ -163,7 +163,7 @@ class LeverSample(PLFewShot):
 
 
 def _lever(change: Change, gain: Gain, experiment: PairedExperiment, unread: Sequence[int]) -> Lever:
-    """Return the lever for a change. `unread` counts each candidate's replies that could not be parsed."""
+    """Return the lever for a change. `unread` is the number of unparsable replies of each candidate."""
     return Lever(
         change.name,
         float(experiment.means[0]) + gain.value,
@@ -172,7 +172,7 @@ def _lever(change: Change, gain: Gain, experiment: PairedExperiment, unread: Seq
         num_calls=len(change.rows) * experiment.num_examples,
         note=change.how,
         mean_score=float(experiment.means[change.rows].mean()),
-        # Skip the rows of calibrated answers, which come last, because they need no parsing.
+        # Calibrated answers need no parsing, so skip their rows at the end of the table.
         num_unread=sum(unread[row] for row in change.rows if row < len(unread)),
     )
 
@@ -191,7 +191,7 @@ def _candidates(groups: Groups) -> list[Candidate]:
 
 
 def _num_orders(groups: Groups) -> int:
-    """Return the number of possible orders of the demos that the lever "other orders" reorders."""
+    """Return how many orders are possible for the demos that the lever "other orders" reorders."""
     ordering = groups.get(ORDERS, [()])[0]
     assert not isinstance(ordering, WholeProgram)
     # The instruction's block has a single item, so its factor is 1.
@@ -204,10 +204,10 @@ class LeverScores:
 
     Attributes:
         examples: Indices of the examples.
-        table: Scores with a row for each program and a column for each example. Rows of
-            calibrated answers come last.
-        rows: A dict that maps each lever to the indices of its rows.
-        no_difference: The reason why all gains are 0. Empty if scores differ.
+        table: The scores, with a row for each program and a column for each example. The last
+            rows contain the scores of calibrated answers.
+        rows: The indices of each lever's rows in `table`, keyed by lever.
+        no_difference: Why all gains are 0, as a clause. Empty if scores differ.
         ended_early: Whether fewer examples were scored than planned.
     """
 
@@ -219,19 +219,19 @@ class LeverScores:
 
     @property
     def only_score(self) -> float | None:
-        """The score that all calls have, or None if scores differ."""
+        """The score of every call if all scores are equal, else None."""
         return float(self.table[0, 0]) if np.ptp(self.table) == 0 else None
 
 
 def _sample(setup: CompileSetup, metric: ConfusionScores | None) -> list[int]:
-    """Return the indices of the examples to score, in the order in which rounds add them."""
+    """Return the indices of the examples to score, in the order in which they are added."""
     num_usable = len(setup.scored_examples)
     indices = list(range(num_usable)) if metric is None else metric.alternate_labels(num_usable)
     return indices[: setup.plan.num_train_examples]
 
 
 def _how_to_narrow_intervals(setup: CompileSetup, num_candidates: int, num_examples: int) -> str:
-    """Return advice on how to halve the intervals, or on how to narrow them if examples run short."""
+    """Return advice on how to halve the intervals or, if there are too few examples, to narrow them."""
     num_usable = len(setup.scored_examples)
     if num_examples == num_usable:
         return "pass more examples"
@@ -245,7 +245,7 @@ def _score_levers(
     """Score candidates on more and more examples, and return the scores. Stop early if no scores differ."""
     evaluator = open_compile.evaluator
     sample = _sample(open_compile.setup, evaluator.confusion_scores)
-    # Score a few examples first, and stop if hardly any of these answers can be parsed.
+    # Score a few examples first, and raise an error if hardly any answer can be parsed.
     evaluator.table(candidates, sample[: math.ceil(ENOUGH_ANSWERS / len(candidates))])
     FutilityCheck(
         evaluator,
@@ -261,7 +261,7 @@ def _score_levers(
         scores, calibrated_rows = _with_calibrated(open_compile, candidates, rows, examples, scores)
         scored = LeverScores(examples, scores, {**rows, **calibrated_rows})
         is_last = number >= len(sample)
-        # Different answers may give a metric over a set the same value.
+        # A metric over a set may have the same value for different answers.
         reason = _no_difference(
             scored, len(candidates), is_last=is_last, compares_values=evaluator.confusion_scores is not None
         )
@@ -271,11 +271,10 @@ def _score_levers(
 
 
 def _no_difference(scored: LeverScores, num_candidates: int, *, is_last: bool, compares_values: bool) -> str:
-    """Return the reason to stop if no scores differ, or an empty string.
+    """Return a clause such as "every score was 0 in 80 calls", or an empty string if scores may differ.
 
-    Before the last examples, stop only after enough comparisons between programs, or if all calls
-    have the same score. If `compares_values` is true, the latter is not enough, because answers
-    with equal scores may differ.
+    Unless `is_last`, require enough comparisons between programs, or the same score in all calls.
+    If `compares_values`, the same score in all calls is not enough, because the answers may differ.
     """
     num_examples = len(scored.examples)
     if scored.only_score is not None and (is_last or not compares_values):
@@ -310,12 +309,12 @@ def _score_table(
 
 
 def _has_failed(records: Mapping[int, CallRecord], examples: Sequence[int]) -> Mask:
-    """Return whether the call on each example failed."""
+    """Return a mask of the examples on which the call failed."""
     return np.array([records[example].outcome == FAILED for example in examples])
 
 
 def _linearized(metric: ConfusionScores, answers: Answers, examples: Sequence[int], failed: Mask) -> Array:
-    """Return a score for each example, so that the mean score is the value of the metric over a set.
+    """Return scores of the examples whose mean is the set metric's value for `answers`.
 
     The score of a failed call is NaN.
     """
@@ -333,9 +332,9 @@ def _with_calibrated(
     examples: Sequence[int],
     scores: Array,
 ) -> tuple[Array, dict[str, list[int]]]:
-    """Return the table of scores with added rows for calibrated answers, and a dict of these rows.
+    """Return `scores` with rows for calibrated answers appended, and the indices of these rows.
 
-    The dict maps each calibrated lever to the indices of its rows.
+    The indices are keyed by the name of the calibrated lever.
     """
     tables = [scores]
     num_rows = len(scores)
@@ -357,7 +356,7 @@ def _calibrated(
     """Return the score of a program's calibrated answer to each example.
 
     Return an empty array if most calls have no log-probabilities. Otherwise, calls without
-    log-probabilities count with their uncalibrated answers. Failed calls keep their value in
+    log-probabilities are scored by their uncalibrated answers. Failed calls keep their value in
     `scores`.
     """
     work = open_compile.work
@@ -373,8 +372,7 @@ def _calibrated(
     for row, reading in enumerate(readings):
         unseen[row, list(reading.unseen_labels)] = True
     shares = likely_shares(right_counts(work.scores))[0]
-    # Calibrate each answer with the log-probabilities for other inputs only, because its own would
-    # bias the result.
+    # To avoid bias, calibrate each answer only with log-probabilities for other inputs.
     labels = cross_validated(logs, shares, unseen=unseen).tolist()
     numbers = [examples[place] for place in places_with_logprobs]
     if work.confusion_scores is not None:
@@ -402,10 +400,10 @@ def headroom(
     instructions: Sequence[str] | None = None,
     inputs: Sequence[str] | None = None,
 ) -> Headroom:
-    """Measure how much a program can gain from few-shot prompting, and from which change.
+    """Measure how much each lever, such as other demos or another order, can improve a program's score.
 
     A quarter of the trainset (at most 50 examples) becomes demos. All programs are scored on
-    the same examples, which are drawn from the rest.
+    the same sample of the other examples.
 
     Args:
         program: Program to improve. The program itself is not modified.

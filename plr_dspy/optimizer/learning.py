@@ -1,4 +1,4 @@
-"""The base class of PLReorder and PLFewShot, which creates the search and tests its learning signal."""
+"""The base class of PLReorder and PLFewShot. It creates the search and chooses the signal to learn from."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from plr_dspy.search.search import CrossEntropySearch, Search
 from plr_dspy.search.thompson import ThompsonSearch
 from plr_dspy.statistics.calibration import shares_to_try
 
-# Usual and maximum number of calls to test whether replies have log-probabilities. One call is not
-# enough, because its reply may have no label, or the program may answer without an LM call. More
-# than the usual number are made only if log-probabilities are required, a reply cannot be parsed,
-# or no LM was called.
+# Usual and maximum number of calls to find out whether replies have log-probabilities. One call is
+# not enough: its reply may have no label, or the program may answer without an LM call. The usual
+# number is exceeded only if log-probabilities are required, a reply cannot be parsed, or no LM was
+# called.
 FIRST_CALLS = 2
 MOST_CALLS = 8
 
@@ -54,12 +54,12 @@ class LearningOptimizer(DemoOptimizer):
     def check_together(self) -> None:
         if self.auto is None and self.max_metric_calls is None:
             raise UserError(
-                "auto=None needs a number of program calls; got max_metric_calls=None: pass this number as "
-                "max_metric_calls"
+                "auto=None needs a number of program calls; got max_metric_calls=None: pass a number as "
+                "max_metric_calls, or omit auto"
             )
         if self.calibrate is not False and self.signal == "score":
             raise UserError(
-                "calibrate needs log-probabilities of labels, which signal='score' does not request: omit calibrate, "
+                "calibrate needs log-probabilities of labels, but signal='score' requests none: omit calibrate, "
                 "or pass signal='auto'"
             )
 
@@ -78,7 +78,7 @@ class LearningOptimizer(DemoOptimizer):
 
     @property
     def _needing_logprobs(self) -> str:
-        """The argument that needs log-probabilities of labels, or an empty string if no argument needs them."""
+        """The argument that needs log-probabilities of labels, or an empty string if no argument does."""
         if self.calibrate is not False:
             return "calibrate"
         if self.signal == "logprobs":
@@ -86,18 +86,18 @@ class LearningOptimizer(DemoOptimizer):
         return ""
 
     def _no_logprobs(self, reason: str) -> str:
-        """Return an error message that says why log-probabilities are not available, and suggests a fix."""
+        """Return an error message for unavailable log-probabilities, with the reason and a fix."""
         argument = self._needing_logprobs
         return (
-            f"{argument} needs the log-probabilities of labels, which are not available: {reason}. Omit {argument} to "
-            "search by scores. To calibrate one of several predictors, use BatchCalibration(predictor=...)."
+            f"{argument} needs the log-probabilities of labels, but they are not available: {reason}. Omit {argument} "
+            "to search by scores. To calibrate one of several predictors, use BatchCalibration(predictor=...)."
         )
 
     def work(self, setup: CompileSetup) -> MetricWork:
-        """Return the object that makes program calls and scores them.
+        """Return the object that makes program calls and scores the answers.
 
-        It reads log-probabilities of labels if the arguments, the program and the metric allow
-        this.
+        The object also reads log-probabilities of labels if the arguments, the program and the
+        metric allow it.
         """
         one_prompt = setup.slots.space.num_distinct < 2
         if self.calibrate is not False and one_prompt:
@@ -130,10 +130,9 @@ class LearningOptimizer(DemoOptimizer):
                 raise UserError(self._no_logprobs(reason))
 
     def _check_before_calls(self, setup: CompileSetup) -> None:
-        """Raise the errors that are known before the first call.
+        """Raise the errors that can be found before the first call.
 
-        Score labels only if an argument needs their log-probabilities, because the metric may be
-        slow.
+        The metric may be slow, so score labels only if an argument needs their log-probabilities.
         """
         if self._needing_logprobs:
             super()._check_before_calls(setup)
@@ -168,7 +167,7 @@ class LearningOptimizer(DemoOptimizer):
     def _probe(self, open_compile: OpenCompile) -> LabelResponses | None:
         """Make the first calls to find out whether replies have log-probabilities.
 
-        If the search cannot learn from them, `work.signal` gives the reason, for the report.
+        If the search cannot learn from log-probabilities, store the reason in `work.signal`.
 
         Returns:
             The log-probabilities of labels, or None if the search cannot learn from them.
@@ -192,21 +191,20 @@ class LearningOptimizer(DemoOptimizer):
             reason = "the first calls failed"
         if is_required:
             raise NoProbabilities(self._no_logprobs(reason))
-        work.requests.reason = reason  # Later calls request no log-probabilities.
+        work.requests.reason = reason  # With a reason, later calls request no log-probabilities.
         work.signal = Signal(used="score", reason=reason, labels=[])
         return None
 
     def _decisive_record(self, open_compile: OpenCompile) -> CallRecord | None:
-        """Make calls until one shows whether replies have log-probabilities, and return its record.
+        """Make calls until a record shows whether replies have log-probabilities, and return this record.
 
-        If no call shows it, return the record of the last call, or None if the budget allowed no
-        call.
+        If no record shows this, return the last record, or None if the budget allowed no call.
         """
         slots = open_compile.setup.slots
         evaluator = open_compile.evaluator
         record: CallRecord | None = None
         for example in range(min(MOST_CALLS, len(open_compile.setup.splits.train))):
-            # The student may need demos to reply with a label, so show demos after the first few calls.
+            # The student may need demos to reply with a label, so show demos after `FIRST_CALLS` calls.
             ordering = slots.space.identity if example < FIRST_CALLS else slots.showing(1.0)
             records = evaluator.evaluate(evaluator.affordable({ordering: [example]}))
             if not records:

@@ -1,4 +1,4 @@
-"""The programs that `headroom` scores for each lever, with randomly drawn sets and orders of demos."""
+"""The programs that `headroom` scores for each lever, including random sets and orders of demos."""
 
 import math
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.search.space import Candidate, Ordering, WholeProgram
 
 MIN_SAMPLE = 3  # minimum number of sets or orders to estimate the spread of their scores
-MAX_DRAWS = 50  # maximum number of draws per requested set or order, because draws may repeat a prompt
+MAX_DRAWS = 50  # maximum number of draws per requested set or order; several draws may give the same prompt
 
 Groups: TypeAlias = dict[str, list[Candidate]]  # the programs to score for each lever
 
 
 def programs_of_levers(setup: CompileSetup, num_sets: int, num_orders: int) -> Groups:
-    """Return the programs to score for each lever, with randomly drawn sets and orders of demos.
+    """Return the programs to score for each lever, and omit levers that cannot be tried.
 
-    Levers that cannot be tried are omitted.
+    Draw up to `num_sets` random sets of demos and up to `num_orders` random orders of a set.
     """
     slots = setup.slots
     assert isinstance(slots, PoolSlots)
@@ -50,7 +50,7 @@ def programs_of_levers(setup: CompileSetup, num_sets: int, num_orders: int) -> G
 
 
 def _draw_sets(setup: CompileSetup, slots: PoolSlots, own: Ordering, num_sets: int) -> list[Ordering]:
-    """Return up to `num_sets` random sets of demos from the pools, without the program's own demos."""
+    """Draw up to `num_sets` random sets of demos from the pools, excluding the program's own demos."""
     pools = []
     for slot in slots.slots:
         pools.append([item for item, pooled in enumerate(slot.pool) if pooled.origin != OWN])
@@ -60,7 +60,7 @@ def _draw_sets(setup: CompileSetup, slots: PoolSlots, own: Ordering, num_sets: i
 
 
 def _draw_orders(slots: PoolSlots, ordering: Ordering, num_orders: int, *, seed: int) -> list[Ordering]:
-    """Return up to `num_orders` other random orders of an ordering's demos."""
+    """Draw up to `num_orders` random orders of the demos in `ordering`, excluding `ordering` itself."""
     demos, _ = _demos_and_instruction(slots, ordering)
     sizes = [len(items) for items in demos]
     return _draw_distinct(slots, demos, sizes, num_orders, besides=ordering, seed=seed)
@@ -75,10 +75,10 @@ def _draw_distinct(
     besides: Ordering,
     seed: int,
 ) -> list[Ordering]:
-    """Return up to `num_orderings` random orderings of items from each block, with distinct prompts.
+    """Draw up to `num_orderings` random orderings with distinct prompts, each with `sizes` items of `blocks`.
 
-    No ordering has the same prompt as `besides`. The instruction's block, which is not in `blocks`,
-    is copied from `besides`. A larger `num_orderings` only appends orderings.
+    No ordering has the same prompt as `besides`, but each has the instruction of `besides`. A
+    larger `num_orderings` only appends orderings.
     """
     rng = np.random.default_rng([seed, 2])
     _, instruction = _demos_and_instruction(slots, besides)

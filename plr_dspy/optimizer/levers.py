@@ -44,7 +44,7 @@ class Change:
     Attributes:
         name: Name of the lever.
         rows: Indices of these programs' rows in the table of scores.
-        how: How to apply the change, in words.
+        how: Advice on how to apply the change.
         base: Name of the lever on top of which the change is made; empty if the change is made
             to the program itself.
         num_searched: Number of programs among which a search is assumed to find the best; 1 if
@@ -62,7 +62,7 @@ def changes_of(rows: Mapping[str, list[int]], num_orders: int) -> list[Change]:
     """Return the changes that were scored, simplest first.
 
     Args:
-        rows: A dict that maps each lever, and `PROGRAM`, to its rows in the table of scores.
+        rows: The indices of rows in the table of scores, keyed by `PROGRAM` or lever.
         num_orders: Number of possible orders of the demos that the lever "other orders"
             reorders.
     """
@@ -85,7 +85,7 @@ def changes_of(rows: Mapping[str, list[int]], num_orders: int) -> list[Change]:
 
 
 def lever_gains(experiment: PairedExperiment, changes: Sequence[Change]) -> dict[str, Gain]:
-    """Return a dict that maps each change's name to the change's gain over the user's program.
+    """Return the gain of each change over the user's program, keyed by the name of the change.
 
     In `changes`, each base must come before the changes on top of it.
     """
@@ -115,8 +115,8 @@ def best_advice(
 
     Args:
         changes: The changes that were scored, simplest first.
-        gains: A dict that maps each change's name to the change's gain.
-        num_examples: Number of examples that the changes were scored on.
+        gains: The gain of each change, keyed by the name of the change.
+        num_examples: Number of examples on which the changes were scored.
         how_to_narrow: Advice on how to narrow the intervals, as a clause.
     """
     if not changes:
@@ -133,7 +133,7 @@ def best_advice(
             proven.append(change)
     if not proven:
         return _advice_to_keep(changes, gains, num_examples, how_to_narrow)
-    # If changes have the same gain in the table, take the simplest.
+    # If several changes have the same rounded gain, take the simplest.
     largest = max(proven, key=lambda change: round(gains[change.name].value, 2))
     simplest = next(change for change in proven if not gains[largest.name].exceeds(gains[change.name], doubt))
     described = f"{simplest.name!r} ({_figures(gains[simplest.name])}): {simplest.how}"
@@ -148,12 +148,12 @@ def best_advice(
 def _advice_to_keep(
     changes: Sequence[Change], gains: Mapping[str, Gain], num_examples: int, how_to_narrow: str
 ) -> str:
-    """Return the advice to keep the program, which names a lever if a worthwhile gain is possible."""
+    """Return advice to keep the program. If a worthwhile gain is possible, the advice names a lever."""
     start = f"{NOTHING_TO_GAIN} on {num_examples} examples"
     most = max(gain.interval[1] for gain in gains.values())
     if most <= WORTHWHILE:
         return f"{start}, and no interval reaches above {WORTHWHILE:+.2f}: keep the program."
-    # If levers have the same gain in the table, name the simplest.
+    # If several levers have the same rounded gain, name the simplest.
     best = max(changes, key=lambda change: round(gains[change.name].value, 2))
     text = f"The most promising lever is {best.name!r}"
     if gains[best.name].value < WORTHWHILE:
@@ -167,7 +167,7 @@ def _figures(gain: Gain) -> str:
 
 
 def advice_without_difference(reason: str, *, score: float | None) -> str:
-    """Return the advice for the case that no score differed between programs.
+    """Return the advice to give if no score differed between programs.
 
     Args:
         reason: The observation, as a clause such as "every score was 0 in 80 calls".
@@ -199,14 +199,14 @@ class Lever:
         score: Expected score with this change: the program's mean score plus `gain`.
         gain, interval: Expected gain over the user's program on new examples, and its 95%
             interval. The gain is shrunk towards 0, because the largest of several observed
-            gains overestimates the true gain. Gain and interval are limited to what the
-            metric's range of scores allows.
+            gains overestimates the true gain. The metric's range of scores limits both the gain
+            and the interval.
         num_calls: Number of program calls from which the gain was estimated.
         note: Advice on how to apply the lever.
-        mean_score: Mean score of these calls. If answers are calibrated, it is the mean score
-            of the calibrated answers.
-        num_unread: Number of these calls whose replies could not be parsed. They count as
-            incorrect answers.
+        mean_score: Mean score of the lever's calls. If answers are calibrated, it is the mean
+            score of the calibrated answers.
+        num_unread: Number of the lever's calls whose replies could not be parsed. Such replies
+            count as incorrect answers.
     """
 
     name: str
@@ -221,7 +221,7 @@ class Lever:
 
 @dataclass(frozen=True)
 class Headroom:
-    """How much each change to a program can gain. As a string, it is a table with advice as its last line.
+    """The expected gain of each change to a program. `str()` formats the gains as a table with advice.
 
     Attributes:
         score, interval: The program's mean score, and the 95% interval of its score on new
@@ -235,8 +235,8 @@ class Headroom:
         advice: One or two sentences that name the simplest change that gains as much as any
             other, or advise keeping the program.
         num_unread: Number of the program's own replies that could not be parsed.
-        no_difference: The reason why all gains are 0, such as "every score was 0 in 80 calls";
-            the printed text then omits the levers. Empty if scores differed.
+        no_difference: Why all gains are 0, such as "every score was 0 in 80 calls". If this is
+            given, the printed text omits the levers. Empty if scores differed.
     """
 
     score: float
@@ -256,8 +256,8 @@ class Headroom:
         else:
             low, high = self.interval
             own = (
-                f"On new examples, your program probably scores {low:.2f} to {high:.2f} (95% interval); gains start "
-                "from there."
+                f"On new examples, your program probably scores {low:.2f} to {high:.2f} (95% interval); gains are "
+                "relative to this score."
             )
             lines = [*self._table(), own, *self._unread(), self.advice]
         return "\n".join(lines)
@@ -279,7 +279,7 @@ class Headroom:
             yield f"Some levers share calls: there were {self.program_calls} calls in total."
 
     def _noise(self, name: str) -> str:
-        """Return a note on how much of the variance between orders or sets is noise; empty for other levers."""
+        """Return a note on the noise in the variance between orders or sets, or "" for other levers."""
         if name not in (ORDERS, SETS):
             return ""
         kind = name.removeprefix("other ")
@@ -288,7 +288,7 @@ class Headroom:
         return f", but this would probably add nothing, because all {kind} scored the same"
 
     def _unread(self) -> Iterator[str]:
-        """Yield a line that counts the replies that could not be parsed, or nothing if all were parsed."""
+        """Yield a line with the numbers of unparsable replies, or nothing if all replies were parsed."""
         counts = []
         if self.num_unread:
             counts.append(f"{self.num_unread} of {self.num_examples} replies of your program")
@@ -300,7 +300,8 @@ class Headroom:
         line = f"{' and '.join(counts)} could not be parsed and count as wrong."
         if self.num_unread:
             fixes = ["try another adapter", "increase max_tokens if replies are cut off"]
-            if not any(lever.name == NO_DEMOS for lever in self.levers):  # The program has no demos.
+            # If the demos cannot be removed, the program has none.
+            if not any(lever.name == NO_DEMOS for lever in self.levers):
                 fixes.insert(1, "show demos")
             line += f" To fix this, {', '.join(fixes[:-1])}, or {fixes[-1]}."
         yield line

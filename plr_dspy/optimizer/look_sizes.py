@@ -1,4 +1,4 @@
-"""The minimum number of examples to score a candidate on at a time, given its uncached demo tokens."""
+"""The minimum number of examples on which to score a candidate at once, given its uncached demo tokens."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,13 @@ from plr_dspy.search.space import Candidate
 
 
 class LookSizes:
-    """A function that returns the minimum number of examples to score each candidate on at a time.
+    """A function that returns the minimum number of examples on which to score each candidate at once.
 
     This minimum grows with the number of uncached tokens in a candidate's demos. The last candidate
-    is remembered between calls, because its prompt is still in the server's cache.
+    is remembered between calls, because the server's cache still contains its prompt.
 
     Args:
-        setup: The setup of the compile run, which provides the examples.
+        setup: The setup of the compile run, including its examples.
         prefixes: Counts of the tokens that candidates' prompts share. They must also cover
             candidates that are added to the search space later.
         max_share: Maximum ratio of uncached demo tokens to example tokens, such as `NEW_SHARE`.
@@ -29,7 +29,7 @@ class LookSizes:
         self._prefixes = prefixes
         self._max_new_tokens = max_share * example_tokens(setup)  # uncached demo tokens per example
         self._last: Candidate = setup.slots.space.identity
-        # If the adapter cannot build prompts without real inputs, raise its error now.
+        # If the adapter cannot build prompts without real inputs, raise the adapter's error now.
         self._prefixes.size(self._last)
 
     def __call__(self, candidates: Sequence[Candidate]) -> Mapping[Candidate, int]:

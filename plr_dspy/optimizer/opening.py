@@ -37,8 +37,8 @@ class OpenCompile:
         setup: The setup of the run. The search may add instructions to it.
         work: The object that runs a program on an example and scores the answer.
         names: Names of the scored examples, for messages.
-        payer: The object that makes the calls of `work` within the budget.
-        evaluator: The evaluator that uses `payer`, and keeps the scores.
+        payer: The object that makes calls with `work`, within the budget.
+        evaluator: The evaluator that makes calls through `payer` and stores the scores.
         make_payer: A function that creates payers for other kinds of calls, such as proposals.
             All payers share the log and the budget of this run.
     """
@@ -54,8 +54,8 @@ class OpenCompile:
 
     @cached_property
     def prefixes(self) -> PromptPrefixes:
-        """Counts of the tokens that candidates' prompts share, also for candidates that the search adds."""
-        # The slots are replaced when the search adds instructions, so look them up for each candidate.
+        """Counts of the tokens that candidates' prompts share, including candidates that the search adds."""
+        # `payer` gets new slots if the search adds instructions, so look up the slots for each call.
         return PromptPrefixes(lambda candidate: self.payer.slots.build(candidate))
 
 
@@ -67,7 +67,7 @@ def open_calls(
 
     Args:
         setup: The setup of the compile run.
-        identity: A function that describes everything that determines the scores.
+        identity: A function that returns a description of everything that determines the scores.
         at_end: A function to call after the progress bar is closed.
     """
     options = setup.options
@@ -104,7 +104,7 @@ def open_calls(
 
 
 def _warn_of_larger_run(path: Path, num_results: int) -> None:
-    """Warn if the report at `path` is on a finished run with more calls than this run may make."""
+    """Warn if the report at `path` describes a finished run with more calls than this run may make."""
     try:
         earlier = Report.load(path)
     except (OSError, UserError):  # There is no report, or another version wrote it.
@@ -112,8 +112,8 @@ def _warn_of_larger_run(path: Path, num_results: int) -> None:
     num_calls = earlier.program_calls["total"]
     if num_calls > num_results and not earlier.is_unfinished:
         logger.warning(
-            "%s holds a finished run of %d calls, but this run may make only %d: it plans a new search, makes new "
-            "calls and replaces the report. To get the earlier result without new calls, pass that run's budget.",
+            "%s holds a finished run of %d calls, but this run may make only %d, so it plans a new search, makes new "
+            "calls and replaces the report. To get the earlier result without new calls, pass the earlier budget.",
             path.parent,
             num_calls,
             num_results,
@@ -121,7 +121,7 @@ def _warn_of_larger_run(path: Path, num_results: int) -> None:
 
 
 def _new_tensors_on_cpu() -> contextlib.AbstractContextManager[object]:
-    """Return a context that puts new tensors on the CPU, whatever the caller's default device is."""
+    """Return a context that puts new tensors on the CPU, regardless of the caller's default device."""
     cpu = torch.device("cpu")
     # A device used as a context slows down every torch operation, so use it only if necessary.
     return contextlib.nullcontext() if torch.empty(0).device == cpu else cpu

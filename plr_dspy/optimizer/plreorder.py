@@ -13,21 +13,21 @@ from plr_dspy.programs.checks import Count, Fraction, WholeNumber, arguments
 
 @arguments
 class PLReorder(LearningOptimizer):
-    """Find the best order of a program's demos by sampling from a learned Plackett-Luce distribution.
+    """An optimizer that finds the best order of a program's demos with a learned Plackett-Luce distribution.
 
-    Demos, instructions and weights do not change, so run this optimizer after one that chooses
-    demos. Source: "PLR: Plackett-Luce for Reordering In-Context Learning Examples",
+    Demos, instructions and weights do not change, so choose the demos with another optimizer
+    first. Source: "PLR: Plackett-Luce for Reordering In-Context Learning Examples",
     arXiv:2603.21373.
 
     Args:
-        metric: ``metric(example, prediction)`` returns a bool, a number or a
-            ``Prediction(score=...)``; larger is better. Any other parameters, such as
+        metric: A function ``metric(example, prediction)`` that returns a bool, a number or a
+            ``Prediction(score=...)``; higher is better. Any other parameters, such as
             ``trace``, get their defaults or None.
         signal: The signal that the search learns from. "score" is the metric's score. "logprobs"
             adds the log-probabilities of labels, so that far fewer calls are needed. The endpoint
             must return log-probabilities, and exactly one output must be a Literal, an enum or a
             bool. The metric must depend only on this output. "auto" uses log-probabilities if these
-            conditions are met; if not, the report gives the reason.
+            conditions are met; if they are not, the report says why.
         calibrate: Whether to compare orders by their calibrated answers and return a
             `CalibratedProgram` (docs/calibration.md). Calibration needs log-probabilities, but
             no extra calls. True tries several shares of labels and uses the best; a dict
@@ -40,19 +40,19 @@ class PLReorder(LearningOptimizer):
         max_metric_calls: Maximum number of program calls; overrides `auto`.
         max_seconds: Time limit in seconds, after which no program call starts. Part of this
             time is reserved for the final comparison.
-        max_cost: Maximum cost in US dollars, including calls in `log_dir`. No call starts if,
-            judging by earlier calls, it might exceed this limit. The price of each model must
-            be known.
-        stop_at_score: Score that ends the search once an order's estimated score on the train
-            split reaches it.
+        max_cost: Maximum cost in US dollars, including calls in `log_dir`. No call starts if it
+            might exceed this limit, judging by the cost of earlier calls. The price of each model
+            must be known.
+        stop_at_score: Target score. The search ends once an order's estimated score on the train
+            split reaches this target.
         patience: Number of consecutive rounds without a better order after which the search ends.
-        min_probability: Minimum probability of a gain on new examples for another order to
+        min_probability: Minimum probability of a gain on new examples that another order needs to
             replace the original order. None requires a gain to be three times as likely as a
-            loss, or 1.5 times for one of `programs`. With auto="paper", None means 0.
+            loss, or 1.5 times as likely for one of `programs`. With auto="paper", None means 0.
         num_iterations, num_samples, elite_fraction, num_final_draws: The parameters T, B, rho and
             K of PLR Algorithm 1. If an argument is None, `auto` determines its value.
-        num_demos: Number of labeled demos to add to a student without demos. None raises
-            an error for such a student.
+        num_demos: Number of labeled demos to add to a student without demos. If None, such a
+            student raises an error.
         num_threads: Maximum number of concurrent program calls; None uses DSPy's setting.
         max_errors: Number of failed program calls after which `compile` raises the last call's
             exception. None uses the larger of DSPy's setting and 5% of the calls made.
@@ -91,7 +91,7 @@ class PLReorder(LearningOptimizer):
         if self.auto == "paper" and self._needing_logprobs:
             argument = self._needing_logprobs
             raise UserError(
-                f"auto='paper' learns only from scores, as in the paper; got {argument}, which needs "
+                f"auto='paper' learns only from scores, as in the paper, but {argument} needs "
                 f"log-probabilities: omit {argument}, or pass another value for auto"
             )
 

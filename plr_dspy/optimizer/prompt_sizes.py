@@ -22,7 +22,7 @@ def tokens_of_demos(predictor: dspy.Predict, demos: Sequence[Any]) -> list[int]:
     try:
         without_demos = tokens_before_inputs(predictor, [])
         return [tokens_before_inputs(predictor, [demo]) - without_demos for demo in demos]
-    except Exception:  # If the adapter needs real inputs, count only the messages of demos.
+    except Exception:  # If the adapter needs real inputs, count only the messages with demos.
         count = token_counter()
         no_demos = count(messages_of(predictor, []))
         return [count(messages_of(predictor, [demo])) - no_demos for demo in demos]
@@ -36,7 +36,7 @@ def retrieved_tokens(predictor: dspy.Predict) -> int:
 def prompt_tokens(slots: PoolSlots, candidate: Candidate, program: dspy.Module) -> int:
     """Return the number of tokens in the instructions and demos of a candidate's prompts.
 
-    If the prompts of `program` cannot be built, return the number of tokens in its demos.
+    `program` is the candidate's program. If its prompts cannot be built, count only the tokens in its demos.
     """
     try:
         predictors = [part for _, part in program.named_sub_modules(dspy.Predict)]
@@ -44,5 +44,5 @@ def prompt_tokens(slots: PoolSlots, candidate: Candidate, program: dspy.Module) 
             tokens_before_inputs(predictor, predictor.demos) + retrieved_tokens(predictor)
             for predictor in predictors
         )
-    except Exception:  # If the adapter or litellm fails, the other figures are still useful.
+    except Exception:  # If the adapter or litellm fails, the number of demo tokens is still useful.
         return slots.tokens(candidate)

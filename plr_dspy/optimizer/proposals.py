@@ -32,14 +32,14 @@ from plr_dspy.scoring.run_log import CallRecord
 logger = logging.getLogger(__name__)
 
 PROPOSED = "proposed"  # origin of proposed instructions
-NUM_DESCRIBED = 20  # maximum number of examples that the prompt model sees to describe the data
+NUM_DESCRIBED = 20  # maximum number of examples from which the prompt model describes the data
 NUM_SHOWN = 3  # maximum number of demos that the prompt model sees for a predictor
 # Bootstrapping and proposals together may use at most this share of max_seconds and max_cost.
 SHARE = 0.4
 
 
 def planned_proposals(program: dspy.Module, number: int) -> list[Proposal]:
-    """Return a task to describe the data, and `number` tasks per predictor to write instructions."""
+    """Return one task that describes the data, and `number` tasks per predictor that write instructions."""
     proposals = [Proposal("", 0)]
     for name, _ in program.named_predictors():
         proposals += [Proposal(name, i) for i in range(1, number + 1)]
@@ -47,7 +47,7 @@ def planned_proposals(program: dspy.Module, number: int) -> list[Proposal]:
 
 
 class PromptModelWork(MetricWork):
-    """Calls to the prompt model, whose records hold text instead of scores."""
+    """Calls to the prompt model. Their records contain text instead of scores."""
 
     def __init__(self, setup: CompileSetup) -> None:
         self.sample = ""
@@ -61,7 +61,7 @@ class ProposalWork(PromptModelWork):
 
     Attributes:
         examples: Examples that the prompt model may see. They are never used for scoring.
-        demos: A dict that maps each predictor to the demos that the prompt model may see.
+        demos: Demos that the prompt model may see, keyed by predictor.
     """
 
     def __init__(self, setup: CompileSetup) -> None:
@@ -75,7 +75,7 @@ class ProposalWork(PromptModelWork):
         self._setup = setup
         self._places = {name: place for place, (name, _) in enumerate(setup.program.named_predictors())}
         self.demos = {slot.predictor: list(slot.demos) for slot in slots.slots}
-        # Discard DSPy's output, which is the source of signatures.
+        # DSPy prints the source code of signatures, so discard its output.
         with contextlib.redirect_stdout(io.StringIO()):
             self._proposer = GroundedProposer(
                 prompt_model=self.model,
@@ -87,12 +87,12 @@ class ProposalWork(PromptModelWork):
             )
 
     def describe_data(self, text: str) -> None:
-        """Make later tasks show this description of the data to the prompt model."""
+        """Show this description of the data to the prompt model in later tasks."""
         self._proposer.use_dataset_summary = bool(text)
         self._proposer.data_summary = text or None
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Run the task with the index `example`, and return a record with the text that it produced."""
+        """Run the task with the index `example`, and return a record that contains the resulting text."""
         task = self._setup.proposals[example]
         with dspy.context(lm=self.model, adapter=dspy.ChatAdapter()):
             text = self._description() if task.describes_data else self._propose(task)
@@ -130,10 +130,10 @@ class ProposalWork(PromptModelWork):
 def make_proposals(setup: CompileSetup, work: ProposalWork, payer: ProgramEvaluator) -> list[Proposal]:
     """Run the planned tasks or read their results from the log, and return the finished tasks.
 
-    Tasks that `SHARE` of the budget does not cover are omitted.
+    Omit tasks for which `SHARE` of the time and cost limits is not enough.
 
     Raises:
-        RuntimeError: If no instruction was proposed because calls failed.
+        RuntimeError: If calls failed and no instruction was proposed.
         Exception: If an error other than a failed call, such as a missing price, stopped the
             tasks.
     """
@@ -176,10 +176,10 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, payer: ProgramEvalua
 def _report_missing_proposals(
     setup: CompileSetup, proposals: Sequence[Proposal], failure: Exception | None
 ) -> None:
-    """Warn if some planned instructions were not proposed because of errors or limits.
+    """Warn if errors or limits prevented some of the planned proposals.
 
-    Raise an error if calls failed and no instruction was proposed, or if `failure` was not caused
-    by a call.
+    Raise an error if calls failed and no instruction was proposed. Raise `failure` if no failed
+    call caused it.
     """
     num_made = num_texts(proposals)
     errors = [proposal.record for proposal in proposals if proposal.record.error]
@@ -201,7 +201,7 @@ def _report_missing_proposals(
 
 
 def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) -> InstructionChoices:
-    """Return the instructions from proposals and rivals, divided into usable and dropped ones."""
+    """Return the usable instructions and the dropped instructions from proposals and rivals."""
     by_predictor: dict[str, list[Instruction]] = defaultdict(list)
     for proposal in proposals:
         if not (proposal.describes_data or proposal.record.error):
@@ -214,7 +214,7 @@ def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) ->
 
 
 def most_tokens(setup: CompileSetup) -> float:
-    """Return how many tokens an instruction may have so that prompts fit into all context windows.
+    """Return the maximum number of instruction tokens that lets prompts fit into all context windows.
 
     Prompts are assumed to show half of the maximum number of demos.
     """
@@ -226,7 +226,7 @@ def most_tokens(setup: CompileSetup) -> float:
 
 
 def num_texts(proposals: Iterable[Proposal]) -> int:
-    """Return the number of instructions that the prompt model has written."""
+    """Return the number of instructions that the prompt model wrote."""
     return sum(bool(proposal.text) for proposal in proposals if not proposal.describes_data)
 
 

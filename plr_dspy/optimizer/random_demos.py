@@ -1,4 +1,4 @@
-"""The score of random demos, estimated from the calls of a search, or the reason why it is unknown."""
+"""The score of random demos, estimated from a search's calls, or the reason why it is unknown."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from plr_dspy.statistics.comparisons import TAIL, likely_bounds
 from plr_dspy.statistics.crossed import MIN_ORDERINGS, NUM_DRAWS, draw_means
 
 NUM_RANDOM = 200  # number of random orderings whose mean score is estimated
-MIN_EXAMPLES = 5  # minimum number of distinct examples
-# A metric over a set needs at least `MIN_PER_LABEL` distinct examples of nearly every label: at most
-# the share `MAX_SCARCE` of the labels may have fewer.
+MIN_EXAMPLES = 5  # minimum number of distinct examples for an estimate
+# A metric over a set needs at least `MIN_PER_LABEL` distinct examples of most labels: the share of
+# labels with fewer examples must not exceed `MAX_SCARCE`.
 MIN_PER_LABEL = 2
 MAX_SCARCE = 0.1
 MAX_NAMED = 5  # maximum number of labels to name in a message
@@ -30,8 +30,8 @@ MAX_NAMED = 5  # maximum number of labels to name in a message
 def random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Alternative | str | None:
     """Return the estimated score of random demos in a random order, or the reason why it is unknown.
 
-    The prompts contain the maximum number of demos that the limits allow. Return None if the
-    search scored no random orderings.
+    The prompts contain the maximum number of demos that the limits allow. Return None if there is
+    no fitted model, or if the search scored no random orderings.
     """
     fitted = decision.fitted
     if fitted is None or not run.random_orderings():
@@ -70,7 +70,7 @@ def _name(setup: CompileSetup, longest: Sequence[Ordering], *, is_calibrated: bo
 
 
 def _mean_number(setup: CompileSetup, longest: Sequence[Ordering]) -> int:
-    """Return the mean number of demos in these orderings, rounded."""
+    """Return the rounded mean number of demos in these orderings."""
     return round(np.mean([setup.slots.num_demos(ordering) for ordering in longest]))
 
 
@@ -107,11 +107,11 @@ class _RandomCalls:
         return sorted(set[int]().union(*(self.scores[ordering] for ordering in self.orderings)))
 
     def why_too_few(self) -> str:
-        """Return the reason why the calls are too few for an estimate, or an empty string."""
+        """Return why there are too few calls for an estimate, or an empty string if there are enough."""
         if len(self.orderings) < MIN_ORDERINGS:
             return f"the search scored only {count(len(self.orderings), 'random prompt')}"
         if len(self.examples) < MIN_EXAMPLES:
-            return f"the search scored them on only {count(len(self.examples), 'example')}"
+            return f"the search scored random prompts on only {count(len(self.examples), 'example')}"
         metric = self.run.evaluator.confusion_scores
         if metric is None:
             return ""
@@ -119,13 +119,13 @@ class _RandomCalls:
         if len(scarce) <= MAX_SCARCE * len(metric.labels) and metric.positive_label not in scarce:
             return ""
         names = listed(map(repr, scarce), MAX_NAMED)
-        return f"the search scored them on fewer than {MIN_PER_LABEL} examples of {names}"
+        return f"the search scored random prompts on fewer than {MIN_PER_LABEL} examples of {names}"
 
     def draw(self, longest: Sequence[Ordering]) -> tuple[float, Array]:
         """Return the expected score of the longest orderings, and posterior draws of this score.
 
-        The draws come from the scores of calls; only the effect of showing more demos comes from
-        the fitted model.
+        The draws are based on the scores of calls. Only the effect of showing more demos is
+        estimated by the fitted model.
         """
         rng = np.random.default_rng([self.setup.seed, 2])
         orderings = self.orderings

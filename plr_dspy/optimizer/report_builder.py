@@ -1,4 +1,4 @@
-"""The function `build_report`, which builds the report on a compile run."""
+"""The report on a compile run, built from the run's calls and outcome."""
 
 import time
 from collections import Counter, defaultdict
@@ -39,7 +39,7 @@ from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import error_counts
 from plr_dspy.search.space import Ordering, WholeProgram
 
-MAX_CHARACTERS = 500  # maximum number of characters shown from each of a demo's fields
+MAX_CHARACTERS = 500  # maximum number of characters shown from each field of a demo
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def build_report(
 
     Args:
         open_compile: The resources of the run, including its setup.
-        run: The run, which provides all scores.
+        run: The run, including all its scores.
         outcome: The outcome of the search and the final comparison.
         finished: The returned program, with entries for the report.
     """
@@ -112,7 +112,7 @@ def build_report(
 
 
 def _slow_entries(open_compile: OpenCompile, run: CompileRun, outcome: Outcome) -> dict[str, Any]:
-    """Return the entries that take seconds to compute, or none after an interrupt, to save the user a wait."""
+    """Return the entries that take seconds to compute. After an interrupt, return none, to save time."""
     if outcome.stop.reason is StopReason.INTERRUPTED:
         return {}
     entries = yardsticks(open_compile.setup, run, outcome.decision)
@@ -122,7 +122,7 @@ def _slow_entries(open_compile: OpenCompile, run: CompileRun, outcome: Outcome) 
 
 
 def _tokens_by_model(evaluator: Evaluator) -> dict[str, Any]:
-    """Return how many tokens of each kind were billed, keyed by model."""
+    """Return the number of billed tokens of each kind, keyed by model."""
     tokens: dict[str, Any] = defaultdict(Counter)
     for tokens_of_call in evaluator.log.tokens:
         for model, counts in tokens_of_call.items():
@@ -135,7 +135,7 @@ def _errors_of_scored_calls(
 ) -> list[ErrorCount]:
     """Count the failed calls of the search and the final comparison by type of exception.
 
-    Leave out bootstrapping attempts and proposals, which `_errors_before_search` counts.
+    `_errors_before_search` counts bootstrapping attempts and proposals, so leave them out here.
     """
     others = {attempt.key[0] for attempt in setup.attempts}
     others |= {proposal.prompt for proposal in setup.proposals}
@@ -158,9 +158,9 @@ def _errors_before_search(setup: CompileSetup) -> list[ErrorCount]:
 
 
 def _new_prompt_tokens(open_compile: OpenCompile) -> int | None:
-    """Return how many prompt tokens were not in a server's prefix cache.
+    """Return the number of prompt tokens that were not in a server's prefix cache.
 
-    Return None if this is unknown, for example because prompts cannot be built.
+    Return None if this number is unknown, for example because prompts cannot be built.
     """
     try:
         return open_compile.prefixes.num_new(open_compile.evaluator.tokens_in_order())
@@ -169,7 +169,7 @@ def _new_prompt_tokens(open_compile: OpenCompile) -> int | None:
 
 
 def _over_best_user_program(setup: CompileSetup, decision: Decision) -> ProgramComparison | None:
-    """Return the comparison of the result with the best of the user's programs, or None if there was none."""
+    """Return the comparison of the result with the best user program, or None without such a comparison."""
     comparison = decision.over_best_user_program
     if comparison is None or decision.best_user_program is None:
         return None
@@ -246,9 +246,9 @@ def _slot_reports(
 
 
 def _demo_texts(predictor: dspy.Predict, demo: Any, redact: Redactor) -> dict[str, str]:
-    """Return a dict that maps the names of a demo's fields to their texts.
+    """Return the texts of a demo's fields, keyed by field name.
 
-    The texts are formatted as in prompts, but shortened, and without secrets or media.
+    The texts are formatted as in prompts, but are shortened and contain no secrets or media.
     """
     texts = {}
     for name, info in predictor.signature.fields.items():

@@ -1,7 +1,7 @@
 """Instructions that the prompt model proposes from failures during the search, using GEPA's proposer.
 
-The best arrangements are run again on examples where they scored low. The records of these calls
-contain the inputs and outputs of each predictor, and the metric's feedback. From these records, the
+The best arrangements are run again on examples on which they scored low. The records of these calls
+contain each predictor's inputs and outputs, and the metric's feedback. From these records, the
 prompt model writes one instruction for each predictor. The run log keeps the records and the
 instructions, so a resumed run gets the same instructions at no cost.
 """
@@ -32,13 +32,13 @@ from plr_dspy.search.space import Candidate, Ordering
 logger = logging.getLogger(__name__)
 
 FROM_FAILURES = "from failures"  # origin of instructions proposed from failures
-# Proposals from failures may use at most this share of max_cost and max_seconds, whatever earlier
-# calls used.
+# Proposals from failures may use at most this share of max_cost and max_seconds, in addition to
+# what earlier calls used.
 SHARE = 0.1
 
 
 class TracingWork(MetricWork):
-    """Program calls whose records hold the predictors' inputs and outputs, and the metric's feedback."""
+    """Program calls whose records contain each predictor's inputs and outputs, and the metric's feedback."""
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         prediction = self._answered(program, example)
@@ -61,12 +61,12 @@ class TracingWork(MetricWork):
 
 
 def _copied(fields: Any) -> dict[str, Any]:
-    """Return a copy of a call's fields, because the program may modify the original values later."""
+    """Return a copy of a call's fields. The program may modify the original values later."""
     return {name: own_value(value) for name, value in fields.items()}
 
 
 class RevisionWork(PromptModelWork):
-    """A call to the prompt model that revises a predictor's instruction, given this predictor's failures."""
+    """A call that asks the prompt model to revise a predictor's instruction, given examples of failures."""
 
     def __init__(self, setup: CompileSetup, instruction: str, failures: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(setup)
@@ -75,7 +75,7 @@ class RevisionWork(PromptModelWork):
         self._proposer = InstructionProposer(truncate_history_outputs=True, adapter=dspy.ChatAdapter())
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Return a record with the revised instruction. `example` only serves as part of the record's key."""
+        """Return a record with the revised instruction. `example` is used only in the record's key."""
         name = "instruction"
         with dspy.context(lm=self.model):
             texts = self._proposer({name: self._instruction}, {name: self._failures}, [name])
@@ -83,12 +83,12 @@ class RevisionWork(PromptModelWork):
 
 
 def propose_from_failures(open_compile: OpenCompile, failures: Mapping[int, Ordering]) -> CompileSetup:
-    """Ask the prompt model to revise instructions after failures, and return the setup with them.
+    """Ask the prompt model to revise instructions after failures, and return the setup with the revisions.
 
     Args:
         open_compile: The compile run.
-        failures: A dict that maps the index of an example to an arrangement that scored low on
-            it. All arrangements have the same instructions, which the proposals revise.
+        failures: Arrangements that scored low, keyed by the index of the example. All of them
+            have the same instructions, and the prompt model revises these instructions.
     """
     setup = open_compile.setup
     slots = setup.slots

@@ -38,13 +38,13 @@ logger = logging.getLogger(__name__)
 Teacher: TypeAlias = dspy.Module | Sequence[dspy.Module] | None  # as in DSPy's optimizers
 
 FEW_EXAMPLES = 30  # with fewer examples, chance mostly decides which order seems best
-# Name of the scores in `detailed_results`, the same as in `dspy.GEPA`.
+# Name of the scores in `detailed_results`, as in `dspy.GEPA`.
 SCORES_OF_RESULTS = "val_aggregate_scores"
 
 UNKNOWN_ANSWER = "..."  # placeholder for a teacher's answer in a demo until the teacher has run
 
-# The arguments that `plain_arguments` omits, because they do not affect the result or because
-# `CompileSetup.settings` adds them itself.
+# `plain_arguments` omits these arguments. They do not affect the result, or `CompileSetup.settings`
+# adds them itself.
 OMITTED_ARGUMENTS = {"metric", "seed", "log_dir", "accept_changes", "display_progress"}
 
 
@@ -69,7 +69,7 @@ class Proposal:
 
     @property
     def describes_data(self) -> bool:
-        """Whether the task is to describe the data, not to propose an instruction."""
+        """Whether the task is to describe the data rather than propose an instruction."""
         return not self.predictor
 
     @property
@@ -125,7 +125,7 @@ class CompileOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoChoices:
-    """The demos and instructions to choose from, and the sources of further ones."""
+    """The demos and instructions to choose from, and the sources of further demos and instructions."""
 
     program: dspy.Module  # a copy of the student
     slots: PromptSlots
@@ -138,23 +138,23 @@ class DemoChoices:
     # The classes for which prompts must show a minimum number of demos, keyed by predictor.
     demo_classes: Mapping[str, DemoClasses] = field(default_factory=dict)
     teacher: dspy.Module | None = None  # program whose answers become demos; None means the student
-    # Instructions that are not tried, for example because they are too long, keyed by predictor.
+    # Instructions, keyed by predictor, that are not tried because they are too long, for example.
     dropped_instructions: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)
     prompt_model: dspy.BaseLM | None = None  # model that proposes instructions, if any
-    # The planned proposals and bootstrapping attempts, which are replaced by the results once their
-    # calls are finished. `CompileSetup.plan` does not count these calls.
+    # The planned proposals and bootstrapping attempts. Results replace them once their calls are
+    # finished. `CompileSetup.plan` does not count these calls.
     proposals: Sequence[Proposal] = ()
     attempts: Sequence[Attempt] = ()
 
     @property
     def rivals(self) -> list[Rival]:
-        """The user's programs, which are candidates without any changes."""
+        """The user's programs. Each is a candidate in its unchanged form."""
         return list(self.slots.rivals.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileSetup(DemoChoices):
-    """A compile run that has passed all checks and made no calls yet."""
+    """A compile run that has passed all checks but has not made any calls yet."""
 
     options: CompileOptions
     started: float  # value of `time.monotonic()` at the start of the compile run
@@ -184,7 +184,7 @@ class CompileSetup(DemoChoices):
 
     @property
     def max_distinct(self) -> int:
-        """The maximum number of distinct prompts, including those with instructions proposed from failures later."""
+        """The maximum number of distinct prompts, including those with instructions added later."""
         space = self.slots.space
         if not self.proposals:
             return space.num_distinct
@@ -192,7 +192,7 @@ class CompileSetup(DemoChoices):
 
     @property
     def size(self) -> ProblemSize:
-        """The numbers of examples, distinct prompts and bootstrapping attempts, which determine the plan."""
+        """The problem size that determines the plan."""
         return ProblemSize(
             num_train=len(self.splits.train),
             num_selection=len(self.splits.selection),
@@ -203,8 +203,8 @@ class CompileSetup(DemoChoices):
     def with_plan(self, plan: Plan) -> "CompileSetup":
         """Return this setup with the plan, adapted to the size of the search space.
 
-        A search that can score every candidate needs no race. However, if the original is not in
-        the search space, a race scores it alone.
+        A search that can score every candidate needs no race. However, if the search space does not
+        contain the original, a race scores only the original.
         """
         space = self.slots.space
         exhaustive_calls = self.max_distinct * plan.num_train_examples
@@ -267,10 +267,10 @@ def make_setup(
     rng: random.Random,
     started: float,
 ) -> CompileSetup:
-    """Split the examples and return the setup of the compile run, which has no plan yet.
+    """Split the examples, and return the setup of the compile run without a plan.
 
     Raises:
-        ValueError: If calls are planned, but a split would be empty.
+        ValueError: If program calls are needed but a split is empty.
     """
     predictors = choices.program.predictors()
     demos = list(choices.others)
@@ -337,7 +337,7 @@ def checked_student(
     if options.orders_demos and retrievals_of(student):
         raise UserError(
             f"{name} must have fixed demos; got a program that retrieves demos for each input: pass the original "
-            "student of this program or, to calibrate this program, use BatchCalibration"
+            "student or, to calibrate this program, use BatchCalibration"
         )
     return program
 
@@ -358,7 +358,7 @@ def checked_rivals(
 ) -> list[Rival]:
     """Check the user's programs and return copies of them.
 
-    Programs that are identical to `first` or to an earlier program are omitted, with a warning.
+    Omit programs that are identical to `first` or to an earlier program, and log a warning.
     """
     examples = [*trainset, *valset]
     distinct = {first.digest: first}
@@ -377,7 +377,7 @@ def checked_rivals(
 
 
 def checked_teacher(teacher: Teacher) -> dspy.Module | None:
-    """Return the teacher, or the first of a list of teachers, or None if the student is the teacher."""
+    """Return the teacher, the first teacher in a list, or None if the student is the teacher."""
     if isinstance(teacher, (list, tuple)):
         teacher = teacher[0] if teacher else None
     if teacher is not None and not isinstance(teacher, dspy.Module):

@@ -19,7 +19,7 @@ from plr_dspy.scoring.budget import window_of
 from plr_dspy.search.quotas import Quotas
 from plr_dspy.search.space import WITHOUT_DEMOS
 
-# Number of examples whose tokens are counted: those whose inputs have the most characters.
+# Number of examples whose tokens are counted. They are the examples with the longest inputs.
 NUM_LONGEST = 5
 
 
@@ -41,13 +41,13 @@ class LongPrompt:
 
     def __str__(self) -> str:
         return (
-            f"prompts may have up to about {self.tokens:,} tokens, but the context window of {self.model} has only "
+            f"prompts may have up to about {self.tokens:,} tokens, but the context window of {self.model} holds only "
             f"{self.window:,} tokens, and calls with longer prompts count as incorrect answers: {self.fix}"
         )
 
 
 def window_warning(setup: CompileSetup) -> str:
-    """Return a warning if the longest prompt exceeds its model's context window, else an empty string."""
+    """Return a warning if a prompt may exceed its model's context window, else an empty string."""
     prompts: list[LongPrompt] = []
     with suppress(Exception):  # If the adapter or litellm fails, `compile` raises a clearer error later.
         if not isinstance(setup.slots, WholeProgramSlots):
@@ -111,10 +111,10 @@ def _with_demos(
     max_demos: int,
     quotas: Quotas,
 ) -> LongPrompt:
-    """Return the longest prompt with demos that the limits allow.
+    """Return the longest prompt that the limits on demos allow.
 
     Its fix suggests limits that keep prompts within the context window but still allow one demo, or
-    `min_demos` if that is more. If there are no such limits, the fix is to shorten the demos.
+    `min_demos` if this number is larger. If no such limits exist, the fix is to shorten the demos.
 
     Args:
         setup: The setup of the compile run.
@@ -158,14 +158,14 @@ def _of_rivals(setup: CompileSetup) -> Iterator[LongPrompt]:
 
 
 def _model_of(predictor: dspy.Predict) -> tuple[str, int | None]:
-    """Return the name of a predictor's model and its maximum number of prompt tokens, which is None if unknown."""
+    """Return the name of a predictor's model, and the model's maximum number of prompt tokens or None."""
     lm = model_of(predictor)
     name = str(getattr(lm, "model", ""))
     return name, window_of(name)
 
 
 def _longest_without_demos(setup: CompileSetup, predictor: dspy.Predict) -> tuple[int, str]:
-    """Return the number of tokens in the longest prompt without demos, and the name of its example."""
+    """Return the number of tokens in the longest prompt without demos, and the name of the example in it."""
     count = token_counter()
     names = setup.splits.names
     named = zip(setup.scored_examples, names, strict=True)

@@ -1,7 +1,7 @@
 """Scores of simpler methods: random demos, a constant answer and a nearest-neighbor vote.
 
-Reports show these scores next to the gain. Even a program with a large gain over a weak program may
-be worse than a simpler method. The scores need no extra program calls.
+Reports show these scores next to the gain. Even after a large gain over a weak program, the result
+may be worse than a simpler method. The scores need no extra program calls.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from plr_dspy.scoring.observations import Observations
 from plr_dspy.search.space import Scores
 
 MAX_EXAMPLES = 500  # maximum number of examples on which the metric is called for one score
-MAX_SECONDS = 2.0  # maximum number of seconds that these calls may take
+MAX_SECONDS = 2.0  # maximum time for these metric calls, in seconds
 MAX_ANSWERS = 5  # maximum number of answers tried as the constant answer, most frequent first
 
 
@@ -57,7 +57,7 @@ def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> dict
 
 
 def _constant_answer(setup: CompileSetup) -> Alternative | None:
-    """Return the score of a constant answer, or None if the examples have no classes.
+    """Return the score of a constant answer, or None if there are no classes or the metric fails.
 
     The constant answer is the most frequent label. For a metric over a set, it is the label with
     the best score among the most frequent labels.
@@ -104,10 +104,10 @@ def _frequent_answers(setup: CompileSetup, number: int) -> list[dict[str, Any]]:
 
 
 def _vote_results(setup: CompileSetup) -> dict[int, Any]:
-    """Score the majority vote of each example's nearest neighbors, without the language model.
+    """Return the metric's results for a majority vote of each example's nearest neighbors.
 
-    Return the metric's results, keyed by indices in `setup.scored_examples`. The dict is empty if a
-    vote is not possible.
+    The vote needs no language model. The results are keyed by indices in `setup.scored_examples`.
+    The dict is empty if a vote is not possible.
     """
     slots = setup.slots
     predictors = setup.program.named_predictors()
@@ -134,7 +134,7 @@ def _vote_results(setup: CompileSetup) -> dict[int, Any]:
 
 
 def _vote(setup: CompileSetup, results: Mapping[int, Any]) -> Alternative | None:
-    """Return the score of a vote, given the metric's results, or None if there are no results."""
+    """Return the score of a vote from the metric's results, or None if there are no results."""
     scored = setup.scored_examples
     score = _score(setup, [scored[index] for index in results], list(results.values()))
     if score is None:

@@ -19,8 +19,8 @@ STATE_TENSORS = ("logits", "weights", "length_probabilities")
 class PlackettLuce:
     """The Plackett-Luce distribution over orderings of n items (PLR Eq. 2).
 
-    Items are drawn one by one. The probability that a remaining item is drawn is proportional to
-    ``exp(logit)``.
+    Items are drawn one by one. The probability that a remaining item is drawn next is proportional
+    to ``exp(logit)``.
 
     Source: R. L. Plackett, "The analysis of permutations", Applied Statistics 24 (1975).
 
@@ -29,9 +29,9 @@ class PlackettLuce:
             logits tend to come earlier.
         weights: Component weights of a mixture, ``[c]``.
         length: Maximum number of items to draw, k. None means all n items.
-        length_probabilities: Probabilities of consecutive lengths, the last of which is `length`.
-            Shorter rankings are padded with -1. None means that each ranking has `length` items.
-        generator: Source of random numbers for `sample()`. None means torch's default.
+        length_probabilities: Probabilities of consecutive lengths up to `length`. Shorter rankings
+            are padded with -1. None means that each ranking has `length` items.
+        generator: Source of random numbers for `sample()`. None means torch's default generator.
 
     Raises:
         TypeError: If the logits are not a floating-point tensor.
@@ -94,7 +94,7 @@ class PlackettLuce:
         return log_probs + self.length_probabilities.log()[lengths - self.min_length]
 
     def _are_rankings(self, value: Tensor, lengths: Tensor) -> bool:
-        """Return whether all rows start with `lengths` different items, and all else is padding."""
+        """Return whether each row of `value` contains `lengths` different items, followed only by padding."""
         if (value < NOT_SHOWN).any() or (value >= self.num_items).any():
             return False
         orderings = item_positions(value, self.num_items).argsort(dim=-1, stable=True)
@@ -117,14 +117,14 @@ class PlackettLuce:
             logits = logits[self._draw(self.weights, shape)]
         noise = logits.new_empty((*shape, self.num_items))
         noise.exponential_(generator=self.generator)
-        # The negative log of an exponential variate has the distribution Gumbel(0, 1), so subtract
+        # The negative log of an exponential variate has a standard Gumbel distribution, so subtract
         # the log.
         perturbed = logits - noise.log()
         return self._truncate(perturbed.argsort(dim=-1, descending=True), lengths)
 
     @property
     def mode(self) -> Tensor:
-        """The most probable ranking of the most probable length, ``[k]``.
+        """The most probable ranking among those of the most probable length, ``[k]``.
 
         Items with equal logits are in the order of their indices. For a mixture, only the modes of
         its components are considered.
@@ -148,7 +148,7 @@ class PlackettLuce:
         return torch.stack(shares)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the distribution as JSON data, which `from_state()` can restore."""
+        """Return JSON data from which `from_state()` can restore the distribution."""
         tensors = {name: getattr(self, name) for name in STATE_TENSORS}
         state = {name: tensor.tolist() for name, tensor in tensors.items() if tensor is not None}
         if self.length < self.num_items:
@@ -164,12 +164,12 @@ class PlackettLuce:
         return cls(**arguments)
 
     def _draw(self, probabilities: Tensor, shape: torch.Size) -> Tensor:
-        """Draw a tensor of category indices with this shape."""
+        """Draw category indices, and return them as a tensor of the given shape."""
         draws = torch.multinomial(probabilities, shape.numel(), replacement=True, generator=self.generator)
         return draws.reshape(shape)
 
     def _truncate(self, orderings: Tensor, lengths: Tensor | int) -> Tensor:
-        """Return the first `lengths` items of the orderings, padded to ``[..., k]``."""
+        """Return the first `lengths` items of each ordering, padded to ``[..., k]``."""
         positions = torch.arange(self.length, device=orderings.device)
         return orderings[..., : self.length].masked_fill(positions >= lengths, NOT_SHOWN)
 
@@ -183,14 +183,14 @@ def padded(rankings: Sequence[Sequence[int]], width: int) -> Tensor:
 def item_positions(rankings: Tensor, num_items: int) -> Tensor:
     """Return the position of each item in each ranking, ``[..., n]``, or n if an item is missing."""
     positions = torch.arange(rankings.shape[-1], device=rankings.device)
-    # The extra column absorbs the positions of the padding.
+    # The extra column receives the positions of the padding.
     columns = rankings.where(rankings != NOT_SHOWN, num_items)
     result = columns.new_full((*rankings.shape[:-1], num_items + 1), num_items)
     return result.scatter(-1, columns, positions.expand_as(columns))[..., :num_items]
 
 
 def log_probabilities(logits: Tensor, rankings: Tensor) -> Tensor:
-    """Return the log-probabilities that an ordering of all items begins with the rankings ``[..., k]``."""
+    """Return the log-probability that an ordering of all items begins with each ranking, ``[..., k]``."""
     num_items = logits.shape[-1]
     positions = item_positions(rankings, num_items)
     orderings = positions.argsort(dim=-1, stable=True)
@@ -219,4 +219,6 @@ def _check_probabilities(name: str, probabilities: Tensor, *, least: int = 1, mo
     has_valid_shape = probabilities.dim() == 1 and least <= len(probabilities) <= most
     if not has_valid_shape or not (probabilities >= 0).all() or abs(float(probabilities.sum()) - 1.0) > 1e-6:
         number = f"{most}" if least == most else f"{least} to {most}"
-        raise ValueError(f"{name} must be {number} probabilities that sum to 1; got {probabilities}")
+        raise ValueError(
+            f"{name} must have length {number} and contain probabilities that sum to 1; got {probabilities}"
+        )

@@ -1,8 +1,7 @@
-"""Update rules, which refit a Plackett-Luce distribution to the best orderings of a round.
+"""Update rules that refit a Plackett-Luce distribution to the best orderings of a round, the elites.
 
-PLR Algorithm 1 calls these orderings the elites. They are the rows of a tensor ``[m, n]``. Elites
-that show only some of the n items are padded with -1. An update rule learns only from the items
-that are shown.
+The elites (a term from PLR Algorithm 1) are the rows of a tensor ``[m, n]``. Elites that show only
+some of the n items are padded with -1. An update rule learns only from the items that are shown.
 """
 
 from collections.abc import Callable
@@ -37,7 +36,7 @@ class UpdateRule(Protocol):
 
     @property
     def weighted(self) -> bool:
-        """Whether the search passes the elites' scores as weights to `update()`."""
+        """Whether the search passes weights proportional to the elites' scores to `update()`."""
 
     def initial(self, num_items: int) -> PlackettLuce:
         """Return the uniform distribution over orderings of `num_items` items, in float64."""
@@ -66,13 +65,14 @@ class _Rule:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RankEMA(_Rule):
-    """An update rule that moves the logits towards the elites' mean ranks (the EMA update of PLR).
+    """An update rule that moves the logits towards the elites' negative mean ranks (PLR's EMA update).
 
-    The logits are an exponential moving average of the negative mean ranks.
+    The logits are an exponential moving average of the negative mean ranks, divided by
+    `temperature`.
 
     Attributes:
         smoothing: Weight of the newest ranks in the average, above 0 and at most 1.
-        temperature: Divisor of the ranks. A smaller divisor makes the distribution more
+        temperature: Divisor of the ranks. A lower temperature makes the distribution more
             concentrated.
         clip: Maximum absolute value of a logit.
         weighted: Whether elites with higher scores have larger weights.
@@ -96,14 +96,14 @@ class RankEMA(_Rule):
 class MixtureEM(_Rule):
     """An update rule that fits a mixture using one expectation-maximization step (the EM update of PLR).
 
-    Deviation from PLR: Equal components would stay equal forever, so the first step assigns each
-    elite to a single component.
+    Deviation from PLR: If all components are equal, the step assigns each elite to a single
+    component. With PLR's step, equal components would stay equal forever.
 
     Attributes:
         num_components: Number of Plackett-Luce components, c.
-        weight_floor: Minimum weight of a component before weights are normalized.
-        num_steps, learning_rate: Number of steps of Adam, and their learning rate.
-        l2: Factor of the penalty on the squared logits.
+        weight_floor: Minimum weight of a component before the weights are normalized.
+        num_steps, learning_rate: Number of Adam steps, and the learning rate.
+        l2: Factor of the L2 penalty on the logits. See `fit()`.
         smoothing, clip, weighted: As in `RankEMA`.
     """
 
@@ -122,11 +122,11 @@ class MixtureEM(_Rule):
         return PlackettLuce(logits, weights=weights)
 
     def fit(self, logits: Tensor, elites: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the logits with the maximum penalized likelihood of the elites.
+        """Return logits that maximize the penalized log-likelihood of the elites.
 
-        Starting from logits ``[n]`` or ``[c, n]``, Adam maximizes the sum of weighted
-        log-probabilities of the elites minus ``l2 / 2`` times the squared norm of the logits.
-        Weights have the shape ``[m]`` or ``[c, m]``. None means that all weights are 1.
+        The objective is the weighted sum of the elites' log-probabilities, minus ``l2 / 2`` times
+        the squared norm of the logits. Adam starts from `logits`, ``[n]`` or ``[c, n]``. The shape of
+        `weights` is ``[m]`` or ``[c, m]``. None means that all weights are 1.
         """
         weights = logits.new_ones(len(elites)) if weights is None else weights.to(logits)
         positions = item_positions(elites, elites.shape[-1])
@@ -173,7 +173,7 @@ class MaximumLikelihood(MixtureEM):
 
 
 def _likelihood_gradient(positions: Tensor, weights: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return a function from logits to the gradient of the elites' weighted log-likelihood (PLR Eq. 2)."""
+    """Return a function that maps logits to the gradient of the weighted log-likelihood (PLR Eq. 2)."""
     last = positions.shape[-1] - 1
     orderings = positions.argsort(dim=-1, stable=True)
     is_shown = positions <= last
@@ -183,10 +183,10 @@ def _likelihood_gradient(positions: Tensor, weights: Tensor) -> Callable[[Tensor
     tiny = torch.finfo(weights.dtype).tiny
 
     def gradient(theta: Tensor) -> Tensor:
-        # The derivative for an item is a weighted sum over elites. An elite's term is 1 if it shows the
-        # item, else 0, minus a sum of probabilities. These are the probabilities of drawing the item at
-        # each position up to its own. Strengths are proportional to exp(theta). Clamp them, because
-        # small strengths may be rounded to 0, and then divisions by 0 are possible.
+        # The derivative with respect to an item's logit is a weighted sum with one term per elite. The
+        # term is 1 if the elite shows the item, else 0, minus a sum of probabilities. These are the
+        # item's probabilities of being drawn at each position up to its own. Strengths are proportional
+        # to exp(theta). Clamp them, because strengths that are rounded to 0 can cause divisions by 0.
         strengths = (theta - theta.amax(dim=-1, keepdim=True)).exp().clamp_min(tiny)
         remaining = strengths[..., orderings].flip(-1).cumsum(dim=-1).flip(-1)  # [*c, m, n]
         inverse = (shown_in_order / remaining).cumsum(dim=-1)
@@ -232,11 +232,11 @@ def tied_ranks(rankings: Tensor) -> Tensor:
 
 
 def update_rule(update: str | UpdateRule) -> UpdateRule:
-    """Return the update rule with the name "ema", "mle" or "mixture", or `update` if it is a rule itself.
+    """Return `update` if it is an update rule, else the rule with this name: "ema", "mle" or "mixture".
 
     Raises:
         ValueError: If no update rule has this name.
-        TypeError: If `update` is neither a name nor an update rule.
+        TypeError: If `update` is neither a string nor an update rule.
     """
     rules = {rule.name: rule for rule in (RankEMA, MaximumLikelihood, MixtureEM)}
     names = ", ".join(map(repr, rules))

@@ -81,7 +81,7 @@ class MetricWork:
         labels: Labels that the output's type allows. Only metrics over a set use this argument.
     """
 
-    signal: Signal | None = None  # what the search learns from, for the report
+    signal: Signal | None = None  # the signal that the search learns from, for the report
     failure_advice = ""  # advice at the end of the error message if too many calls fail
 
     # Advice for users who fix the cause of failures before they resume the run.
@@ -100,14 +100,14 @@ class MetricWork:
             )
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Call a program on an example, and return a record with the score of its answer.
+        """Call a program on an example, and return a record with the answer's score.
 
-        Raise `WrongAnswer` if the reply cannot be parsed, or the prompt exceeds the context window.
+        Raise `WrongAnswer` if the reply cannot be parsed or the prompt exceeds the context window.
         """
         return self._scored(example, self._answered(program, example))
 
     def answering(self, program: dspy.Module, revision: Revision | None) -> dspy.Module:
-        """Return a program that revises its answers, or the program itself if there is no revision."""
+        """Return a program that revises its answers, or `program` itself if `revision` is None."""
         return program
 
     def _answered(self, program: dspy.Module, example: int) -> Any:
@@ -131,8 +131,8 @@ class MetricWork:
     def _judged(self, example: int, prediction: Any) -> object:
         """Return the metric's value for an answer."""
         if dspy.settings.track_usage and isinstance(prediction, dspy.Prediction):
-            # Metrics may read the token usage, which DSPy does not set while another usage tracker
-            # is active.
+            # Metrics may read the token usage. DSPy does not set it while another usage tracker is
+            # active.
             prediction.set_lm_usage(dspy.settings.usage_tracker.get_total_tokens())
         example_copy = own_copy(self.examples[example])
         try:
@@ -163,7 +163,7 @@ def _truncation_counting() -> dict[str, list[Any]]:
 def error_name(error: BaseException) -> str:
     """Return the name of an exception's class.
 
-    Put the package before a name that could be mistaken for the name of a provider's error.
+    Prefix the name with its package if it could be mistaken for a provider's error.
     """
     name = type(error).__name__
     package = type(error).__module__.partition(".")[0]
@@ -191,7 +191,7 @@ class ProgramEvaluator:
         slots: Builds a program for each candidate. Callers may replace this attribute between batches.
         work: Makes a program call and scores the answer.
         names: Names of the examples in messages.
-        log: Stores the call records, which are also written to disk if the log has a path.
+        log: Stores the call records, and writes them to disk if the log has a path.
         num_threads: Maximum number of concurrent calls. If None, DSPy's setting is used.
         max_errors: The run ends when calls have failed on this many examples. If None, the
             number is the larger of DSPy's setting and 5% of this evaluator's calls.
@@ -215,7 +215,7 @@ class ProgramEvaluator:
         interrupted: threading.Event | None = None,
     ) -> None:
         self.log = log or RunLog()
-        self._num_earlier_calls = self.log.num_calls  # number of calls that were in the log before
+        self._num_earlier_calls = self.log.num_calls  # number of calls that were already in the log
         self.budget = budget or Budget(self.log)
         self.slots = slots
         self._work = work
@@ -232,18 +232,18 @@ class ProgramEvaluator:
         self._lock = threading.Lock()
         self._ended_by: BaseException | None = None
         self._failed_examples: set[int] = set()
-        self._priced: set[Candidate] = set()  # rivals that were called to find out the cost of a call
+        self._priced: set[Candidate] = set()  # rivals that were called to find the cost of a call
         self._warnings: set[str] = set()
 
     def fingerprint(self, ordering: Candidate, example: int | None) -> str:
-        """Return a digest of a candidate's prompts. Pass an example's index if its inputs determine the demos."""
+        """Return a digest of a candidate's prompts. Pass `example` if the demos depend on its inputs."""
         inputs = None if example is None else dict(self._work.examples[example].inputs().items())
         return self.slots.fingerprint(ordering, inputs)
 
     def pay(self, cells: Mapping[CallKey, Candidate | None]) -> None:
-        """Make these calls, starting them in the given order, until the budget is spent.
+        """Make the calls in `cells`, starting them in the given order, until the budget is spent.
 
-        If a key is mapped to None instead of a candidate, `work` runs its own program.
+        If `cells` maps a key to None instead of a candidate, `work` runs its own program.
 
         Raises:
             KeyboardInterrupt: If the run is interrupted.
@@ -274,7 +274,7 @@ class ProgramEvaluator:
             )
 
     def _call_each_rival(self, pending: PendingCalls, programs: Mapping[Candidate, dspy.Module]) -> None:
-        """Call each new rival before all other calls, until the cost of one of its calls is known."""
+        """Call each new rival first, until the cost of one of its calls is known."""
         for rival in [
             rival for rival in self.slots.rivals if rival in programs and rival not in self._priced
         ]:
@@ -299,7 +299,7 @@ class ProgramEvaluator:
                 worker.result()
         except BaseException as error:
             self._ended_by = error
-            # Wait for running calls, so that their results, which cost money, are not lost.
+            # Wait for running calls, because their results cost money and would be lost otherwise.
             wait(workers, timeout=SECONDS_AFTER_INTERRUPT)
             raise
         finally:
@@ -388,7 +388,7 @@ class ProgramEvaluator:
         self._ended_by.__notes__ = [*getattr(self._ended_by, "__notes__", ()), f"({place}: {reason})"]
 
     def _reason_to_end(self, failure: BaseException, cause: Cause | None) -> str:
-        """Return the reason to end the run after a failure, or an empty string if the run can continue."""
+        """Return why the run must end after a failure, or an empty string if the run can continue."""
         if isinstance(failure, (FatalLMError, MissingFieldError)) or (cause is not None and cause.is_fatal):
             return "every further call would fail in the same way"
         num_calls = self.log.num_calls - self._num_earlier_calls
@@ -403,7 +403,7 @@ class ProgramEvaluator:
 
 
 class Usage(UsageTracker):
-    """A tracker of the tokens that one program call uses, and of replies that report no usage.
+    """A tracker of the tokens that one program call uses and of replies that report no usage.
 
     All threads of the call share this tracker.
     """
@@ -423,7 +423,7 @@ class Usage(UsageTracker):
             super().add_usage(lm, usage_entry if has_usage else {UNCOUNTED: 1})
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return each model's token counts, keyed by the kind of tokens.
+        """Return each model's token counts, keyed by kind of token.
 
         Prompt tokens include cached tokens.
         """
@@ -443,7 +443,7 @@ class Usage(UsageTracker):
 
 
 def adapter_advice() -> str:
-    """Return advice for replies that the adapter cannot parse, as the last part of a sentence."""
+    """Return advice for replies that the adapter cannot parse, as the end of a sentence."""
     adapter = type(current_adapter()).__name__
     other = "PlainTextAdapter() for small and base models"
     if adapter == "PlainTextAdapter":

@@ -38,7 +38,7 @@ from plr_dspy.report.formats import one_line
 
 logger = logging.getLogger(__name__)
 
-PICKLE = ".pkl"  # suffix of pickle files, which can run code when they are loaded
+PICKLE = ".pkl"  # suffix of pickle files; loading a pickle can run code
 
 
 def _as_folder(value: object) -> Path:
@@ -82,7 +82,8 @@ def arguments(kind: type[_T]) -> type[_T]:
                 )
             if len(values) > 1 or names[0] in named:
                 raise UserTypeError(
-                    f"{type(self).__name__} takes one positional argument, {names[0]}: pass the other arguments by name"
+                    f"{type(self).__name__} takes one positional argument, {names[0]}: pass it only once, and the "
+                    "other arguments by name"
                 )
             named[names[0]] = values[0]
         with _one_line_errors(checked_class, named):
@@ -95,7 +96,7 @@ def arguments(kind: type[_T]) -> type[_T]:
 
 @arguments
 class Checked:
-    """The arguments of every class that makes program calls. Assignments to them are validated, too."""
+    """The arguments shared by all classes that make program calls. Assignments are also validated."""
 
     # Types are quoted so that signatures show their names.
     num_threads: "Count | None" = None
@@ -114,11 +115,11 @@ class Checked:
             self.__pydantic_validator__.validate_assignment(self, name, value)  # type: ignore[attr-defined]
 
     def get_params(self) -> dict[str, Any]:
-        """Return the arguments as a new dict, which experiment trackers may modify."""
+        """Return the arguments as a new dict, so that experiment trackers may modify it."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
     def _seed(self, seed: int | None) -> int:
-        """Return the given seed after validation, or the constructor's seed if the given seed is None."""
+        """Return `seed` after validation, or the constructor's seed if `seed` is None."""
         return self.seed if seed is None else Checked(seed=seed).seed
 
 
@@ -126,7 +127,7 @@ class Checked:
 def _one_line_errors(checked_class: Any, values: Mapping[str, object]) -> Iterator[None]:
     """Turn a pydantic error into a one-line `UserError` that shows each invalid argument and its value.
 
-    If a field has a description, it replaces pydantic's message.
+    A field's description replaces pydantic's message.
     """
     try:
         yield
@@ -166,7 +167,7 @@ def short_repr(value: object) -> str:
 def check_module(
     program: object, name: str, *, fix: str = "pass an instance, such as dspy.Predict('question -> answer')"
 ) -> None:
-    """Raise a TypeError unless a value is a DSPy program."""
+    """Raise a TypeError unless `program` is a DSPy program."""
     if not isinstance(program, dspy.Module):
         raise UserTypeError(f"{name} must be a dspy.Module; got {type(program).__name__}: {fix}")
 
@@ -181,19 +182,19 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
         student: The program to check.
         name: The program's name in messages.
         to_order: Whether the program must have predictors that can hold demos.
-        datasets: Lists of examples. Messages call each list by its keyword, such as "trainset".
+        datasets: Lists of examples. Messages refer to each list by its keyword, such as "trainset".
     """
     check_module(student, name)
     forward = function_of(student)
     if inspect.iscoroutinefunction(forward) or (forward is None and hasattr(student, "aforward")):
         raise UserTypeError(
-            f"{name} is an async program, which cannot run in worker threads: define aforward, not an async forward, "
-            "and pass dspy.syncify(program), which needs nest_asyncio in notebooks"
+            f"{name} must not be an async program, because worker threads cannot run it: define aforward, not an "
+            "async forward, and pass dspy.syncify(program), which needs nest_asyncio in notebooks"
         )
     if to_order and not student.predictors():
         raise UserError(
-            f"{name} has no predictors that can hold demos: create predictors in __init__, not in forward. Predictors "
-            "in compiled sub-modules are ignored: pass the sub-module itself, or set its _compiled to False."
+            f"{name} has no predictors that can hold demos: create predictors in __init__, not in forward. If they "
+            "are in a compiled sub-module, pass the sub-module itself, or set its _compiled to False"
         )
     _check_predictors(student, name)
     if to_order:
@@ -224,7 +225,7 @@ def check_adapter() -> None:
 
 
 def _check_predictors(program: dspy.Module, program_name: str) -> None:
-    """Raise a TypeError if a predictor's demos have the wrong type, or its LM is a string."""
+    """Raise a TypeError if a predictor's demos have the wrong type or its LM is a string."""
     for name, predictor in program.named_predictors():
         place = f"predictor {name!r} of {program_name}"
         if not isinstance(predictor.demos, Iterable):
@@ -273,7 +274,7 @@ def program_inputs(program: dspy.Module) -> dict[str, ProgramInput]:
     """Return a program's inputs, keyed by name.
 
     If the program is a single predictor, the inputs are those of its signature. Otherwise, they
-    are the parameters of `forward`. A wrapper has the inputs of the program inside.
+    are the parameters of `forward`. A wrapper has the same inputs as the program inside.
     """
     program = unwrapped(program)
     if is_single_step(program):
@@ -296,9 +297,9 @@ def predictor_inputs(predictor: dspy.Predict) -> dict[str, ProgramInput]:
 
 
 def is_single_step(program: dspy.Module) -> bool:
-    """Return whether a program is a single predictor, so that its signature defines its inputs.
+    """Return whether a program is a single predictor, possibly in a wrapper.
 
-    The predictor may be in a wrapper.
+    The signature of such a program defines its inputs.
     """
     return isinstance(unwrapped(program), (dspy.Predict, dspy.ChainOfThought))
 
@@ -320,7 +321,7 @@ def json_obstacle(program: dspy.Module) -> str:
                 except TypeError as error:
                     return (
                         f"demo {i} of predictor {name!r} has a value of type {type(value).__name__} in field "
-                        f"{field!r}, which JSON cannot store ({error})"
+                        f"{field!r}, and JSON cannot store this value ({error})"
                     )
     return ""
 
@@ -345,7 +346,7 @@ def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, An
         )
     if path.suffix == PICKLE and not allow_pickle:
         raise UserError(
-            f"{path} is a pickle, which can run code when it is loaded: pass allow_pickle=True if you trust the file, "
+            f"{path} is a pickle, and loading a pickle can run code: pass allow_pickle=True if you trust the file, "
             "or save the program as JSON with program.save('program.json')"
         )
     content = path.read_bytes()

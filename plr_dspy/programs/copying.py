@@ -14,12 +14,12 @@ from plr_dspy.dspy_compat import BaseModule
 
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 CONTAINERS = (list, tuple, set, frozenset)
-# Copies of a module share its lists, dicts and sets that have more items than this.
+# Maximum size of a module's list, dict or set that is copied. Copies of a module share larger ones.
 LARGEST_COPIED = 1_000
 
 
 class ProgramFactory:
-    """A factory that copies a program for each candidate, and never changes the original.
+    """A factory that copies a program for each candidate and never changes the original.
 
     `Module.deepcopy` would also copy corpora, indexes, and each LM with its history. This factory
     copies only modules, their small lists, dicts and sets, and all objects that refer to a
@@ -33,7 +33,7 @@ class ProgramFactory:
     def build(self, demos: dict[str, list[Any]]) -> dspy.Module:
         """Return a copy of the program with the given demos.
 
-        `demos` maps the names of predictors to their demos. Other predictors keep their demos.
+        `demos` maps predictor names to demos. Predictors not in `demos` keep their own demos.
         """
         program: dspy.Module = copy.deepcopy(self._program, dict(self._shared))
         for name, predictor in program.named_predictors():
@@ -48,7 +48,7 @@ def language_models(program: Any) -> list[Any]:
 
 
 def is_language_model(value: Any) -> bool:
-    """Return whether a value is an LM, or another client that handles DSPy's decision requests."""
+    """Return whether a value is an LM or another client that handles DSPy's decision requests."""
     return isinstance(value, dspy.BaseLM) or getattr(type(value), "supports_decision_requests", None) is True
 
 
@@ -74,7 +74,8 @@ def _shared_parts(program: dspy.Module) -> dict[int, Any]:
 def _copied_parts(program: dspy.Module) -> dict[int, Any]:
     """Return the objects that are copied with a program, keyed by `id`.
 
-    These are its modules, the modules' small lists, dicts and sets, and all objects that refer to a module.
+    These are the program's modules, their small lists, dicts and sets, and all objects that refer
+    to a module.
     """
     values, holders = _reachable(program)
     modules = {key: value for key, value in values.items() if isinstance(value, BaseModule)}
@@ -86,7 +87,7 @@ def _copied_parts(program: dspy.Module) -> dict[int, Any]:
                 copied[holder] = values[holder]
                 pending.append(holder)
     for module in modules.values():
-        # Copy collections that optimizers or calls may modify in place: demos, traces and caches.
+        # Copy collections that optimizers or calls may modify in place, such as demos, traces and caches.
         for value in vars(module).values():
             if type(value) in (list, dict, set) and len(value) <= LARGEST_COPIED:
                 copied[id(value)] = value
@@ -94,9 +95,9 @@ def _copied_parts(program: dspy.Module) -> dict[int, Any]:
 
 
 def _reachable(program: Any) -> tuple[dict[int, Any], dict[int, list[int]]]:
-    """Return all objects that are reachable from a program, and the ids of the holders of each object.
+    """Return all objects that are reachable from a program, and the ids of each object's holders.
 
-    The holders of an object refer to it directly. Both dicts are keyed by `id`.
+    An object's holders are the objects that refer to it directly. Both dicts are keyed by `id`.
     """
     values: dict[int, Any] = {id(program): program}
     holders: dict[int, list[int]] = defaultdict(list)

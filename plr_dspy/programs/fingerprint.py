@@ -2,9 +2,9 @@
 
 Digests are the same in every process. They cover a function's source, defaults, closure and
 global variables, and an object's class and public attributes. Code of installed packages is
-identified by name. Settings for connecting to a service, such as keys and addresses, are
-omitted. `digest_of_program` also covers private attributes and the addresses of models,
-because programs may differ only in these.
+represented by its name. Connection settings, such as keys and addresses, are omitted.
+`digest_of_program` also covers private attributes and the addresses of models, because programs
+may differ only in these attributes or addresses.
 """
 
 import ast
@@ -31,19 +31,20 @@ from plr_dspy.programs.copying import attributes, is_language_model
 logger = logging.getLogger(__name__)
 
 ATOMS = (type(None), bool, int, float, str, bytes)
-# Names of connection settings, which digests omit because they do not affect scores.
+# Names of connection settings. Digests omit these settings because they do not affect scores.
 ACCESS = re.compile(
     r"key|secret|password|token$|credential|url|api_base|endpoint|region|headers|timeout|retries|cache"
 )
 ADDRESS = re.compile(r"api_base|base_url|endpoint")  # names of settings that contain a server's address
-SECRET = re.compile(r"api_key|secret|password|token$|credential")  # private attributes that digests omit
+# Names of private attributes that digests omit.
+SECRET = re.compile(r"api_key|secret|password|token$|credential")
 
-# Attributes of DSPy objects that do not affect scores, or that vary because of rounding errors.
+# DSPy objects' attributes that digests omit: they do not affect scores, or vary due to rounding errors.
 IGNORED = ("callbacks", "history", "corpus_embeddings", "index")
 
 
 def digest(value: object) -> str:
-    """Return a value's digest: `#` and 16 hexadecimal digits."""
+    """Return a value's digest: `#` and 16 hexadecimal digits, or the class's name if hashing fails."""
     return _Digests().of(value)
 
 
@@ -216,7 +217,7 @@ def _parts_of_function(function: FunctionType) -> dict[str, object]:
 
 
 def _parts_of_class(kind: type) -> dict[str, object]:
-    """Return a class's name and its members, except members inherited from libraries."""
+    """Return a class's name and members, except members inherited from library classes."""
     parts: dict[str, object] = {"": _name(kind)}
     members: dict[str, object] = {}
     for base in reversed(kind.__mro__):
@@ -234,7 +235,7 @@ def _parts_of_class(kind: type) -> dict[str, object]:
 def _global_variables(function: FunctionType) -> dict[str, object]:
     """Return the global variables that a function uses.
 
-    For a module of the user, return only the attributes that the function uses. Omit library modules.
+    For each of the user's modules, return only the attributes that the function uses. Omit library modules.
     """
     variables: dict[str, object] = {}
     global_names, attributes = _names(function.__code__)
@@ -253,7 +254,7 @@ def _global_variables(function: FunctionType) -> dict[str, object]:
 
 
 def _names(code: CodeType) -> tuple[set[str], set[str]]:
-    """Return the names of the globals that code reads, and all names in the code.
+    """Return the names of the globals that `code` reads, and all names in `code`.
 
     Both sets include names in nested code, such as inner functions.
     """
@@ -270,7 +271,7 @@ def _names(code: CodeType) -> tuple[set[str], set[str]]:
 
 
 def is_library(module: str | None) -> bool:
-    """Return whether a module belongs to Python or an installed package."""
+    """Return whether a module belongs to the standard library or an installed package."""
     package = (module or "").partition(".")[0]
     if package == "__main__":
         return False
@@ -282,10 +283,10 @@ def is_library(module: str | None) -> bool:
 
 @cache  # Read the source only once, because the file may be edited while the program runs.
 def _source(code: CodeType) -> str:
-    """Return a function's source without comments, or its name if there is no source."""
+    """Return a function's source without comments, or the function's name if there is no source."""
     try:
         if code.co_name == "<lambda>":
-            # The source lines of a lambda may contain unrelated code, so keep only lambdas.
+            # A lambda's source lines may contain unrelated code, so keep only the lambdas that start there.
             tree = ast.parse("".join(inspect.findsource(code)[0]))
             lambdas = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
             return "\n".join(ast.unparse(node) for node in lambdas if node.lineno == code.co_firstlineno)
@@ -293,7 +294,7 @@ def _source(code: CodeType) -> str:
     except (OSError, SyntaxError, ValueError):
         if not code.co_name.startswith("__"):  # Methods that Python generates for dataclasses have no source.
             logger.warning(
-                "%s has no readable source code, so log_dir cannot detect changes to it: define it in a file",
+                "%s has no readable source code, so a resumed run cannot detect changes to it: define it in a file",
                 code.co_name,
             )
         return code.co_name

@@ -22,7 +22,7 @@ def missing_fields(predictor: dspy.Predict, demo: Any) -> list[str]:
 
 
 def warn_of_hidden_demos(program: dspy.Module, program_name: str) -> None:
-    """Log one warning about all demos of a program that its prompts do not show."""
+    """Log one warning about all demos that a program's prompts do not show."""
     phrases = []
     for name, predictor in program.named_predictors():
         hidden = hidden_demos(predictor, predictor.demos)
@@ -35,7 +35,7 @@ def warn_of_hidden_demos(program: dspy.Module, program_name: str) -> None:
         phrases.append(phrase)
     if not phrases:
         return
-    warning = f"{program_name}: the adapter leaves out {', '.join(phrases)}"
+    warning = f"in {program_name}, the adapter leaves out {', '.join(phrases)}"
     if len(program.predictors()) > 1:
         warning += ". Labeled examples often lack fields of inner predictors"
     else:
@@ -44,17 +44,17 @@ def warn_of_hidden_demos(program: dspy.Module, program_name: str) -> None:
 
 
 def warn_if_none_is_shown(program: dspy.Module, demos: Sequence[Any]) -> None:
-    """Log a warning if a program's only predictor can show none of these demos.
+    """Log a warning if a program's only predictor can show none of `demos`.
 
-    Ignore programs with several predictors, because these often cannot show examples as demos.
+    Ignore programs with several predictors, because such programs often cannot show examples as demos.
     """
     predictors = program.predictors()
     if not demos or len(predictors) > 1 or len(hidden_demos(predictors[0], demos)) < len(demos):
         return
     missing = missing_fields(predictors[0], demos[0])
     logger.warning(
-        "the adapter shows none of the %d examples that may become demos, because %s is missing. Only the student's "
-        "own demos and its answers can be shown: add the missing fields to the examples",
+        "the adapter shows none of the %d examples that may become demos; the first of them lacks %s. Only the "
+        "student's own demos and its answers can be shown: add the missing fields to the examples",
         len(demos),
         " and ".join(map(repr, missing)) or "a field",
     )

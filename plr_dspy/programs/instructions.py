@@ -1,4 +1,4 @@
-"""Instructions to choose from: the student's own, the user's, proposed instructions, and those of rivals."""
+"""Instructions to choose from: the student's own, the user's, the rivals' and proposed instructions."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from plr_dspy.programs.tokens import token_counter
 
 OWN = "student"  # origin of the student's own demos and instructions
 MOST_REASONS = 3  # maximum number of reasons in an error message
-PLACEHOLDER = "..."  # shown instead of an unknown input, or an instruction that has not been proposed yet
+PLACEHOLDER = "..."  # stands for an unknown input or for an instruction that has not been proposed yet
 
 GivenInstructions: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
 
@@ -35,8 +35,8 @@ class InstructionChoices:
     """The instructions to choose from, and the instructions that cannot be used.
 
     Attributes:
-        by_predictor: The usable instructions of each predictor that has at least two, starting with
-            the predictor's own.
+        by_predictor: The usable instructions of each predictor with at least two, starting with the
+            predictor's own.
         dropped: The instructions that cannot be used, keyed by predictor name.
     """
 
@@ -50,7 +50,7 @@ def given_instructions(program: dspy.Module, given: GivenInstructions) -> dict[s
     if not isinstance(given, Mapping):
         if len(names) > 1:
             raise UserError(
-                "instructions must be a dict that maps predictor names to lists of texts, because the student has "
+                "instructions must be a dict that maps predictor names to lists of strings, because the student has "
                 f"{len(names)} predictors; got {type(given).__name__}: pass instructions={{{names[0]!r}: [...]}}, with "
                 f"names from {names}"
             )
@@ -89,7 +89,7 @@ def usable_instructions(
     max_tokens: float,
     known: Mapping[str, Sequence[Instruction]] = MappingProxyType({}),
 ) -> InstructionChoices:
-    """Return the usable instructions, which give different prompts, and the instructions to drop.
+    """Return the usable instructions, all with different prompts, and the instructions to drop.
 
     Each predictor's own instruction comes first, followed by `known` (not checked again), then by
     `instructions`. The instructions of rivals' matching predictors come last.

@@ -1,4 +1,4 @@
-"""Records of a compile run's adapter and models, to warn if the program is used with different ones."""
+"""Records of a compile run's adapter and models, to warn if the program is later used with others."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,7 +7,7 @@ import dspy
 
 from plr_dspy.dspy_compat import current_adapter, model_of
 
-# Key of the record in a predictor's `traces`, which DSPy saves and loads but never uses.
+# Key of the record in a predictor's `traces`. DSPy saves and loads this list, but never uses it.
 RECORD = "plr_dspy made this with"
 
 

@@ -1,4 +1,4 @@
-"""Functions for images, audio clips and files, which DSPy embeds in text between two identifiers."""
+"""Functions for the images, audio clips and files that DSPy embeds in text between two identifiers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from plr_dspy.dspy_compat import (
     split_message_content_for_custom_types,
 )
 
-# When tokens are counted, this image replaces all parts that are not text, because litellm cannot count audio.
+# This image replaces all non-text parts when tokens are counted, because litellm cannot count audio.
 PLACEHOLDER_IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 
 

@@ -1,4 +1,4 @@
-"""Counts of the prompt tokens that a server must read, because they are not in its prefix cache.
+"""Counts of uncached prompt tokens: tokens that a server must read because its prefix cache lacks them.
 
 A server such as llama.cpp reuses the longest prefix that a prompt shares with the previous
 prompt. Providers charge less for cached tokens. Since instructions and demos come first in a
@@ -20,10 +20,10 @@ from plr_dspy.search.space import Candidate
 # Maximum ratio of uncached demo tokens to example tokens when a candidate is scored. Scoring more
 # examples at a time lowers the ratio, because the examples share the demos.
 NEW_SHARE = 0.4
-# A higher maximum applies if the search learns from log-probabilities. Each example then tells more
-# about a candidate, so more candidates on fewer examples are better.
+# The maximum is higher if the search learns from log-probabilities. Each example then reveals more
+# about a candidate, so it is better to score more candidates on fewer examples.
 NEW_SHARE_WITH_LOGPROBS = 0.7
-# The maximum number of examples at a time, so that a small budget covers enough candidates.
+# The ratio never requires more examples than this, so that a small budget covers enough candidates.
 MOST_EXAMPLES = 8
 
 Prefix: TypeAlias = dict[str, list[str]]  # the messages before the inputs, keyed by predictor name
@@ -56,9 +56,9 @@ class PromptPrefixes:
         return num_tokens
 
     def num_new(self, calls: Iterable[tuple[Candidate, Tokens]]) -> int | None:
-        """Return the number of uncached prompt tokens of these calls, if they are made in this order.
+        """Return the number of uncached prompt tokens if `calls` are made in the given order.
 
-        Return None if a model did not report the tokens of a call.
+        Return None if a model did not report the token counts of a call.
         """
         previous: Candidate | None = None
         num_new = 0
@@ -93,7 +93,7 @@ class PromptPrefixes:
         for message in [*instructions, *messages_of(predictor, predictor.demos)]:
             text = as_text([message])
             if text not in self._sizes:
-                # The counter adds a few tokens to each list of messages, which the subtraction cancels.
+                # The counter adds a few tokens to each list of messages. The subtraction cancels them.
                 self._sizes[text] = self._count([message, message]) - self._count([message])
             texts.append(text)
         return texts

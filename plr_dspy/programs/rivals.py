@@ -1,4 +1,4 @@
-"""Rivals: programs of the user, such as results of other optimizers, that compete with a search's candidates."""
+"""Rivals: the user's programs, such as other optimizers' results, that compete with a search's candidates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ def named_programs(programs: Programs, *, min_number: int = 0) -> dict[str, dspy
     for name in named:
         if not isinstance(name, str) or not name.strip():
             raise UserTypeError(
-                f"programs must have non-empty strings as names; got {name!r}: pass a name for each program"
+                f"programs must have non-empty strings as names; got {name!r}: rename this program"
             )
     if len(named) < min_number:
         raise UserError(
@@ -42,7 +42,7 @@ def named_programs(programs: Programs, *, min_number: int = 0) -> dict[str, dspy
 
 
 class Rival:
-    """A program of the user that competes with a search's candidates. It is never changed.
+    """A user's program that competes with a search's candidates. The program is never changed.
 
     Args:
         name: The program's name in reports.
@@ -77,9 +77,9 @@ class Rival:
         return program
 
     def matching(self, name: str, predictor: dspy.Predict) -> dspy.Predict | None:
-        """Return the predictor that matches a predictor of the student, or None if there is no match.
+        """Return the predictor that matches one of the student's predictors, or None if there is no match.
 
-        The match has the same fields and, if several predictors have these fields, also the same name.
+        The match has the same fields. If several predictors have these fields, it also has the same name.
         """
         matches = [own for own in self.predictors if _fields(own) == _fields(predictor)]
         namesake = dict(self.program.named_predictors()).get(name)
@@ -94,7 +94,7 @@ class Rival:
 
     @property
     def num_demos(self) -> int:
-        """Number of demos in all predictors' prompts, including the demos retrieved for one input."""
+        """Number of demos in all predictors' prompts, including the demos retrieved for an input."""
         num_retrieved: int = sum(retrieval.num_demos for retrieval in self._retrievals)
         return len(self.demos) + num_retrieved
 
@@ -107,7 +107,7 @@ class Rival:
         """Return the examples that the program's demos show.
 
         The program may copy the answers to these examples from its demos. If `with_retrieved`,
-        include the demos that the program may retrieve.
+        also consider demos that the program may retrieve.
         """
         demos = self.demos
         if with_retrieved:

@@ -1,4 +1,4 @@
-"""Slots: the demo lists of a program's predictors, which a search reorders or fills from pools."""
+"""Slots: the predictors' demo lists that a search reorders or fills from pools."""
 
 import copy
 import hashlib
@@ -29,12 +29,13 @@ from plr_dspy.search.space import WITHOUT_DEMOS, Candidate, Ordering, OrderingSp
 logger = logging.getLogger(__name__)
 
 
-QuotasOf: TypeAlias = Mapping[str, Callable[[Sequence[Any]], Quotas]]  # as in `PoolSlots`, by predictor name
+# Keyed by predictor name. See `PoolSlots`.
+QuotasOf: TypeAlias = Mapping[str, Callable[[Sequence[Any]], Quotas]]
 
 
 @dataclass(frozen=True)
 class PooledDemo:
-    """A demo in a pool, with its origin, such as "trainset[3]", and its number of prompt tokens."""
+    """A demo in a pool, its origin (such as "trainset[3]") and its number of prompt tokens."""
 
     demo: Any
     origin: str
@@ -43,16 +44,17 @@ class PooledDemo:
 
 @dataclass(frozen=True)
 class Slot:
-    """The demos of one predictor: a list to reorder, or a pool to choose from.
+    """The demos of one predictor: a list to reorder or a pool to choose from.
 
     Attributes:
         predictor: Name of the predictor in the program.
         demos: The demos in their original order. In a pool, the student's own demos come first.
-        blocks: Groups of indices of demos that can swap places. Most adapters show incomplete
-            demos before complete demos, so these are separate groups. A pool is a single group.
-        classes: The classes of each block's demos. Demos of the same class have the same answer.
-        kinds: The kinds of each block's demos. Demos of the same kind look the same in a prompt.
-        pool: The pooled demos, or empty if only the order varies.
+        blocks: Groups of demo indices. Only demos in the same group can swap places. Most adapters
+            show incomplete demos before complete demos, so these form separate groups. A pool is a
+            single group.
+        classes: Each demo's class, by block. Demos of the same class have the same answer.
+        kinds: Each demo's kind, by block. Demos of the same kind look the same in a prompt.
+        pool: The pooled demos. Empty if only the order varies.
     """
 
     predictor: str
@@ -91,9 +93,9 @@ class PromptSlots(ABC):
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]: ...
 
     def showing(self, share: float) -> Candidate:
-        """Return a candidate that shows this share of the maximum number of demos.
+        """Return a candidate that shows the fraction `share` of the maximum number of demos.
 
-        If demos cannot be chosen, return the original order, which shows all demos.
+        Without pools to choose from, return the original order of all demos.
         """
         return self.space.identity
 
@@ -119,7 +121,7 @@ class PromptSlots(ABC):
         return self.permutations(ordering)
 
     def num_demos(self, candidate: Candidate) -> int:
-        """Return how many demos a candidate's predictors show in total."""
+        """Return the total number of demos that a candidate's predictors show."""
         if candidate in self.rivals:
             return self.rivals[candidate].num_demos
         return sum(map(len, self.shown(candidate).values()))
@@ -129,7 +131,7 @@ class PromptSlots(ABC):
         return self.num_demos(candidate) > 0
 
     def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
-        """Return a new copy of a candidate's program. `guarded` is as in `Rival.build`."""
+        """Return a new copy of a candidate's program. For `guarded`, see `Rival.build`."""
         if candidate in self.rivals:
             return self.rivals[candidate].build(guarded=guarded)
         program = self._factory.build(self.demos(candidate))
@@ -142,7 +144,7 @@ class PromptSlots(ABC):
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
         """Return a digest of a candidate's prompts, or of the whole program if the candidate is a rival.
 
-        Pass `inputs` if they may determine the demos.
+        Pass `inputs` if the demos may depend on them.
         """
         if candidate in self.rivals:
             return self.rivals[candidate].digest
@@ -166,7 +168,7 @@ class PromptSlots(ABC):
 
 
 def _without_sets(demo: Any) -> dict[str, Any]:
-    """Return a demo's fields, with sets as sorted text, which is the same in every process."""
+    """Return a demo's fields. Replace sets with sorted text that is the same in every process."""
     fields = dict(demo.items())
     for name, value in fields.items():
         if isinstance(value, (set, frozenset)):
@@ -175,7 +177,7 @@ def _without_sets(demo: Any) -> dict[str, Any]:
 
 
 class WholeProgramSlots(PromptSlots):
-    """Whole programs to compare, without slots. The first is kept unless another program is better."""
+    """Whole programs to compare, without slots. The first program is kept unless another one is better."""
 
     slots = ()
 
@@ -203,7 +205,7 @@ class ProgramSlots(PromptSlots):
         self.space = OrderingSpace(kinds, programs=self.competing)
 
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
-        """Return the demos' indices, permuted within the positions of each block."""
+        """Return the demos' indices, with each block permuted within its own positions."""
         block_orders = iter(ordering)
         permutations = {}
         for slot in self.slots:
@@ -221,7 +223,7 @@ class ProgramSlots(PromptSlots):
         return shown
 
     def _slot(self, name: str, predictor: dspy.Predict) -> Slot:
-        """Return a predictor's slot. Render its demos to find the blocks, which depend on the adapter."""
+        """Return a predictor's slot. The blocks depend on the adapter, so render the demos to find them."""
         demos = tuple(predictor.demos)
         texts = demo_texts(predictor, demos)
         kinds = {i: texts.index(text) for i, text in enumerate(texts) if text}
@@ -258,16 +260,16 @@ def _blocks(
 
 
 class _Block(NamedTuple):
-    """A block of the search space: a pool of demos, or a predictor's alternative instructions.
+    """A block of the search space: a pool of demos or a predictor's alternative instructions.
 
-    The defaults are those of instructions, of which a prompt shows exactly one.
+    The defaults are for instructions: a prompt shows exactly one of them.
 
     Attributes:
         size: The number of items.
         limits, quotas: As in `OrderingSpace`, but for this block only.
         own: The items in the student's own prompt.
-        shortest: The items with the fewest tokens that meet the minimum and the quotas.
-        num_tokens: The number of tokens in the demos in `shortest`.
+        shortest: The items with the fewest tokens that together meet the minimum and the quotas.
+        num_tokens: The total number of tokens in the demos of `shortest`.
     """
 
     size: int
@@ -303,7 +305,7 @@ def _blocks_of_pools(
 
 
 def _short_enough(pool: Sequence[PooledDemo], max_tokens: int | None) -> tuple[PooledDemo, ...]:
-    """Return the student's own demos, and the other demos that are within the token limit."""
+    """Return the student's own demos and all other demos within the token limit."""
     token_limit = math.inf if max_tokens is None else max_tokens
     return tuple(pooled for pooled in pool if pooled.origin == OWN or pooled.tokens <= token_limit)
 
@@ -320,10 +322,10 @@ class PoolSlots(PromptSlots):
         max_tokens: Maximum total number of tokens in all demos. None means no limit.
         rivals: The user's programs to compare with the arrangements.
         programs: Other whole programs to compare with the arrangements.
-        alternatives: The instructions of each predictor that has several. The program's own
-            instruction comes first.
-        quotas_of: For each predictor, a function that takes the demos of a pool and returns the
-            minimum number of demos for each class.
+        alternatives: For each predictor with several instructions, the instructions to choose
+            from. The program's own instruction comes first.
+        quotas_of: For each predictor with quotas, a function that takes the demos of its pool and
+            returns the minimum number of demos for each class.
 
     Raises:
         ValueError: If no arrangement is within the limits.
@@ -349,10 +351,10 @@ class PoolSlots(PromptSlots):
         self.slots = tuple(self._slot(name, pool) for name, pool in usable_pools.items())
         blocks = _blocks_of_pools(usable_pools, quotas_of, min_demos, max_demos)
         least_tokens = sum(block.num_tokens for block in blocks)
-        if not blocks:  # All demos exceed the limit, or there are none.
+        if not blocks:  # There are no demos, or all demos exceed the limit.
             least_tokens = min((pooled.tokens for pooled in itertools.chain(*pools.values())), default=0)
         if max_tokens is not None and least_tokens > max_tokens:
-            # Demos that exceed the limit were dropped, but the quotas of the full pools may require them.
+            # Demos that exceed the limit were dropped. The quotas of the full pools may require such demos.
             full_blocks = _blocks_of_pools(pools, quotas_of, min_demos, max_demos)
             required_tokens = max(least_tokens, sum(block.num_tokens for block in full_blocks))
             raise too_many_tokens(required_tokens, max_tokens, min_demos, has_quotas=bool(quotas_of))
@@ -370,7 +372,10 @@ class PoolSlots(PromptSlots):
     def _make_space(
         self, blocks: Sequence[_Block], max_tokens: int | None, programs: Sequence[WholeProgram]
     ) -> OrderingSpace:
-        """Return the space, which begins with the student's own prompt, or else the shortest arrangement."""
+        """Return the space.
+
+        The identity is the student's own prompt if the space allows it, or else the shortest arrangement.
+        """
         token_limit = math.inf if max_tokens is None else max_tokens
 
         def fits(ordering: Ordering) -> bool:
@@ -391,14 +396,17 @@ class PoolSlots(PromptSlots):
         return space
 
     def with_alternatives(self, alternatives: Mapping[str, Sequence[Instruction]]) -> "PoolSlots":
-        """Return a copy that chooses from these instructions. Existing instructions must keep their indices."""
+        """Return a copy that chooses from `alternatives`. Existing instructions must keep their indices."""
         slots = copy.copy(self)
         slots.alternatives = dict(alternatives)
         slots.space = self.space.with_choices([len(instructions) for instructions in alternatives.values()])
         return slots
 
     def showing(self, share: float) -> Candidate:
-        """Return an arrangement that shows the first demos of each pool, up to this share of the maximum."""
+        """Return an arrangement of the first demos of each pool.
+
+        Show the fraction `share` of the maximum, but at least the minimum. If this is not allowed, drop demos.
+        """
         numbers = [max(minimum, math.ceil(share * maximum)) for minimum, maximum in self.space.limits]
         arrangement = self.space.first_items(list(map(range, self.space.sizes)), numbers)
         return self.space.shortened(arrangement) or self.space.identity
@@ -450,7 +458,8 @@ def add_labeled_demos(
         logger.warning(
             "student has no demos, so %d labeled examples from trainset were added to %s. The search only orders them. "
             "To choose demos as well, use PLFewShot (--select on the command line)",
-            *(len(demos), ", ".join(filled_predictors)),
+            len(demos),
+            ", ".join(filled_predictors),
         )
     return filled_predictors
 
@@ -474,5 +483,5 @@ def demo_texts(predictor: dspy.Predict, demos: Sequence[Any]) -> list[str]:
 
 
 def as_text(messages: Messages) -> str:
-    """Return messages as one string, which differs for different prompts."""
+    """Return messages as one string. Different prompts give different strings."""
     return json.dumps(messages, default=repr, sort_keys=True)

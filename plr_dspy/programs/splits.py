@@ -1,4 +1,4 @@
-"""Functions that split examples into a train and a selection split, without examples that demos show."""
+"""Functions that divide examples into a train and a selection split, without examples that demos show."""
 
 import hashlib
 import logging
@@ -16,6 +16,7 @@ import orjson
 from plr_dspy.dspy_compat import CUSTOM_TYPE_START_IDENTIFIER, serialize_object
 from plr_dspy.lm.plain_text_adapter import decided
 from plr_dspy.programs.fingerprint import digest
+from plr_dspy.report.formats import count
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +31,12 @@ Examples: TypeAlias = Sequence[dspy.Example]
 
 @dataclass(frozen=True)
 class Splits:
-    """The train split, which guides the search, and the selection split, which decides the result.
+    """The train split, used to guide the search, and the selection split, used to choose the result.
 
     Attributes:
-        names: Names of the train examples, then of the selection examples, such as
-            "trainset[3]".
-        num_repeated: Number of duplicates, which are not used.
+        names: Names such as "trainset[3]" for the train examples, followed by those for the
+            selection examples.
+        num_repeated: Number of unused duplicates.
     """
 
     train: list[dspy.Example]
@@ -68,7 +69,7 @@ def make_splits(
 ) -> Splits:
     """Split the examples into a train split and a selection split.
 
-    Duplicates and examples used as demos are omitted. The splits do not depend on the order of
+    Duplicates and examples that demos show are omitted. The splits do not depend on the order of
     the examples.
 
     Args:
@@ -97,7 +98,10 @@ def make_splits(
     trainset_only = [index for index in trainset_indices if sources[index] not in valset_sources]
     if len(trainset_only) < len(trainset_indices):
         num_shared = len(trainset_indices) - len(trainset_only)
-        logger.warning("%d examples are in both trainset and valset, and are used in valset only", num_shared)
+        logger.warning(
+            "%s in trainset cannot be used, because examples in valset have the same inputs",
+            count(num_shared, "example"),
+        )
     train = mixed(trainset_only, labels, rng, balanced=balanced)
     if valset:
         selection = mixed(valset_indices, labels, rng, balanced=balanced)
@@ -113,17 +117,17 @@ def make_splits(
 
 
 def _has_inputs(example: dspy.Example) -> bool:
-    """Return whether an example has an input that is not empty, or has no inputs at all."""
+    """Return whether an example has a non-empty input or no inputs at all."""
     values = [value for _, value in example.inputs().items()]
     return not values or not all(value is None or (isinstance(value, str) and not value) for value in values)
 
 
 def _distinct(examples: Examples, *, name: str) -> set[int]:
-    """Return the index of each distinct example. Log warnings about duplicates and examples without input."""
+    """Return the index of each distinct example. Log warnings about duplicates and empty inputs."""
     without_inputs = [index for index, example in enumerate(examples) if not _has_inputs(example)]
     if without_inputs:
         logger.warning(
-            "%s: %d of %d examples have no value in any input; the first is %s[%d]: drop these rows",
+            "in %s, %d of %d examples, such as %s[%d], have no value in any input: drop these rows",
             name,
             len(without_inputs),
             len(examples),
@@ -142,7 +146,7 @@ def _distinct(examples: Examples, *, name: str) -> set[int]:
 
 
 def _warn_of_conflicts(examples: Examples, sources: Sequence[Hashable], names: Sequence[str]) -> None:
-    """Log a warning if examples have the same inputs, but differ in other fields, such as the label."""
+    """Log a warning if examples have the same inputs but differ in other fields, such as the label."""
     first_places: dict[Hashable, int] = {}
     conflicts: list[tuple[int, int, list[str]]] = []
     for index, source in enumerate(sources):
@@ -150,11 +154,12 @@ def _warn_of_conflicts(examples: Examples, sources: Sequence[Hashable], names: S
         different = _different_fields(examples[first], examples[index])
         if different:
             conflicts.append((first, index, different))
-    # If all examples have the same inputs, or have no inputs, the labels are meant to differ.
+    # If all examples have the same inputs or no inputs, their labels are meant to differ.
     if conflicts and len(first_places) > 1:
         first, second, different = conflicts[0]
         logger.warning(
-            "%s and %s have the same inputs, but different values of %s (%d such pairs): check which values are right",
+            "%s and %s have the same inputs, but different values of %s (pairs like this: %d): check which values are "
+            "right",
             names[first],
             names[second],
             ", ".join(different),
@@ -163,7 +168,7 @@ def _warn_of_conflicts(examples: Examples, sources: Sequence[Hashable], names: S
 
 
 def _different_fields(first: dspy.Example, second: dspy.Example) -> list[str]:
-    """Return the names of the fields other than inputs whose values differ between two examples."""
+    """Return the names of the non-input fields whose values differ between two examples."""
     first_labels = dict(first.labels().items())
     second_labels = dict(second.labels().items())
     fields = sorted(first_labels.keys() & second_labels.keys(), key=str)
@@ -173,10 +178,10 @@ def _different_fields(first: dspy.Example, second: dspy.Example) -> list[str]:
 def _split_by_inputs(
     shuffled: list[int], labels: Sequence[Hashable], sources: Sequence[Hashable], *, balanced: bool
 ) -> tuple[list[int], list[int]]:
-    """Split shuffled examples into train and selection examples that share no inputs.
+    """Split shuffled examples into train and selection examples, so that the splits share no inputs.
 
-    Examples may have the same inputs, but different labels. If all inputs are the same, or if
-    there are none, ignore them.
+    Examples may have the same inputs but different labels. Ignore the inputs if they are all the
+    same or if there are none.
     """
     firsts: dict[Hashable, int] = {}
     for index in shuffled:
@@ -193,15 +198,15 @@ def _split_by_inputs(
 def _split_off(
     shuffled: list[int], labels: Sequence[Hashable], *, balanced: bool
 ) -> tuple[list[int], list[int]]:
-    """Split shuffled examples into train and selection examples. If `balanced`, stratify both by class."""
-    count = len(shuffled)
-    target = max(1, round(count * (1 - TRAIN_SHARE)))
-    num_selection = max(0, min(target, count - 1))
-    by_class = list(range(count))
+    """Split shuffled examples into train and selection examples, both stratified by class if `balanced`."""
+    num_examples = len(shuffled)
+    target = max(1, round(num_examples * (1 - TRAIN_SHARE)))
+    num_selection = max(0, min(target, num_examples - 1))
+    by_class = list(range(num_examples))
     if balanced and are_classes(labels):
         by_class.sort(key=lambda place: labels.index(labels[place]))
     # Take evenly spaced positions in class order, so that both splits have the same class proportions.
-    places = {by_class[int((i + 0.5) * count / num_selection)] for i in range(num_selection)}
+    places = {by_class[int((i + 0.5) * num_examples / num_selection)] for i in range(num_selection)}
     train = [index for place, index in enumerate(shuffled) if place not in places]
     selection = [shuffled[place] for place in sorted(places)]
     return train, selection
@@ -209,17 +214,19 @@ def _split_off(
 
 def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, fix: str) -> str:
     """Return an error message about an empty split, with the given fix at the end."""
-    num_left = len(splits.train)
-    needed = (
-        "trainset and valset must each contain an example that is not in the other and that no demo shows"
-    )
-    if not num_valset:
-        num_left += len(splits.selection)
+    if num_valset:
+        needed = (
+            "trainset and valset must each contain an example that is not in the other and that no demo shows"
+        )
+        numbers = (
+            f"{count(num_trainset, 'example')} in trainset ({len(splits.train)} usable) and {num_valset} in valset "
+            f"({len(splits.selection)} usable)"
+        )
+    else:
+        num_usable = len(splits.train) + len(splits.selection)
         needed = "trainset must contain at least two examples that no demo shows"
-    return (
-        f"{needed}; of the {num_trainset} examples in trainset, {num_left} are left, because the others are "
-        f"duplicates, are shown by demos, or are in valset: {fix}"
-    )
+        numbers = f"{count(num_trainset, 'example')} ({num_usable} usable)"
+    return f"{needed}; got {numbers}, without duplicates and examples that demos show: {fix}"
 
 
 def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str] = ()) -> set[int]:
@@ -231,13 +238,13 @@ def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str]
     - The demo contains all input values of the example. Names may differ, because inner predictors
       may rename inputs.
 
-    Values are equal if `input_key` returns the same key. If a rule matches several examples, and
-    more than a tenth of all examples, the matches may be accidental. Keep only matches with all of
-    the example's inputs in the demo, under the same names.
+    Values are equal if `input_key` returns the same key for them. If a rule matches several examples,
+    and more than a tenth of all examples, the matches may be accidental. Then keep only the
+    examples whose inputs are all in the demo under the same names.
 
     Args:
         demos: The demos, as examples or dicts.
-        examples: Examples to compare with the demos, with inputs.
+        examples: Examples with inputs, to compare with the demos.
         prompted: Names of the inputs that prompts contain, if known. The first rule ignores
             other inputs, such as an ID, unless the examples have no prompted input.
     """
@@ -271,9 +278,10 @@ def _keys_by_name(fields: Any) -> dict[str, str]:
 def _with_equal_fields(
     demo: Mapping[str, str], names: Collection[str], by_field: Mapping[tuple[str, str], set[int]]
 ) -> set[int]:
-    """Return the examples that have all fields of a demo whose names are in `names`.
+    """Return the examples that have all those fields of a demo whose names are in `names`.
 
-    If the demo has no such fields, return no examples. `by_field` maps each field to the examples that have it.
+    If the demo has no such fields, return no examples. `by_field` maps each field to the examples
+    with this field.
     """
     matches = [by_field.get((name, key), set()) for name, key in demo.items() if name in names]
     return set.intersection(*matches) if matches else set()
@@ -284,12 +292,14 @@ def _with_all_values(
 ) -> set[int]:
     """Return the examples whose input values are all in a demo, under any names.
 
-    `by_value` maps each value to the examples that have it.
+    `by_value` maps each value to the examples with this value.
     """
     counts: Counter[int] = Counter()
     for key in set(demo.values()):
         counts.update(by_value.get(key, ()))
-    return {number for number, count in counts.items() if count == len(set(inputs[number].values()))}
+    return {
+        number for number, num_values in counts.items() if num_values == len(set(inputs[number].values()))
+    }
 
 
 def by_content(examples: Examples) -> list[int]:
@@ -322,7 +332,7 @@ def mixed(
 
 
 def are_classes(labels: Sequence[Any]) -> bool:
-    """Return whether there are at least two distinct labels, with at least four examples each on average."""
+    """Return whether there are at least two labels and, on average, at least four examples per label."""
     return 1 < len(set(labels)) <= len(labels) / EXAMPLES_PER_CLASS
 
 

@@ -1,4 +1,4 @@
-"""The error for a token limit that is too low for the demos that must be shown."""
+"""The error for a token limit that is too low for the required demos."""
 
 from plr_dspy.errors import UserError
 

@@ -12,9 +12,9 @@ from plr_dspy.programs.media import countable
 
 Messages = list[dict[str, Any]]
 
-# This environment variable keeps litellm from downloading prices when it is imported.
+# If this environment variable is set, litellm does not download prices on import.
 LOCAL_PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
-# A model has GPT-4o's tokenizer if its name, without the provider, begins with one of these texts.
+# A model has GPT-4o's tokenizer if its name without the provider begins with one of these prefixes.
 SAME_TOKENIZER = ("gpt-4o", "chatgpt-4o", "gpt-4.1", "gpt-4.5", "gpt-5", "gpt-oss", "o1", "o3", "o4")
 
 
@@ -35,7 +35,7 @@ def token_counter() -> Callable[[Messages], int]:
             del os.environ[LOCAL_PRICES]
 
     def count(messages: Messages) -> int:
-        # litellm includes GPT-4o's tokenizer. The default image token count keeps it from opening images.
+        # litellm includes GPT-4o's tokenizer. With the default token count for images, it opens no images.
         options: dict[str, Any] = {"messages": countable(messages), "use_default_image_token_count": True}
         return int(litellm.token_counter("gpt-4o", **options))
 

@@ -19,7 +19,7 @@ def value_classes(program: dspy.Module) -> set[type]:
         pending += get_args(annotation)
         if isinstance(annotation, Enum):  # A Literal may contain enum members.
             pending.append(type(annotation))
-        # In Python 3.10, list[int] is an instance of type, but not a class.
+        # In Python 3.10, list[int] is an instance of `type` but not a class.
         if not isinstance(annotation, type) or get_origin(annotation) is not None or annotation in classes:
             continue
         is_named_tuple = issubclass(annotation, tuple) and hasattr(annotation, "_fields")

@@ -8,7 +8,7 @@ from plr_dspy.report.formats import Advice, listed
 from plr_dspy.report.schema import Alternative, Candidate, Comparison, ReportData
 
 MAX_NAMED = 10  # maximum number of labels to name
-CLOSE = 0.01  # relative difference below which two scores count as equal
+CLOSE = 0.01  # relative difference below which two scores are treated as equal
 
 
 def is_no_better(report: ReportData, score: float, baseline: Alternative) -> bool:
@@ -18,7 +18,7 @@ def is_no_better(report: ReportData, score: float, baseline: Alternative) -> boo
     # `demo_tokens` is None if only the order of the student's demos was searched.
     shows_as_many = original.demo_tokens is not None and original.num_demos == baseline.num_demos
     if baseline is report.random and report.original_stays and shows_as_many:
-        # The student's demos may be as random as the baseline's, so report only a higher score.
+        # The student's demos may also be random, so report the baseline only if it scores higher.
         return baseline.score > score + margin
     return score <= baseline.score + margin
 
@@ -35,7 +35,7 @@ def how_to_calibrate(report: ReportData) -> Iterator[str]:
 def optimizer_that_calibrates(report: ReportData) -> str:
     """Return Python code for an optimizer that calibrates with the report's metric."""
     metric = str(report.settings.get("metric"))
-    if "(" in metric:  # This is a metric over a set, which `BatchCalibration` accepts.
+    if "(" in metric:  # Only metrics over a set are shown with arguments. `BatchCalibration` accepts them.
         return f"BatchCalibration(metric={metric})"
     return "BatchCalibration"
 
@@ -60,7 +60,7 @@ def failed_comparisons(candidate: Candidate, odds: float, min_probability: float
 
 
 def unseen_labels(comparison: Comparison) -> Iterator[str]:
-    """Name the labels that scores and gains ignore."""
+    """Yield a line with the names of the labels that scores and gains ignore, if there are any."""
     if comparison.unseen_labels:
         names = listed(map(repr, comparison.unseen_labels), MAX_NAMED)
         yield (

@@ -20,7 +20,7 @@ def details(report: ReportData) -> Iterator[str]:
     if report.comparison is not None:
         yield _compared(report, report.comparison)
     for reason in report.unknown:
-        yield f"no score of {reason}"
+        yield f"no score for {reason}"
     # The report does not contain the demos and instructions of the user's programs.
     if not report.returned.name:
         for slot in report.slots:
@@ -57,7 +57,7 @@ def details(report: ReportData) -> Iterator[str]:
 
 
 def _maybe_truncated_replies(report: ReportData) -> Iterator[str]:
-    """State how many replies may have been cut off."""
+    """State how many of each program's replies may have been cut off."""
     for name, state in programs_by_name(report).items():
         if state.num_maybe_truncated:
             yield Advice(
@@ -68,7 +68,7 @@ def _maybe_truncated_replies(report: ReportData) -> Iterator[str]:
 
 
 def _settings(report: ReportData) -> Iterator[str]:
-    """Describe the model, the examples, the calls and the scores that the search learned from."""
+    """Describe the settings, the examples and the calls, and state what the search learned from."""
     settings = report.settings
     known = [f"model {model}" for model in settings.get("models", [])]
     known += [f"{name} {settings[name]}" for name in ("adapter", "metric", "seed") if name in settings]
@@ -98,7 +98,7 @@ def _compared(report: ReportData, comparison: Comparison) -> str:
     title = "mean scores"
     if report.settings.get("num_selection"):  # A race of programs has no final comparison.
         title = "mean scores in the final comparison"
-    if "(" in str(report.settings.get("metric")):  # This is a metric over a set, which uses all answers.
+    if "(" in str(report.settings.get("metric")):  # Only metrics over a set are shown with arguments.
         title = "values of the metric, from all answers"
     title += f", on {count(comparison.num_examples, 'example')}"
     if report.original_stays:

@@ -16,7 +16,7 @@ class ProgramScore:
         score, interval: The metric's value on the examples, and its 95% confidence interval.
         difference, difference_interval: The gain over the first program, and the gain's 95%
             confidence interval. Both are None for the first program.
-        num_unread: Number of unparsable replies, which count as incorrect answers.
+        num_unread: Number of unparsable replies. They are scored as incorrect answers.
     """
 
     score: float
@@ -65,12 +65,12 @@ class Evaluation:
     def __str__(self) -> str:
         rows = {name: str(score) for name, score in self.programs.items()}
         if self.constant is not None:
-            rows[f"always {self.constant.label!r}"] = f"{self.constant.score:.3f}, without any call"
+            rows[f"always {self.constant.label!r}"] = f"{self.constant.score:.3f}, without any calls"
         width = max(map(len, rows))
         lines = [f"  {name:{width}}  {row}" for name, row in rows.items()]
         title = f"{self.num_examples} examples"
         if self.num_failed:
-            title += f" ({self.num_failed} others omitted because of failed calls)"
+            title += f" (omitted because of failed calls: {self.num_failed})"
         return "\n".join([title, *lines])
 
 

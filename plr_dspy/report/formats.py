@@ -13,7 +13,7 @@ TEXT_WIDTH = 100  # maximum number of characters shown per instruction
 class Advice(str):
     """A line of a report that names Python arguments or functions.
 
-    On the command line, `plr_dspy.cli.fixes` replaces these names by options.
+    On the command line, `plr_dspy.cli.fixes` replaces these names with options.
     """
 
     __slots__ = ()
@@ -50,19 +50,19 @@ def shorten(text: str, width: int) -> str:
 
 
 def one_line(text: str, width: int = TEXT_WIDTH) -> str:
-    """Format a text as one line of at most `width` characters."""
+    """Format text as one line of at most `width` characters."""
     return shorten(" ".join(text.split()), width)
 
 
 def share_text(share: float) -> str:
-    """Format a share or a probability, as "<0.01" if it would otherwise be rounded to 0."""
+    """Format a share or a probability. Show positive numbers that would be rounded to 0 as "<0.01"."""
     if 0.0 < share < 0.005:
         return "<0.01"
     return f"{share:.2f}"
 
 
 def shares_by_label(labels: Sequence[str], shares: Iterable[float]) -> str:
-    """Format the share of each label."""
+    """Format a list of labels with their shares."""
     return ", ".join(f"{label!r} {share_text(share)}" for label, share in zip(labels, shares, strict=False))
 
 
@@ -84,13 +84,13 @@ def unread_note(num_unread: int) -> str:
 
 
 def price(entry: FrontEntry) -> str:
-    """Format the size of a prompt without inputs and, if known, the cost of predictions."""
+    """Format the number of tokens in a prompt without inputs and, if known, the cost of predictions."""
     cost = f", {dollars(entry.cost)} per 1,000 predictions" if entry.cost else ""
     return f"{count(entry.prompt_tokens, 'prompt token')}{cost}"
 
 
 def table(rows: dict[str, str]) -> Iterator[str]:
-    """Yield the lines of a table with a name and a text in each row."""
+    """Yield the lines of a table with two columns: the keys and the values of `rows`."""
     names = [" ".join(name.split()) for name in rows]  # Users' names may contain line breaks.
     width = max(map(len, names))
     for name, text in zip(names, rows.values(), strict=True):

@@ -16,7 +16,7 @@ PROPOSED = "proposed["  # prefix of the origins of proposed instructions
 def problems(report: ReportData, programs: Mapping[str, ProgramState]) -> Iterator[str]:
     """Yield a warning for each problem that affected many calls.
 
-    `programs` maps the names that the warnings use to the states of the programs to check.
+    `programs` contains the states of the programs to check, keyed by their names in warnings.
     """
     yield from _unread_replies(report, programs)
     yield from _truncated_replies(programs)

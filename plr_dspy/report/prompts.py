@@ -37,9 +37,9 @@ class InstructionScore(Part):
 
     Attributes:
         origin: The source of the instruction: "student", or the name of another program. For the
-            user's instructions, "instructions[2]" or ``instructions['name'][2]``. For the prompt
-            model's, "proposed[0]" or, if written during the search, "from failures[0]".
-        reason: Why the instruction was excluded from the search, or an empty string.
+            user's instructions, "instructions[2]" or ``instructions['name'][2]``. For proposed
+            instructions, "proposed[0]" or, if written during the search, "from failures[0]".
+        reason: Why the instruction was excluded from the search. Empty if it was not excluded.
         score, interval, num_examples: As in `Alternative`, for the best arrangement. If no
             arrangement was scored, the score and the interval are None.
     """
@@ -86,8 +86,8 @@ class RetrievalReport(Part):
     """The choice between fixed demos and demos retrieved for each input.
 
     Attributes:
-        variation: Name of the chosen method of retrieval, or None if demos are fixed.
-        text: Description of this method, or an empty string if demos are fixed.
+        variation: Name of the chosen retrieval method, or None if demos are fixed.
+        text: Description of the retrieval method, or an empty string if demos are fixed.
         num_pooled: Number of demos to retrieve from. All of them are saved with the program.
     """
 

@@ -69,7 +69,7 @@ class Report(ReportData):
 
 
 def _loading_error(path: str, content: bytes) -> UserError:
-    """Return an error that says why a file with this content cannot be loaded."""
+    """Return an error that states why the file at `path` cannot be loaded."""
     try:
         data = json.loads(content)
     except ValueError:

@@ -11,10 +11,10 @@ from plr_dspy.report.prompts import InstructionReport, ProposalReport, Retrieval
 from plr_dspy.report.stop import StopReason
 
 SCHEMA_VERSION: Literal[24] = 24  # version of the JSON format
-# Versions of files that can be loaded. Fields that the older version lacks have defaults.
+# Versions of the format that can be loaded. Fields that the older version lacks have defaults.
 READABLE_VERSIONS = (23, 24)
 
-# Reports call a prompt as good as the returned one if its expected score is at most this much lower.
+# Reports call a prompt as good as the returned prompt if its expected score is at most this much lower.
 AS_GOOD = 0.01
 # Outcomes of calls that returned no usable answer.
 WRONG = "counted as wrong"
@@ -25,7 +25,7 @@ ScoreRange = tuple[float, float, float]  # a score, and the ends of its 95% inte
 
 
 def _current_if_readable(version: Any) -> Any:
-    """Return the current schema version if this version can be loaded, else this version."""
+    """Return the current schema version if files with `version` can be loaded, else `version` itself."""
     return SCHEMA_VERSION if version in READABLE_VERSIONS else version
 
 
@@ -72,8 +72,8 @@ class Candidate(Part):
         expected_gain, probability, probability_worse: Expected gain over the uncalibrated original
             on new examples, and the probabilities that the candidate is better or worse.
         over_calibrated, worse_than_calibrated: Probabilities that the candidate is better or worse
-            than the calibrated original. None for the original itself, and if answers are not
-            calibrated.
+            than the calibrated original. Both are None if answers are not calibrated, or if the
+            candidate is the original.
         name: The program's name in `programs`, or an empty string for an ordering.
     """
 
@@ -91,8 +91,8 @@ class Candidate(Part):
 class Alternative(Part):
     """The score of a program to compare with the returned program.
 
-    The program may be a candidate in `front`, a program in `programs`, or a simpler method, such
-    as random demos.
+    The program may be a candidate in `front` or one of `programs`. The score may also be that of a
+    simpler method, such as random demos.
 
     Attributes:
         score, interval: Expected score on new examples, and its 95% interval. The interval is None
@@ -124,9 +124,9 @@ class FrontEntry(Alternative):
             `programs`).
         prompt_tokens: Number of tokens in the candidate's prompts without inputs: the
             instructions and demos of all predictors, counted with GPT-4o's tokenizer.
-        cost: US dollars for 1,000 predictions at litellm's list prices, or None if unknown.
-            Answers are assumed to be as long as in the compile run. Instructions and fixed
-            demos are assumed to be cached if caching is cheaper.
+        cost: Cost of 1,000 predictions in US dollars at litellm's list prices, or None if
+            unknown. Answers are assumed to be as long as in the compile run. Instructions and
+            fixed demos are assumed to be cached if caching is cheaper.
         is_as_good: Whether the candidate qualifies for `program_with(within=.01)`.
         is_returned: Whether the candidate is the returned program.
     """
@@ -143,12 +143,12 @@ class Comparison(Part):
 
     Attributes:
         original, chosen, gain: Mean scores on the compared examples, and their difference.
-        interval: 95% interval of this gain, Bonferroni-corrected for the number of orders or
+        interval: 95% interval of `gain`, Bonferroni-corrected for the number of orders or
             raced programs.
         expected_gain, gain_interval: Expected gain on new examples and its 95% interval. The
             gain is shrunk, because the order was selected as the best of many.
         probability, probability_worse: Probabilities that the chosen order is better or worse than
-            the uncalibrated original on new examples; 0 if the original is kept.
+            the uncalibrated original on new examples. Both are 0 if the original is kept.
         over_calibrated, worse_than_calibrated: As in `Candidate`, for the chosen order.
         expected_original, expected_chosen: Expected scores on new examples, with 95%
             intervals.
@@ -186,7 +186,7 @@ class ProgramComparison(Comparison):
 
 
 class PairedGain(Part):
-    """The gain of a program or a method over another one, measured on the examples that both answered.
+    """The gain of one program or method over another, measured on the examples that both answered.
 
     Attributes:
         gain, interval: The difference between the two scores, and its 95% interval.
@@ -207,13 +207,13 @@ class Evidence(Part):
 
 
 class ErrorCount(Part):
-    """The calls that raised one type of exception.
+    """The calls that raised one type of exception and had the same outcome.
 
     Attributes:
         type, message: The name of the exception's class, and the first line of the first
             exception's message.
-        outcome: "counted as wrong", "not scored" (the call failed), "gave no demo", or "gave
-            no instruction".
+        outcome: The outcome of the calls: "counted as wrong", "not scored" (the calls failed),
+            "gave no demo", or "gave no instruction".
         examples: Names of up to five examples, such as "trainset[12]".
     """
 
@@ -253,7 +253,7 @@ class CalibrationEffect(Part):
 
 
 class ProgramState(Part):
-    """The demos in a program's prompts, and the outcomes of the calls that scored it.
+    """The demos in a program's prompts, and the outcomes of the calls that scored the program.
 
     Attributes:
         num_demos: Total number of demos in all predictors.
@@ -283,7 +283,7 @@ class ProgramState(Part):
 class ReportData(Part):
     """The data of a report.
 
-    In names, "own" means one of the user's `programs`, as opposed to a result of the search.
+    In attribute names, "own" refers to the user's `programs`, as opposed to results of the search.
 
     Attributes:
         original, returned: The student, and the returned program.
@@ -291,9 +291,9 @@ class ReportData(Part):
         comparison: The comparison of the returned program with the student, or None if nothing
             was compared.
         over_best_own: The comparison of the returned program with the best of the user's
-            `programs`. None if the best program is the student or the returned program.
+            `programs`. None if the best of them is the student or the returned program.
         rejected: The best result of the search, if one of `programs` is returned although this
-            result is expected to score higher. Otherwise, None. The gain and the probabilities are
+            result is expected to score higher. Otherwise, None. Its gain and its probabilities are
             relative to the returned program. The probabilities are too low to replace that program.
         candidates: The orderings that reached the final comparison, or the programs that
             finished a race. The original is first. If answers are calibrated, the calibrated
@@ -306,17 +306,17 @@ class ReportData(Part):
             log-probabilities.
         history: The rounds of the search.
         program_calls: Number of calls in each phase: "bootstrap" (for demos), "search", "race"
-            (of the best orders), "final" (the comparison), "total", and "resumed" (from
-            `log_dir`).
+            (of the best orders) and "final" (the comparison). "total" is the number of all calls,
+            and "resumed" is the number of calls read from `log_dir`.
         tokens: For each model, the number of billed tokens of each kind. Calls from `log_dir` are
             included only if this run requested them.
         cost: Cost of all billed tokens in US dollars at litellm's list prices, or None if
-            unknown. Cached tokens have their own price if there is one.
+            unknown. Cached tokens are billed at their own price if there is one.
         new_prompt_tokens: Approximate number of prompt tokens that a server must read for the
             scoring calls, or None if unknown. The server's prefix cache is assumed to hold only
             the previous prompt.
         seconds: Wall-clock time of this compile run, without earlier runs that it resumed.
-        errors: The exceptions that calls raised, grouped by type.
+        errors: The exceptions that calls raised, grouped by type and outcome.
         stopped, stop_reason: Why the search ended, or the exception that ended the run.
         settings: Everything that determines the run, including the seed.
         schema_version: Version of the JSON format. A report that is loaded from a file with an
@@ -326,20 +326,20 @@ class ReportData(Part):
         programs: The user's programs, best first.
         instructions: The instructions of each predictor that has several. Empty if there was no
             choice of instructions.
-        proposals: The calls that proposed instructions, or None if none were proposed.
+        proposals: The calls that proposed instructions, or None if there were no such calls.
         retrieval: The choice between fixed and retrieved demos, or None if retrieved demos were
             not tried.
-        scarce_classes: For each predictor, the classes with fewer demos in the pool than
-            `min_per_class`, and their numbers of demos.
+        scarce_classes: For each predictor, the number of demos in the pool for each class with
+            fewer than `min_per_class` demos.
         random: Expected score of random demos, or of the same demos in a random order. None if
             unknown.
         constant: Score of always answering with the most frequent label, or None if unknown.
             For a metric over a set, the answer is the frequent label that scores best.
         vote: Score of answering with the most frequent label among the `max_demos` nearest
             examples, or None if unknown.
-        unknown: The name of each simpler method that has too few calls for a score, with the
-            reason.
-        vote_gain: The gain of this vote over the returned program, or None if unknown.
+        unknown: For each simpler method with too few calls for a score, the method's name and
+            the reason.
+        vote_gain: The gain of `vote` over the returned program, or None if unknown.
     """
 
     original: ProgramState
@@ -389,7 +389,7 @@ class ReportData(Part):
 
     @property
     def other_instructions(self) -> list[InstructionReport]:
-        """The entries in `instructions` in which another instruction than the student's is chosen."""
+        """The entries in `instructions` whose chosen instruction is not the student's own."""
         return [instruction for instruction in self.instructions if instruction.chosen]
 
     @property
@@ -415,7 +415,7 @@ class ReportData(Part):
     def best_by_number(self) -> list[FrontEntry]:
         """The best arrangement for each number of fixed demos.
 
-        The returned arrangement counts as the best for its number of demos.
+        The returned arrangement is always listed as the best for its number of demos.
         """
         best: dict[int, FrontEntry] = {}
         for entry in sorted(self.front, key=lambda entry: (not entry.is_returned, -entry.score)):

@@ -27,7 +27,7 @@ class StopReason(str, Enum):
 
 @dataclass(frozen=True)
 class Stop:
-    """A reason to stop, with an optional message in place of the reason's value."""
+    """The reason why a run ended, with an optional message that replaces the reason's value."""
 
     reason: StopReason
     detail: str = ""

@@ -95,7 +95,7 @@ def summary(report: ReportData) -> Iterator[str]:
 
 
 def programs_by_name(report: ReportData) -> dict[str, ProgramState]:
-    """Return the student and, if another program is returned, that program, keyed by names in the text."""
+    """Return the student and, if it differs, the returned program, keyed by their names in the text."""
     programs = {name_of_student(report): report.original}
     if not report.original_stays:
         name = "the best program so far" if report.is_unfinished else "the returned program"
@@ -104,7 +104,7 @@ def programs_by_name(report: ReportData) -> dict[str, ProgramState]:
 
 
 def _header(report: ReportData) -> str:
-    """Describe the calls, the cost, the time and the reason to stop."""
+    """Describe the calls, the cost, the time, and why the search ended."""
     numbers = Counter(
         {
             "to make demos": report.program_calls.get("bootstrap", 0),
@@ -163,7 +163,7 @@ def _scores(report: ReportData) -> Iterator[str]:
 
 
 def _described(text: str, state: ProgramState) -> str:
-    """Append a program's name, number of demos and prompt size to a description, as far as known."""
+    """Append a program's name, number of demos and, if known, prompt size to a description."""
     name = f" {state.name!r}" if state.name else ""
     tokens = "" if state.prompt_tokens is None else f" ({count(state.prompt_tokens, 'prompt token')})"
     return f"{text}{name}, {count(state.num_demos, 'demo')}{tokens}"
@@ -185,7 +185,7 @@ def _programs(report: ReportData) -> Iterator[str]:
 def _name_of_gain(report: ReportData) -> str:
     """Return the word for the change in score.
 
-    The word is "gain", or "difference" if another of the user's programs is returned without a
+    The word is "gain", or "difference" if one of the user's programs replaces the student without a
     likely gain.
     """
     comparison = report.comparison
@@ -272,9 +272,9 @@ def _why_original_is_kept(report: ReportData) -> str:
         return "no other program was scored on enough examples of the final comparison"
     best = _best_other(report)
     if best is None or not report.settings.get("racing", True):
-        if report.original.name:  # Only a race of programs names the original. It has no final comparison.
+        if report.original.name:  # Only races name the original, and races have no final comparison.
             return "no other program is expected to do better"
-        # Other programs, such as random demos, may be expected to do better.
+        # Programs outside the comparison, for example with random demos, may be expected to do better.
         return "no other program in the final comparison is expected to do better"
     return f"the best other program is expected to gain {best.expected_gain:+.3f}, but {_uncertainty(report, best)}"
 
@@ -290,13 +290,13 @@ def _why_search_result_was_rejected(report: ReportData) -> Iterator[str]:
 
 
 def _uncertainty(report: ReportData, candidate: Candidate) -> str:
-    """Say why a candidate was not chosen, with its probabilities and the rule that they fail."""
+    """Say why a candidate was not chosen, with its probabilities and the rule that they do not meet."""
     probabilities = _probabilities(candidate.probability, candidate.probability_worse)
     if candidate.over_calibrated is not None and candidate.worse_than_calibrated is not None:
         over_calibrated = _probabilities(candidate.over_calibrated, candidate.worse_than_calibrated)
         probabilities += f"; compared with your program, calibrated: {over_calibrated}"
     if candidate.probability < candidate.probability_worse:
-        # The candidate has an expected gain above 0 from all scores. The probabilities may contradict
+        # According to all scores, the expected gain is above 0. The probabilities may contradict
         # this gain, because they also depend on which scores differ on the same examples.
         return f"is more likely to be worse ({probabilities})"
     odds = MIN_ODDS
@@ -313,7 +313,7 @@ def _uncertainty(report: ReportData, candidate: Candidate) -> str:
 
 
 def _probabilities(better: float, worse: float) -> str:
-    """Format two probabilities, rounded such that they do not seem high enough for choosing the candidate."""
+    """Format two probabilities. Round them so that they do not seem to justify choosing the candidate."""
     rounded_down = math.floor(round(100 * better, 6)) / 100
     rounded_up = math.ceil(round(100 * worse, 6)) / 100
     # Do not show a probability above 0 as 0.
@@ -382,7 +382,7 @@ def _baselines_not_beaten(report: ReportData) -> Iterator[str]:
 
 
 def _similar_demos(report: ReportData) -> Iterator[str]:
-    """Recommend retrieved demos if a vote of similar examples is better, and they were not tried yet."""
+    """Recommend retrieved demos if they were not tried and a vote of similar examples is better."""
     if not _vote_is_better(report):
         return
     assert report.vote is not None
@@ -434,7 +434,7 @@ def _calibration(report: ReportData) -> Iterator[str]:
 
 
 def _cheaper_prompt(report: ReportData) -> Iterator[str]:
-    """Recommend a prompt that is as good as the returned prompt, but has clearly fewer tokens."""
+    """Recommend a prompt that is as good as the returned prompt but has clearly fewer tokens."""
     cheapest = next((entry for entry in report.front if entry.is_as_good), None)
     returned = next((entry for entry in report.front if entry.is_returned), None)
     if cheapest is None or returned is None or report.comparison is None:

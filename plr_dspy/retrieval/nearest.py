@@ -16,6 +16,7 @@ from scipy import sparse
 from plr_dspy.errors import UserError
 from plr_dspy.programs.media import text_without
 from plr_dspy.programs.splits import answer_classes, input_key, source_of
+from plr_dspy.report.formats import count
 from plr_dspy.statistics.arrays import Array
 
 Fields: TypeAlias = Mapping[str, Any]
@@ -39,16 +40,17 @@ class NearestDemos:
 
     Attributes:
         num_demos: Maximum number of demos to show.
-        prefer: A second criterion besides similarity. "frequent labels" prefers demos with labels
-            that are frequent among the candidates. "unlike each other" prefers demos that differ
-            from those already chosen. "nearest" uses similarity alone.
+        prefer: How to choose among the most similar demos, called candidates. "nearest" uses
+            similarity alone. "frequent labels" also prefers demos whose labels are frequent among
+            the candidates. "unlike each other" also prefers demos that differ from those already
+            chosen.
         nearest_last: Whether the best demo comes last, next to the inputs of the call.
-        num_candidates: Number of candidates: the most similar demos, from which to choose.
-        max_tokens: Maximum number of tokens in all demos of a call. Demos with the lowest ranks
-            are dropped first. None means no limit.
+        num_candidates: Number of candidates.
+        max_tokens: Maximum total number of tokens in the demos of a call. The lowest-ranked
+            demos are dropped first. None means no limit.
     """
 
-    # Reject unknown settings, which files from later versions may contain.
+    # Reject unknown settings: they mean that a later version saved the file.
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     num_demos: int = 8
@@ -72,7 +74,7 @@ def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
 
     The function returns the string's cosine similarities to the texts, ``[n]``.
     """
-    # This import takes a second, because it loads pandas.
+    # Import late, because this import loads pandas and takes a second.
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     vectorizer = TfidfVectorizer(token_pattern=TOKEN, ngram_range=(1, 2))
@@ -101,7 +103,7 @@ class Pool:
             define the demos' classes.
         demos: The demos to search, as examples or dicts.
         sources: For each demo, the identifier of the program inputs from which the demo was made.
-        embedder: Embeds the inputs to compare. If None, compare the words in the inputs instead.
+        embedder: Embedder for the inputs to compare. None means that words are compared instead.
         vectors: Embeddings of the demos, ``[n, d]``, or None if they are unknown.
         known: A cache that maps texts to embeddings of unit length. It is updated in place.
         tokens: Number of prompt tokens in each demo, ``[n]``, or empty if the numbers are unknown.
@@ -137,8 +139,8 @@ class Pool:
         self._size = next(map(len, self._known.values()), None)
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         if new:
-            # Saved embeddings are rounded. Round them here too, so that a loaded program retrieves
-            # the same demos.
+            # Round the embeddings before the first use, because programs save rounded embeddings.
+            # Otherwise, a loaded program could retrieve other demos.
             self._known.update(zip(new, np.round(self._embed(new), 6), strict=True))
         self.vectors = np.array([self._known[text] for text in texts])
         self._size = self.vectors.shape[1]
@@ -164,7 +166,7 @@ class Pool:
         """Return the indices of the demos to show for a call's inputs, in prompt order.
 
         If an example is being scored, pass the program's inputs as `without`. Demos made from this
-        example or its duplicates are skipped.
+        example or from a duplicate of it are skipped.
         """
         candidates, similarities = self._nearest(inputs, nearest.num_candidates, without)
         ranked = list(range(len(candidates)))
@@ -183,7 +185,7 @@ class Pool:
         return best_first
 
     def _diverse(self, candidates: Sequence[int], similarities: Array, number: int) -> list[int]:
-        """Return the positions of candidates that are similar to the input but unlike each other, best first.
+        """Return positions of candidates that are similar to the inputs but unlike each other, best first.
 
         Source: J. Carbonell and J. Goldstein, "The use of MMR", SIGIR 1998.
         """
@@ -207,8 +209,8 @@ class Pool:
         if without is not None:
             source = source_of(without)
             values = set(map(input_key, without.values()))
-            # Skip demos with the same inputs, but only if one of these is also an input of the program.
-            # Inputs that the program computes may be the same for other examples.
+            # Skip demos with the same inputs, but only if the program itself got one of these inputs.
+            # Inputs that the program computes may be the same for different examples.
             if any(input_key(inputs[name]) in values for name in self.names if name in inputs):
                 own_key = self._input_key(inputs)
         best = np.argsort(-cosines, kind="stable")
@@ -228,10 +230,14 @@ class Pool:
         """Return the embeddings of texts, scaled to unit length."""
         vectors = np.asarray(self.embedder(list(texts)), dtype=float)  # type: ignore[misc, type-var]
         expected = (len(texts), self._size or vectors.size // len(texts))
-        if vectors.shape != expected or not vectors.size or not np.isfinite(vectors).all():
+        is_finite = np.isfinite(vectors).all()
+        if vectors.shape != expected or not vectors.size or not is_finite:
+            array = f"an array of shape {vectors.shape}"
+            if not is_finite:
+                array += " with NaN or infinite values"
             raise UserError(
-                f"embedder must return one vector of {self._size or 'several'} finite numbers per text; got an array "
-                f"of shape {vectors.shape} for {len(texts)} texts: fix the embedder, or pass another embedder"
+                f"embedder must return one vector of {self._size or 'several'} finite numbers per text; got {array} "
+                f"for {count(len(texts), 'text')}: fix the embedder, or pass another embedder"
             )
         return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
 

@@ -31,8 +31,8 @@ class Retrieval:
     Attributes:
         pool: The demos to search.
         nearest: The settings for the search.
-        guarded: Whether to retrieve demos only if the example being scored is known. If it is
-            unknown, a retrieved demo may show the answer to this example.
+        guarded: Whether to retrieve demos only if it is known which example is being scored.
+            Otherwise, a retrieved demo may show the answer to that example.
     """
 
     pool: Pool
@@ -41,7 +41,7 @@ class Retrieval:
 
     @property
     def facts(self) -> list[Any]:
-        """All settings and data that affect which demos are retrieved, as parts of a program's digest."""
+        """All settings and data that affect which demos are retrieved, for a program's digest."""
         pool = self.pool
         demos = [dict(demo.items()) for demo in pool.demos]
         return [asdict(self.nearest), demos, pool.sources, pool.tokens, pool.embedder]
@@ -87,7 +87,7 @@ class RetrievingPredict(dspy.Predict):
         return [*self.demos, *self.retrieval.demos_for(inputs, without=scored)]
 
     def reset(self) -> None:
-        """Reset the predictor to an ordinary predictor without demos, so that optimizers can choose its demos."""
+        """Turn this predictor into an ordinary one without demos, so that optimizers can choose its demos."""
         super().reset()
         self.__class__ = type(self).__bases__[0]
         del self.retrieval
@@ -117,7 +117,7 @@ class RetrievingPredict(dspy.Predict):
 
 
 def retrieve_in(program: dspy.Module, retrievals: Mapping[str, Retrieval]) -> dspy.Module:
-    """Make a program's predictors retrieve demos for each input, and return the same program."""
+    """Make a program's predictors retrieve demos for each input, and return the program."""
     predictors = dict(program.named_predictors())
     for name, retrieval in retrievals.items():
         predictor = predictors[name]
@@ -136,12 +136,12 @@ def retrievals_of(program: dspy.Module) -> dict[str, Retrieval]:
     }
 
 
-@functools.cache  # The warning is logged only once.
+@functools.cache  # Log the warning only once.
 def warn_of_unknown_example() -> None:
     logger.warning(
         "A predictor retrieves no demos, because its thread was started without the context that identifies the "
-        "example being scored. Start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, which "
-        "pass the context on, or use PLFewShot(demos='fixed')."
+        "example being scored. Start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context to pass "
+        "the context on, or use PLFewShot(demos='fixed')."
     )
 
 
@@ -150,8 +150,8 @@ def _retrieving(kind: type[dspy.Predict]) -> type[RetrievingPredict]:
     """Return a subclass of the given predictor class that also retrieves demos."""
     if kind is dspy.Predict:
         return RetrievingPredict
-    # Put the predictor's own class first. If this class changes the inputs, demos are retrieved for
-    # the changed inputs.
+    # Put the predictor's own class first, because demos must be retrieved for the inputs as changed
+    # by this class.
     return type(f"Retrieving{kind.__name__}", (kind, RetrievingPredict), {})
 
 
@@ -160,7 +160,7 @@ def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Emb
 
     Args:
         predictor: The predictor that will show the demos.
-        state: The entry "retrieval" of the predictor's saved state.
+        state: The entry "retrieval" in the predictor's saved state.
         embedder: The embedder that was used when the program was compiled, or None.
     """
     version = state.get("version", 1)

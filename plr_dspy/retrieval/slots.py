@@ -19,8 +19,8 @@ from plr_dspy.statistics.arrays import Array
 
 NEAREST_LAST = "nearest last"
 FREQUENT_LABELS = "frequent labels"
-# Without a search, demos with frequent labels are preferred in pools of at least this size. In
-# experiments, this raised scores with 1,000 demos, but not with 100 (docs/evidence.md).
+# Minimum size of pools in which frequent labels are preferred if there is no search. In
+# experiments, this preference raised scores with 1,000 demos but not with 100 (docs/evidence.md).
 LARGE_POOL = 320
 
 
@@ -126,8 +126,8 @@ class RetrievalSlots(PoolSlots):
         super().__init__(program, pools, programs=self.whole_programs, **limits)
         self.embedder = next((pool.embedder for pool in retrieval_pools.values()), None)
         self._program_digests: dict[WholeProgram, str] = {}
-        # These methods pass the program's inputs on to its predictor unchanged, so the retrieved
-        # demos are known before the call.
+        # `Predict` and `ChainOfThought` pass the program's inputs on to the predictor unchanged, so
+        # the retrieved demos are known before the call.
         forwards = (dspy.Predict.forward, dspy.ChainOfThought.forward)
         patched_forward = vars(program).get("forward")  # dspy.syncify sets this attribute
         self._passes_inputs_on = (
@@ -136,7 +136,7 @@ class RetrievalSlots(PoolSlots):
 
     @property
     def without_calls(self) -> WholeProgram:
-        """The candidate to return without a search: a program that retrieves the nearest demos for each input."""
+        """The candidate to return without a search: a program that retrieves demos for each input."""
         largest = max(len(pool.demos) for pool in self.retrieval_pools.values())
         name = FREQUENT_LABELS if largest >= LARGE_POOL else NEAREST_LAST
         return next(whole for whole in self.whole_programs if whole.name == name)
@@ -175,7 +175,7 @@ class RetrievalSlots(PoolSlots):
             return super().fingerprint(candidate)
         retrievals = self._retrievals(candidate)
         if inputs is not None and self._passes_inputs_on:
-            # If the embedder fails here, ignore the error, because the call will report the same error.
+            # Ignore errors of the embedder here, because the call will report them.
             with suppress(Exception):
                 demos = {
                     name: retrieval.demos_for(inputs, without=inputs)

@@ -22,7 +22,7 @@ MARGIN = 1.15  # safety factor for the estimated cost and duration of future cal
 
 # Providers whose names have a suffix in the price table, as in "vertex_ai-anthropic_models".
 SUFFIXED_PROVIDERS = ("bedrock", "cohere", "fireworks_ai", "vertex_ai")
-# In a model's token counts, this key holds the number of replies without usage data.
+# Key in a model's token counts for the number of replies without usage data.
 UNCOUNTED = "replies_without_usage"
 
 
@@ -31,22 +31,22 @@ class Budget:
     """A run's limits, and the calls, dollars and seconds used so far. The budget is thread-safe.
 
     A call does not start if it is expected to exceed a limit. For each running call, the budget
-    reserves the expected cost, or the cost of the most expensive call if that is higher. For an
-    example that is longer than usual, it also reserves the cost of the additional tokens. Calls
+    reserves the expected cost, or the cost of the most expensive call so far if that is higher. If
+    an example is longer than usual, the cost of the additional tokens is also reserved. Calls
     recalled from the log count towards the limits like new calls. `max_cost` limits the total cost
     of all runs in the log.
 
     Attributes:
         started: Start time as returned by `time.monotonic()`. By default, the current time.
-        expected_cost: Expected dollars per call, or None if unknown. It serves as the mean cost
-            until a call has been paid for. At least this amount is reserved per call, because the
-            first call may show no demos and be unusually cheap.
+        expected_cost: Expected dollars per call, or None if unknown. This is the assumed mean cost
+            until a call has been paid for. At least this amount is reserved per call, because
+            the first call may be unusually cheap, for example without demos.
         extra_costs: Additional dollars per call on each unusually long example, keyed by its index.
         share: Fraction of the cost and time limits that may be used by the end of the current phase.
         refused: The limit that prevented the last requested call, or None if that call started.
         unpriced: A description of the first missing price or token count, or an empty string.
         largest_cost: Dollars to reserve for a call on an example of usual length, or 0 if unknown.
-        needs_one: Whether one call must run alone first to reveal the cost per call.
+        needs_one: Whether a single call must end first, because the cost per call is unknown.
     """
 
     log: RunLog = field(default_factory=RunLog, kw_only=False)
@@ -93,8 +93,8 @@ class Budget:
         """Reserve money and time for `calls` later calls, and reset `refused`.
 
         If the budget suffices for only a fraction of the `planned` calls, reserve only this fraction
-        of `calls`. If `planned` is 0, reserve all `calls`. In both cases, reserve at most
-        `MAX_RESERVED` of the affordable calls.
+        of `calls`. If `planned` is 0, reserve all `calls`. In both cases, reserve at most the
+        fraction `MAX_RESERVED` of the affordable calls.
         """
         self._num_reserved = calls
         self._planned = planned
@@ -178,7 +178,7 @@ class Budget:
 
     @property
     def estimated_calls_left(self) -> int:
-        """The number of further calls that the limits allow, given the mean cost and duration of calls so far."""
+        """The number of further calls that the limits allow, given the mean cost and duration so far."""
         return max(0, int(min(self._calls_by_limit().values())))
 
     @property
@@ -248,7 +248,7 @@ class Budget:
         return (self._started + self.max_seconds - now) / (MARGIN * mean)
 
     def _count(self, cost: float, extra: float) -> None:
-        """Add a call's cost, of which `extra` is due to a long example."""
+        """Add a call's cost. The part `extra` of this cost is due to a long example."""
         self.cost += cost
         if cost > 0:
             self.largest_cost = max(cost - extra, self.largest_cost)
@@ -332,7 +332,7 @@ def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:
 
 @lru_cache(maxsize=1)
 def _table_on_disk() -> Mapping[str, Any]:
-    """Return the price table in litellm's folder, without importing litellm, which takes seconds."""
+    """Read the price table from litellm's folder, because importing litellm takes seconds."""
     spec = importlib.util.find_spec("litellm")
     if spec is None or spec.origin is None:
         return {}

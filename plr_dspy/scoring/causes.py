@@ -1,4 +1,4 @@
-"""Causes of failed calls that lie outside the program, each with its exceptions and a fix."""
+"""Causes outside the program that make calls fail, with the exceptions and a fix for each cause."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause of failed calls outside the program. The same calls may succeed once the cause is fixed."""
+    """A cause outside the program that makes calls fail. Once it is fixed, the calls may succeed."""
 
     errors: tuple[str, ...]  # names of exception classes in DSPy and litellm
-    fix: str  # advice to the user, to append to a message
+    fix: str  # advice for the user, shown at the end of a message
     is_fatal: bool = False  # whether every later call would fail in the same way
 
 
@@ -18,7 +18,7 @@ CAUSES = (
     Cause(
         ("ContextWindowExceededError",),
         "use fewer or shorter demos (PLFewShot: max_demos, max_demo_tokens), or increase the server's context length "
-        "and repeat these calls with accept_changes=True",
+        "and repeat the failed calls with accept_changes=True",
     ),
     Cause(
         ("LMAuthError", "AuthenticationError", "PermissionDeniedError"),
@@ -27,12 +27,12 @@ CAUSES = (
     ),
     Cause(
         ("LMBillingError", "BudgetExceededError"),
-        "add credit to the provider account, or increase the spending limit",
+        "add credit to your provider account, or increase the spending limit",
         is_fatal=True,
     ),
     Cause(
         ("LMUnsupportedModelError", "NotFoundError"),
-        "check the name of the model, and that the server at api_base serves it",
+        "check the name of the model, and check that the server at api_base serves this model",
         is_fatal=True,
     ),
     Cause(
@@ -66,7 +66,7 @@ CAUSES = (
     ),
     Cause(
         ("LMInvalidRequestError", "BadRequestError", "InvalidRequestError", "UnprocessableEntityError"),
-        "change the settings of the LM or server as the error message says, because the server rejected the request",
+        "find out from the error message why the server rejected the request, and change the LM's or server's settings",
     ),
     Cause(("LMLockTimeoutError",), "stop the other process that has locked the LM's credentials"),
 )
@@ -82,12 +82,12 @@ def cause_of(error: str) -> Cause | None:
 
 
 def main_cause(errors: Iterable[str]) -> Cause | None:
-    """Return the most frequent cause of these exceptions, or None if it is unknown or nothing was raised."""
+    """Return the most frequent cause of `errors`, or None if this cause is unknown or `errors` is empty."""
     causes = Counter(map(cause_of, errors))
     return causes.most_common(1)[0][0] if causes else None
 
 
 def fix_for(errors: Iterable[str], *, otherwise: str) -> str:
-    """Return the fix for the main cause of these exceptions, or `otherwise` if `main_cause()` returns None."""
+    """Return the fix for the main cause of `errors`, or `otherwise` if `main_cause()` returns None."""
     cause = main_cause(errors)
     return otherwise if cause is None else cause.fix

@@ -25,20 +25,20 @@ from plr_dspy.search.space import Scores
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 from plr_dspy.statistics.crossed import RandomOrderings, mean_of_orderings
 
-# An example's index and the predicted label, which is None for an unparsable reply.
+# An example's index and the predicted label, or None for an unparsable reply.
 Answer: TypeAlias = tuple[int, str | None]
 Answers: TypeAlias = Mapping[int, str | None]  # maps example indices to predicted labels
 Pair: TypeAlias = tuple[int, str | None, str | None]  # an example's index and two programs' answers
 
-# Minimum number of answers to examples with each label in a reference. With fewer answers, the
-# scores of rare labels would be too noisy.
+# Minimum number of answers in a reference for each correct label. With fewer answers, the scores of
+# rare labels would be too noisy.
 ENOUGH_ANSWERS = 10
 STEP = 1e-6  # step of finite differences, as a fraction of the number of examples
 NUM_DRAWS = 1_000  # number of bootstrap samples
 
 
 class MetricOfCounts(Protocol):
-    """A metric of a confusion matrix, such as a `plr_dspy.metrics.confusion.SetMetric`."""
+    """A function of a confusion matrix, such as a `plr_dspy.metrics.confusion.SetMetric`."""
 
     bounds: tuple[float, float]
     label: str | None
@@ -49,7 +49,7 @@ class MetricOfCounts(Protocol):
 
 
 def possible_labels(right_labels: Iterable[str], labels: Iterable[str] = ()) -> list[str]:
-    """Return the declared `labels`, followed by the other labels that occur in the examples."""
+    """Return the declared `labels`, followed by all other labels in `right_labels`, sorted."""
     declared = list(dict.fromkeys(labels))
     return declared + sorted(set(right_labels) - set(declared))
 
@@ -60,7 +60,7 @@ def confusion_matrix(
     labels: Sequence[str],
     weights: ArrayLike = 1.0,
 ) -> Array:
-    """Return the confusion matrix of the weighted answers, in the format of `SetMetric.value`."""
+    """Return the confusion matrix of the weighted answers, in the format that `SetMetric.value` accepts."""
     index_of: dict[str | None, int] = {label: index for index, label in enumerate(labels)}
     rows = [index_of[label] for label in right_labels]
     columns = [index_of.get(answer, len(labels)) for answer in answers]
@@ -70,23 +70,23 @@ def confusion_matrix(
 
 
 def ratio(numerator: Array, denominator: Array) -> Array:
-    """Return the elementwise quotient, which is 0 where the denominator is 0."""
+    """Return the elementwise quotient, with 0 where the denominator is 0."""
     return np.divide(numerator, denominator, out=np.zeros_like(denominator), where=denominator > 0)
 
 
 class ConfusionScores(EffectiveScores):
     """Scores of single answers. To first order, their mean equals a metric M of the confusion matrix.
 
-    The metric is linearized at a reference, which is a set of answers, such as those of the best
-    programs. C[i, j] is the number of answers j in the reference to examples with label i.
-    The rows of C are weighted so that each label is as frequent as among all n examples. An answer
-    j to an example with label i then scores
+    The metric is linearized at a reference: a set of answers, such as the best programs' answers.
+    In the confusion matrix C of the reference, C[i, j] counts the answers j to examples with label
+    i. The rows of C are weighted so that each label is as frequent as among all n examples. An
+    answer j to an example with label i then scores
 
         s(i, j) = M(C) + n (D[i, j] - sum_j C[i, j] D[i, j] / sum_j C[i, j]),    D = dM / dC.
 
     For each label, the mean score over the reference is M(C). The label frequencies of a sample
-    therefore do not affect the sample's mean score. Before D is calculated, `PSEUDO_EXAMPLES` are
-    added to each row of C.
+    therefore do not affect the sample's mean score. Before D is calculated, artificial answers with
+    a total weight of `PSEUDO_EXAMPLES` are added to each row of C.
 
     Source: F. R. Hampel, "The influence curve and its role in robust estimation", JASA 69,
         1974.
@@ -94,12 +94,12 @@ class ConfusionScores(EffectiveScores):
     Args:
         metric: The metric M.
         right_labels: The correct label of each example, ``[n]``.
-        labels: Labels that the program can predict. Other labels of examples are added.
+        labels: Labels that the program can predict. Other labels in `right_labels` are added.
 
     Attributes:
         labels: All labels, ``[k]``.
         num_examples: Number of examples, n.
-        table: Score of each label on each example, ``[n, k]``, updated in place.
+        table: Score of each label as the answer to each example, ``[n, k]``, updated in place.
         bounds: Lowest and highest known values of the metric.
         positive_label: The metric's positive label, or None.
     """
@@ -120,7 +120,7 @@ class ConfusionScores(EffectiveScores):
         self._shares = self._is_of_label.mean(axis=0)
         self._scores = np.zeros((len(self.labels), len(self.labels) + 1))
         self._value = 0.0
-        self._means = np.zeros(len(self.labels))  # mean of n D over the reference for each label
+        self._means = np.zeros(len(self.labels))  # mean of n * D over the reference, for each label
         self._variances = np.ones(len(self.labels))  # variance of scores for each label
         self.table = np.zeros((len(right_labels), len(self.labels)))
 
@@ -149,8 +149,8 @@ class ConfusionScores(EffectiveScores):
         """Linearize the metric at the answers of the best candidates.
 
         `best_first` yields each candidate's records, with the labels that replace recorded answers.
-        Use at least `min_candidates` candidates. Continue until there are at least as many answers
-        as examples, and `ENOUGH_ANSWERS` for each correct label.
+        Use at least `min_candidates` candidates. Add others until there are at least as many answers
+        as examples, and `ENOUGH_ANSWERS` answers for each correct label.
         """
         reference: list[Answer] = []
         for number, (records, labels) in enumerate(best_first, start=1):
@@ -162,7 +162,7 @@ class ConfusionScores(EffectiveScores):
         self.linearize_at(reference)
 
     def answers(self, records: Records, labels: Labels) -> dict[int, str | None]:
-        """Return a candidate's answers by example index, without failed calls. `labels` replace recorded answers."""
+        """Return a candidate's answers, but omit failed calls. `labels` replace recorded answers."""
         answers = {example: record.value for example, record in records.items() if record.outcome != FAILED}
         for example in answers.keys() & labels.keys():
             answers[example] = self.labels[labels[example]]
@@ -180,7 +180,7 @@ class ConfusionScores(EffectiveScores):
         return float(self._scores[self._rows[example], self._columns.get(answer, -1)])
 
     def value(self, answers: Iterable[Answer]) -> float:
-        """Return the metric of these answers, with each label weighted by its frequency among all examples."""
+        """Return the metric's value for `answers`, weighted to the label frequencies of all examples."""
         return self._value_of(self._weighted(self._count(answers)))
 
     def clip(self, value: float) -> float:
@@ -247,7 +247,7 @@ class ConfusionScores(EffectiveScores):
         return np.asarray(counted_after - counted_before)
 
     def resampled(self, answered: Sequence[Pair]) -> tuple[Array, Array]:
-        """Return two programs' metrics on bootstrap samples, without and with unseen labels, ``[draws, 2]``.
+        """Return the metric's values for two programs on bootstrap samples, in two arrays ``[draws, 2]``.
 
         For each sample, first draw the number of examples with each label. Then draw pairs of
         answers for each label from the examples that both programs answered. The first array
@@ -284,9 +284,9 @@ class ConfusionScores(EffectiveScores):
         return np.concatenate(values), np.concatenate(values_with_unseen)
 
     def draw_values(self, rows: Sequence[Answers], rng: np.random.Generator) -> tuple[float, Array]:
-        """Return the metric of random orderings' answers, and draws of this metric on new examples, ``[draws]``.
+        """Return the metric's value for random orderings, and drawn values on new examples, ``[draws]``.
 
-        `rows` holds the answers of each ordering. The returned metric ignores labels without an
+        `rows` contains each ordering's answers. The returned value ignores labels without an
         answered example, but each draw includes random answers to examples with these labels.
         """
         size = len(self.labels)
@@ -321,7 +321,7 @@ class ConfusionScores(EffectiveScores):
             values.append(self._values_of(drawn_counts))
             total_counts += drawn_counts.sum(axis=0)
         draws = np.concatenate(values)
-        # Subtract the bias, because varying counts lower the mean of metrics such as F1.
+        # Subtract the bias: random variation of the counts lowers the mean of metrics such as F1.
         bias = float(draws.mean()) - self._value_of(total_counts / len(draws))
         return self._value_of(weighted), np.clip(draws - bias, *self.bounds)
 
@@ -336,13 +336,13 @@ class ConfusionScores(EffectiveScores):
         return np.moveaxis(np.eye(len(self.labels) + 1)[np.array(columns)], -1, 0), known
 
     def _values_of_programs(self, counts: Array) -> Array:
-        """Return two programs' metrics ``[draws, 2]``, given their drawn counts ``[2, draws, k, k + 1]``."""
+        """Return the metric's values ``[draws, 2]`` for two programs' counts ``[2, draws, k, k + 1]``."""
         return np.array([self._values_of(of_program) for of_program in counts]).T
 
     def scarce_labels(self, examples: Iterable[int], minimum: int) -> list[str]:
         """Return the labels that fewer than `minimum` of these examples have.
 
-        Repeated examples count once. Omit labels without any example in the whole set.
+        Count repeated examples once. Omit labels that no example has.
         """
         counts = self._is_of_label[[*set(examples)]].sum(axis=0)
         is_scarce = (counts < minimum) & (self._num_of_label > 0)
@@ -359,14 +359,14 @@ class ConfusionScores(EffectiveScores):
         return of_correct_answers if of_correct_answers > 1e-9 else float(deviations[has_examples].max())
 
     def mean_with_error(self, scores: Sequence[float], value: float) -> tuple[float, float]:
-        """Return the center and standard error of the metric's confidence interval.
+        """Return the center of the metric's confidence interval, and its standard error.
 
         `scores` are the scores of all examples, and `value` is the metric's value.
 
-        For each of the K labels that affect the metric, add 2 / K answers with the highest score
-        and 2 / K answers with the lowest score. This keeps the error above 0 even if all answers
-        are correct (R. Price and D. Bonett, Computational Statistics & Data Analysis 45, 2004). If
-        a label has a single example, the error is infinite.
+        For each of the K labels that affect the metric, add 2 / K artificial answers with the
+        highest score and as many with the lowest score. This keeps the error above 0 even if all
+        answers are correct (R. Price and D. Bonett, Computational Statistics & Data Analysis 45,
+        2004). If a label has a single example, the error is infinite.
         """
         deviations = np.array(scores) - value
         lowest = (self._scores - self._value).min(axis=1)
@@ -414,11 +414,11 @@ class ConfusionScores(EffectiveScores):
         return derivative
 
     def _value_of(self, counts: Array) -> float:
-        """Return the metric of these counts, and widen `bounds` to include the returned value."""
+        """Return the metric's value for `counts`, and widen `bounds` to include this value."""
         return float(self._values_of(counts[None])[0])
 
     def _values_of(self, counts: Array) -> Array:
-        """Return the metric of each draw ``[draws, k, k + 1]``, and widen `bounds` to include the values."""
+        """Return the metric's values for counts ``[draws, k, k + 1]``, and widen `bounds` to include them."""
         values = self._metric.values(counts, self.labels)
         self.bounds = min(float(values.min()), self.bounds[0]), max(float(values.max()), self.bounds[1])
         return values

@@ -1,6 +1,6 @@
-"""Draws of a program's answers to examples with each label, used to draw values of a metric over a set.
+"""Random draws of a program's answers for each label, from which a metric over a set is calculated.
 
-Confusion matrices are drawn in blocks, because all draws for 150 labels together take 360 MB.
+Confusion matrices are drawn in blocks, because all draws for 150 labels would take 360 MB.
 """
 
 import itertools
@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 
 from plr_dspy.statistics.arrays import Array
 
-PSEUDO_EXAMPLES = 0.5  # artificial examples added per label, so that no cell of a reference is empty
-PSEUDO_PAIRS = 1.0  # artificial pairs of answers added per label, so that a few pairs do not look conclusive
+PSEUDO_EXAMPLES = 0.5  # number of artificial examples per label, so that no count in a reference is 0
+PSEUDO_PAIRS = 1.0  # number of artificial answer pairs per label, so that a few pairs do not look conclusive
 CELLS_PER_BLOCK = 1_000_000  # maximum number of cells in all confusion matrices held in memory at a time
 
 
 def wrong_answers(answers: Array, label: int) -> Array:
     """Return the assumed distribution of wrong answers to examples with a label, ``[..., k + 1]``.
 
-    It is proportional to the counts of all `answers` other than this label. Unparsable answers
-    alone would be too pessimistic, because they count against every other label.
+    It is proportional to `answers`, but excludes this label. Assuming only unparsable answers would
+    be too pessimistic, because they count against every other label.
     """
     wrong = answers.copy()
-    # Add artificial answers, because even a program without wrong answers so far can be wrong.
+    # Add artificial answers, because a program without wrong answers so far can still be wrong.
     wrong[..., :-1] += PSEUDO_EXAMPLES / wrong.shape[-1]
     wrong[..., label] = 0.0
     return np.asarray(wrong / wrong.sum(axis=-1, keepdims=True))
@@ -61,7 +61,7 @@ def draw_pairs(
     """Draw bootstrap samples of two programs' pairs of answers to examples with a label.
 
     Return how often each pair occurs in each sample, ``[draws, p]``, and the two programs' answers
-    in each pair, ``[2, p, k + 1]``. The pairs include artificial ones.
+    in each pair, ``[2, p, k + 1]``. The pairs include artificial pairs.
     """
     is_column = np.eye(len(of_both))
     # The artificial pairs are all four combinations of right and wrong answers.
@@ -77,7 +77,7 @@ def draw_pairs(
 def blocks(num_draws: int, num_labels: int, *, num_programs: int) -> Iterator[slice]:
     """Yield slices of draws. The confusion matrices of a slice have at most `CELLS_PER_BLOCK` cells.
 
-    Each draw has one confusion matrix per program. A slice has at least one draw.
+    Each draw has one confusion matrix per program. A draw with more cells is a slice by itself.
     """
     cells_per_draw = num_programs * num_labels * (num_labels + 1)
     length = max(1, CELLS_PER_BLOCK // cells_per_draw)
@@ -93,8 +93,8 @@ def draw_accuracies(number: int, rng: np.random.Generator) -> Array:
 def add_unseen(counts: Array, totals: Array, unseen: Sequence[int], accuracies: Array) -> None:
     """Add a program's answers to examples with unseen labels, in place.
 
-    Each draw has the same accuracy for all of these labels, because a program that never predicts
-    one of them may never predict any.
+    Each draw uses a single accuracy for all of these labels, because a program that never predicts
+    one of them may never predict any of them.
 
     Args:
         counts: The drawn counts of answers, ``[draws, k, k + 1]``.

@@ -24,22 +24,22 @@ class EffectiveScores:
         """Do nothing, because the metric's own scores need no reference.
 
         A subclass may calculate scores relative to the answers of at least `min_candidates` of the
-        best candidates. If a candidate has labels, they replace its recorded answers.
+        best candidates. A candidate's labels, if any, replace its recorded answers.
         """
 
     def counted(self, scores: Scores) -> Scores:
         """Return the scores unchanged.
 
-        Subclasses may rescale the scores so that their mean is the candidate's overall score.
+        Subclasses may rescale each candidate's scores so that their mean is its overall score.
         """
         return scores
 
     def information_weights(
         self, known: NDArray[np.bool_], examples: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Return the mean information in each row's known scores, ``[m]``.
+        """Return how informative the known scores in each row are on average, ``[m]``.
 
-        The unit is the information in a score on a random example.
+        The unit is the information in the score of a random example.
 
         Args:
             known: Whether each candidate's score on each example is known, ``[m, e]``.
@@ -48,7 +48,7 @@ class EffectiveScores:
         return np.ones(len(known))
 
     def strata(self, num_examples: int) -> Sequence[Sequence[int]]:
-        """Return the first `num_examples` examples, in groups from which a schedule takes examples in turn."""
+        """Return groups of the first `num_examples` examples. A schedule takes one from each in turn."""
         return [range(num_examples)]
 
     def clip(self, value: float) -> float:

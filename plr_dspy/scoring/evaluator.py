@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
+from plr_dspy.report.formats import count
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.causes import fix_for
 from plr_dspy.scoring.confusion_scores import ConfusionScores
@@ -13,7 +14,7 @@ from plr_dspy.search.space import Candidate, WholeProgram
 
 Wanted: TypeAlias = dict[Candidate, list[int]]  # the examples on which to evaluate each candidate
 
-# Phases to which calls are assigned, and keys of `ReportData.program_calls`.
+# Phases to which calls belong. Their names are keys of `ReportData.program_calls`.
 BOOTSTRAP = "bootstrap"
 SEARCH = "search"
 RACE = "race"
@@ -31,21 +32,21 @@ class Payer(Protocol):
         """Return an ID for an ordering's prompt, or for a whole program's prompt on an example."""
 
     def pay(self, cells: Mapping[CallKey, Candidate | None]) -> None:
-        """Make the calls with these keys. Stop when the budget allows no more calls."""
+        """Make the calls in `cells`. Stop when the budget allows no more calls."""
 
 
 class NothingRan(RuntimeError):
-    """An error raised if all calls of a run failed."""
+    """An error raised if all calls of a run or a phase failed."""
 
 
 class Evaluator:
     """An evaluator that calls candidates on examples and never repeats an answered call.
 
-    A call counts towards the first phase that requests it, even if the call was already logged. A
-    resumed run therefore makes the same decisions as an uninterrupted run.
+    A call belongs to the first phase that requests it, even if the call was already logged. So a
+    resumed run makes the same decisions as an uninterrupted run.
 
     Args:
-        payer: The interface that makes the calls.
+        payer: The object that makes the calls.
         bootstrapped: Keys of the calls from which demos were bootstrapped.
         confusion_scores: Scores of answers for a metric over a set, or None for other metrics.
 
@@ -113,13 +114,13 @@ class Evaluator:
         return self._candidates.get(prompt)
 
     def num_calls(self, phase: str = "") -> int:
-        """Return how many calls a phase was the first to request. By default, include all phases."""
+        """Return the number of calls that `phase` was the first to request. By default, count all calls."""
         if not phase:
             return len(self._phases)
         return list(self._phases.values()).count(phase)
 
     def affordable(self, wanted: Wanted) -> Wanted:
-        """Return the leading candidates in `wanted` for which the unreserved calls suffice.
+        """Return the first candidates in `wanted`, as many as the unreserved calls allow.
 
         Calls that are already in the log are free.
         """
@@ -135,7 +136,7 @@ class Evaluator:
     def evaluate(self, wanted: Mapping[Candidate, Sequence[int]]) -> CallRecords:
         """Make the wanted calls that are not in the log.
 
-        Return the calls of the leading candidates for which all wanted calls have been made.
+        Return the records of the candidates in `wanted` before the first one with a missing call.
         """
         requested: dict[CallKey, Candidate] = {}
         for candidate, examples in wanted.items():
@@ -151,7 +152,7 @@ class Evaluator:
         return complete
 
     def call_unscored(self, payer: Payer, cells: Mapping[CallKey, Candidate]) -> list[CallRecord]:
-        """Make calls that score no candidate, and return the records of those that were made.
+        """Make calls that score no candidate, and return the records of the calls that were made.
 
         `payer` must use the same log and budget as the evaluator.
         """
@@ -179,7 +180,7 @@ class Evaluator:
                     self._phases.setdefault(key, self.phase)
 
     def known(self, wanted: Mapping[Candidate, Sequence[int]]) -> CallRecords:
-        """Return the calls in `wanted` that have been made."""
+        """Return the records of the calls in `wanted` that have been made."""
         known: CallRecords = {}
         for candidate, examples in wanted.items():
             keys = {example: self.key(candidate, example) for example in examples}
@@ -206,7 +207,7 @@ class Evaluator:
     def table(
         self, candidates: Sequence[Candidate], examples: Sequence[int]
     ) -> tuple[list[int], list[list[float]]]:
-        """Evaluate candidates, and return the shared examples and each candidate's scores on them.
+        """Evaluate candidates, and return the examples on which all have scores, with these scores.
 
         Raise `NothingRan` if all calls failed.
         """
@@ -217,19 +218,19 @@ class Evaluator:
         return observations.table(candidates, examples)
 
     def raise_if_all_failed(self, rows: CallRecords, *, phase: str = "") -> None:
-        """Raise `NothingRan` if calls were made and all of them failed. The message names the phase, if any."""
+        """Raise `NothingRan` if calls were made and all of them failed. The message names any `phase`."""
         records = [record for row in rows.values() for record in row.values()]
         if records and all(record.outcome == FAILED for record in records):
             raise self.nothing_ran_error(records, phase=phase)
 
     def nothing_ran_error(self, records: Sequence[CallRecord], *, phase: str = "") -> NothingRan:
-        """Return an error for a run or a phase in which all calls failed, with a fix in its message."""
+        """Return an error for a run or a phase in which too many calls failed. The message includes a fix."""
         failed = [record for record in records if record.outcome == FAILED]
         check = "check that the program runs, and that its model answers"
-        calls = f"{len(records)} calls"
+        calls = count(len(records), "call")
         if phase:
             check = f"check the program and the metric on the examples of {phase}"
             calls += f" of {phase}"
         fix = fix_for((record.error for record in failed), otherwise=check)
         first = f"{failed[0].error}: {failed[0].message}"
-        return NothingRan(f"all {calls} failed (the first with {first}): {fix}, and compile again")
+        return NothingRan(f"{len(failed)} of {calls} failed (the first with {first}): {fix}, and try again")

@@ -21,8 +21,8 @@ CallRecords: TypeAlias = dict[Candidate, dict[int, CallRecord]]  # each candidat
 class Observations:
     """The calls made for each candidate, and the resulting scores.
 
-    An unparsable reply gets the lowest known score, or 0 if that is lower. For a metric over a set,
-    it counts as an answer without a label instead. A failed call gets the lowest score, too.
+    An unparsable reply or a failed call gets the lowest known score, or 0 if that is lower.
+    With a metric over a set, an unparsable reply is instead scored as an answer without a label.
     Examples on which all candidates failed are ignored, unless a candidate has no other examples.
 
     Args:
@@ -100,7 +100,7 @@ class Observations:
     def set_reference(
         self, best_first: Iterable[Candidate], fitted: FittedModel | None, *, min_candidates: int = 1
     ) -> None:
-        """Calculate later scores of a metric over a set relative to the best candidates' answers.
+        """Use the best candidates' answers as the reference for later scores of a metric over a set.
 
         Use at least `min_candidates` candidates. The reference is stored in `effective_scores`, so
         it applies to all observations that share this object.
@@ -134,8 +134,8 @@ class ExampleSchedule:
         shifted: Whether each pass through the cycle starts one example later. Without this shift,
             if `num_first` divides the cycle's length, two new candidates share either all of their
             examples or none.
-        retired: Examples that are no longer assigned. Calls that were already made on them still
-            count.
+        retired: Examples that are no longer assigned. Earlier calls on these examples are still
+            used.
         paired: Candidates that start at the first example of the cycle, so that their scores can be
             compared.
         num_paired: Minimum number of examples for a new candidate in `paired`.
@@ -164,23 +164,23 @@ class ExampleSchedule:
         num_examples: int | None = None,
         min_new: Mapping[Candidate, int] = MappingProxyType({}),
     ) -> dict[Candidate, list[int]]:
-        """Return the examples to score each candidate on, including those it was called on.
+        """Return the examples on which to score each candidate, including examples of earlier calls.
 
-        A candidate's examples are distinct. Those it was called on come first, in the order of its
-        records, and are always included. Further examples follow the cycle. A known candidate
-        starts at the first example in its records, and skips the examples that it has. A new
-        candidate starts at the beginning of the cycle if it is paired. Otherwise, its start depends
-        on how many candidates came before it. If the cycle runs out of examples, a candidate gets
-        fewer than requested.
+        A candidate's examples are distinct. The examples of its earlier calls come first, in the
+        order of its records, and are always included. Further examples follow the cycle. A known
+        candidate starts at the first example in its records, and skips the examples that it
+        already has. A new candidate starts at the beginning of the cycle if it is paired.
+        Otherwise, its start depends on how many candidates came before it. If the cycle runs out of
+        examples, a candidate gets fewer than requested.
 
         Args:
             candidates: The candidates to score.
             observations: All calls so far.
-            num_examples: Total number of examples for each candidate, including those it was called on.
-                By default, a new candidate gets `num_first`, or `num_paired` if that is more and
-                the candidate is paired. A known candidate gets `num_more` additional examples. A
-                new `WholeProgram` gets at least `MIN_FIRST_OF_PROGRAM`, even if fewer are
-                requested.
+            num_examples: Total number of examples for each candidate, including examples of earlier
+                calls. By default, a new candidate gets `num_first` examples, but at least
+                `num_paired` if it is paired. A known candidate gets `num_more` additional
+                examples. A new `WholeProgram` gets at least `MIN_FIRST_OF_PROGRAM` examples, even
+                if fewer are requested.
             min_new: Minimum number of examples to add for some candidates. Ignored if
                 `num_examples` is passed.
         """
@@ -206,7 +206,7 @@ class ExampleSchedule:
         return wanted
 
     def _default_count(self, candidate: Candidate, known: Sequence[int]) -> int:
-        """Return how many examples to add by default for a candidate already called on `known` examples."""
+        """Return how many examples to add by default for a candidate that has the `known` examples."""
         if known:
             return self.num_more
         if candidate in self.paired:
@@ -214,7 +214,7 @@ class ExampleSchedule:
         return self.num_first
 
     def _start(self, num_seen: int) -> int:
-        """Return the position in the cycle at which a new candidate starts after `num_seen` others."""
+        """Return the position in the cycle at which a new candidate starts after `num_seen` candidates."""
         start = num_seen * self.num_first
         if self.shifted and len(self._cycle) % self.num_first == 0:
             start += start // len(self._cycle)

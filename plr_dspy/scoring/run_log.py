@@ -1,6 +1,6 @@
-"""The run log, which stores a run's calls and results in a file so that no call is paid for twice.
+"""A log that stores a run's calls and their results in a file, so that no call is paid for twice.
 
-The file has two kinds of JSON lines: calls, and headers with the facts that determine scores.
+Each line of the file is a JSON object: a call, or a header with the facts that determine scores.
 """
 
 import logging
@@ -29,12 +29,12 @@ from plr_dspy.scoring.values import Unreadable, Unwritable, ValueCodec
 logger = logging.getLogger(__name__)
 
 FILE = "calls.jsonl"
-FUNCTION_FACT = "the function"  # the fact that names the function that made the calls; not used by optimizers
+FUNCTION_FACT = "the function"  # key of the fact that names the calling function; optimizers omit this fact
 SCHEMA_VERSION = 13
 
 CallKey: TypeAlias = tuple[str, int]  # prompt fingerprint and example index
-CallName: TypeAlias = tuple[str, str]  # prompt fingerprint and key of the example's content, as in the file
-Tokens: TypeAlias = Mapping[str, Mapping[str, int]]  # maps models and kinds of tokens to counts
+CallName: TypeAlias = tuple[str, str]  # prompt fingerprint and the example's content key, as in the file
+Tokens: TypeAlias = Mapping[str, Mapping[str, int]]  # maps each model to its count of each kind of token
 Facts: TypeAlias = Mapping[str, object]  # named values that determine the scores; digests start with "#"
 
 
@@ -49,9 +49,9 @@ class CallRecord:
     value: Any = None  # the call's result if it is not a score, such as a predicted label
     label_logprobs: tuple[float, ...] | None = None  # log-probability of each label, if known
     unseen_labels: tuple[int, ...] = ()  # indices of labels whose log-probabilities are upper bounds
-    refused: str = ""  # the reason why no call can return log-probabilities, or empty
-    lacking: str = ""  # the reason why this call returned no log-probabilities, or empty
-    is_truncated: bool | None = False  # whether the program's LM was cut off at `max_tokens`; None if unknown
+    refused: str = ""  # why no call can return log-probabilities, or empty
+    lacking: str = ""  # why this call returned no log-probabilities, or empty
+    is_truncated: bool | None = False  # whether a reply was cut off at `max_tokens`; None if unknown
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ class RunLog:
     If the process is killed, only the calls in progress are lost.
 
     Attributes:
-        records: This run's calls on the examples last passed to `number_examples()`.
+        records: Records of this run's calls on the examples last passed to `number_examples()`.
         tokens_before: Token counts of each call that was in the file when this run opened it.
-        failed_before: Class names of exceptions from outside the program. The calls that raised
-            these exceptions will be repeated.
+        failed_before: For each earlier call that failed for a reason outside the program, the
+            exception's class name. This run repeats these calls.
     """
 
     def __init__(self, path: Path | None = None, codec: ValueCodec | None = None) -> None:
@@ -102,7 +102,7 @@ class RunLog:
 
     @property
     def num_calls(self) -> int:
-        """The number of this run's calls, made or recalled."""
+        """The number of calls that this run has made or recalled."""
         return len(self._calls)
 
     @property
@@ -111,17 +111,17 @@ class RunLog:
         return [call.tokens for call in list(self._calls.values())]
 
     def tokens_of(self, key: CallKey) -> Tokens:
-        """Return the token counts of one call of this run."""
+        """Return the token counts of this run's call with this key."""
         return self._calls[self._name(key)].tokens
 
     @property
     def holds_answers(self) -> bool:
-        """Whether the file holds an answer that another run could use."""
+        """Whether the file contains an answer that a run can reuse."""
         records = [call.record for call in self._recallable.values()]
         return any(record.score is not None or record.value for record in records)
 
     def number_examples(self, keys: Sequence[str]) -> None:
-        """Set the content key of each example, in order. Keys of duplicates get a numbered suffix."""
+        """Set the examples' content keys, in order. Repeated keys get a numbered suffix."""
         self._example_keys = numbered(keys)
         index_of = {key: index for index, key in enumerate(self._example_keys)}
         self.records = {}
@@ -130,9 +130,10 @@ class RunLog:
                 self.records[prompt, index_of[key]] = call.record
 
     def recall(self, key: CallKey, *, last_failures: bool = False) -> LoggedCall | None:
-        """Add an earlier run's call to this run and return it. Return None if there is no such call to add.
+        """Add an earlier run's call to this run, and return the call.
 
-        If `last_failures`, recall a failed call that this run should repeat but cannot.
+        Return None if the log has no such call, or if this run already has the call. If `last_failures`,
+        recall a failed call that this run should repeat but cannot.
         """
         name = self._name(key)
         call = (self._last_failures if last_failures else self._recallable).get(name)
@@ -167,13 +168,13 @@ class RunLog:
                 self.failed_before.append(call.record.error)
 
     def repeat_failures(self) -> None:
-        """Set all failed calls aside, so that this run repeats them. Later calls must not depend on them."""
+        """Set aside all failed calls, so that this run repeats them. No logged call may depend on them."""
         for name, call in list(self._recallable.items()):
             if _has_failed(call.record):
                 self._last_failures[name] = self._recallable.pop(name)
 
     def write_header(self, identity: Facts) -> None:
-        """Write the run's identity, which holds the facts that determine scores."""
+        """Write the run's identity: the facts that determine scores."""
         self.identity = identity
         self._write({"schema_version": SCHEMA_VERSION, "identity": identity})
 
@@ -216,7 +217,7 @@ class RunLog:
     def _warn_of_loss(self, reason: str) -> None:
         if reason not in self._warnings:
             self._warnings.add(reason)
-            logger.warning("%s: the next run will repeat the calls that returned such values", reason)
+            logger.warning("%s, so a resumed run repeats the calls that returned such values", reason)
 
     def _read(self, path: Path) -> None:
         """Read all complete lines, and remove an incomplete last line from the file."""
@@ -263,7 +264,7 @@ class RunLog:
         """Set aside the failed calls of the last batch that has an answer, and of all later batches.
 
         This run repeats these calls. Earlier failures are kept, because later calls depend on
-        them. The order of calls within a batch is ignored, because it depends on the threads.
+        them. Calls within a batch have no fixed order, because they run in several threads.
         """
         failures = {name: call for name, call in self._recallable.items() if _has_failed(call.record)}
         answered = [call.batch for name, call in self._recallable.items() if name not in failures]
@@ -276,7 +277,7 @@ class RunLog:
 
 
 def numbered(keys: Sequence[str]) -> list[str]:
-    """Return the keys, with a numbered suffix for each duplicate."""
+    """Return `keys`, with a numbered suffix added to each repeated key."""
     num_alike: Counter[str] = Counter()
     names = []
     for key in keys:
@@ -303,12 +304,13 @@ def open_log(
 ) -> Iterator[RunLog]:
     """Open and lock the run log in a folder. If `folder` is None, keep the log in memory.
 
-    If the identity that `describe` returns has changed, a log without answers is replaced. A log
-    with answers is continued only if `accept_changes` is true and the same function made its calls.
+    `describe` returns the run's identity. If the log has another identity but no answers, it is
+    replaced. If it has answers, it is continued only if `accept_changes` is true and the same
+    function made the calls.
 
     Raises:
-        ValueError: If the folder cannot be used, or its log has a different identity or
-            schema version.
+        ValueError: If the folder cannot be used, or if its log has another identity or schema
+            version.
         RuntimeError: If another run uses the folder.
         OSError: If the disk is full.
     """
@@ -322,7 +324,7 @@ def open_log(
         try:
             changes = _changes(log.identity, identity) if log.tokens_before else ""
             if changes and not log.holds_answers:
-                logger.info("%s has no answers yet and is restarted, because %s", folder, changes)
+                logger.info("the log in %s has no answers yet and is restarted, because %s", folder, changes)
                 log.close()
                 path.unlink()
                 log = RunLog(path, codec)
@@ -334,14 +336,14 @@ def open_log(
                     "scores are still valid, you can pass accept_changes=True instead."
                 )
             elif changes:
-                logger.warning("%s: continuing with the logged calls, although %s", folder, changes)
+                logger.warning("the calls logged in %s are reused, although %s", folder, changes)
             if accept_changes:
                 log.repeat_outside_failures()
             if log.identity != identity:
                 log.write_header(identity)
             if log.tokens_before:
                 # Say "result", because a proposed instruction is one result of several calls.
-                logger.info("%s holds %s from earlier runs", folder, count(len(log.tokens_before), "result"))
+                logger.info("%s has %s from earlier runs", folder, count(len(log.tokens_before), "result"))
             if log.failed_before:
                 calls = count(len(log.failed_before), "call")
                 errors = ", ".join(sorted(set(log.failed_before)))
@@ -358,7 +360,7 @@ def open_log(
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder within the context, and create the folder if needed."""
+    """Lock a folder within the context. Create the folder if it does not exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / FILE).is_dir():
@@ -382,9 +384,9 @@ def _function(identity: Facts) -> object:
 
 
 def _changes(previous: Facts, current: Facts) -> str:
-    """Describe the differences between two identities, without the values of digests."""
+    """Describe the differences between two identities, but omit the values of digests."""
     if _function(previous) != _function(current):
-        # Different functions have different facts, so do not compare them.
+        # Each function has its own facts, so do not compare the facts.
         return f"its calls were made by {_function(previous)}, not by {_function(current)}"
     phrases = []
     for name in {**previous, **current}:
@@ -402,7 +404,7 @@ def _changes(previous: Facts, current: Facts) -> str:
 def error_counts(
     calls: Collection[tuple[tuple[str, int], CallRecord]], names: Sequence[str] | Mapping[int, str]
 ) -> list[ErrorCount]:
-    """Return how often each type and outcome of exceptions occurred, most frequent first.
+    """Return the number of exceptions of each type and outcome, the most frequent first.
 
     Args:
         calls: Pairs of a call's key and record. The key is the prompt and the example index.

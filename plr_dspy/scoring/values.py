@@ -18,9 +18,9 @@ import orjson
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 TAG = "$type"
-"""Key that holds the type tag in the JSON data of a value whose type JSON does not have."""
+"""Key of the type tag in the JSON data of values whose types JSON does not have."""
 AS_TEXT = "json"
-"""Tag of text and numbers that orjson cannot write."""
+"""Tag of strings and numbers that orjson cannot write unchanged."""
 CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (tuple, set, frozenset, dict)}
 BUILT_IN = frozenset({bytes, date, datetime, time, timedelta, Decimal, UUID, type(Path())})
 BYTES = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
@@ -37,9 +37,9 @@ class Unreadable(LookupError):
 class ValueCodec:
     """A codec that encodes values as JSON data, and decodes the data so that prompts stay the same.
 
-    Instances of subclasses of supported types are rejected. Pydantic models, dataclasses,
-    enums and named tuples are supported if their class is in `classes`. A file cannot make the
-    codec use any other class. Time zones are reduced to their offset from UTC.
+    A value is rejected if its class is only a subclass of a supported type. Pydantic models,
+    dataclasses, enums and named tuples are supported if their class is in `classes`. A file cannot
+    make the codec use any other class. Only the UTC offset of a time zone is kept.
     """
 
     def __init__(self, classes: Iterable[type] = ()) -> None:
@@ -114,7 +114,7 @@ def _name(kind: type) -> str:
 
 
 def _is_json(value: str | int | float) -> bool:
-    """Return whether orjson can write a value and read the same value back. NaN, for example, becomes null."""
+    """Return whether orjson can write a value and read it back unchanged. NaN, for example, becomes null."""
     try:
         return bool(orjson.loads(orjson.dumps(value)) == value)
     except TypeError:
@@ -122,7 +122,7 @@ def _is_json(value: str | int | float) -> bool:
 
 
 def _contents(value: Any) -> Any:
-    """Return the contents of an object, from which `_rebuild()` makes an equal object."""
+    """Return the contents that `_rebuild()` needs to make an equal object."""
     if type(value) in BUILT_IN:
         return TypeAdapter(type(value), config=BYTES).dump_json(value).decode()
     if isinstance(value, Enum):

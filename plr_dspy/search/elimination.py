@@ -1,4 +1,4 @@
-"""A search that scores whole programs on the same examples, and drops those that are unlikely to be best."""
+"""A search that scores whole programs on the same examples and drops programs unlikely to be best."""
 
 import math
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from plr_dspy.search.space import Candidate, OrderingSpace, ScoreEstimate, Score
 # Maximum expected improvement that the search may forgo by ending or by dropping programs. The unit
 # is the standard error of a program's final mean score.
 MAX_LOSS_BY_ENDING = 0.045
-MAX_LOSS_BY_DROPPING = 0.025  # limits the total over all programs dropped in one round
+MAX_LOSS_BY_DROPPING = 0.025  # limit for the sum over all programs dropped in one round
 
 
 class EliminationSearch(Search):
-    """A search that proposes all remaining programs in each round, and drops those unlikely to be best.
+    """A search that proposes all remaining programs in each round and drops those unlikely to be best.
 
     Args:
         space: A space without demos to order. Its `programs` do not include the baseline.
-        first: The baseline, which is never dropped because all other programs are compared with it.
+        first: The baseline. It is never dropped, because all other programs are compared with it.
 
     Attributes:
         alive: Programs that have not been dropped, starting with the baseline.
@@ -49,10 +49,10 @@ class EliminationSearch(Search):
         return max(self._improvements(leader, num_examples).values()) >= MAX_LOSS_BY_ENDING
 
     def drop(self, leader: Candidate, num_examples: int) -> None:
-        """Drop the least promising programs, as long as their total expected improvement is negligible.
+        """Drop the least promising programs while their total expected improvement is negligible.
 
-        The arguments are as in `can_change()`. Never drop the leader, the baseline, or the program
-        with the largest expected improvement.
+        The arguments are as in `can_change()`. The leader, the baseline and the program with the
+        largest expected improvement are never dropped.
         """
         improvements = self._improvements(leader, num_examples)
         baseline = self.alive[0]

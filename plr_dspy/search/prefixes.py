@@ -1,4 +1,7 @@
-"""Shared prefixes of prompts. A server with a prefix cache processes each prefix only once."""
+"""Functions for prefixes that prompts share.
+
+A server with a prefix cache processes each shared prefix only once.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,10 +9,10 @@ from plr_dspy.search.space import Candidate, Ordering, WholeProgram
 
 
 def by_prefix(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return the candidates, sorted so that the prompts of neighbors share long prefixes.
+    """Sort candidates so that the prompts of adjacent candidates share long prefixes.
 
     Whole programs come first. Orderings are compared from the last block to the first, because
-    prompts begin with the instructions, which are in the last blocks.
+    the last blocks hold the instructions, with which prompts begin.
     """
     programs = []
     orderings = []
@@ -22,7 +25,7 @@ def by_prefix(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def num_new_items(previous: Ordering, ordering: Ordering) -> int:
-    """Return how many items of an ordering follow the prefixes that its blocks share with `previous`."""
+    """Return the number of items after the prefixes that the blocks of `ordering` share with `previous`."""
     number = 0
     for before, items in zip(previous, ordering, strict=True):
         number += len(items) - shared_length(before, items)

@@ -1,4 +1,4 @@
-"""The minimum number of items that a block must show from each class, such as demos with each label."""
+"""The minimum number of items of each class, such as demos with a certain label, that a block must show."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Quotas:
-    """The minimum numbers of items that one block must show from its classes.
+    """The minimum number of items of each class that one block must show.
 
     Attributes:
         classes: The class index of each item, or -1 for an item without a class. Empty if the
@@ -24,7 +24,7 @@ class Quotas:
         return sum(self.minimums)
 
     def are_met(self, items: Sequence[int]) -> bool:
-        """Return whether the items include the minimum number from each class."""
+        """Return whether `items` includes the minimum number of items of each class."""
         counts = Counter(self.classes[item] for item in items) if self.minimums else {}
         return all(counts[number] >= minimum for number, minimum in enumerate(self.minimums))
 
@@ -35,8 +35,8 @@ class Quotas:
         least `total`, and the ranking must contain the minimum number of items of each class.
 
         If the ranking is drawn from a Plackett-Luce distribution, the result is distributed as if
-        items were drawn one by one. Each draw would choose among the items that leave enough
-        places, with probabilities proportional to ``exp(logits)``.
+        items were drawn one by one. Each draw would choose only among items that leave enough
+        places, with probabilities proportional to ``exp(logit)``.
         """
         if not self.minimums:
             return tuple(ranking[:length])
@@ -55,7 +55,7 @@ class Quotas:
         return tuple(items)
 
     def spare(self, items: Sequence[int]) -> Sequence[int]:
-        """Return the position of each item that can be dropped alone without violating a quota."""
+        """Return the position of each item whose removal alone violates no quota."""
         if not self.minimums:
             return range(len(items))
         num_spare = Counter(self.classes[item] for item in items)
@@ -65,8 +65,8 @@ class Quotas:
     def replacements(self, items: Sequence[int], unused: Sequence[int]) -> Sequence[int]:
         """Return the codes of all replacements after which the quotas are still met.
 
-        A replacement puts the item ``unused[index]`` at a position. Its code is
-        ``position * len(unused) + index``.
+        A replacement puts ``unused[index]`` in place of the item at `position`. The code of this
+        replacement is ``position * len(unused) + index``.
         """
         if not self.minimums:
             return range(len(items) * len(unused))
@@ -83,10 +83,10 @@ class Quotas:
         return numbers
 
     def of_kinds(self, kinds: Sequence[int]) -> dict[int, tuple[int, list[int]]]:
-        """Return the minimum of each class and the kinds of its items, keyed by class index.
+        """Return the minimum and the items' kinds for each class, keyed by class index.
 
-        `kinds` holds the kind of each item, as in `OrderingSpace`. Items without a class have the
-        class index -1. Without quotas, this applies to all items.
+        `kinds` holds the kind of each item, as in `OrderingSpace`. Items without a class form the
+        class -1, whose minimum is 0. If there are no quotas, this class contains all items.
         """
         kinds_of_class = defaultdict(list)
         for item, kind in enumerate(kinds):

@@ -26,7 +26,7 @@ from plr_dspy.search.space import (
 MAX_BATCHES = 20  # maximum number of batches drawn to obtain enough allowed orderings
 MAX_REDRAWS = 50  # maximum number of batches drawn to obtain enough new orderings
 
-# Number of items by which successive beginnings of an ordering differ. With a step of 1, a round
+# Difference in length between successive beginnings of an ordering. With a difference of 1, a round
 # would contain beginnings of fewer orderings, and show too few different items.
 BEGINNING_STEP = 2
 # Only one in `RANDOM_CHOICES_EVERY` random orderings gets random choices, such as a random
@@ -41,8 +41,9 @@ class Search(ABC):
 
     If the space counts positions from the end, the first item drawn from a distribution is
     shown last. A draw skips items that would leave too few places to meet the quotas. Skipping
-    puts items of rare classes last, so uniform draws are shuffled afterwards. If a draw is not an
-    allowed ordering, items are dropped from its beginning, except items that a quota requires.
+    tends to put items of rare classes last, so uniform draws are shuffled afterwards. If a draw is
+    not allowed, items are dropped from the beginning of its blocks, except items that a quota
+    requires.
 
     Attributes:
         model: The model that predicts scores on new examples. By default, the model has no
@@ -87,11 +88,11 @@ class Search(ABC):
 
         Args:
             orderings: The candidates of the round, including duplicates.
-            scores: All known scores of each candidate, as a dict that maps examples to scores.
+            scores: For each candidate, a dict that maps example indices to all known scores.
 
         Raises:
-            ValueError: If orderings or scores are missing, or scores are not finite. The search
-                does not change.
+            ValueError: If `orderings` is empty, or a candidate's scores are missing or not finite.
+                The search's state does not change.
         """
         if not orderings:
             raise ValueError(
@@ -104,7 +105,7 @@ class Search(ABC):
             if not row or not all(map(math.isfinite, row.values())):
                 raise ValueError(
                     "scores must map each candidate to a dict of finite scores, keyed by example, such as {0: 1.0}; "
-                    f"got {row!r} for {candidate}: score each candidate on at least one example"
+                    f"got {row!r} for {candidate}: pass only finite scores, and at least one for each candidate"
                 )
             estimates.append((candidate, mean_score(row)))
         return best_first(estimates)[: num_elites(len(estimates), self.elite_fraction)]
@@ -122,7 +123,7 @@ class Search(ABC):
     def mode(self) -> Ordering:
         """Return the most probable ordering under the current distributions.
 
-        If it is not allowed, drop items until it is allowed. If that fails, return the identity.
+        If this ordering is not allowed, drop items until it is. If that fails, return the identity.
         """
         modes = []
         for quotas, distribution in zip(self.space.quotas, self.distributions, strict=True):
@@ -135,8 +136,8 @@ class Search(ABC):
     def draw(self, num_draws: int, *, uniformly: bool = False) -> list[Ordering]:
         """Draw allowed orderings with replacement from the current distributions.
 
-        If `uniformly`, draw from uniform distributions instead. If few orderings are allowed,
-        the result may contain fewer than `num_draws` orderings.
+        If `uniformly` is true, draw from uniform distributions instead. If few orderings are
+        allowed, the result may contain fewer than `num_draws` orderings.
         """
         distributions = self._uniform() if uniformly else self.distributions
         distributions = [distribution.copy(generator=self._generator) for distribution in distributions]
@@ -162,9 +163,9 @@ class Search(ABC):
     def fresh(self, number: int, known: Container[Candidate]) -> list[Candidate]:
         """Return up to `number` candidates that are not in `known`.
 
-        The result begins with the space's `first_candidates`, followed by random orderings. First
-        candidates make up at most half of `number`, unless the identity and the whole programs
-        alone exceed half.
+        The result begins with the space's `first_candidates`, followed by random orderings. At most
+        ``number // 2`` first candidates are included. The identity and the whole programs are
+        included even if they exceed this limit or `number`.
         """
         candidates = self._first(number, known)
         for _ in range(MAX_REDRAWS):
@@ -183,12 +184,12 @@ class Search(ABC):
 
         The result begins with the space's `first_candidates`, followed by random orderings and some
         of their beginnings. Successive beginnings differ by two items, so a server with a prefix
-        cache processes only the two new items of each prompt. The items are dealt like cards from a
-        shuffled deck, so that all items are tried about equally often.
+        cache processes only two new items per prompt. The random orderings are consecutive parts
+        of shuffled items, so that all items are tried about equally often.
         """
         candidates = self._first(number, ())
         num_first = len(candidates)
-        # Count orderings across deals, because a deal from a small pool contains only one ordering.
+        # Count orderings across deals, because a single deal may contain only one ordering.
         num_dealt = 0
         for _ in range(MAX_REDRAWS):
             if len(candidates) >= number:
@@ -201,7 +202,7 @@ class Search(ABC):
                 num_dealt += 1
         chosen = list(candidates)[: max(number, num_first)]
         # Shuffle the orderings. Otherwise, similar orderings would be scored on the same examples,
-        # so the effects of examples and orderings would be confounded.
+        # and the effects of examples and orderings would be confounded.
         shuffled = self._permutation(len(chosen) - num_first)
         return [*chosen[:num_first], *(chosen[num_first + place] for place in shuffled)]
 
@@ -217,7 +218,7 @@ class Search(ABC):
         return dict.fromkeys(candidate for candidate in first if candidate not in known)
 
     def _deal(self) -> Iterator[Ordering]:
-        """Shuffle the items of each block, and deal them out as orderings of the maximum length.
+        """Shuffle the items of each block, and divide them into orderings of the maximum length.
 
         Stop when a block has too few items left for another ordering.
         """
@@ -225,8 +226,8 @@ class Search(ABC):
         rankings = []
         for size, upper in zip(self.space.sizes, most, strict=True):
             items = self._permutation(size)
-            # Append the items dealt earlier to each ranking, to replace items that an ordering
-            # skips to meet its quotas.
+            # Append the items of earlier orderings to each ranking. They replace items that an
+            # ordering skips to meet the quotas.
             rankings.append(
                 [[*items[start:], *items[:start]] for start in range(0, size - upper + 1, max(1, upper))]
             )
@@ -237,7 +238,7 @@ class Search(ABC):
                 yield ordering
 
     def _beginnings(self, ordering: Ordering, num_dropped: int) -> Iterator[Ordering]:
-        """Yield beginnings of an ordering that are allowed and not empty, longest first.
+        """Yield allowed, nonempty beginnings of an ordering, longest first.
 
         The first beginning omits the last `num_dropped` items. Each further beginning is
         `BEGINNING_STEP` items shorter. A beginning skips items where this is necessary to meet the
@@ -254,9 +255,9 @@ class Search(ABC):
     def refit(self, elites: Sequence[ScoreEstimate], *, from_uniform: bool = False) -> None:
         """Refit the distributions to the elites.
 
-        Start from uniform distributions if `from_uniform`, else from the current distributions.
+        Start from uniform distributions if `from_uniform` is true, else from the current ones.
         Ignore whole programs. Do nothing if all elites are whole programs, for example because a
-        limit prevented calls of orderings.
+        limit prevented the scoring of orderings.
         """
         orderings: list[Ordering] = []
         scores_of_orderings: list[float] = []
@@ -268,8 +269,8 @@ class Search(ABC):
             return
         scores = torch.tensor(scores_of_orderings, dtype=torch.float64)
         weights = None
-        # Unlike PLR, give all orderings the same weight if any score is 0 or less, because weights
-        # must be positive.
+        # Unlike PLR, give all orderings the same weight if any score is 0 or less: scores can be
+        # weights only if all of them are positive.
         if self._rule.weighted and bool((scores > 0).all()):
             weights = scores / scores.mean()
         updated = []
@@ -366,14 +367,14 @@ class CrossEntropySearch(Search):
 
 
 def _complete(distribution: PlackettLuce) -> PlackettLuce:
-    """Return a distribution that has the same logits, but always draws all items."""
+    """Return a copy of the distribution that always draws all items."""
     return distribution.copy(length=distribution.num_items, length_probabilities=None)
 
 
 def _with_quotas(quotas: Quotas, rankings: Tensor, complete: Tensor) -> Tensor:
     """Return rankings that meet the quotas and have the same lengths as `rankings`.
 
-    The items come from `complete`, which holds a ranking of all items for each result.
+    The items are taken from `complete`, which holds one ranking of all items per row of `rankings`.
     """
     lengths = (rankings != NOT_SHOWN).sum(dim=-1).tolist()
     rows = [quotas.first(row, length) for row, length in zip(complete.tolist(), lengths, strict=True)]
@@ -383,7 +384,7 @@ def _with_quotas(quotas: Quotas, rankings: Tensor, complete: Tensor) -> Tensor:
 def reason_to_stop(
     history: Sequence[Iteration], *, stop_at_score: float | None, patience: int | None
 ) -> Stop | None:
-    """Return the reason to stop if `stop_at_score` or `patience` ends the search, else None."""
+    """Return why `stop_at_score` or `patience` ends the search, or None if neither ends it."""
     if stop_at_score is not None and history and history[-1].best_score_so_far >= stop_at_score:
         return Stop(StopReason.STOP_AT_SCORE, f"stop_at_score={stop_at_score:g} reached")
     if patience is None or len(history) <= patience:
@@ -401,14 +402,14 @@ def check_whole(name: str, value: object, least: int) -> None:
 
 
 def mean_score(row: Mapping[int, float]) -> float:
-    """Return the mean of a candidate's scores, summed exactly so that their order does not matter."""
+    """Return a candidate's mean score. The sum is exact, so the order of the scores does not matter."""
     return math.fsum(row.values()) / len(row)
 
 
 def num_elites(num_trials: int, elite_fraction: float) -> int:
-    """Return the number of elites among `num_trials` candidates, which is at least 1.
+    """Return the number of elites among `num_trials` candidates, at least 1.
 
-    The product with `elite_fraction` is rounded up, as in PLR. Rounding errors are ignored, so
-    0.07 * 100 counts as 7.
+    The result is ``elite_fraction * num_trials``, rounded up as in PLR. Rounding errors are
+    ignored, so 0.07 * 100 is treated as 7.
     """
     return max(1, math.ceil(elite_fraction * num_trials - 1e-9))

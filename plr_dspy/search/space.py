@@ -71,11 +71,11 @@ class OrderingSpace:
         allowed: A function that returns whether an ordering is allowed, for example by a token
             limit. None allows all orderings.
         programs: Whole programs that compete with the orderings.
-        choices: One entry for each of the last blocks that show exactly one item, such as an
-            instruction. The entry is the index of the block with the same predictor's demos, or
-            None if there is no such block.
-        quotas: For each block, the minimum number of items from each class. The default is 0.
-        from_end: Whether positions are counted from the end. True if limits were given.
+        choices: One entry for each choice. Choices are the last blocks, and show exactly one item
+            each, such as an instruction. An entry is the index of the block with the same
+            predictor's demos, or None if there is no such block.
+        quotas: For each block, the minimum number of items of each class. By default, all are 0.
+        from_end: Whether positions are counted from the end. This is the case if limits are given.
 
     Raises:
         ValueError: If the limits or quotas do not fit the blocks, or the identity is not in the
@@ -107,7 +107,7 @@ class OrderingSpace:
         Args:
             sizes: Number of items in each block.
             min_length, max_length: Minimum and maximum number of items shown from each block.
-            identity, allowed: As in the class.
+            identity, allowed: As in `OrderingSpace`.
         """
         kinds = tuple(tuple(range(size)) for size in sizes)
         if min_length is None and max_length is None:
@@ -171,14 +171,14 @@ class OrderingSpace:
     def _latest_moves(self) -> dict[Ordering, list[tuple[int, str, Sequence[int]]]]:
         """A cache with one entry: the possible moves from the latest ordering that was moved.
 
-        Only `_moves_from()` uses the cache. It changes the dict in place, because the dataclass is
-        frozen.
+        Only `_moves_from()` uses the cache. This method changes the dict in place, because the
+        dataclass is frozen.
         """
         return {}
 
     @cached_property
     def num_distinct(self) -> int:
-        """The number of whole programs and distinct orderings that meet the limits and quotas.
+        """The number of distinct orderings within the limits and quotas, plus the number of whole programs.
 
         The number includes orderings that `allowed` rejects.
         """
@@ -196,7 +196,7 @@ class OrderingSpace:
         return total + len(self.programs)
 
     def canonical(self, ordering: Sequence[Sequence[int]]) -> Ordering:
-        """Return the canonical form of an ordering, which is the same for all orderings that look alike.
+        """Return an ordering's canonical form. Orderings that look alike have the same canonical form.
 
         Raises:
             ValueError: If the ordering does not fit the blocks and limits.
@@ -228,7 +228,7 @@ class OrderingSpace:
 
     @property
     def num_lists(self) -> int:
-        """The number of blocks that are not choices. They come first."""
+        """The number of blocks that are not choices. These blocks come first."""
         return len(self.kinds) - len(self.choices)
 
     def shows_items(self, ordering: Ordering) -> bool:
@@ -251,18 +251,18 @@ class OrderingSpace:
         return (*ordering[: self.num_lists], *((0,) for _ in self.choices))
 
     def chosen(self, ordering: Ordering) -> Ordering:
-        """Return only the blocks of an ordering that are choices."""
+        """Return the choices in an ordering."""
         return ordering[self.num_lists :]
 
     def with_choices(self, sizes: Sequence[int]) -> OrderingSpace:
-        """Return a copy of the space in which the blocks that are choices have the given sizes."""
+        """Return a copy of the space in which the choices have the given numbers of items."""
         lists = self.kinds[: self.num_lists]
         return replace(self, kinds=(*lists, *(tuple(range(size)) for size in sizes)))
 
     def with_new_items(self, ordering: Ordering, earlier: OrderingSpace) -> list[Ordering]:
-        """Return the allowed variants of an ordering in which one block shows only a new item.
+        """Return the allowed variants of an ordering in which one block shows a single new item.
 
-        New items are those that the space `earlier` does not contain.
+        New items are items that the space `earlier` does not contain.
         """
         changed = []
         for block, size in enumerate(earlier.sizes):
@@ -302,8 +302,8 @@ class OrderingSpace:
     def shortened(self, ordering: Ordering) -> Ordering | None:
         """Return the ordering after dropping items until it is allowed, or None if this fails.
 
-        Each item is dropped from the beginning of the block whose length is furthest above its
-        minimum. Items required by a quota are kept.
+        Each step chooses the block whose length exceeds its minimum by the most. The first item of
+        this block that no quota requires is dropped.
         """
         while not self.allows(ordering):
             num_spare = [len(items) - lower for items, (lower, _) in zip(ordering, self.limits, strict=True)]
@@ -347,8 +347,8 @@ class OrderingSpace:
             ordering = self.canonical(items)
             if self.allows(ordering):
                 return ordering
-        # Few orderings are allowed, for example because of a token limit. Make random moves from
-        # the identity instead, which is always allowed.
+        # Few orderings are allowed, for example because of a token limit. Instead, make random moves
+        # from the identity, because it is always allowed.
         ordering = self.identity
         for _ in range(MAX_MOVES):
             moved = self.moved(ordering, rng)
@@ -390,7 +390,7 @@ class OrderingSpace:
         return ordering
 
     def _moves_from(self, ordering: Ordering) -> list[tuple[int, str, Sequence[int]]]:
-        """Return `_moves()`, from the cache if possible. A search makes many moves from the same ordering."""
+        """Return the result of `_moves()`, cached because a search makes many moves from one ordering."""
         moves = self._latest_moves.get(ordering)
         if moves is None:
             moves = self._moves(ordering)
@@ -399,7 +399,7 @@ class OrderingSpace:
         return moves
 
     def _moves(self, ordering: Ordering) -> list[tuple[int, str, Sequence[int]]]:
-        """Return each block and kind of move, with the indices of the possible moves of this kind.
+        """Return each possible pair of a block and a kind of move, with the indices of possible moves.
 
         Possible moves respect the limits and quotas.
         """
@@ -462,7 +462,7 @@ def _arrangements(kinds: tuple[int, ...], length: int, unused: Sequence[int]) ->
 def _move(items: tuple[int, ...], kind: str, number: int, size: int) -> tuple[int, ...]:
     """Return a block's items after a move.
 
-    `number` is the index of the move among all moves of this kind. The block has `size` items.
+    `number` is the index of the move among all moves of this `kind`. The block has `size` items.
     """
     if kind == "drop":
         return (*items[:number], *items[number + 1 :])

@@ -12,12 +12,12 @@ from plr_dspy.search.search import Search, check_whole, num_elites
 from plr_dspy.search.space import Candidate, Ordering, OrderingSpace, ScoreEstimate, Scores, WholeProgram
 from plr_dspy.statistics.arrays import Array, Mask
 
-# Approximate number of orderings proposed per round. In a smaller space, all orderings are proposed.
+# Approximate number of candidates generated per round. A space of at most this size is enumerated.
 NUM_CANDIDATES = 300
 NUM_CLIMBS = 5  # number of steps in the hill climb
 NUM_CLIMBERS = 10  # beam width of the hill climb
 NUM_MOVES = 20  # number of random moves to try from each ordering in the beam
-NUM_TRIES = 3  # number of random moves to compare by the length of the prefix that they keep
+NUM_TRIES = 3  # number of random moves to compare by the number of items after the shared prefixes
 MIN_ELITES = 5
 
 
@@ -25,11 +25,11 @@ class ThompsonSearch(Search):
     """Thompson sampling of orderings from a Gaussian process, with Plackett-Luce proposals.
 
     Each round fits a Gaussian process to all scores, and Plackett-Luce distributions to the
-    orderings with the best estimates. The candidates are scored orderings, draws from the
-    distributions, random orderings, and random variations of good orderings. A hill climb on the
-    posterior mean adds more candidates. `ask()` draws scores from the joint posterior of all
+    orderings with the best estimates. The candidates are the orderings scored so far, draws from
+    the distributions, random orderings, and random variations of good orderings. A hill climb on
+    the posterior mean adds more candidates. `ask()` draws scores from the joint posterior of all
     candidates, and returns the best candidate in each draw. An ordering with a few bad scores is
-    rarely the best in a draw, so few more calls are spent on it.
+    rarely the best in a draw, so the search spends few further calls on it.
 
     Source: W. R. Thompson, Biometrika 25, 1933; O. Chapelle and L. Li, "An empirical
     evaluation of Thompson sampling", NIPS 2011.
@@ -37,15 +37,15 @@ class ThompsonSearch(Search):
     Args:
         space: The orderings to search.
         num_examples: Number of examples. An ordering is finished once it is scored on all examples,
-            or once a round that requested it added no scores. `ask()` does not return finished
-            orderings.
+            or once it is requested in a round but gets no new scores. `ask()` does not return
+            finished orderings.
         classes: For each block, the class of each item, such as a demo's answer.
         example_classes: The class of each example, such as its answer.
         update: Rule that fits the distributions: "ema", "mle", "mixture" or an update object. Each
             round starts from uniform distributions.
         num_samples: Maximum number of orderings per round.
-        num_initial: Number of candidates in the first round: the identity, other first
-            candidates of the space, and random orderings.
+        num_initial: Number of candidates in the first round: the space's `first_candidates`,
+            beginning with the identity, and random orderings.
         elite_fraction: Fraction of the scored orderings to which the distributions are fitted.
         responses: Access to the log-probabilities of labels, or None if they are unavailable.
         seed: Seed for the search's random numbers.
@@ -84,11 +84,11 @@ class ThompsonSearch(Search):
         self._seed = seed
         self._has_responses = responses is not None
         self._counts: dict[Candidate, int] = {}  # number of scores for each candidate after the last round
-        self._finished: set[Candidate] = set()  # candidates for which a round added no scores
+        self._finished: set[Candidate] = set()  # candidates that got no new scores in a round
         self._num_rounds = 0
 
     def ask(self) -> list[Candidate]:
-        """Return the best unfinished candidates of several posterior draws, without duplicates.
+        """Return the best unfinished candidate in each of several posterior draws, without duplicates.
 
         In the first round, return the initial candidates. If all candidates are finished, return an
         empty list.
@@ -107,7 +107,7 @@ class ThompsonSearch(Search):
             is_program = is_unfinished & [isinstance(candidate, WholeProgram) for candidate in pool]
             if self._has_responses and is_program.any():
                 # Reserve the first draw for whole programs, because log-probabilities do not
-                # predict their scores.
+                # predict the scores of whole programs.
                 is_allowed_first = is_program
             num_samples = min(self.num_samples, int(is_unfinished.sum()))
             chosen = _best_of_each_draw(draws[:num_samples], is_unfinished, is_allowed_first)
@@ -117,15 +117,15 @@ class ThompsonSearch(Search):
         """Return the initial candidates, or all candidates if the space is small enough."""
         if self.space.num_distinct <= self._num_initial:
             return list(self.space.enumerate())
-        # With log-probabilities, a varied first round helps more than cached prefixes do.
+        # If log-probabilities are available, a varied first round helps more than cached prefixes do.
         if self.space.from_end and not self._has_responses:
             return self.nested(self._num_initial)
         return self.fresh(self._num_initial, ())
 
     def tell(self, orderings: Sequence[Candidate], scores: Scores) -> list[ScoreEstimate]:
-        """Learn from all scores, and return the elites, best first.
+        """Fit the process to all scores and the distributions to the elites.
 
-        The process is fitted to all scores, and the distributions are fitted to the elites.
+        Return the elites, best first.
         """
         super().tell(orderings, scores)
         counts = {ordering: len(row) for ordering, row in scores.items()}
@@ -148,7 +148,7 @@ class ThompsonSearch(Search):
         return candidate in self._finished or self._counts.get(candidate, 0) >= self._num_examples
 
     def _propose(self, fitted: FittedModel, rng: np.random.Generator) -> list[Candidate]:
-        """Return candidates without scores: all of them if the space is small, else a selection."""
+        """Return candidates without scores: all of them if the space is small, otherwise a selection."""
         candidates: dict[Candidate, None] = {}
         if self.space.num_distinct <= NUM_CANDIDATES:
             candidates |= dict.fromkeys(self.space.enumerate())
@@ -164,8 +164,8 @@ class ThompsonSearch(Search):
     def _moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
         """Return the ordering after a random move.
 
-        If cached prefixes can be reused, draw several moves and make the move that keeps the
-        longest prefix.
+        If cached prefixes can be reused, draw several moves, and make the move after which the
+        fewest items follow the shared prefixes.
         """
         if not self.space.from_end:
             return self.space.moved(ordering, rng)
@@ -173,9 +173,10 @@ class ThompsonSearch(Search):
         return min(moved, key=lambda other: num_new_items(ordering, other))
 
     def _climb(self, fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
-        """Search for the highest posterior mean, and return the orderings in the beam of every step.
+        """Search for the highest posterior mean, and return the beams of all steps.
 
-        Each step makes random moves from the orderings in the beam.
+        Each step makes random moves from the orderings in the beam. The next beam contains the best
+        orderings before and after these moves.
         """
         beam = self._best[:NUM_CLIMBERS]
         kept: list[Ordering] = []
@@ -194,7 +195,7 @@ def _best_of_each_draw(draws: Array, is_allowed: Mask, is_allowed_first: Mask) -
     """Return the index of the best candidate in each draw, without duplicates.
 
     Args:
-        draws: Scores of the candidates, ``[draws, m]``.
+        draws: Scores drawn for the m candidates, ``[draws, m]``.
         is_allowed: The candidates that may be chosen, ``[m]``.
         is_allowed_first: The candidates that may be chosen in the first draw, ``[m]``.
     """

@@ -18,8 +18,8 @@ MIN_GAP = 1e-6  # minimum gap between the log-probabilities of seen and unseen l
 # chosen. Run logs contain rounded log-probabilities, and searches use rounded offsets.
 LOG_DECIMALS = 4
 OFFSET_DECIMALS = 6
-# Labels are tied if their log-probabilities differ by at most this much. Differences of this size can
-# result from rounding errors, which vary between calls.
+# Labels are tied if their log-probabilities differ by at most this much. Rounding errors vary between
+# calls, and can cause differences of this size.
 MAX_TIE = 1e-3
 
 
@@ -61,8 +61,8 @@ def log_mean(log_probabilities: Array, weights: Array) -> Array:
 def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
     """Return offsets ``[..., L]`` that move mean probabilities towards shares ``[L]``.
 
-    The mean of the offsets is 0. Labels with a share of 0 or a true entry in `held`, ``[L]``, get
-    the smallest offset of all other labels.
+    The mean of the offsets is 0. A label gets the smallest offset of all other labels if its share
+    is 0, or if its entry in `held`, ``[L]``, is true.
     """
     is_held = np.asarray(held) | (shares <= 0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -76,7 +76,7 @@ def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
 
 
 def calibrated(log_probabilities: ArrayLike, offsets: ArrayLike, *, unseen: ArrayLike = False) -> Array:
-    """Return calibrated log-probabilities, ``[..., L]``, which are lower for unseen than for seen labels."""
+    """Return calibrated log-probabilities, ``[..., L]``. Seen labels are likelier than all unseen labels."""
     is_unseen = np.asarray(unseen)
     logs = log_softmax(np.asarray(log_probabilities) + np.asarray(offsets), axis=-1)
     least_seen = np.where(is_unseen, np.inf, logs).min(axis=-1, keepdims=True)
@@ -89,9 +89,9 @@ def likeliest_labels(
 ) -> Numbers:
     """Return the index of each reply's likeliest label after calibration, ``[...]``.
 
-    Among tied labels, take the one that was likeliest before calibration. Among labels that were
-    also tied then, take the first. Log-probabilities and offsets are rounded as in run logs and
-    searches. So a search that uses a run log finds the same answers as the calibrated program.
+    Among tied labels, take the one that was likeliest before calibration. If several of them were
+    tied before calibration too, take the first. Log-probabilities and offsets are rounded as in run
+    logs and searches. So a search that uses a run log finds the calibrated program's answers.
 
     Args:
         log_probabilities: Log-probabilities of the labels, ``[..., L]``.
@@ -99,7 +99,7 @@ def likeliest_labels(
         unseen: Whether each label is unseen, ``[..., L]``. An unseen label cannot be the answer
             unless all labels are unseen.
     """
-    # Use whole numbers of millionths, which have exact sums, so that ties do not depend on rounding errors.
+    # Use whole numbers of millionths. Their sums are exact, so ties do not depend on rounding errors.
     unit = 10.0**OFFSET_DECIMALS
     margin = np.rint(MAX_TIE * unit)
     before = np.rint(np.asarray(log_probabilities) * 10.0**LOG_DECIMALS) * (unit / 10.0**LOG_DECIMALS)
@@ -112,7 +112,7 @@ def likeliest_labels(
 
 
 def _is_near_highest(values: Array, is_possible: Mask, margin: float) -> Mask:
-    """Return whether each value, ``[..., L]``, is within `margin` of the highest possible value."""
+    """Return whether each value, ``[..., L]``, is possible and within `margin` of the possible maximum."""
     possible_values = np.where(is_possible, values, -np.inf)
     return np.asarray(possible_values >= possible_values.max(axis=-1, keepdims=True) - margin)
 
@@ -120,10 +120,10 @@ def _is_near_highest(values: Array, is_possible: Mask, margin: float) -> Mask:
 def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
     """Return the label shares to try as calibration targets, ``[S, L]``, likeliest first.
 
-    If the label counts ``[L]`` are clearly imbalanced, the observed shares come first, and equal
-    shares last. If `between` is true, shares proportional to the square roots of the counts come
-    second, because they help with metrics that depend on rare labels. If the counts are not
-    clearly imbalanced, return only equal shares.
+    If the label counts ``[L]`` are not clearly imbalanced, return only equal shares. Otherwise,
+    the smoothed observed shares come first, and equal shares last. If `between` is true, shares
+    proportional to the square roots of the smoothed counts come second, because they suit metrics
+    that depend on rare labels.
     """
     counts = np.asarray(counts, dtype=np.float64)
     even = np.full(len(counts), 1.0 / len(counts))
@@ -147,8 +147,9 @@ def _are_uneven(counts: Array) -> bool:
 def right_counts(scores: ArrayLike) -> Array:
     """Return the number of examples for which each label is correct, ``[L]``.
 
-    The correct label is the one with the highest score. If several labels are tied, the example is
-    divided equally among them. Examples on which all labels are tied are ignored.
+    `scores` has the shape ``[E, L]``. The correct label of an example is the one with the highest
+    score. If several labels are tied, the example is divided equally among them. Examples on which
+    all labels are tied are ignored.
     """
     is_best = np.asarray(scores) == np.max(scores, axis=1, keepdims=True)
     shares = is_best / is_best.sum(axis=1, keepdims=True)
@@ -172,8 +173,8 @@ def cross_validated(
 ) -> Numbers:
     """Return the index of each input's likeliest label after calibration on all other inputs, ``[N]``.
 
-    There must be at least two inputs. The arguments are as in `batch_offsets()`, with `shares` as
-    the `prior`.
+    There must be at least two inputs. `shares` is the `prior` of `batch_offsets()`. All other
+    arguments are as in that function.
     """
     logs = np.asarray(log_probabilities)
     is_unseen = np.broadcast_to(unseen, logs.shape)

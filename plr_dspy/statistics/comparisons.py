@@ -17,8 +17,8 @@ NUM_DRAWS = 20_000  # number of draws from a posterior
 NUM_DEVIATIONS = 400  # number of points in a grid of standard deviations
 TAIL = 0.025  # probability on each side of a 95% interval
 SIGNIFICANT = 0.05  # maximum p-value for the conclusion that the order of demos matters
-# Number of artificial examples to add, on which programs have the largest possible difference. Without
-# these examples, equal scores on a few examples would imply certainty.
+# Number of artificial examples to add. On these examples, programs differ as much as possible. Without
+# them, equal scores on a few examples would imply certainty.
 PSEUDO_EXAMPLES = 2
 
 
@@ -28,16 +28,16 @@ def paired_interval(
     """Return the 95% interval for a mean paired difference.
 
     The interval is calculated using Student's t distribution, after adding two artificial
-    differences (A. Agresti and Y. Min, Statistics in Medicine 24, 2005). One is 0. The other
-    is split into two values with half weight each: plus and minus the largest difference. If all
-    differences are 0, the interval is (0, 0) unless `largest` is given.
+    differences (A. Agresti and Y. Min, Statistics in Medicine 24, 2005). One of them is 0. The
+    other is split into two values with a weight of 1/2 each: plus and minus the largest absolute
+    difference. If all differences are 0, the interval is (0, 0) unless `largest` is given.
 
     Args:
-        differences: Differences of scores, one for each example.
-        num_comparisons: Number of intervals. With a probability of at least 95%, all of them
-            contain their true values (Bonferroni correction).
-        largest: Largest possible absolute difference. Ignored if an observed difference is
-            larger.
+        differences: Score differences, one for each example.
+        num_comparisons: Number of simultaneous intervals. With a probability of at least 95%, all
+            of them contain their true values (Bonferroni correction).
+        largest: Largest possible absolute difference. Ignored if an observed absolute
+            difference is larger.
 
     Raises:
         ValueError: If there are no differences.
@@ -74,8 +74,8 @@ def _with_pseudo_examples(differences: Sequence[float], largest: float = 0.0) ->
 def likely_bounds(scores: Sequence[float]) -> tuple[float, float]:
     """Return likely bounds of a metric, given some of its scores.
 
-    These are 0 and 1, or the highest score if it exceeds 1. If a score is negative, they are the
-    lowest score and 0, or the highest score if it is positive.
+    If no score is negative, the bounds are 0 and the larger of 1 and the highest score. Otherwise,
+    they are the lowest score and the larger of 0 and the highest score.
     """
     lowest = min(scores)
     highest = max(scores)
@@ -99,12 +99,12 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def p_value_of(scores: Array, rng: np.random.Generator) -> float:
-    """Return the p-value of a permutation test of whether the orders' mean scores differ.
+    """Return the p-value of a permutation test for differences between the orders' mean scores.
 
     `scores` has the shape ``[R, E]``. The null hypothesis is that all orders are equally good on
-    new examples. The test statistic is the variance of the orders' mean scores. For each
-    permutation, subtract the mean score of all orders on each example, and flip the signs of the
-    results on random examples. For two orders and scores of 0 or 1, the test is equivalent to
+    new examples. The test statistic is the variance of the orders' mean scores. On each example,
+    the mean score of all orders is subtracted first. Each permutation then flips the signs of the
+    differences on random examples. For two orders and scores of 0 or 1, the test is equivalent to
     McNemar's test.
     """
     # Subtract a row first, so that the deviations are exactly 0 if all orders have equal scores.
@@ -129,9 +129,9 @@ def draw_deviations(
         scores: Scores of the orders, ``[R, E]``.
         largest: Largest possible standard deviation.
         disagreement: Largest difference between scores on one example. On each artificial example,
-            half of the orders score this much more than the other half.
+            half of the orders are assumed to score this much more than the other half.
         rng: Source of random numbers.
-        usual: Scale of the standard deviation's prior, which is half-normal.
+        usual: Scale of the half-normal prior for the standard deviation.
     """
     num_orders, num_examples = scores.shape
     size = num_orders - 1
@@ -155,8 +155,8 @@ def draw_deviations(
 def _degrees_of_freedom(covariance: Array, num_examples: int) -> float:
     """Return the effective degrees of freedom of the variance between mean scores.
 
-    The result is the geometric mean of R - 1 and the degrees of freedom of the noise, whose
-    covariance is ``[R, R]``. The noise has fewer than R - 1 degrees of freedom if similar orders
+    The result is the geometric mean of R - 1 and the degrees of freedom of the noise. The noise has
+    the given `covariance`, ``[R, R]``. It has fewer than R - 1 degrees of freedom if similar orders
     get similar scores on an example. The estimate of the sum of squared covariances is unbiased
     (Z. Bai and H. Saranadasa, Statistica Sinica 6, 1996).
     """

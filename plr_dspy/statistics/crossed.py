@@ -1,11 +1,12 @@
 """Posterior draws of the mean score of random orderings, given scores of each ordering on a few examples.
 
 Both the orderings and the examples are random samples. In each draw, each ordering and each example gets
-a random weight. The weight of a call is the product of both weights (A. Owen and D. Eckles, Annals of
-Applied Statistics 6, 2012). So draws vary widely if there are only a few examples, even with many calls.
+a random weight. The weight of a call is the product of its ordering's and its example's weight (A. Owen
+and D. Eckles, Annals of Applied Statistics 6, 2012). So draws vary widely if there are only a few
+examples, even with many calls.
 
-Intervals of the draws are conservative, because the variance of noise in single calls is counted about
-three times. If there is no other noise, an interval is 1.5 to 1.9 times as wide as necessary.
+Intervals based on the draws are conservative, because the noise variance of single calls is counted
+about three times. If there is no other noise, an interval is 1.5 to 1.9 times as wide as necessary.
 
 Shapes: R orderings, E examples, D draws, k kinds of values.
 """
@@ -18,7 +19,7 @@ from plr_dspy.statistics.arrays import Array, Mask
 
 NUM_DRAWS = 2_000
 MIN_ORDERINGS = 3  # minimum number of orderings for an estimate of the variance between them
-# Weight of an artificial example with the best score, and of one with the worst score (Jeffreys' prior).
+# Weight of each of two artificial examples: one has the best and one the worst score (Jeffreys' prior).
 # Without these examples, equal scores on a few examples would imply certainty.
 PSEUDO_EXAMPLES = 0.5
 
@@ -58,15 +59,15 @@ class RandomOrderings:
     def with_pseudo_examples(
         self, means: Array, best: Array, worst: Array, known: Mask, *, weight: float = 1.0
     ) -> Array:
-        """Average drawn means ``[D, k]`` with the values of a best and a worst artificial example, ``[k]``.
+        """Average drawn means ``[D, k]`` with `best` and `worst`, the values of artificial examples ``[k]``.
 
-        `known` and `weight` are as in `shares`.
+        `known` and `weight` are as in `shares()`.
         """
         shares = self.shares(known, weight=weight)
         return np.asarray(shares[:, [0]] * means + shares[:, [1]] * best + shares[:, [2]] * worst)
 
     def shares(self, known: Mask, *, weight: float = 1.0) -> Array:
-        """Draw the weights of the calls, a best and a worst artificial example in a mean, ``[D, 3]``.
+        """Draw the weights of the calls, the best and the worst artificial example in a mean, ``[D, 3]``.
 
         The three weights add up to 1.
 
@@ -84,10 +85,10 @@ class RandomOrderings:
 
 
 def effective_number(known: Mask) -> float:
-    """Return the effective number of examples, which is below E if examples have unequal weights.
+    """Return the effective number of examples. It is below E if examples have unequal weights.
 
-    `known` says whether each ordering was called on each example, ``[R, E]``. Each ordering has
-    the same weight, which is divided equally among its examples.
+    `known`, ``[R, E]``, is true where an ordering was called on an example. All orderings have the
+    same weight. It is divided equally among an ordering's examples.
     """
     shares = (known / np.maximum(1, known.sum(axis=1, keepdims=True))).sum(axis=0)
     squares = float((shares**2).sum())

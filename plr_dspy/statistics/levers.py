@@ -16,9 +16,9 @@ from plr_dspy.statistics.comparisons import PSEUDO_EXAMPLES, SIGNIFICANT, TAIL, 
 
 # Scale of the prior for the standard deviation between programs, relative to the range of scores.
 USUAL_SPREAD = 0.2
-NO_VARIANCE = 1e-15  # maximum variance that is due to rounding errors
+NO_VARIANCE = 1e-15  # maximum variance to attribute to rounding errors
 MIN_BETA_SIZE = 1.0  # minimum sum of the two parameters of a beta distribution
-QUANTILES = np.linspace(-4.0, 4.0, 81)  # normal values at which to calculate quantiles of beta distributions
+QUANTILES = np.linspace(-4.0, 4.0, 81)  # normal values at which beta quantiles are calculated
 MOST_SPREAD = 5  # maximum standard deviation between programs, relative to `USUAL_SPREAD`
 
 
@@ -31,7 +31,7 @@ class Gain:
             gains is biased upwards.
         observed: Estimate of the gain without shrinkage.
         draws: Draws of the true gain from its posterior, ``[D]``.
-        least: Cautious draws of the gain, ``[D]``, which ignore differences between programs that
+        least: Cautious draws of the gain, ``[D]``. They ignore differences between programs that
             may be due to chance.
         noise_share: Share of the observed variance between programs that is noise. None unless
             this is the gain of the best of several programs, and their mean scores differ.
@@ -58,12 +58,12 @@ class PairedExperiment:
     """An experiment that scored several programs on the same random examples.
 
     Draws of each program's true mean score have a beta distribution, so they are within the
-    bounds. The draws of two programs are correlated like the scores (a Gaussian copula). So the
-    interval of a difference is narrower if both programs are right on the same examples.
+    bounds. The draws of two programs are correlated like their scores (a Gaussian copula). So the
+    interval for a difference is narrower if both programs are right on the same examples.
 
     Args:
         scores: Scores ``[C, E]``. The first row is the baseline.
-        bounds: Bounds of mean scores, or None to use the `likely_bounds` of the scores.
+        bounds: Bounds of mean scores, or None to use the `likely_bounds()` of the scores.
         seed: Seed of the draws.
     """
 
@@ -80,7 +80,7 @@ class PairedExperiment:
         centered = scores - self.means[:, None]
         errors = rng.normal(size=(comparisons.NUM_DRAWS, num_examples)) @ centered.T / math.sqrt(freedom)
         # Artificial examples add variance to the difference between two programs. So add half of this
-        # variance to each program.
+        # variance to the variance of each program.
         pseudo_variance = PSEUDO_EXAMPLES / 4 / num_examples * self._disagreement**2
         errors += math.sqrt(pseudo_variance) * rng.normal(size=errors.shape)
         variances = (centered**2).sum(axis=1) / freedom + pseudo_variance
@@ -101,10 +101,10 @@ class PairedExperiment:
         return float(low), float(high)
 
     def gain(self, rows: Sequence[int]) -> Gain:
-        """Return the expected gain of a program in `rows` over the baseline.
+        """Return the expected gain of the program in `rows` over the baseline.
 
-        If `rows` contains several programs, they are a sample, and the gain is that of a random
-        program.
+        If `rows` contains several programs, they are treated as a random sample of programs. The
+        result is then the gain of a random program.
         """
         scores = self._draws[:, rows].mean(axis=1)
         if len(rows) > 1:
@@ -128,9 +128,9 @@ class PairedExperiment:
     def gain_of_best(self, rows: Sequence[int], average: Gain, num_searched: int) -> Gain:
         """Return the expected gain of the best of `num_searched` programs, given a random sample of them.
 
-        The best observed score is biased upwards. So the result is the average gain plus a
-        multiple of the standard deviation of true scores. The multiple is the expected maximum
-        of `num_searched` standard normal values (G. Blom, 1958).
+        The best observed score is biased upwards. So the result is the `average` gain plus a
+        multiple of the standard deviation of true scores. The multiple approximates the expected
+        maximum of `num_searched` standard normal values (G. Blom, 1958).
         """
         height = float(special.ndtri((num_searched - 0.375) / (num_searched + 0.25)))
         deviations, variance = self._deviations(rows)
@@ -158,7 +158,7 @@ class PairedExperiment:
         return np.clip(scores, self._lowest, self._highest)
 
     def _largest_deviations(self, means: Array) -> Array:
-        """Return the largest possible standard deviations of scores with these means (R. Bhatia and C. Davis, 2000)."""
+        """Return the largest standard deviations of scores with these means (R. Bhatia and C. Davis, 2000)."""
         means = self._possible(means)
         return np.sqrt((means - self._lowest) * (self._highest - means))
 
@@ -180,7 +180,7 @@ class PairedExperiment:
     def _deviations(self, rows: Sequence[int]) -> tuple[Array, float]:
         """Return draws of the standard deviation of true scores, and an unbiased estimate of its square.
 
-        The results are stored, so that all gains of the same programs use the same draws.
+        The results are cached, so that all gains of the same programs use the same draws.
         """
         key = tuple(rows)
         if key not in self._deviations_of:
@@ -192,11 +192,11 @@ class PairedExperiment:
 
 
 def _beta_draws(normals: Array, means: Array, variances: Array) -> Array:
-    """Return draws from beta distributions, with correlations from standard normal draws.
+    """Transform correlated standard normal draws into correlated draws from beta distributions.
 
     Args:
         normals: Correlated draws from the standard normal distribution, ``[D, C]``.
-        means, variances: The means and variances of the results, ``[C]``.
+        means, variances: The means and variances of the beta distributions, ``[C]``.
     """
     draws = np.empty_like(normals)
     for column, (mean, variance) in enumerate(zip(means, variances, strict=True)):

@@ -296,7 +296,7 @@ class TestChoiceByLabels:
 
     def test_warns_if_a_constant_answer_scores_as_high(self, caplog):
         calibrate(fixed(0.9), trainset=examples(30))
-        assert "no more than the constant answer always 'negative'" in caplog.text
+        assert "no more than a constant answer (always 'negative': " in caplog.text
 
 
 class TestRequests:

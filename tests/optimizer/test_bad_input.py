@@ -85,7 +85,7 @@ COMPILE = [
     (
         student,
         {"trainset": [EXAMPLES[-1]] * 30},
-        "1 are left, because the others are duplicates, are shown by demos",
+        "and 1 without duplicates, examples that demos show, and examples",
     ),
     (
         student,
@@ -386,12 +386,12 @@ def test_an_lm_set_on_the_program_is_enough(engine):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"metric": F1("typo")}, "metric: at least one example must have the label 'typo'"),
+        ({"metric": F1("typo")}, "for this metric, at least one example must have the label 'typo'"),
         (
             {"max_cost": 1.0},
             "max_cost cannot be applied, because the price of fake/order-sensitive is unknown",
         ),
-        ({"calibrate": True}, "calibrate needs the log-probabilities of labels, which are not available"),
+        ({"calibrate": True}, "calibrate needs the log-probabilities of labels, but they are not available"),
     ],
 )
 @pytest.mark.parametrize("kind", [PLFewShot, PLReorder])
@@ -428,7 +428,7 @@ class TestFixes:
         compiled(programs={"student": student(3)})
 
     def test_of_overlapping_sets(self, engine):
-        message = r"of the 60 examples in trainset, 0 are left, because the others are .* in valset"
+        message = r"got 60 examples in trainset \(0 usable\) and .* in valset"
         with pytest.raises(ValueError, match=message):
             compiled(valset=EXAMPLES[:60])
         compiled(trainset=EXAMPLES[:40], valset=EXAMPLES[40:60])

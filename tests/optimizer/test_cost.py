@@ -297,7 +297,7 @@ class TestEstimate:
     def test_names_labels_without_examples(self, engine, caplog):
         signature = "question -> answer: Literal['answer 0', 'answer 1', 'answer 2', 'answer 3']"
         PLReorder(exact_match).estimate(student(4, signature), trainset=EXAMPLES[4:])
-        assert "no example has the labels 'answer 3' in 'answer'" in caplog.text
+        assert "no example is labeled 'answer 3' in 'answer'" in caplog.text
 
     def test_plain_prompts_have_a_cost(self, engine):
         with dspy.context(adapter=PlainTextAdapter()):

@@ -240,6 +240,11 @@ class TestBadInput:
             ({"max_metric_calls": 12}, {}, "at least 32 for 8 calls that bootstrap demos, a search"),
             ({}, {"teacher": "gpt"}, "teacher must be a dspy.Module"),
             ({}, {"teacher": fakes.two_predictors()}, "teacher must have the student's predictors"),
+            (
+                {},
+                {"teacher": dspy.Predict("text -> answer", "Answer briefly.")},
+                "same instructions and fields as the student's; got differences in self: build the teacher",
+            ),
             ({"candidates": [{"other": "x"}]}, {}, "no demos to choose from"),
             ({"candidates": EXAMPLES}, {}, "pass more examples, or fewer demos"),
             ({}, {"trainset": EXAMPLES[:1]}, "trainset must have enough distinct inputs"),

@@ -172,8 +172,8 @@ class TestLevers:
         assert heading.split("  ")[-1] == "how to apply it"
         assert advice == result.advice
         assert score == (
-            "On new examples, your program probably scores {:.2f} to {:.2f} (95% interval); gains start from "
-            "there.".format(*result.interval)
+            "On new examples, your program probably scores {:.2f} to {:.2f} (95% interval); gains are "
+            "relative to this score.".format(*result.interval)
         )
         assert rows[0].split() == ["your", "program", f"{result.score:.2f}", "30"]
         assert {line.index("[") for line in rows[1:]} == {heading.index("[")}

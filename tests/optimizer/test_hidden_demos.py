@@ -47,8 +47,8 @@ def test_of_a_program_are_named_once(caplog, name):
     program = student([*EXAMPLES[:3], *UNANSWERED])
     warnings = warnings_before_calls(caplog, lambda: run(program))
     expected = (
-        f"{argument}: the adapter leaves out 3 of 6 demos of predictor 'self' (demo 3 has no 'answer'): complete these "
-        "demos, or remove them"
+        f"in {argument}, the adapter leaves out 3 of 6 demos of predictor 'self' (demo 3 has no 'answer'): complete "
+        "these demos, or remove them"
     )
     assert warnings.count(expected) == 1
 
@@ -63,7 +63,7 @@ def test_of_several_predictors_are_named_in_one_warning(caplog):
     warnings = warnings_before_calls(caplog, lambda: run.estimate(program, trainset=EXAMPLES))
     (warning,) = [warning for warning in warnings if "demos of predictor" in warning]
     assert warning == (
-        "student: the adapter leaves out 4 of 4 demos of predictor 'first' (demo 0 has no 'topic' and no 'source'), "
+        "in student, the adapter leaves out 4 of 4 demos of predictor 'first' (demo 0 has no 'topic' and no 'source'), "
         "4 of 4 demos of predictor 'second' (demo 0 has no 'topic'). Labeled examples often lack fields of inner "
         "predictors"
     )
@@ -76,5 +76,5 @@ def test_examples_that_cannot_become_demos_are_reported(caplog):
     rows = [dspy.Example(question=row.question, gold=row.answer).with_inputs("question") for row in EXAMPLES]
     program = dspy.Predict("question -> answer")
     warnings = warnings_before_calls(caplog, lambda: PLFewShot(metric).compile(program, trainset=rows))
-    message = "shows none of the 15 examples that may become demos, because 'answer' is missing"
+    message = "shows none of the 15 examples that may become demos; the first of them lacks 'answer'"
     assert sum(message in warning for warning in warnings) == 1

@@ -197,7 +197,7 @@ class TestSeveralPredictors:
         [
             (
                 [GOOD],
-                "instructions must be a dict that maps predictor names to lists of texts, because the student has 2",
+                "instructions must be a dict that maps predictor names to lists of strings, because the student has 2",
             ),
             (
                 {"hints": [GOOD]},

@@ -141,7 +141,7 @@ class TestUncachedTokens:
         with dspy.context(lm=lm_of(CountingEngine(), model), adapter=dspy.ChatAdapter()):
             estimate = optimizer.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES)
         assert estimate.new_prompt_tokens == pytest.approx(report.new_prompt_tokens, rel=0.3)
-        assert f"({estimate.new_prompt_tokens:,} not cached with a prefix cache)" in str(estimate)
+        assert f"({estimate.new_prompt_tokens:,} uncached if the server has a prefix cache)" in str(estimate)
         assert 0 < estimate.cost_with_cache < estimate.cost
 
 

@@ -11,7 +11,9 @@ from plr_dspy import PLFewShot, PLReorder, choose_program
 
 EXAMPLES = questions(60)
 MODEL = "fake/small"
-WARNING = re.compile(r"up to about ([\d,]+) tokens, but the context window of fake/small has only ([\d,]*\d)")
+WARNING = re.compile(
+    r"up to about ([\d,]+) tokens, but the context window of fake/small holds only ([\d,]*\d)"
+)
 
 
 class CountingEngine(OrderSensitiveEngine):

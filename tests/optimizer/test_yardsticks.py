@@ -216,7 +216,7 @@ class TestFewCalls:
         assert row is None
         assert "random demos" not in str(report)
         assert (
-            "no score of 3 random demos: the search scored them on fewer than 2 examples of 'rare'"
+            "no score for 3 random demos: the search scored random prompts on fewer than 2 examples of 'rare'"
             in report.details()
         )
         plain, _ = random_of(Chancy({"rare": 1.0, "usual": 0.9}), exact, trainset)

@@ -35,7 +35,7 @@ def test_accuracy_and_difference():
     assert "half         0.700 [" in text
     assert evaluation.constant.label == "no"
     assert evaluation.constant.score == 0.75
-    assert "\n  always 'no'  0.750, without any call" in text
+    assert "\n  always 'no'  0.750, without any calls" in text
     assert "replies that could not be parsed: 1" in text
 
 
@@ -132,7 +132,7 @@ def test_an_example_with_a_failed_call_is_omitted_for_all_programs(metric, caplo
     evaluation = evaluated({"fine": Answering(range(6)), "failing": failing}, metric, devset)
     assert evaluation.num_examples == 18
     assert evaluation.num_failed == 2
-    assert "18 examples (2 others omitted because of failed calls)\n" in str(evaluation)
+    assert "18 examples (omitted because of failed calls: 2)\n" in str(evaluation)
     assert f"calls on 2 of 20 examples failed, {cause}" in caplog.text
     left = [example for example in devset if example.number not in (3, 19)]
     programs = {"fine": Answering(range(6)), "failing": Answering(range(7))}

@@ -226,7 +226,7 @@ def test_a_warning_names_a_function_without_source_code(caplog):
     exec("def sourceless(e, p):\n    return 1.0", namespace)
     assert digest(namespace["sourceless"]) != digest(plain)
     assert [record.message for record in caplog.records] == [
-        "sourceless has no readable source code, so log_dir cannot detect changes to it: define it in a file"
+        "sourceless has no readable source code, so a resumed run cannot detect changes to it: define it in a file"
     ]
 
 

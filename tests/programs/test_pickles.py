@@ -109,7 +109,7 @@ class Bomb:
 class TestPicklesAreNotReadUnlessAllowed:
     def test_by_load_program(self, tmp_path, capsys):
         (tmp_path / "program.pkl").write_bytes(pickle.dumps(Bomb()))
-        message = r"program\.pkl is a pickle, which can run code.*allow_pickle=True"
+        message = r"program\.pkl is a pickle, and loading a pickle can run code.*allow_pickle=True"
         with pytest.raises(ValueError, match=message):
             load_program(predict(), tmp_path / "program.pkl")
         assert capsys.readouterr().out == ""

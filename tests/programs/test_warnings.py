@@ -105,7 +105,7 @@ EVERYTHING = {
         (
             exact_match,
             WITHOUT_SOME,
-            r"20 of 60 examples lack .* fails on \w+\[1\], which has no value in 'answer' \(AttributeError: .*: drop",
+            r"20 of 60 .* lack .* on \w+\[1\], because the row has no value in 'answer' \(AttributeError: .*: drop",
         ),
         (exact_match, columns(answer=[0, 1]), r"no answer can be correct.*as_examples\(dataset, program\)"),
     ],
@@ -270,7 +270,7 @@ BOTH = r"'yes ' \(15 examples; nearest label: 'yes'\), 'Yes' \(15 examples; near
             by_reasoning,
             LABEL,
             TYPING_ERRORS,
-            f"30 of 60 .*{BOTH}. Unless the metric or the program converts labels",
+            f"30 of 60 .*{BOTH}. Unless the metric or the program converts them",
         ),
         (
             by_answer,
@@ -315,7 +315,7 @@ def test_a_valset_without_any_label_is_an_error_before_any_call():
 
 def test_a_set_metric_says_how_to_declare_that_empty_text_is_a_label():
     rows = columns(answer=["yes", "no", ""])
-    message = "If empty text is a label, declare 'answer' as a Literal that contains '' and the other labels$"
+    message = "If '' is a valid label, declare 'answer' as a Literal that contains '' and the other labels$"
     with using(engine_for(EXAMPLES)), pytest.raises(ValueError, match=message):
         PLReorder(F1("yes")).compile(program_of(str), trainset=rows)
     empty = fakes.Program(

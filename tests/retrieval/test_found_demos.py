@@ -411,7 +411,7 @@ class TestChoice:
 
 class TestRetrievingStudents:
     def test_retrieving_students_are_rejected_by_optimizers_and_headroom(self):
-        fix = r"pass the original student of this program or, to calibrate this program, use BatchCalibration"
+        fix = r"pass the original student or, to calibrate this program, use BatchCalibration"
         with using(CopyingEngine()) as engine:
             program = chooser(max_metric_calls=0).compile(predict(), trainset=examples())
             with pytest.raises(ValueError, match=fix):

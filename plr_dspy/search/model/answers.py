@@ -1,4 +1,4 @@
-"""The answers that a search scores: either the programs' original answers, or calibrated answers.
+"""The answers that a search scores: the programs' original answers or calibrated answers.
 
 offsets[o]     =  log shares - log mean probabilities of o, minus their mean      (5)
 answers[o, e]  =  argmax of p[o, e] + offsets[o]                                  (6)
@@ -20,7 +20,8 @@ from plr_dspy.statistics.calibration import OFFSET_DECIMALS, label_offsets, like
 
 MAX_EXAMPLES = 128  # maximum number of examples over which expected scores are averaged
 PRIOR_CELLS = 4.0  # weight of the expected label probabilities, as a number of calls
-# Equally likely prior deviations of the gain from calibration, relative to the highest score.
+# Equally likely prior standard deviations of the gain from calibration, relative to the range of
+# label scores.
 PRIOR_DEVIATIONS = (0.0, 0.05, 0.15, 0.5)
 ALL = slice(None)
 
@@ -43,22 +44,23 @@ class CalibratedLabels(NamedTuple):
     """The answers of orderings after calibration to given label shares."""
 
     shares: Array  # target shares of the labels, [L]; NaN if answers are not calibrated
-    offsets: Array  # rounded values to add to the log-probabilities of labels, with a mean of about 0, [m, L]
+    offsets: Array  # rounded values to add to the labels' log-probabilities; their mean is about 0, [m, L]
     answers: Numbers  # indices of the likeliest seen labels after calibration, [m, E]
-    never_seen: Mask  # whether each label was unseen in all replies, [L]
+    never_seen: Mask  # whether each label is unseen in all known cells, [L]
     calibrates: bool  # whether answers are calibrated
 
 
 class ExampleWeights:
     """The weights of examples in mean scores.
 
-    For a metric over a set, `ConfusionScores.weights()` calculates them. Otherwise, they are equal.
+    For a metric over a set, `ConfusionScores.weights()` calculates the weights. Otherwise, all
+    weights are equal. Each of the following arrays of weights sums to 1.
 
     Attributes:
-        all: Weights of all examples, ``[E]``, which sum to 1.
-        seen, of_seen: The columns of examples with log-probabilities, and their weights.
-        columns, of_columns: The columns of the examples over which expected scores are averaged,
-            and their weights, ``[n]``. They are at most `MAX_EXAMPLES` of the seen examples.
+        all: Weights of all examples, ``[E]``.
+        seen, of_seen: Columns and weights of the examples with log-probabilities.
+        columns, of_columns: Columns and weights of the examples over which expected scores are
+            averaged, ``[n]``: at most `MAX_EXAMPLES` of those with log-probabilities.
     """
 
     def __init__(self, set_weights: SetMetricWeights | None, examples: Numbers, is_seen: Mask) -> None:
@@ -125,7 +127,7 @@ class Answers:
 
     @property
     def scores(self) -> Array:
-        """The scores of calibrated answers if the search uses these, else the metric's scores, ``[m, E]``."""
+        """The scores of calibrated answers if the search uses them, else of original answers, ``[m, E]``."""
         return self.calibrated_scores if self._are_calibrated else self._call_scores
 
     def expected_scores(
@@ -133,8 +135,8 @@ class Answers:
     ) -> Array:
         """Return the expected scores ``[m, n]`` of orderings, given their effects ``[m, d + 1]``.
 
-        `examples` and `weights` hold the columns of the examples and their weights, ``[n]``.
-        `bias_variances` holds the variances of errors in the label bias, ``[m]``.
+        `examples` holds the columns of the examples, and `weights` their weights, ``[n]``.
+        `bias_variances` holds the error variances of the label bias, ``[m]``.
         """
         logits, variances = self._logits.under(effects, examples)  # Eq. 3
         if self._are_calibrated and self.calibrated_labels.calibrates:
@@ -150,7 +152,7 @@ class Answers:
     def expected_scores_of_calls(self) -> Array:
         """Return the expected score of each call that returned log-probabilities, ``[m, E]``.
 
-        A score is predicted from all calls except the one that it belongs to.
+        The score of each call is predicted from all other calls.
         """
         logits, variances = self._logits.leave_one_out()
         if not self._are_calibrated:
@@ -162,7 +164,7 @@ class Answers:
     def calibrated_labels(self) -> CalibratedLabels:
         """The answers after calibration to the label shares that give the highest mean score.
 
-        If there are alternative shares, the first are used unless later ones are clearly better.
+        Of several alternative shares, the first are chosen unless others are clearly better.
         """
         options = [self._calibrate(alternative) for alternative in np.atleast_2d(self._shares)]
         known = self._labels.known
@@ -174,9 +176,9 @@ class Answers:
         gains = np.array(means) - means[0]
         mean_gains = gains @ weights
         min_gains = np.zeros(len(options))
-        # Require a gain above one standard error, except for a metric over a set, whose first option
-        # is no calibration. A few rare examples dominate both its gain and its standard error, so
-        # this requirement would always rule out calibration.
+        # Require a gain above one standard error, except for a metric over a set. With such a metric,
+        # the first option is no calibration. A few rare examples dominate both the gain from
+        # calibration and its standard error, so this requirement would always rule out calibration.
         if options[0].calibrates:
             min_gains = np.sqrt((gains - mean_gains[:, None]) ** 2 @ weights**2)
         best = int(np.where(mean_gains > min_gains, mean_gains, 0.0).argmax())
@@ -201,7 +203,7 @@ class Answers:
         return tuple(round(share, 6) for share in labels.shares.tolist())
 
     def rounded_offsets(self, number: int) -> tuple[float, ...]:
-        """Return the rounded offsets that are used to calibrate an ordering's answers, ``[L]``."""
+        """Return the rounded offsets that calibrate an ordering's answers, ``[L]``."""
         return tuple(self.calibrated_labels.offsets[number].tolist())
 
     def estimate(self, number: int) -> CalibrationEstimate:
@@ -228,9 +230,9 @@ class Answers:
     def corrected(self, number: int) -> tuple[float, float, Array]:
         """Return an ordering's uncalibrated score, its gain from calibration, and the errors of this gain.
 
-        The score and the gain are expected values. They are corrected by the mean error of the
-        predictions on the ordering's own calls, including calls with unread replies. For each
-        of these calls, the errors hold the difference between the actual and the predicted gain.
+        The score and the gain are expected values, corrected by the mean prediction error on the
+        ordering's own calls. These include calls with unread replies. The errors are the actual
+        minus the predicted gain of each of these calls.
         """
         weights = self._weights
         call_scores = self._call_scores[number]
@@ -244,7 +246,7 @@ class Answers:
     def gain_of_calibration(self, number: int) -> Gains:
         """Return an ordering's gain from calibration on new examples.
 
-        The result has one column, so that it can be added to the gains of all orderings.
+        The result has only one column, so that `Gains.plus()` can add it to all orderings' gains.
         """
         unit = self._labels.unit
         _, expected, errors = self.corrected(number)
@@ -263,9 +265,9 @@ class Answers:
         return gains.times(unit)
 
     def _own_expected_scores(self, number: int, examples: Numbers) -> Array:
-        """Return an ordering's expected scores without calibration, and with calibration, ``[2, n]``."""
-        # Predict the logits from effects. The ordering's own log-probabilities are biased if it was
-        # selected because of them.
+        """Return an ordering's expected scores without and with calibration, ``[2, n]``."""
+        # Predict the logits from effects. The ordering's own log-probabilities are biased if the
+        # ordering was selected because of them.
         logits, variances = self._logits.under(self._logits.effects[[number]], examples)
         offsets = self.calibrated_labels.offsets[number]
         chances = [self._own_chances(logits, variances), likeliest_chances(logits + offsets, variances)]
@@ -280,8 +282,8 @@ class Answers:
         unseen = self._labels.unseen
         never_seen: Mask = np.asarray(unseen[known].all(axis=0) & known.any())
         log_means, own_shares, shrinkage = self._log_means
-        # Whole programs have no effects from which to predict probabilities. Instead, average the
-        # mean probabilities in their own cells with the target shares.
+        # Whole programs have no effects from which to predict probabilities. Instead, shrink the
+        # mean probabilities in their own cells towards the target shares.
         of_programs = np.log(np.maximum(shrinkage * own_shares + (1 - shrinkage) * shares, 1e-300))
         log_means = np.where(self._calls.is_program[:, None], of_programs, log_means)
         calibrates = not np.isnan(shares).any()
@@ -297,9 +299,9 @@ class Answers:
     def _log_means(self) -> tuple[Array, Array, Array]:
         """Each ordering's log mean probabilities of labels over all examples, and two related arrays.
 
-        The log mean probabilities ``[m, L]`` are predicted from effects, and corrected by their
-        errors in each ordering's own cells. The other arrays are the mean probabilities in these
-        cells, ``[m, L]``, and the weights of the corrections, ``[m, 1]``.
+        The log mean probabilities ``[m, L]`` are predicted from effects, then corrected by the
+        prediction errors in each ordering's own cells. The other arrays are the mean probabilities
+        in these cells, ``[m, L]``, and the weights of the corrections, ``[m, 1]``.
         """
         known = self._labels.known
         counts = known.sum(axis=1)[:, None]

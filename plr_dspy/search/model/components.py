@@ -4,9 +4,9 @@ symbol  code        shape   meaning
 v_i     variances   [n]     variances of the n components; the last component has no features
 G       fixed       [m, m]  prior covariance that is not estimated
 K       covariance  [m, m]  sum_i v_i K_i + G
-E       errors      [m, m]  covariance of the errors of the measured values
-s       noise               variance of the noise; all variances above are multiples of it
-y       values      [m, k]  measured values minus their mean; without the last axis if k = 1
+E       errors      [m, m]  covariance of the errors in the measured values
+s       noise               noise variance, the unit of all variances and covariances above
+y       values      [m, k]  measured values minus their mean; the last axis is omitted if k = 1
 u       solved      [m, k]  (K + E)^-1 y
 """
 
@@ -25,9 +25,9 @@ Variances: TypeAlias = Sequence[float] | None  # variances from which a new fit 
 Measure: TypeAlias = Callable[[Array, Array], tuple[Array, float]]  # maps K and (K + E)^-1 to y and s
 
 # Prior mean of the variance between orderings, relative to the noise. At an accuracy of 0.6, the
-# value 0.02 means a standard deviation of 0.07.
+# value 0.02 corresponds to a standard deviation of 0.07.
 PRIOR_VARIANCE = 0.02
-PRIOR_SHAPE = 0.3  # shape of each variance's Gamma prior; low, so that unneeded components can vanish
+PRIOR_SHAPE = 0.3  # shape of each variance's Gamma prior, low so that unneeded components can vanish
 NUM_FIRST_STEPS = 15  # number of steps in a fit that starts from default variances
 NUM_STEPS = 3  # number of steps in a fit that starts from the variances of an earlier fit
 MIN_VARIANCE = 1e-9
@@ -58,7 +58,7 @@ class Components:
     def remaining(self, prior_variances: Array, covariance: Array) -> Array:
         """Return the posterior variances of orderings ``[c]``, given their prior variances ``[c]``.
 
-        `covariance` holds their prior covariances with the fitted orderings, ``[c, m]``.
+        `covariance` holds the prior covariances between these and the fitted orderings, ``[c, m]``.
         """
         explained = ((covariance @ self.inverse) * covariance).sum(axis=1)
         return np.asarray(self.noise * np.maximum(prior_variances - explained, MIN_VARIANCE))
@@ -92,15 +92,14 @@ def fit_components(
     A. Harville, JASA 72, 1977).
 
     Args:
-        measure: A function that returns the measured values and the variance of the noise,
-            given the current covariance and inverse.
-        earlier: Variances from which to start. Ignored unless there is a variance for each
-            kernel.
+        measure: A function that returns the measured values and the noise variance, given the
+            current covariance K and the inverse of K + E.
+        earlier: Variances from which to start. Ignored unless there is one for each kernel.
         total: Prior mean and initial value of the sum of the variances.
-        noise: Initial variance of the noise.
+        noise: Initial noise variance.
         fixed: As in the module's table of symbols.
-        extra_variances: Variances to add to the prior variances, ``[m]``. Their unit is the squared
-            unit of the measured values.
+        extra_variances: Variances to add to the prior variances, ``[m]``, in the squared unit of the
+            measured values.
     """
     stacked: Array = np.stack(kernels)
     count = len(kernels)

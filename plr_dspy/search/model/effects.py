@@ -1,4 +1,4 @@
-"""Effects of orderings and of examples on the log-probabilities of labels.
+"""Effects of orderings and examples on the log-probabilities of labels.
 
     z[o, e]  =  a[e]  +  b[o]  +  q[o] g[e]  +  noise          (3)
 
@@ -17,27 +17,27 @@ from plr_dspy.search.model.gains import Families
 from plr_dspy.statistics.arrays import Array, Mask
 
 NUM_SWEEPS = 12
-NUM_QUICK_SWEEPS = 3  # number of sweeps in a quick fit, which is only used to rank orderings
-TOLERANCE = 3e-4  # relative change of the noise variance below which a fit ends, usually after six sweeps
+NUM_QUICK_SWEEPS = 3  # number of sweeps in a quick fit, used only to rank orderings
+TOLERANCE = 3e-4  # a fit ends if the noise changes by less than this fraction, usually in the sixth sweep
 PRIOR_COUNT = 5.0  # weight of the prior of each variance, as a number of observations
 
-# Prior variances of the effects on log-odds (natural logarithms).
+# Prior variances of the effects and of the noise, on the scale of log-odds (natural logarithms).
 PRIOR_LABEL_BIAS = 0.1
 PRIOR_SLOPE = 0.01
 PRIOR_EXAMPLE = 0.5
 PRIOR_NOISE = 0.05
-# Additional prior variances of candidates without features.
+# Values to add to the prior variances of candidates without features.
 OUTSIDER_LABEL_BIAS = 4.0
 OUTSIDER_SLOPE = 0.4
 MAX_LEVERAGE = 0.9  # upper limit of `leverage`, because leave-one-out predictions divide by 1 - leverage
 
 
 class Posterior(NamedTuple):
-    """Independent posteriors of one `k`-dimensional effect for each ordering."""
+    """Independent posteriors of a `k`-dimensional effect, one for each ordering."""
 
     means: Array  # posterior means, [m, k]
     variances: Array  # posterior variances, equal for all dimensions, [m]
-    prior_mean: Array  # common prior mean of all orderings, [k]
+    prior_mean: Array  # prior mean, equal for all orderings, [k]
     prior_variances: Array  # prior variances, larger for candidates without features, [m]
 
 
@@ -46,19 +46,19 @@ class ResponseEffects:
 
     Attributes:
         examples, example_variances: Posterior means ``[E, d]`` and variances ``[E]`` of the
-            effects a of examples.
-        label_bias, slope: Posteriors of the label bias b and the slope q of orderings.
+            examples' effects a.
+        label_bias, slope: Posteriors of the orderings' label bias b and slope q.
         noise: Variance of the noise of one contrast.
         leverage: Influence of each cell on its own fitted value, from 0 to 1, ``[m, E]``.
         residuals: Residuals of the cells, ``[m, E, d]``; 0 for unknown cells.
-        num_cells: Effective number of known cells for each ordering, ``[m]``. A cell counts
-            less if few other orderings were called on the same example.
+        num_cells: Effective number of each ordering's known cells, ``[m]``. A cell has a lower
+            weight if few other orderings were called on its example.
     """
 
     def __init__(
         self, contrasts: Array, directions: Array, *, is_outsider: Mask, num_sweeps: int = NUM_SWEEPS
     ) -> None:
-        # Make contrasts the first axis, because operations on a few large tables are faster than on
+        # Make contrasts the first axis, because operations are faster on a few large tables than on
         # many short rows.
         is_known = ~np.isnan(contrasts[..., 0])
         num_contrasts = contrasts.shape[2]
@@ -95,7 +95,7 @@ class ResponseEffects:
         self.examples = self._examples.T
 
     def _fit_examples(self) -> None:
-        """Update the effects of examples, whose prior mean is linear in the directions g."""
+        """Update the effects of examples, using a prior mean that is linear in the directions g."""
         directions = self._directions
         is_seen = self._is_seen
         prior_mean = np.zeros_like(self._examples)
@@ -113,7 +113,7 @@ class ResponseEffects:
         self._example_variance = _posterior_variance(squares, PRIOR_EXAMPLE)
 
     def _fit_variances(self) -> None:
-        """Update the priors of label bias and slope, given their posteriors in the previous sweep."""
+        """Update the priors of label bias and slope, given the posteriors from the previous sweep."""
         is_regular = ~self._is_outsider & (self.num_cells > 0)
         if not is_regular.any():
             return
@@ -159,10 +159,10 @@ class ResponseEffects:
         )
 
     def _examples_without_own_cell(self) -> tuple[Array, Array]:
-        """Return an estimate of the example's effect for each cell, from the other orderings only.
+        """Return the effect of each cell's example, estimated without the cell, and its variance.
 
-        If the estimate contained part of the cell's noise, this would look like an effect of the
-        ordering. The shapes of the estimates and their variances are ``[d, m, E]`` and ``[m, E]``.
+        If an estimate contained part of the cell's noise, that part would look like an effect of
+        the ordering. The estimates have the shape ``[d, m, E]``, and the variances ``[m, E]``.
         """
         own_precision = self._known / self.noise
         precision = 1.0 / self.example_variances - own_precision
@@ -192,11 +192,13 @@ def _posterior_variance(squares: Array, prior: float) -> float:
 
 
 class EffectProcess:
-    """A Gaussian process of label biases or slopes, which are measured with different precisions.
+    """A Gaussian process of label biases or slopes that were measured with different precisions.
 
     Attributes:
-        fit: The fitted components, with variances relative to `unit`.
-        means, variances: Posterior means ``[m, k]`` and variances ``[m]``, given all orderings.
+        fit: The fitted components, with variances relative to `unit`, which is the noise variance
+            of one contrast.
+        means, variances: Posterior means ``[m, k]`` and variances ``[m]``, given the measurements
+            of all orderings.
     """
 
     def __init__(
@@ -209,8 +211,8 @@ class EffectProcess:
         earlier: Variances = None,
     ) -> None:
         self.level = measured.prior_mean
-        # Remove the prior from each posterior, because the process has its own prior. What remains
-        # is the likelihood of the ordering's cells.
+        # The process has its own prior, so remove the prior from each posterior. This leaves the
+        # likelihood of the ordering's cells.
         posterior = 1.0 / measured.variances
         prior = 1.0 / measured.prior_variances
         self._precisions = np.maximum(posterior - prior, 1e-6)
@@ -232,10 +234,10 @@ class EffectProcess:
         self.variances = self.fit.posterior_variances
 
     def errors(self, noise: Array, is_measured: Mask) -> Array:
-        """Return the covariance ``[c, c]`` of the errors that noise causes in the posterior means.
+        """Return the covariance ``[c, c]`` of errors in the posterior means due to noise.
 
-        The rows and columns are the `c` orderings in the mask `is_measured`. `noise` is the
-        covariance ``[c, c]`` of the noise in their measurements, in any unit.
+        Rows and columns correspond to the `c` orderings in the mask `is_measured`. `noise` is the
+        covariance ``[c, c]`` of the noise in their measurements. Its unit does not matter.
         """
         deviations = 1.0 / np.sqrt(self._precisions[is_measured] * np.diag(noise))
         gain = (self.fit.covariance @ self.fit.inverse)[np.ix_(is_measured, is_measured)]
@@ -245,10 +247,9 @@ class EffectProcess:
         """Return the posterior variances of new orderings, ``[c]``.
 
         Args:
-            products: For each family, the inner products of the features of new orderings and
-                fitted orderings, ``[c, m]``.
-            squares: For each family, the squared norms of the features of new orderings,
-                ``[c, families]``.
+            products: For each family, inner products between the features of new and fitted
+                orderings, ``[c, m]``.
+            squares: Squared norms of new orderings' features in each family, ``[c, families]``.
         """
         *family_variances, own_variance = self.fit.variances
         covariance = np.tensordot(family_variances, products, axes=1)

@@ -17,7 +17,7 @@ FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region",
 - "region": which items are near each position
 - "last": which item is last
 - "adjacency": which items are neighbors, and which of the two comes first
-- "class region", "class adjacency": "region" and "adjacency" of classes, such as the demos' answers
+- "class region", "class adjacency": "region" and "adjacency" of items' classes, such as demos' answers
 - "none": whether a block that may be empty is empty
 - "choice": which item is chosen in a block that shows exactly one item
 - "choice and none", "choice and number": products of "choice" and another block's "none" or "number"
@@ -25,15 +25,15 @@ FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region",
 
 CHOICE_FAMILIES = ("none", "choice", "choice and none", "choice and number")
 
-# Length scale of "region" in the logarithms of positions. On a log scale, positions 1 and 2 are as
-# close as positions 5 and 10.
+# Length scale of "region", in natural logarithms of positions. On this log scale, positions 1 and 2
+# are as close as positions 5 and 10.
 REGION = 1.0
 NUM_REGION = 0.25  # length scale of "number", relative to the maximum number of items
 NUM_REFERENCES = 300  # number of random orderings used to center and scale the features
 
 # Maximum number of pairs of items in "adjacency", divided equally among the blocks. Blocks with
-# more pairs do not have this family. For example, 50 items have 2,500 pairs. A search of a few
-# hundred calls would see few of these pairs, but spend half of its time on them.
+# more pairs than their share do not have this family. For example, 50 items have 2,500 pairs. A
+# search with a few hundred calls would see few of these pairs but spend half of its time on them.
 MAX_PAIRS = 1_500
 
 
@@ -52,8 +52,8 @@ class Features:
             classes = [[0 for _ in range(size)] for size in space.sizes]
         if tuple(map(len, classes)) != space.sizes:
             raise ValueError(
-                f"classes must have a class for each item; got {tuple(map(len, classes))} classes for blocks of "
-                f"{space.sizes} items"
+                f"classes must have a class for each item; got lists of lengths {tuple(map(len, classes))} "
+                f"for blocks of sizes {space.sizes}: make the lengths equal to the sizes"
             )
         num_lists = space.num_lists
         self._blocks = [
@@ -73,7 +73,7 @@ class Features:
     def __call__(self, orderings: Sequence[Ordering]) -> list[Array]:
         """Return the features ``[m, d]`` of each family.
 
-        If all random orderings look alike, return one family without features.
+        If no features vary among random orderings, return one family without features.
         """
         if not self._moments:
             return [np.zeros((len(orderings), 0))]
@@ -106,15 +106,15 @@ class _Block:
         self._numbers = _smooth(np.arange(self._max_length + 1) / max(self._max_length, 1), NUM_REGION)
         self._near = _smooth(np.log1p(np.arange(self._max_length)), REGION)
         self._has_pairs = self._size**2 <= MAX_PAIRS // num_blocks
-        # If almost every item has its own class, classes add hardly any information, so do not
-        # use them.
+        # Ignore classes if there is only one, or almost one per item, because they would add hardly
+        # any information.
         self._has_classes = 1 < num_classes <= 2 * self._size / 3
         # If there are no choices, only one ordering is empty. The model gives that ordering an
-        # effect of its own, so no feature is needed.
+        # individual effect, so no feature is needed.
         self._may_be_empty = bool(space.choices)
 
     def __call__(self, orderings: Sequence[Ordering]) -> dict[str, Array]:
-        """Return the unscaled features of each family. The first axis holds the `m` orderings."""
+        """Return the unscaled features of each family, with one row for each ordering."""
         rows = []
         for ordering in orderings:
             from_end = ordering[self._number][::-1]
@@ -154,7 +154,7 @@ class _Choice:
         self._items = np.eye(size) - 1.0 / size
 
     def __call__(self, orderings: Sequence[Ordering], blocks: Sequence[dict[str, Array]]) -> dict[str, Array]:
-        """Return the unscaled features of each family, given those of the blocks that are not choices."""
+        """Return the unscaled features of each family, given the features of non-choice `blocks`."""
         chosen = self._items[[ordering[self._number][0] for ordering in orderings]]
         families = {"choice": chosen}
         if self._partner is not None:
@@ -165,9 +165,9 @@ class _Choice:
 
 
 def _smooth(points: Array, scale: float) -> Array:
-    """Return features of points on a line, ``[points, r]``.
+    """Return `r` features of each point on a line, ``[points, r]``.
 
-    The inner product of two points' features approximates the Gaussian kernel between them.
+    The inner product of two points' features approximates the points' Gaussian kernel.
     """
     kernel = np.exp(-0.5 * ((points[:, None] - points) / scale) ** 2)
     values, vectors = np.linalg.eigh(kernel)

@@ -1,6 +1,7 @@
 """Gains of orderings over a reference ordering on new examples.
 
-The gains are averaged over hypotheses. Each hypothesis scales the prior and error covariances.
+The gains are averaged over hypotheses. Each hypothesis scales the prior covariances and the error
+covariance by different factors.
 
 W        =  (s K + k A + v N)^-1                      (7)
 mu       =  1' W y / 1' W 1                           (8)
@@ -8,10 +9,10 @@ gain[o]  =  (P[o] - P[r]) W (y - mu)                  (9)
 
 symbol       code           shape      meaning
 H                                      number of hypotheses about s, k and v
-y            means          [m]        measured mean scores, without the effects of examples
+y            means          [m]        measured mean scores, minus the effects of examples
 K            covariance     [m, m]     estimated prior covariance of true scores
 A            outsiders      [m, m]     additional prior covariance of outsiders
-N            noise          [m, m]     covariance of the errors of y
+N            noise          [m, m]     covariance of the errors in y
 s, k, v                                factors of K, A and N
 r            reference                 index of the reference ordering
 P            priors         [H, m, m]  s K + k A
@@ -34,12 +35,12 @@ Families: TypeAlias = Sequence[Array]  # one array for each family of features
 
 # Values of s, the factor of the estimated prior covariance.
 SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)
-OUTSIDER_SCALES = (0.0, 1.0)  # values of k: outsiders resemble other orderings (0), or may differ (1)
+OUTSIDER_SCALES = (0.0, 1.0)  # values of k: outsiders resemble other orderings (0) or may differ (1)
 
-# Levels of the posterior quantiles that stand for v, the factor of the error covariance. The quantiles
-# are equally likely.
+# The posterior of v, the factor of the error covariance, is represented by its quantiles at these
+# levels. All quantiles are equally likely.
 ERROR_QUANTILES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
-PRIOR_SPREAD = 0.005  # prior mean of the variance between orderings' mean scores, for scores up to 1
+PRIOR_SPREAD = 0.005  # prior mean of the variance between mean scores, for scores with a range of 1
 PRIOR_NO_EFFECT = 0.5  # prior probability that all orderings score the same on new examples (s = 0)
 
 
@@ -47,8 +48,8 @@ class GainSummary(NamedTuple):
     """A summary of gains ``[m]``, averaged over all hypotheses."""
 
     expected: Array
-    above: Array  # probability of a gain above 0
-    below: Array  # probability of a gain below 0
+    above: Array  # probabilities of gains above -margin (see `Gains.summary()`)
+    below: Array  # probabilities of gains below -margin
     deviations: Array  # standard deviations of the gains
 
 
@@ -61,9 +62,9 @@ class Gains(NamedTuple):
     possible: Mask  # whether a gain can differ from 0, [H, m]
 
     def plus(self, other: Gains) -> Gains:
-        """Return the sums of these gains and the independent `other` gains under each pair of hypotheses.
+        """Return the sums of these and the independent `other` gains under each pair of hypotheses.
 
-        If the other gains have one column, they apply to all orderings.
+        If `other` has only one column, it applies to all orderings.
         """
         probabilities = np.outer(self.probabilities, other.probabilities).ravel()
         shape = (len(probabilities), -1)
@@ -73,11 +74,11 @@ class Gains(NamedTuple):
         return Gains(probabilities, means.reshape(shape), variances.reshape(shape), possible.reshape(shape))
 
     def times(self, factor: Array | float) -> Gains:
-        """Return the gains multiplied by a number, or by a factor for each ordering, ``[m]``."""
+        """Return the gains, multiplied by one factor or by a factor for each ordering, ``[m]``."""
         return self._replace(means=factor * self.means, variances=np.square(factor) * self.variances)
 
     def of(self, columns: Numbers) -> Gains:
-        """Return the gains of the orderings at the given indices."""
+        """Return the gains of the orderings at the indices `columns`."""
         return self._replace(
             means=self.means[:, columns],
             variances=self.variances[:, columns],
@@ -87,7 +88,7 @@ class Gains(NamedTuple):
     def condensed(self) -> Gains:
         """Return gains with fewer hypotheses, but the same overall means and variances.
 
-        Hypotheses under which the same orderings can have gains are merged.
+        Hypotheses are merged if the same orderings can have gains other than 0 under all of them.
         """
         possible, groups = np.unique(self.possible, axis=0, return_inverse=True)
         in_group = groups.ravel() == np.arange(len(possible))[:, None]
@@ -101,7 +102,7 @@ class Gains(NamedTuple):
     def summary(self, *, margin: float = 0.0) -> GainSummary:
         """Return a summary of the gains, averaged over the hypotheses.
 
-        The probabilities are those of gains above and below ``-margin``.
+        `above` and `below` are the probabilities of gains above and below ``-margin``.
         """
         variances = np.where(self.possible, self.variances, 0.0)
         deviations = np.where(self.possible, np.sqrt(np.maximum(variances, 1e-18)), 1.0)
@@ -126,7 +127,7 @@ def conditional_gains(
 
     Args:
         means, priors, reference: As in the module's table of symbols.
-        noise: Covariance of the errors, ``[m, m]`` or ``[H, m, m]``.
+        noise: Covariance of the errors in the means, ``[m, m]`` or ``[H, m, m]``.
         probabilities: Prior probabilities of the hypotheses, ``[H]``.
     """
     inverses = np.asarray(np.linalg.inv(priors + noise), dtype=np.float64)  # Eq. 7
@@ -134,7 +135,7 @@ def conditional_gains(
     precisions = sums.sum(axis=1)
     residuals = means - (sums @ means / precisions)[:, None]  # Eq. 8
     weighted = (inverses @ residuals[..., None])[..., 0]
-    # The common mean is estimated from the same data, so use the restricted likelihood.
+    # The common mean is also estimated from these means, so use the restricted likelihood.
     log_determinants = np.linalg.slogdet(inverses)[1]
     log_likelihoods = 0.5 * (log_determinants - np.log(precisions) - (residuals * weighted).sum(axis=1))
     contrasts = priors - priors[:, [reference]]
@@ -160,10 +161,10 @@ def expected_gains(
 ) -> Gains:
     """Return the gains of orderings over a reference.
 
-    If orderings do not really differ, the estimated variance between them is due to noise. The
-    hypotheses therefore scale this variance by different factors. The covariance of errors is
-    estimated with `num_examples - 1` degrees of freedom. To be cautious, the hypotheses may enlarge
-    this covariance, but never reduce it.
+    The estimated variance between orderings may be due to noise alone. The hypotheses therefore
+    scale this variance by different factors. The covariance of errors is estimated with
+    `num_examples - 1` degrees of freedom. To be cautious, the hypotheses may enlarge but never
+    reduce this covariance.
 
     Args:
         means, covariance, outsiders, noise, reference: As in the module's table of symbols.
@@ -179,11 +180,11 @@ def expected_gains(
 def independent_gains(
     means: Array, noise: Array, *, outsiders: Array, reference: int, num_examples: int
 ) -> Gains:
-    """Return the gains of orderings over a reference if their errors are strongly correlated.
+    """Return the gains over a reference, for orderings with strongly correlated errors.
 
-    Errors on shared examples affect many orderings alike, so adding orderings hardly improves the
-    estimated variance between orderings. The degrees of freedom of this estimate are therefore
-    derived from the covariance of errors. `outsiders` holds variances, ``[m]``.
+    Errors on shared examples affect many orderings alike. More orderings therefore hardly improve
+    the estimate of the variance between orderings. So this estimate's degrees of freedom are
+    derived from the covariance of errors. `outsiders` holds only variances, ``[m]``.
     """
     errors = noise - noise.mean(axis=0) - noise.mean(axis=1)[:, None] + noise.mean()
     error_variances = np.diag(errors)
@@ -213,7 +214,7 @@ def independent_gains(
 
 
 def _factors(outsiders: Array, outsider_scales: Sequence[float], num_examples: int) -> Array:
-    """Return all combinations of the covariances' factors s, k and v, ``[3, H]``."""
+    """Return all combinations of the factors s, k and v, ``[3, H]``."""
     degrees = max(1, num_examples - 1)
     error_scales = np.maximum(1.0, degrees / special.chdtri(degrees, ERROR_QUANTILES))
     return np.array(
@@ -222,5 +223,5 @@ def _factors(outsiders: Array, outsider_scales: Sequence[float], num_examples: i
 
 
 def _prior_weights(scales: Array) -> Array:
-    """Return the hypotheses' prior weights, which depend only on their factors s."""
+    """Return the prior weights of hypotheses, given their factors s."""
     return np.where(scales == 0.0, PRIOR_NO_EFFECT, (1 - PRIOR_NO_EFFECT) / (len(SCALES) - 1))

@@ -1,10 +1,9 @@
-"""Logits of labels, which predict the answers of programs without using any scores.
+"""Logits of labels, used to predict programs' answers without the scores of calls.
 
     z[o, e]  =  a[e]  +  b[o]  +  q[o] g[e]  +  noise          (3)
 
-The effects a, b and q are fitted in `effects.py`. The log-probabilities p of labels are
-projected onto an orthonormal basis B, ``[d, L]``, which gives the contrasts z = p B^T. Logits
-are z B.
+The effects a, b and q are fitted in `effects.py`. The contrasts z = p B^T are the projections of
+the labels' log-probabilities p onto an orthonormal basis B, ``[d, L]``. The logits are z B.
 """
 
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ MAX_CONTRAST = 8.0  # maximum absolute value of a contrast; at this value, a lab
 def softmax(logits: Array) -> Array:
     """Return the softmax over the last axis, ``[..., L]``.
 
-    For short rows, this function is three times as fast as the softmax in scipy.
+    For short rows, this function is three times as fast as SciPy's softmax.
     """
     by_label = np.moveaxis(logits, -1, 0).copy()
     odds = np.exp(by_label - by_label.max(axis=0))
@@ -42,13 +41,13 @@ def softmax(logits: Array) -> Array:
 def mean_probabilities(logits: Array, variances: Array) -> Array:
     """Return the mean probabilities of labels, given logits with normal noise.
 
-    The mean is calculated using the probit approximation (D. MacKay, Neural Computation 4, 1992).
+    The means are calculated with the probit approximation (D. MacKay, Neural Computation 4, 1992).
     """
     return softmax(logits / np.sqrt(1.0 + np.pi / 4.0 * variances)[..., None])
 
 
 def likeliest_chances(logits: Array, variances: Array) -> Array:
-    """Return the probability that each label has the highest logit, given the variances of the noise."""
+    """Return the probability that each label has the highest logit, given the noise variances."""
     return softmax(logits * (np.pi / np.sqrt(6.0 * variances))[..., None])
 
 
@@ -60,8 +59,8 @@ class LabelLogits:
 
     Attributes:
         known: A mask of the calls whose log-probabilities are used, ``[m, E]``.
-        effects, effect_variances: Effects of orderings, ``[m, d + 1]``, and the variances of
-            their label bias and slope, ``[m, 2]``.
+        effects, effect_variances: Effects of orderings, ``[m, d + 1]``, and posterior variances of
+            the label bias and the slope, ``[m, 2]``.
         is_mute: A mask of the candidates without usable log-probabilities, ``[m]``.
         state: Fitted variances of the effects, as JSON data.
     """
@@ -126,9 +125,9 @@ class LabelLogits:
         return np.concatenate(effects, axis=1)
 
     def effect_errors(self, measured: Mask) -> tuple[Array, Array]:
-        """Return the covariances of errors in the label bias and of errors in the slope.
+        """Return the covariance of errors in the label bias, and the covariance of errors in the slope.
 
-        Each has the shape ``[c, c]`` for the `c` orderings in the mask `measured`.
+        Both have the shape ``[c, c]``, for the `c` orderings in the mask `measured`.
         """
         contrasts = self._contrasts[measured]
         contrasts = contrasts[:, ~np.isnan(contrasts[..., 0]).all(axis=0)]

@@ -1,12 +1,12 @@
-"""The score model of a search, which estimates the scores of orderings and draws from their posterior.
+"""The model that a search uses to estimate the scores of orderings and to draw from their posterior.
 
-    y[o, e] - s[o, e]  =  a[e]  +  f(o)  +  b[c(e)] l(o)  +  noise          (2)
+    y[o, e] - s[o, e]  =  a[e]  +  f(o)  +  w[c(e)] l(o)  +  noise          (2)
 
-The score of ordering o on example e is y. Its prediction from log-probabilities is s, which is 0 if
-they are not used. A Gaussian process models the difference as the sum of an effect a of the
-example, an effect f of the ordering, and noise. If the examples have classes and log-probabilities
-are not used, the process also includes the ordering's label bias l. The effect b of the label bias
-depends on the example's class c(e).
+Here, y is the score of ordering o on example e. Its prediction s from log-probabilities is 0 if
+log-probabilities are not used. A Gaussian process models the difference as the sum of an effect a
+of the example, an effect f of the ordering, and noise. If the examples have classes and
+log-probabilities are not used, the process also includes the ordering's label bias l. The effect w
+of the label bias depends on the example's class c(e).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.linalg  # noqa: F401  # loads its own BLAS, which `one_thread` must limit
+import scipy.linalg  # noqa: F401  # loads a separate BLAS that `one_thread` must limit
 import torch
 from threadpoolctl import ThreadpoolController
 
@@ -40,17 +40,17 @@ from plr_dspy.search.space import (
 )
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-# Maximum number of orderings to which the process is fitted, to limit the time of a fit. Half of
-# them are the most promising orderings. The other half are spread evenly over the remaining
+# Maximum number of orderings to which the process is fitted, to limit the time of a fit. At least
+# half of them are the most promising orderings. The rest are spread evenly over the remaining
 # orderings, so that the process also sees bad orderings.
 MAX_MODELED = 176
-# Number of candidates with the most scores, to which the process is always fitted because they
+# The process is always fitted to this number of candidates with the most scores, because they
 # include the finalists.
 MOST_SCORED = 32
-# Use log-probabilities only if more than this fraction of the calls has them. Otherwise, scores
+# Use log-probabilities only if more than this fraction of calls returned them. Otherwise, scores
 # alone predict better.
 LEAST_SHARE = 0.5
-DEVIATIONS = 1.96  # half of the width of a 95% interval, in standard errors
+DEVIATIONS = 1.96  # half the width of a 95% interval, in standard errors
 
 # Maximum distance between an ordering's expected score and the mean of its own scores, in
 # standard errors (B. Efron and C. Morris, JASA 67, 1972).
@@ -62,7 +62,7 @@ _ARITHMETIC = threading.RLock()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run linear algebra in one thread, which is faster for small matrices.
+    """Run linear algebra in one thread, because this is faster for small matrices.
 
     While this context is active, compile runs in other Python threads wait.
     """
@@ -76,17 +76,17 @@ def one_thread() -> Iterator[None]:
 
 
 class OrderingModel:
-    """A model that learns from known scores and predicts scores of new orderings on new examples.
+    """A model that learns from known scores to predict the scores of new orderings on new examples.
 
     Args:
         space, classes, example_classes, responses: As in `ThompsonSearch`.
-        with_features: Whether to use features, so that the model expects similar orderings to have
-            similar scores.
+        with_features: Whether to use features. With features, the model expects similar orderings
+            to have similar scores.
 
     Attributes:
-        information_weights: A function that returns, for each candidate, how informative one
-            of its scores is. None if all scores are equally informative.
-        calibrates_answers: Whether the model scores calibrated answers instead of original ones.
+        information_weights: A function that returns a weight for each candidate: how informative
+            one of its scores is. None if all scores are equally informative.
+        calibrates_answers: Whether the model scores calibrated answers, not original ones.
         varies_in_length: Whether orderings may show different numbers of demos.
     """
 
@@ -114,7 +114,7 @@ class OrderingModel:
         """Return the model fitted to the scores.
 
         A fit is faster if `earlier` holds the `variances` of an earlier fit. If there are more than
-        `MAX_MODELED` candidates, the model is fitted to a selection, which contains all candidates
+        `MAX_MODELED` candidates, the model is fitted to a selection that contains all candidates
         in `include`.
         """
         earlier = earlier or {}
@@ -155,7 +155,7 @@ class OrderingModel:
         """Return the estimates, clipped to the range of all known scores and label scores.
 
         The process is linear, so it may predict an impossible score, such as 1.035 for a metric
-        that returns 0 or 1.
+        whose only values are 0 and 1.
         """
         values = [score for row in scores.values() for score in row.values()]
         if self._responses is not None:
@@ -167,7 +167,7 @@ class OrderingModel:
     def features(self, candidates: Sequence[Candidate]) -> list[Array]:
         """Return the features ``[m, d]`` of each family.
 
-        All features of outsiders are 0, so that outsiders are treated like an average ordering.
+        All features of an outsider are 0, so that it is treated like an average ordering.
         """
         if self._features is None:
             return []
@@ -189,8 +189,9 @@ class OrderingModel:
     def _modeled(self, calls: Calls, include: Sequence[Candidate]) -> Numbers:
         """Return the rows of the candidates to which the process is fitted.
 
-        These are all whole programs, the candidates in `include`, the candidates with the most
-        scores, and the best candidates. The remaining rows are spread over the other candidates.
+        The rows include all whole programs, the candidates in `include`, the candidates with the
+        most scores, and the best candidates. The other rows are spread over the remaining
+        candidates.
         """
         responses = self._respond(calls)
         means = np.array(calls.scored.shrunk_means if responses is None else responses.means)
@@ -222,16 +223,19 @@ class OrderingModel:
 
 @dataclass(frozen=True)
 class Gain:
-    """An ordering's gain over a reference ordering on unseen examples."""
+    """An ordering's gain over a reference ordering on unseen examples.
+
+    `margin` is the argument of `FittedModel.gains()`, by default 0.
+    """
 
     expected: float
-    probability: float  # probability of a gain above 0
-    worse: float = 0.0  # probability of a gain below 0
-    deviation: float = 0.0  # standard deviation of the posterior
+    probability: float  # probability of a gain above -margin
+    worse: float = 0.0  # probability of a gain below -margin
+    deviation: float = 0.0  # posterior standard deviation of the gain
 
-    # The next two fields are the probabilities of gains above and below 0 over the calibrated
-    # reference. They are 1 and 0 for the reference itself, and for all orderings if there is no
-    # calibration.
+    # The next two fields are probabilities that the gain over the calibrated reference is above and
+    # below -margin. They are 1 and 0 for the reference itself. Without calibration, they are 1 and
+    # 0 for all orderings.
     probability_alike: float = 1.0
     worse_alike: float = 0.0
 
@@ -247,7 +251,7 @@ class FittedModel:
             calibrated, these are the scores of the calibrated answers.
         calibrates_answers: Whether `counted_scores` are the scores of calibrated answers. False if
             log-probabilities are not used.
-        variances: The fitted variances, as JSON data, from which the next fit can start.
+        variances: The fitted variances, as JSON data. The next fit can start from them.
     """
 
     model: OrderingModel
@@ -274,7 +278,7 @@ class FittedModel:
     def expected_scores(self, reference: Candidate) -> dict[Candidate, float]:
         """Return each fitted ordering's expected score on unseen examples.
 
-        It is the sum of the reference's expected score and the ordering's gain over the reference.
+        This score is the reference's expected score plus the ordering's gain over the reference.
         """
         score = self.as_it_is(reference)
         gains = self.gains(reference)
@@ -283,8 +287,8 @@ class FittedModel:
     def as_it_is(self, ordering: Candidate) -> float:
         """Return an ordering's expected score with uncalibrated answers.
 
-        Shrinkage moves the ordering's own score by at most `MOST_SHRUNK` standard errors. If
-        calibrated answers are scored, the ordering's own score is not shrunk.
+        Shrinkage moves the ordering's own mean score by at most `MOST_SHRUNK` standard errors. If
+        calibrated answers are scored, the mean score is not shrunk.
         """
         number = self.orderings.index(ordering)
         if self.responses is None:
@@ -300,8 +304,8 @@ class FittedModel:
         """Return the 95% interval for an ordering's expected score.
 
         The standard error is estimated from the scores of the ordering and of the reference. If all
-        scores are equal, the margin is 3 / n, where n is the smaller number of scores (J. Hanley
-        and A. Lippman-Hand, JAMA 1983).
+        scores are equal and from 0 to 1, the margin is 3 / n. Here, n is the smaller of the two
+        numbers of scores (J. Hanley and A. Lippman-Hand, JAMA 1983).
         """
         error = self._error(ordering, reference)
         if not error and 0.0 <= score <= 1.0:
@@ -313,10 +317,10 @@ class FittedModel:
         return round(min(score, low), 6), round(max(score, high), 6)
 
     def _error(self, *orderings: Candidate) -> float:
-        """Return the standard error of the sum of the orderings' mean scores, estimated from their calls."""
+        """Return the standard error of the sum of the orderings' mean scores."""
         rows = self._all_scores[:, [self.orderings.index(ordering) for ordering in set(orderings)]]
         # With a metric over a set, scores vary more in rows with few examples of a decisive label.
-        # Use a row's own deviation if it is larger than the deviation of all scores.
+        # So use a row's own deviation if it is larger than the deviation of all scores.
         deviations = np.maximum(
             np.nanstd(self._all_scores, axis=(1, 2)).max(), np.nanstd(rows, axis=2).max(axis=0)
         )
@@ -330,7 +334,7 @@ class FittedModel:
     def gains(self, reference: Candidate, *, margin: float = 0.0) -> dict[Candidate, Gain]:
         """Return each fitted ordering's gain over the uncalibrated reference.
 
-        The probabilities are those of gains above and below ``-margin``.
+        The gain's probabilities are those of gains above and below ``-margin``.
         """
         # Cache the gains, because they take a tenth of a second and several parts of a report need them.
         key = (reference, margin)
@@ -357,10 +361,11 @@ class FittedModel:
         return {ordering: Gain(*row) for ordering, row in zip(self.orderings, rows, strict=True)}
 
     def _alternative_gains(self, reference: int) -> list[Gains]:
-        """Return the gains over a reference and, if needed, the gains if all outsiders differ from orderings.
+        """Return the gains over a reference and, if needed, more cautious gains.
 
-        The latter are needed if there are whole programs without usable log-probabilities. If
-        answers are calibrated, all gains are over the calibrated reference.
+        Cautious gains exclude the hypothesis that outsiders resemble other orderings. They are
+        needed if any outsider has no usable log-probabilities. If answers are calibrated, all gains
+        are over the calibrated reference.
         """
         if self.responses is None:
             return [self._gains_of_scores(reference)]
@@ -374,18 +379,19 @@ class FittedModel:
         return alternatives
 
     def _gains_of_scores(self, reference: int) -> Gains:
-        """Return gains over a reference, which may be unlike all other orderings, because a person made it."""
+        """Return gains over a reference that may be unlike all other orderings, because a person made it."""
         return self.process.gains(reference, may_differ=True)
 
     def _summary(self, alternatives: Sequence[Gains], reference: int, margin: float) -> GainSummary:
-        """Return a summary of the gains over a reference, given the result of `_alternative_gains()`."""
+        """Return a summary of the gains that `_alternative_gains()` returned for a reference."""
         summary, *cautious = [gains.summary(margin=margin) for gains in alternatives]
         if self.responses is not None and cautious:
             # Without log-probabilities, a whole program is expected to score like an average ordering.
-            # If it does, small differences seem too certain, so use the lesser certainty.
+            # If its scores confirm this, small differences seem too certain. So use the lower
+            # certainty of both summaries.
             is_mute = self.responses.is_mute_outsider
             summary = _less_certain(summary, cautious[0], where=is_mute | is_mute[reference])
-        # The last digits differ between machines.
+        # Round the results, because their last digits differ between machines.
         return GainSummary(
             summary.expected.round(9),
             summary.above.round(6),
@@ -394,7 +400,7 @@ class FittedModel:
         )
 
     def counted(self, scores: Scores) -> Scores:
-        """Return `scores`, with the scores of fitted orderings replaced by `counted_scores`."""
+        """Return `scores`, with `counted_scores` in place of the scores of fitted orderings."""
         if not self.calibrates_answers:
             return scores
         columns = {example: column for column, example in enumerate(self.scored.examples.tolist())}
@@ -440,8 +446,8 @@ class FittedModel:
     def expected_at_random(self, drawn: Sequence[Candidate], longest: Sequence[Candidate]) -> float:
         """Return the expected mean score of random orderings that show as many items as possible.
 
-        `drawn` holds random orderings of any length, some of which may have scores. `longest`
-        holds another sample, in which each ordering shows as many items as possible.
+        `drawn` holds random orderings of any length. Some of them may have scores. `longest` holds
+        another sample, in which each ordering shows as many items as possible.
         """
         estimates = dict(self.estimates())
         with one_thread():
@@ -464,8 +470,8 @@ class FittedModel:
     ) -> Array:
         """Draw the difference in mean score between the `longest` and the `drawn` orderings, ``[draws]``.
 
-        The arguments are as in `expected_at_random`. If all orderings have the same length, the
-        result is 0.
+        `drawn` and `longest` are as in `expected_at_random()`. If all orderings have the same
+        length, all differences are 0.
         """
         if not self.model.varies_in_length:
             return np.zeros(num_draws)
@@ -489,7 +495,7 @@ class FittedModel:
 
 
 def _less_certain(summary: GainSummary, cautious: GainSummary, *, where: Mask) -> GainSummary:
-    """Return a summary with the lesser certainty of two summaries for the gains in a mask."""
+    """Return `summary`, with the lower certainty of both summaries for the gains in the mask `where`."""
     return GainSummary(
         summary.expected,
         np.where(where, np.minimum(summary.above, cautious.above), summary.above),

@@ -2,9 +2,9 @@
 
     y[o, e]  =  t[o]  +  a[e]  +  noise
 
-On each example, the noise of different programs may be correlated. `PairedProcess` standardizes
-all scores to mean 0 and standard deviation 1. Shapes: n programs, E examples, H hypotheses about
-the effects of programs.
+On each example, the noise may be correlated between programs. `PairedProcess` standardizes all
+scores to mean 0 and standard deviation 1. Shapes: n programs, E examples, H hypotheses about the
+effects of programs.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from plr_dspy.search.model.score_table import ScoreTable
 from plr_dspy.search.space import Candidate, Scores
 from plr_dspy.statistics.arrays import Array
 
-# Equally likely prior standard deviations of the programs' effects. All deviations and variances
-# in this module are relative to the standard deviation of scores.
+# Equally likely prior standard deviations of the programs' effects. The unit of all deviations in
+# this module is the standard deviation of scores, and its square is the unit of all variances.
 EFFECT_DEVIATIONS = (0.04, 0.08, 0.16, 0.32)
 PRIOR_NO_EFFECT = 0.05  # prior probability that all programs score the same on new examples
-PRIOR_OUTSIDER = 0.5  # if programs differ, prior probability that one is an outsider, unlike all others
-OUTSIDER_DEVIATION = 0.2  # additional prior deviation of an outsider's effect
+PRIOR_OUTSIDER = 0.5  # prior probability that one program is an outsider, given that programs differ
+OUTSIDER_DEVIATION = 0.2  # additional prior standard deviation of an outsider's effect
 PRIOR_EXAMPLES = 50.0  # weight of the prior that errors are independent, as a number of examples
-MAX_ROUNDING = 1e-9  # maximum relative deviation of scores that are equal except for rounding errors
+MAX_ROUNDING = 1e-9  # maximum relative deviation of scores that differ only by rounding errors
 MIN_VARIANCE = 0.02  # minimum variance of errors, because equal scores on a few examples may be due to chance
 
 
@@ -38,8 +38,8 @@ class PairedProcess:
     """The effects of programs that were scored on the same examples, and the covariance of their errors.
 
     Attributes:
-        mean: Posterior mean scores on an average example, ``[n]``.
-        unshrunk: Least-squares estimates of these scores, ``[n]``.
+        mean: Posterior mean scores of programs on an average example, ``[n]``.
+        unshrunk: Least-squares estimates of the same scores, ``[n]``.
         state: Always empty, because each fit starts from scratch.
     """
 
@@ -63,7 +63,7 @@ class PairedProcess:
         self._noise = self._noise_covariance(known, residuals, np.asarray(inverse, dtype=np.float64))
 
     def _noise_covariance(self, known: Array, residuals: Array, inverse: Array) -> Array:
-        """Return the covariance ``[n, n]`` of the errors of the programs' effects.
+        """Return the covariance ``[n, n]`` of the errors in the programs' effects.
 
         Errors on the same example may be correlated, so use the sandwich estimator (K.-Y. Liang
         and S. L. Zeger, Biometrika 73, 1986). The estimate is shrunk towards independent errors.
@@ -71,13 +71,13 @@ class PairedProcess:
         count = self._num_examples
         degrees = max(1.0, known.sum() - count - len(known) + 1)
         variance = max(float((residuals**2).sum()) / degrees, MIN_VARIANCE)
-        # Dropped programs were scored on fewer examples, so give the prior more weight for them.
+        # Dropped programs have fewer scores, so give the prior more weight on their examples.
         num_examples = np.where(known > 0, known.sum(axis=1, keepdims=True), np.inf).min(axis=0)
         prior_weights = PRIOR_EXAMPLES / (num_examples + PRIOR_EXAMPLES)
         products = (1.0 - prior_weights) * residuals @ residuals.T + variance * _laplacian(
             known, prior_weights
         )
-        # The matrix must be invertible, so add the variance of a common shift, which changes no gain.
+        # Make the matrix invertible by adding the variance of a common shift. This changes no gain.
         return np.asarray(inverse @ products @ inverse + 1.0 / count)
 
     @cached_property
@@ -96,7 +96,7 @@ class PairedProcess:
         return self._relative_gains(reference, self._num_examples).times(self._unit)
 
     def _relative_gains(self, reference: int, num_examples: float) -> Gains:
-        """Return gains over a reference, relative to the standard deviation of scores.
+        """Return gains over a reference, in units of the standard deviation of scores.
 
         The errors are extrapolated to `num_examples` examples.
         """
@@ -105,7 +105,7 @@ class PairedProcess:
         return conditional_gains(self._effects, priors, noise, probabilities, reference)
 
     def _hypotheses(self) -> tuple[Array, Array]:
-        """Return the hypotheses' prior probabilities ``[H]`` and the effects' prior covariances ``[H, n, n]``."""
+        """Return the hypotheses' prior probabilities, ``[H]``, and prior covariances, ``[H, n, n]``."""
         size = len(self._effects)
         weight = (1.0 - PRIOR_NO_EFFECT) / len(EFFECT_DEVIATIONS)
         probabilities = [PRIOR_NO_EFFECT]
@@ -120,9 +120,9 @@ class PairedProcess:
     def improvements(self, reference: int, num_examples: float) -> Array:
         """Return each program's expected gain over the reference after `num_examples` examples, ``[n]``.
 
-        The gain is 0 if the program turns out to be worse than the reference. The expected gain
-        is called the knowledge gradient (P. Frazier, W. Powell and S. Dayanik, SIAM J.
-        Control Optim. 47, 2008). Its unit is the standard deviation of scores.
+        If the program turns out to be worse than the reference, its gain is taken to be 0. The
+        expected gain is called the knowledge gradient (P. Frazier, W. Powell and S. Dayanik, SIAM
+        J. Control Optim. 47, 2008). Its unit is the standard deviation of scores.
         """
         now = self._relative_gains(reference, self._num_examples)
         later = self._relative_gains(reference, num_examples)
@@ -134,9 +134,9 @@ class PairedProcess:
 
 
 def _unit_of(scores: Array) -> float:
-    """Return the standard deviation of scores, which is the unit of effects.
+    """Return the unit of effects: the standard deviation of scores.
 
-    If all scores are equal, return their absolute value, or 1 if they are 0.
+    If all scores are equal, return their absolute value, or 1 if all are 0.
     """
     deviation = float(np.nanstd(scores))
     largest = float(np.nanmax(np.abs(scores)))
@@ -148,8 +148,8 @@ def _unit_of(scores: Array) -> float:
 def _laplacian(known: Array, weights: Array | float = 1.0) -> Array:
     """Return the Laplacian ``[n, n]`` of the graph that links programs scored on the same examples.
 
-    `known` is 1 where a program was scored on an example, else 0, ``[n, E]``. `weights` holds a
-    weight for each of these scores.
+    `known` is 1 where a program was scored on an example, else 0, ``[n, E]``. `weights` is one
+    weight for all examples, or holds a weight for each, ``[E]``.
     """
     weighted = known * weights
     counts = np.maximum(1.0, known.sum(axis=0))
@@ -165,9 +165,9 @@ class FittedPrograms(FittedModel):
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
         """Return the 95% interval for a program's expected score.
 
-        The upper end is calculated from the unshrunk score if that is higher, in case the score was
-        shrunk too much. Only the program's own error is used, because the reference's
-        error cancels when scores on the same examples are compared.
+        If the unshrunk score is higher than `score`, the upper end is calculated from the unshrunk
+        score, in case `score` was shrunk too much. Only the program's own error is used: when
+        scores on the same examples are compared, the reference's error cancels.
         """
         own = float(self.process.unshrunk[self.orderings.index(ordering)])
         low, _ = super().interval(ordering, score, reference=ordering)
@@ -176,12 +176,12 @@ class FittedPrograms(FittedModel):
 
 
 class ProgramModel(OrderingModel):
-    """A model that predicts scores of whole programs on new examples."""
+    """A model that predicts the scores of whole programs on new examples."""
 
     def fit(
         self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, include: Sequence[Candidate] = ()
     ) -> FittedPrograms:
-        """Return the model fitted to the scores of all programs. `earlier` and `include` are not used."""
+        """Return the model fitted to the scores of all programs. `earlier` and `include` are ignored."""
         with one_thread():
             table = ScoreTable.from_rows([*scores.values()], self.information_weights)
             process = PairedProcess(table)

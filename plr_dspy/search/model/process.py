@@ -1,11 +1,11 @@
 """A Gaussian process that models the scores of orderings on examples as a sum of effects.
 
-    y[o, e]  =  a[e]  +  f(o)  +  b[c(e)] l(o)  +  g[o, e]  +  noise          (2)
+    y[o, e]  =  a[e]  +  f(o)  +  w[c(e)] l(o)  +  h[o, e]  +  noise          (2)
 
 The process f is the sum of linear functions of all feature families, a smooth function of the label
-bias l, and "own effects". An own effect is the independent effect of one ordering. The effect b of
-the label bias depends on the class c of the example. Preferences g are interactions between
-orderings and examples.
+bias l, and independent effects of the individual orderings (`own_effects`). The effect w of the
+label bias depends on the example's class c(e). The preferences h are interactions between orderings
+and examples.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from plr_dspy.search.model.gains import OUTSIDER_SCALES, Families, Gains, expect
 from plr_dspy.search.model.score_table import PRIOR_NOISE_RATIO, ScoreTable
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-# Prior variance of an outsider's effect, relative to the noise. The variance is so large that the
+# Prior variance of an outsider's effect, relative to the noise. This variance is so large that the
 # prior has hardly any influence.
 OUTSIDER_VARIANCE = np.float64(1.0)
 # Prior variance of the part of an outsider's effect that its log-probabilities do not explain. With a
-# larger variance, students without demos are kept although demos help (see "help" in
+# larger variance, a student without demos would be kept even if demos help (see "help" in
 # `benchmarks/landscapes.py`).
 UNEXPLAINED_OUTSIDER_VARIANCE = np.float64(0.1)
 PRIOR_SHARE = 0.2  # prior mean of the fraction of the residual variance that preferences explain
 MAX_SHARE = 0.95  # maximum fraction of the residual variance that preferences may explain
 
-# Prior precision of the fraction that each kernel explains, as a number of pairs of scores on one
-# example.
+# Prior precision of the fraction that each kernel explains, as a number of pairs of scores. Both
+# scores of a pair are on the same example.
 PRIOR_PRECISION = 40.0
 # Centers of the Gaussian bumps that represent a smooth function of the label bias. The unit is the
 # standard deviation of the label bias among random orderings.
@@ -44,12 +44,12 @@ class LabelBias:
     """A Gaussian process that models the label bias of orderings.
 
     An ordering with a label bias scores higher on some classes of examples and lower on
-    others. The bias is nearly linear in the ordering's features, but accuracy peaks at a
-    moderate bias (T. Zhao et al., "Calibrate before use", ICML 2021).
+    others. Label bias is nearly linear in the ordering's features, but accuracy peaks at a
+    moderate label bias (T. Zhao et al., "Calibrate before use", ICML 2021).
 
     Attributes:
         explained: The part of the scores that the label bias explains, ``[m, E]``.
-        variances: The fitted variances of the components of the label bias.
+        variances: The fitted variances of the label bias's components.
     """
 
     def __init__(
@@ -92,17 +92,17 @@ class LabelBias:
         self._scale = float(1.0 / np.sqrt(((bumps - self._mean) ** 2).sum(axis=1).mean() + 1e-12))
 
     def add_to(self, features: Families) -> list[Array]:
-        """Return the features and one more family, which represents a smooth function of the label bias."""
+        """Return the features, plus a family that represents a smooth function of the label bias."""
         return [*features, (self._bumps(features) - self._mean) * self._scale]
 
     def _bumps(self, features: Families) -> Array:
-        """Return the heights of all Gaussian bumps at each ordering's label bias, ``[m, d]``."""
+        """Return the values of all Gaussian bumps at each ordering's label bias, ``[m, d]``."""
         standardized = (linear(features, self._weights) - self._reference_mean) / self._reference_deviation
         return np.asarray(np.exp(-0.5 * (standardized[:, None] - CENTERS) ** 2))
 
 
 def _class_direction(sums: Array, counts: Array) -> Array:
-    """Return the direction in the space of classes along which orderings differ most, ``[C]``.
+    """Return the direction in the space of the `C` classes along which orderings differ most, ``[C]``.
 
     Averaged over all scores, the direction has mean 0 and mean square 1. `sums` and `counts`
     hold the sum and the number of each ordering's residuals in each class, ``[m, C]``.
@@ -116,9 +116,9 @@ def _class_direction(sums: Array, counts: Array) -> Array:
 
 
 def covariance_of_means(kernels: Families, table: ScoreTable) -> Array:
-    """Return the covariance ``[m, m]`` of the errors of mean scores.
+    """Return the covariance ``[m, m]`` of the errors in mean scores.
 
-    The unit is the noise variance of a single score. Similar orderings do well on the same
+    Its unit is the noise variance of a single score. Similar orderings do well on the same
     examples, so their errors on shared examples are correlated.
     """
     # Add kernels with cubed correlations, because nearly identical orderings agree more than linear
@@ -177,21 +177,20 @@ class AdditiveProcess:
 
     Args:
         features: One array ``[m, d]`` for each family.
-        table: The scores, at least one for each ordering.
+        table: The scores. Each ordering must have at least one.
         classes: Index of each example's class, ``[E]``.
         references: Features of random orderings. Label bias is modeled only if both `classes`
             and `references` are given.
-        outsider_variances: Prior variances of the effects of outsiders, relative to the noise, and 0
-            for all others, ``[m]``. Effects of outsiders are independent of all other effects.
+        outsider_variances: Prior variances of outsiders' effects, relative to the noise, ``[m]``, and
+            0 for other orderings. An outsider's effect is independent of all other effects.
         extra_variances: Variances to add to the estimated prior variances, ``[m]``.
         earlier: The `state` of an earlier fit from which to start.
 
     Attributes:
-        mean, variances: Posterior means and variances of the scores on an average example,
-            ``[m]``.
-        unshrunk: Estimates of the same scores without shrinkage towards other orderings,
-            ``[m]``.
-        state: Variances of the components of this process and of the label bias, as JSON data.
+        mean, variances: Posterior means and variances of the orderings' scores on an average
+            example, ``[m]``.
+        unshrunk: Estimates of these scores, not shrunk towards other orderings, ``[m]``.
+        state: Component variances of this process and of the label bias, as JSON data.
     """
 
     def __init__(
@@ -250,7 +249,8 @@ class AdditiveProcess:
         """Return the measured values and the noise variance for `fit_components()`.
 
         The values are the mean scores of orderings, adjusted for the difficulty of examples and
-        centered. The current posterior is also stored, because the next adjustment needs it.
+        centered. This method also stores the current posterior means, because the next adjustment
+        needs them.
         """
         table = self._table
         self._means = table.ordering_effects(self._effects)
@@ -280,7 +280,7 @@ class AdditiveProcess:
     ) -> Gains:
         """Return the gains of fitted orderings over a reference.
 
-        If `may_differ`, treat the reference as an outsider, which may be unlike all other
+        If `may_differ`, treat the reference as an outsider, because it may be unlike all other
         orderings.
         """
         outsiders = self._outsiders.copy()
@@ -306,10 +306,10 @@ class AdditiveProcess:
     ) -> Array:
         """Draw mean scores from the joint posterior of fitted and new orderings, ``[draws, m + c]``.
 
-        Use Matheron's rule: draw from the prior, then correct each draw according to its
-        differences from the scores (J. T. Wilson et al., "Efficiently sampling functions from
-        Gaussian process posteriors", ICML 2020). `extra_variances` are variances to add to the
-        prior variances of the new orderings, ``[c]``.
+        Use Matheron's rule: draw from the prior, then correct each draw by its differences from the
+        measured scores (J. T. Wilson et al., "Efficiently sampling functions from Gaussian process
+        posteriors", ICML 2020). `extra_variances` are added to the new orderings' prior variances,
+        ``[c]``.
         """
         fit = self._fit
         size = len(self.mean)

@@ -2,10 +2,10 @@
 
     s[o, e]  =  sum_l P[o, e, l] M[e, l]          (4)
 
-The probability P of a label is computed from the effects of the ordering and the example. The
-label's score M comes from the metric. No effects are fitted for whole programs, so they are
-expected to score like an average ordering. A reply is "unread" if it has a score but no readable label.
-"Read scores" are the expected scores of replies with a readable label.
+The probability P of a label is calculated from the effects of the ordering and the example. The
+label's score M comes from the metric. No effects are fitted for whole programs, so a whole program
+is expected to score like an average ordering. A reply is "unread" if it has a score but no readable
+label. "Read scores" are the expected scores of replies with a readable label.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from plr_dspy.search.model.responses import Calls, LabelResponses
 from plr_dspy.search.model.unread import UnreadReplies
 from plr_dspy.statistics.arrays import Array, Numbers
 
-NUM_DRAWS = 8  # even number of draws from which the variance of expected scores is estimated
-UNDERSTATED = 1.6  # factor by which fits underestimate the error variances of effects in simulations
+NUM_DRAWS = 8  # number of draws for estimating the variance of expected scores; must be even
+UNDERSTATED = 1.6  # factor by which fits underestimate the effects' error variances, found by simulation
 STEP = 0.05  # change of an effect in numerical derivatives
 # Additional prior variance of an outsider's mean score, relative to the squared range of scores.
 OUTSIDER_SCORE = np.float64(0.04)
@@ -31,15 +31,15 @@ MIN_VARIANCE = 0.02  # minimum variance of a score, relative to the squared rang
 class ResponseModel:
     """Expected scores of orderings, given the log-probabilities of labels.
 
-    If `features` is None, the fit is fast, but cannot predict new orderings.
+    If `features` is None, the model is fitted quickly, but it cannot predict new orderings.
 
     Attributes:
         answers: The answers to score, original or calibrated.
         means, mean_variances: Expected mean scores of the orderings, and their variances,
             ``[m]``.
         expected: Expected scores of the calls, ``[m, E]``.
-        information_weights: How informative a difference between a score and its expectation is
-            for each ordering, ``[m]``. All are 1 for a metric over a set.
+        information_weights: How informative the difference between a score and its expectation
+            is, for each ordering, ``[m]``. All weights are 1 for a metric over a set.
         is_mute_outsider: A mask of the outsiders without usable log-probabilities, ``[m]``.
         state: Fitted variances of effects and of shares of read replies, as JSON data.
         num_examples: Number of examples over which expected scores are averaged.
@@ -99,9 +99,10 @@ class ResponseModel:
     def _information_weights(self) -> Array:
         """Return the information weights of all orderings, ``[m]``.
 
-        A score whose expectation is near the lowest or highest score varies less than others. An
-        outsider's scores may vary much more, or less, than those of other orderings. So its weight
-        is inversely proportional to their mean variance. All other weights are 1.
+        Scores vary less if their expectation is near the lowest or highest score. An outsider's
+        scores may vary much more or much less than those of other orderings. So the weight of an
+        outsider with usable log-probabilities is inversely proportional to the mean variance of its
+        scores. All other weights are 1.
         """
         lowest = self.labels.scores.min()
         expected = np.clip((self.expected - lowest) / self.labels.unit, 0.0, 1.0)
@@ -120,7 +121,7 @@ class ResponseModel:
     def _draw(self, effects: Array, variances: Array) -> Array:
         """Return expected mean scores ``[draws, m]`` under random effects.
 
-        Each draw shifts the effects of all orderings by the same number of standard deviations.
+        Each draw shifts an effect by the same number of standard deviations in all orderings.
         """
         half = np.random.default_rng(0).normal(size=(NUM_DRAWS // 2, effects.shape[1]))
         num_contrasts = effects.shape[1] - 1
@@ -128,7 +129,7 @@ class ResponseModel:
         return np.stack([self._mean_scores(effects + deviations * draw) for draw in (*half, *-half)])
 
     def predict(self, features: Families) -> tuple[Array, Array]:
-        """Return the expected mean scores ``[c]`` of new orderings, and their variances ``[c]``."""
+        """Return the expected mean scores of new orderings, ``[c]``, and their variances, ``[c]``."""
         unread = self._unread
         draws = self._draw(*self._logits.predict(features))
         read_means = draws.mean(axis=0)
@@ -142,8 +143,8 @@ class ResponseModel:
 
         This method is faster but less exact than `predict()`.
         """
-        # The variances of new orderings take long to compute, so use the mean variance of the
-        # fitted orderings' label bias.
+        # Variances of the label bias take long to compute for new orderings, so use the mean over
+        # the fitted orderings.
         bias_variance = self._logits.effect_variances[:, 0].mean()
         read_means = self._mean_scores(self._logits.predict_effects(features), bias_variance)
         return self._unread.mixed(read_means, self._unread.predict(features))
@@ -151,14 +152,14 @@ class ResponseModel:
     def gains(self, reference: int) -> Gains | None:
         """Return the orderings' gains over a reference on new examples, or None if orderings do not differ.
 
-        Orderings may differ in the labels of read replies and in the share of read replies.
+        Orderings may differ in the labels of read replies or in the share of read replies.
         """
         share_gains = None
         if self._unread.process is not None:
             share_gains = self._unread.process.gains(reference).condensed()
             share_gains = share_gains.times(float(self._read_means[reference]) - self._unread.mean_score)
-        # Compute gains for only one of the candidates without log-probabilities, because the model
-        # treats all of them as the same average ordering.
+        # Compute the gain of only one candidate without usable log-probabilities, because the model
+        # treats all these candidates as the same average ordering.
         is_mute = self._logits.is_mute
         representatives = np.where(is_mute, is_mute.argmax(), np.arange(len(is_mute)))
         chosen, columns = np.unique(representatives, return_inverse=True)
@@ -179,7 +180,7 @@ class ResponseModel:
         return label_gains.plus(share_gains)
 
     def _example_errors(self, chosen: Numbers) -> Array:
-        """Return the covariance ``[c, c]`` of the errors in mean scores due to the sampling of examples."""
+        """Return the covariance ``[c, c]`` of errors in mean scores due to the sampling of examples."""
         examples = self._weights.columns
         weights = self._weights.of_columns
         read_scores = self.answers.expected_scores(self._logits.effects[chosen], examples, weights)
@@ -191,7 +192,7 @@ class ResponseModel:
         return np.asarray((centered * weights**2) @ centered.T / share_free)
 
     def _effect_errors(self, chosen: Numbers) -> Array:
-        """Return the covariance ``[c, c]`` of the errors in mean scores due to errors in the effects."""
+        """Return the covariance ``[c, c]`` of errors in mean scores due to errors in the effects."""
         is_mute = self._logits.is_mute
         places = np.flatnonzero(~is_mute[chosen])
         bias_errors, slope_errors = self._logits.effect_errors(~is_mute)
@@ -216,8 +217,9 @@ def _are_drawn(calls: Calls) -> bool:
     chances = softmax(labels.logs[known])
     likeliest = np.take_along_axis(of_labels, chances.argmax(axis=1)[:, None], axis=1)[:, 0]
     num_agreeing = np.isclose(call_scores, likeliest).sum()
-    # If programs return the likeliest label, all calls have its score. If they sample answers, fewer
-    # calls do. Choose the case whose expected number of these calls is closer to the actual number.
+    # If programs return the likeliest label, each call has the score of its likeliest label. If they
+    # sample answers, fewer calls do. Choose the case whose expected number of such calls is closer
+    # to the actual number.
     num_if_likeliest = len(of_labels)
     num_if_drawn = (chances * np.isclose(of_labels, likeliest[:, None])).sum()
     return bool(2 * num_agreeing < num_if_likeliest + num_if_drawn)

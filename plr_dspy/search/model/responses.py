@@ -1,4 +1,4 @@
-"""The program calls to which a score model is fitted: their scores and log-probabilities of labels."""
+"""The calls to which a score model is fitted: their scores and the labels' log-probabilities."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class LabelTable(NamedTuple):
     """The log-probabilities of labels in program calls, and the labels' scores."""
 
     logs: Array  # log-probabilities p of labels, at least MIN_LOG, [m, E, L]
-    unseen: Mask  # whether a label was not among the likeliest tokens, [m, E, L]
+    unseen: Mask  # whether each label was not among the likeliest tokens, [m, E, L]
     scores: Array  # the score M of each label on each example, [E, L]
 
     @classmethod
     def unknown(cls, num_candidates: int, num_examples: int) -> LabelTable:
-        """Return a table of one label whose log-probabilities are all unknown."""
+        """Return a table with a single label, whose log-probabilities are all unknown."""
         logs = np.full((num_candidates, num_examples, 1), np.nan)
         return cls(logs, np.zeros(logs.shape, dtype=bool), np.zeros((num_examples, 1)))
 
@@ -46,7 +46,7 @@ class LabelTable(NamedTuple):
 
     @property
     def unit(self) -> float:
-        """The range of the labels' scores, in which prior deviations are measured."""
+        """The range of the labels' scores, used as the unit of prior deviations."""
         return float(np.ptp(self.scores)) or 1.0
 
 
@@ -57,9 +57,10 @@ class LabelResponses:
     Attributes:
         scores: Score of each label on each example, ``[E, L]``.
         logprobs_of: A function that takes a candidate and an example. It returns the
-            log-probabilities of labels and the indices of unseen labels, or None if unknown.
-        shares: The fraction of answers that each label should have, ``[L]``, or several
-            alternatives, ``[S, L]``. NaN means no calibration, and None means equal fractions.
+            log-probabilities of labels and the indices of unseen labels, or None if both are
+            unknown.
+        shares: Target share of each label among the answers, ``[L]``, or several alternatives,
+            ``[S, L]``. NaN means no calibration, and None means equal shares.
         are_calibrated: Whether calibrated answers are scored.
         set_weights: The `ConfusionScores` of a metric over a set. None if the metric scores
             single examples.
@@ -72,7 +73,7 @@ class LabelResponses:
     set_weights: SetMetricWeights | None = None
 
     def table(self, rows: Mapping[Candidate, Collection[int]], examples: Numbers) -> LabelTable:
-        """Return a table of log-probabilities, with candidates as rows and `examples` as columns.
+        """Return a table of log-probabilities, with the candidates as rows and `examples` as columns.
 
         `rows` maps each candidate to the examples on which it was called. Cells without
         log-probabilities are NaN.

@@ -1,4 +1,4 @@
-"""Scores of orderings on examples, and means adjusted for the difficulty of the examples.
+"""Scores of orderings on examples, and mean scores adjusted for the difficulty of the examples.
 
 y[o, e]  =  t[o]  +  a[e]  +  noise
 """
@@ -14,7 +14,7 @@ import numpy as np
 from plr_dspy.search.model.components import PRIOR_VARIANCE
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-# Maps a mask of known scores [m, E] and the examples' indices [E] to candidates' weights [m].
+# Maps a mask of known scores [m, E] and the indices of examples [E] to weights of candidates [m].
 InformationWeights: TypeAlias = Callable[[Mask, Numbers], Array]
 
 PRIOR_NOISE_RATIO = 3.0  # prior value of `ScoreTable.noise_ratio`
@@ -52,7 +52,7 @@ class ScoreTable:
     ) -> ScoreTable:
         """Return a table of the scores in `rows`, with the examples as columns in ascending order.
 
-        Each row maps examples to one ordering's scores.
+        Each row maps examples to the scores of one ordering.
         """
         examples = np.array(sorted(set().union(*rows)), dtype=np.int64)
         scores = np.full((len(rows), len(examples)), np.nan)
@@ -64,14 +64,14 @@ class ScoreTable:
         return cls(scores, examples, weights)
 
     def minus(self, values: Array) -> ScoreTable:
-        """Return a table of the scores minus the given values ``[m, E]``."""
+        """Return a table of the scores minus `values`, ``[m, E]``."""
         return ScoreTable(self.scores - values, self.examples, self.information_weights)
 
     @cached_property
     def noise_ratio(self) -> float:
         """The ratio of the noise variance to the variance between examples.
 
-        The ratio is estimated using an analysis of variance, combined with a prior.
+        The ratio is estimated by an analysis of variance, combined with a prior.
         """
         is_repeated = self._example_counts >= 2
         if not is_repeated.any():
@@ -102,8 +102,8 @@ class ScoreTable:
     def ordering_effects(self, effects: Array) -> Array:
         """Return the orderings' mean scores, minus the effects of examples, ``[m]``.
 
-        `effects` holds earlier estimates of the orderings' effects, from which the effects of
-        examples are estimated.
+        The effects of examples are estimated from `effects`, which holds earlier estimates of the
+        orderings' effects.
         """
         sums = self._sums - self._is_known @ self.example_effects(effects)
         return np.asarray(sums / np.maximum(1, self.counts))
@@ -116,14 +116,14 @@ class ScoreTable:
         return (self._values - self.example_effects(effects) - effects[:, None]) * self._is_known
 
     def squares(self, residuals: Array) -> float:
-        """Return the sum of squared residuals, with each ordering weighted by `information_weights`."""
+        """Return the sum of squared residuals, weighted by each ordering's `information_weights`."""
         return float(self.information_weights @ (residuals * residuals).sum(axis=1))
 
     @cached_property
     def adjusted_means(self) -> Array:
         """The mean scores of orderings, adjusted for the difficulty of their examples, ``[m]``.
 
-        Effects of orderings and effects of examples are estimated alternately.
+        The effects of orderings and of examples are estimated alternately.
         """
         means = effects = np.zeros(len(self.scores))
         for _ in range(NUM_ALTERNATIONS):
@@ -133,5 +133,5 @@ class ScoreTable:
 
     @property
     def shrunk_means(self) -> Array:
-        """The adjusted means, shrunk towards 0 more strongly if based on fewer scores, ``[m]``."""
+        """The adjusted means ``[m]``, shrunk towards 0. Means of fewer scores are shrunk more strongly."""
         return self.adjusted_means * self.shrinkage

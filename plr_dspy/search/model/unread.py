@@ -1,4 +1,4 @@
-"""A model of the frequency and the mean score of replies in which no label can be read."""
+"""A model for replies in which no label can be read: their frequency and their mean score."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from plr_dspy.statistics.arrays import Array
 
 
 class UnreadReplies:
-    """The mean score of unread replies, and the share of read replies for each ordering.
+    """The mean score of unread replies, and each ordering's share of read replies.
 
     A separate process models the share of read replies, because orderings may differ far more in
     this share than in their answers.
@@ -20,9 +20,9 @@ class UnreadReplies:
     Attributes:
         mean_score: Mean score of unread replies.
         shares, variances: Posterior means and variances of the shares of read replies, ``[m]``.
-        process: The process fitted to these shares. None if all replies were read, or if there
-            are no features.
-        state: The `state` of this process, or None without a process.
+        process: The process fitted to these shares. None if all replies were read or there are no
+            features.
+        state: The `state` of `process`, or None if there is no process.
     """
 
     def __init__(self, calls: Calls, features: Families | None, earlier: dict[str, Any] | None) -> None:
@@ -56,5 +56,5 @@ class UnreadReplies:
         return np.clip(shares, 0.0, 1.0)
 
     def mixed(self, read_scores: Array, shares: Array) -> Array:
-        """Return the expected scores of all replies, given the expected scores and shares of read replies."""
+        """Return the expected scores of all replies, given the scores and the shares of read replies."""
         return np.asarray(self.mean_score + shares * (read_scores - self.mean_score))
