@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from plr_dspy.report.claims import scores_of_finalists
 from plr_dspy.report.formats import Advice, count, one_line, price, score_of, score_text, table, unread_note
 from plr_dspy.report.prompts import InstructionReport, SlotReport
+from plr_dspy.report.scarce_classes import BOOTSTRAPPED
 from plr_dspy.report.schema import Comparison, ReportData
 from plr_dspy.report.text import name_of_student, programs_by_name, summary
 
@@ -118,6 +119,9 @@ def _demos(slot: SlotReport, *, retrieves: bool) -> Iterator[str]:
             yield f"{slot.predictor}: shows none of {count(len(slot.demos), 'demo')}"
         return
     num_shown = f"{len(slot.ordering)} of {count(len(slot.demos), 'demo')}"
+    num_bootstrapped = sum(origin.startswith(BOOTSTRAPPED) for origin in slot.origins)
+    if num_bootstrapped:
+        num_shown += f" ({num_bootstrapped} bootstrapped)"
     yield f"{slot.predictor}: {num_shown} in the order {slot.ordering}, with the last demo next to the question"
     for number in slot.ordering:
         origin = f" ({slot.origins[number]})" if slot.origins else ""

@@ -86,7 +86,10 @@ class TestTeachers:
         assert own.num_calls == calls[phase] > 0
         assert optimizer.report.tokens["fake/own"]["total_tokens"] > 0
         origins = optimizer.report.slots[0].origins
-        assert any(origin.startswith("bootstrapped") for origin in origins)
+        num_bootstrapped = sum(origin.startswith("bootstrapped") for origin in origins)
+        assert num_bootstrapped > 0
+        if optimizer.report.slots[0].ordering:
+            assert f" demos ({num_bootstrapped} bootstrapped) in the order" in optimizer.report.details()
         if whose == "teacher":
             labeled = set()
             for texts in own.requests:
