@@ -101,7 +101,9 @@ def field_not_found(error: BaseException, example: dspy.Example) -> str | None:
     if not isinstance(error, (AttributeError, KeyError)):
         return None
     *_, (frame, _) = walk_tb(error.__traceback__)
-    name = frame.f_locals.get("key")  # the field's name in `dspy.Example.__getattr__` and `__getitem__`
+    name = frame.f_locals.get(
+        "key"
+    )  # the parameter of `dspy.Example.__getattr__` and `__getitem__` that holds the field's name
     return name if frame.f_locals.get("self") is example and isinstance(name, str) else None
 
 

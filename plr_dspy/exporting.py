@@ -251,7 +251,7 @@ def _template(content: str, marks: Mapping[str, str], format: Format) -> str:
 
 
 def _check_is_text(name: str, field_name: str, annotation: Any) -> None:
-    """Raise a ValueError if an input's type, such as an image or a tool, cannot be exported as text."""
+    """Raise a ValueError if an input's type, such as `dspy.Image`, cannot be exported as text."""
     types = dspy.Type.extract_custom_type_from_annotation(annotation)
     if dspy.History in (annotation, *get_args(annotation)):
         types.append(dspy.History)

@@ -70,8 +70,8 @@ class TopKOrder(DemoOptimizer):
             if budget < least:
                 raise UserError(
                     f"max_metric_calls must be at least {least} to score two orders on {num_train} train examples and "
-                    f"compare them; got {budget}: increase max_metric_calls, or use PLReorder, which scores orders on "
-                    "fewer examples"
+                    f"compare the two; got {budget}: increase max_metric_calls, or use PLReorder, which scores orders "
+                    "on fewer examples"
                 )
             share = max(int(COMPARED_SHARE * budget), 2 * MIN_EXAMPLES)
             comparison_calls = min(share, budget - 2 * num_train)

@@ -299,7 +299,7 @@ def _named_object(reference: str, *, others: str = "") -> Any:
         raise UserError(f"{file} names a file, but no object in it: pass {file}:NAME{others}")
     if not place or not name:
         raise UserError(
-            f"{reference} names no object in a file or module: pass FILE.py:NAME or MODULE:NAME{others}"
+            f"{reference} does not name an object in a file or module: pass FILE.py:NAME or MODULE:NAME{others}"
         )
     try:
         module = _module(place)

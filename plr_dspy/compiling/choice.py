@@ -241,8 +241,8 @@ class _ScoredFinalists:
     def results(self, reference: Candidate) -> list[Result]:
         """Return the results of the finalists, including their gains over the reference.
 
-        The results are in the order of the finalists. If answers are calibrated, the
-        results are for calibrated answers, after a result for the uncalibrated reference.
+        The results are in the order of the finalists. If answers are calibrated, the first result is
+        for the uncalibrated reference. All others are for calibrated answers.
         """
         results = self._by_model(reference)
         metric = self.observations.effective_scores
@@ -317,7 +317,7 @@ class _ScoredFinalists:
     def effect(self, original: Candidate, chosen: Candidate, *, applied: bool) -> CalibrationEffect | None:
         """Return the effect of calibration if calls returned log-probabilities, else None.
 
-        The effect on a metric over a set is measured with the metric itself.
+        For a metric over a set, compute the effect with the metric itself, not from the model's scores.
         """
         effect = estimate_effect(self.fitted, original, chosen, applied=applied)
         metric = self.observations.effective_scores

@@ -50,7 +50,7 @@ def _num_first_examples(num_affordable: int) -> int:
 
 @dataclass(kw_only=True)
 class EliminationRun(CompileRun):
-    """A race of whole programs in progress.
+    """The state of a race of whole programs.
 
     `original` is the first program, and `user_programs` contains all programs.
     """

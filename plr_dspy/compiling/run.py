@@ -310,7 +310,7 @@ class CompileRun(SearchRounds):
         )
 
     def outcome_without_difference(self) -> Outcome:
-        """Return an outcome that keeps the original, because no score differed."""
+        """Return the outcome of a run in which all scores were equal. It keeps the original."""
         # Count the scores of the metric itself, because `scores_for_search` may weight equal scores
         # differently.
         evidence = count_evidence(self.observations.scores())

@@ -238,8 +238,8 @@ def _check_labels_of_set(
         if metric.field is not None:
             fix += ", and pass that name to the metric as the argument field"
         raise UserError(
-            f"metric: {metric!r} compares the field {field!r} of examples and answers, but the program's outputs are "
-            f"{list(annotations)}, and the columns of {dataset} are {columns_of(examples)}: {fix}"
+            f"metric: {metric!r} compares the field {field!r} of each answer with the field of the example, but the "
+            f"program's outputs are {list(annotations)}, and the columns of {dataset} are {columns_of(examples)}: {fix}"
         )
     annotation = annotations.get(field, str)
     _warn_of_free_text(
@@ -385,7 +385,7 @@ def _is_about_missing_values(error: BaseException, example: dspy.Example, names:
             signs.append("float")
         else:
             signs.append("''")
-    # A metric that calculates with NaN returns NaN, which raises a ScoreError.
+    # A metric that computes a score from a NaN returns NaN. This score raises a ScoreError.
     return isinstance(error, ScoreError) or any(sign in str(error) for sign in signs)
 
 

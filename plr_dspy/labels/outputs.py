@@ -115,7 +115,7 @@ def _simplified(text: str) -> str:
 
 
 def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOutput]:
-    """Return a predictor's outputs that have few possible values."""
+    """Return the label outputs of a predictor: those with only a few possible values."""
     outputs = []
     for name, field in predictor.signature.output_fields.items():
         annotation = without_none(field.annotation)
@@ -168,7 +168,7 @@ def needed_output(
 
 
 def prior_shares(prior: Mapping[Value, float], labels: Mapping[str, Value], *, name: str = "prior") -> Array:
-    """Return a prior, keyed by labels or their texts, as an array of label shares, ``[L]``."""
+    """Return the label shares in a prior as an array, ``[L]``. The prior's keys are labels or their texts."""
     shares = [prior.get(value, prior.get(text)) for text, value in labels.items()]
     if len(prior) != len(shares) or not all(share is not None and share > 0 for share in shares):
         raise UserError(

@@ -233,7 +233,7 @@ class LabelReader:
         output = self.label_output
         label = output.label_of(fields)
         if label is None:
-            # A decision replaces UNPARSED and other non-labels. None may be a valid answer, so keep it.
+            # A decision replaces UNPARSED and other values that are not labels. Keep None: it may be a valid answer.
             answer = fields.get(output.name)
             if self._decision is None or answer is None:
                 return None

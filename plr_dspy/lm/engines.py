@@ -81,7 +81,7 @@ class CompletionEngine:
         return self._response(reply.model_dump(), request)
 
     def dump_state(self) -> Json:
-        """Return the settings as JSON data, without the key."""
+        """Return the settings as JSON data, without the API key."""
         return {name: value for name, value in vars(self).items() if name != "api_key"}
 
     @classmethod

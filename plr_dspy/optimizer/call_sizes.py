@@ -177,8 +177,8 @@ class CallSizes:
     def of_arrangements(self) -> CallSize | None:
         """Return an upper estimate of the mean call size for arrangements of demos.
 
-        If the search chooses demos, all prompts are assumed to show the longest instruction and the
-        maximum number of demos. These demos are assumed to be longer than almost any random draw.
+        If the search chooses demos, assume that all prompts show the longest instruction and the
+        maximum number of demos. Assume that these demos are longer than nearly all random choices.
         Return None if prompts cannot be built.
         """
         slots = self._setup.slots

@@ -33,7 +33,7 @@ def detailed_results(report: Report, decision: Decision) -> dict[str, Any]:
 
 
 def _texts(report: Report, candidate: Candidate) -> dict[str, Any]:
-    """Return the texts of a candidate's demos and of its instructions, each in a dict keyed by predictor."""
+    """Return a candidate's demos and instructions as two dicts, both keyed by predictor name."""
     demos = {}
     for slot in report.slots:
         demos[slot.predictor] = [slot.demos[number] for number in candidate.ordering[slot.predictor]]

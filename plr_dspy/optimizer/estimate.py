@@ -107,7 +107,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class CallRange:
-    """The size of a call, and the minimum and maximum number of a run's calls with this size."""
+    """The size of a call, with the minimum and maximum number of calls of this size in a run."""
 
     size: CallSize | None
     min_calls: int

@@ -273,8 +273,9 @@ def _score_levers(
 def _no_difference(scored: LeverScores, num_candidates: int, *, is_last: bool, compares_values: bool) -> str:
     """Return a clause such as "every score was 0 in 80 calls", or an empty string if scores may differ.
 
-    Unless `is_last`, require enough comparisons between programs, or the same score in all calls.
-    If `compares_values`, the same score in all calls is not enough, because the answers may differ.
+    If `is_last` is False, return the clause only on strong evidence: enough comparisons between
+    programs, or the same score in all calls. The latter does not suffice if `compares_values`,
+    because answers may differ although their scores are equal.
     """
     num_examples = len(scored.examples)
     if scored.only_score is not None and (is_last or not compares_values):

@@ -111,13 +111,13 @@ def best_advice(
     num_examples: int,
     how_to_narrow: str = "pass more examples",
 ) -> str:
-    """Return one or two sentences that advise a change, or advise keeping the program.
+    """Return one or two sentences that recommend a change, or recommend keeping the program.
 
     Args:
         changes: The changes that were scored, simplest first.
         gains: The gain of each change, keyed by the name of the change.
         num_examples: Number of examples on which the changes were scored.
-        how_to_narrow: Advice on how to narrow the intervals, as a clause.
+        how_to_narrow: How to narrow the intervals of the gains, as an imperative clause.
     """
     if not changes:
         return "No lever could be tried, because there are too few distinct demos: pass more examples."

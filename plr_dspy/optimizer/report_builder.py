@@ -223,7 +223,7 @@ def _name(setup: CompileSetup, candidate: Ordering | WholeProgram) -> str:
 def _slot_reports(
     setup: CompileSetup, outcome: Outcome, original: Ordering | WholeProgram
 ) -> list[SlotReport]:
-    """Return the report's entries on the predictors whose demos can be ordered or chosen."""
+    """Return a report entry for each predictor whose demos can be ordered or chosen."""
     ordering = setup.slots.shown(outcome.decision.candidate)
     original_ordering = setup.slots.shown(original)
     distributions = iter(outcome.distributions)

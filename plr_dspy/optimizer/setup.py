@@ -61,7 +61,7 @@ class Attempt(NamedTuple):
 class Proposal:
     """A task for the prompt model: to propose an instruction, or to describe the data."""
 
-    predictor: str  # name of the predictor; empty if the task describes the data
+    predictor: str  # name of the predictor; empty if the task is to describe the data
     number: int  # index among the predictor's tasks, starting at 1; 0 if the task describes the data
     prompt: str = ""  # first part of the key of the task's record in the log
     record: CallRecord = field(default_factory=lambda: CallRecord(None))

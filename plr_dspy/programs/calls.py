@@ -443,7 +443,7 @@ class Usage(UsageTracker):
 
 
 def adapter_advice() -> str:
-    """Return advice for replies that the adapter cannot parse, as the end of a sentence."""
+    """Return advice on replies that the adapter cannot parse. The text completes a sentence."""
     adapter = type(current_adapter()).__name__
     other = "PlainTextAdapter() for small and base models"
     if adapter == "PlainTextAdapter":

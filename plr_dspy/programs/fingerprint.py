@@ -3,7 +3,7 @@
 Digests are the same in every process. They cover a function's source, defaults, closure and
 global variables, and an object's class and public attributes. Code of installed packages is
 represented by its name. Connection settings, such as keys and addresses, are omitted.
-`digest_of_program` also covers private attributes and the addresses of models, because programs
+`digest_of_program` also covers private attributes and the addresses of model servers, because programs
 may differ only in these attributes or addresses.
 """
 
@@ -114,7 +114,7 @@ class _Digests:
 
 
 class _ProgramDigests(_Digests):
-    """Digests that also cover private attributes and the addresses of models."""
+    """Digests that also cover private attributes and the addresses of model servers."""
 
     def _parts(self, value: object) -> Mapping[str, object] | dict[object, object] | list[object]:
         parts = super()._parts(value)

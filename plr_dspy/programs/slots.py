@@ -35,7 +35,7 @@ QuotasOf: TypeAlias = Mapping[str, Callable[[Sequence[Any]], Quotas]]
 
 @dataclass(frozen=True)
 class PooledDemo:
-    """A demo in a pool, its origin (such as "trainset[3]") and its number of prompt tokens."""
+    """A demo in a pool, with its origin (such as "trainset[3]") and its number of prompt tokens."""
 
     demo: Any
     origin: str

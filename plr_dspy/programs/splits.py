@@ -117,7 +117,7 @@ def make_splits(
 
 
 def _has_inputs(example: dspy.Example) -> bool:
-    """Return whether an example has a non-empty input or no inputs at all."""
+    """Return whether an example has a non-empty input. Return True for an example without inputs, too."""
     values = [value for _, value in example.inputs().items()]
     return not values or not all(value is None or (isinstance(value, str) and not value) for value in values)
 

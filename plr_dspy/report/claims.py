@@ -24,7 +24,7 @@ def is_no_better(report: ReportData, score: float, baseline: Alternative) -> boo
 
 
 def how_to_calibrate(report: ReportData) -> Iterator[str]:
-    """Recommend calibration without a search if the search calibrated answers, but its result is uncalibrated."""
+    """Recommend calibration without a search if `calibrate` was set, but the returned program is uncalibrated."""
     if report.settings.get("calibrate") and not report.is_calibrated:
         yield Advice(
             f"{optimizer_that_calibrates(report)} calibrates your program, or random demos, without a search: compare "
@@ -35,7 +35,9 @@ def how_to_calibrate(report: ReportData) -> Iterator[str]:
 def optimizer_that_calibrates(report: ReportData) -> str:
     """Return Python code for an optimizer that calibrates with the report's metric."""
     metric = str(report.settings.get("metric"))
-    if "(" in metric:  # Only metrics over a set are shown with arguments. `BatchCalibration` accepts them.
+    if (
+        "(" in metric
+    ):  # Only a metric over a set contains "(" in a report. `BatchCalibration` accepts such metrics.
         return f"BatchCalibration(metric={metric})"
     return "BatchCalibration"
 

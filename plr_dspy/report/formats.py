@@ -84,7 +84,7 @@ def unread_note(num_unread: int) -> str:
 
 
 def price(entry: FrontEntry) -> str:
-    """Format the number of tokens in a prompt without inputs and, if known, the cost of predictions."""
+    """Format a prompt's size in tokens, without inputs. If the cost of predictions is known, add it."""
     cost = f", {dollars(entry.cost)} per 1,000 predictions" if entry.cost else ""
     return f"{count(entry.prompt_tokens, 'prompt token')}{cost}"
 

@@ -204,7 +204,7 @@ class Budget:
     def _exceeded_limit(self, extra: float) -> StopReason | None:
         """Return the limit that the next call and the reserved calls would exceed, or None.
 
-        `extra` is the additional cost of the next call if its example is long.
+        `extra` is the additional cost of the next call, and 0 unless its example is long.
         """
         if self.log.num_calls + self._num_under_way >= self.max_calls:
             return StopReason.BUDGET

@@ -1,4 +1,6 @@
-"""Random draws of a program's answers for each label, from which a metric over a set is calculated.
+"""Random draws of the answers that a program gives to the examples of each label.
+
+A metric over a set of examples is calculated from these draws.
 
 Confusion matrices are drawn in blocks, because all draws for 150 labels would take 360 MB.
 """

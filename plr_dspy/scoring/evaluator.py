@@ -199,7 +199,7 @@ class Evaluator:
         return {key: self.log.records[key] for key in keys if key in self.log.records}
 
     def tokens_in_order(self) -> Iterator[tuple[Candidate, Tokens]]:
-        """Yield the candidate and token counts of each scoring call, in the order of the requests."""
+        """Yield each scoring call's candidate and its numbers of tokens, in the order of the requests."""
         for key in self._phases:
             if key in self.log.records and key[0] in self._candidates:
                 yield self._candidates[key[0]], self.log.tokens_of(key)

@@ -164,20 +164,19 @@ class ExampleSchedule:
         num_examples: int | None = None,
         min_new: Mapping[Candidate, int] = MappingProxyType({}),
     ) -> dict[Candidate, list[int]]:
-        """Return the examples on which to score each candidate, including examples of earlier calls.
+        """Return the examples on which to score each candidate, including those it was already called on.
 
-        A candidate's examples are distinct. The examples of its earlier calls come first, in the
-        order of its records, and are always included. Further examples follow the cycle. A known
-        candidate starts at the first example in its records, and skips the examples that it
-        already has. A new candidate starts at the beginning of the cycle if it is paired.
-        Otherwise, its start depends on how many candidates came before it. If the cycle runs out of
-        examples, a candidate gets fewer than requested.
+        A candidate's examples are distinct. Those it was already called on come first, in the order of
+        its records. Further examples are taken from the cycle. For a known candidate, the cycle starts
+        at the first example in its records. For a new candidate in `paired`, it starts at the
+        beginning. For any other candidate, the start depends on how many candidates came before it. If
+        too few examples are left, a candidate gets fewer than requested.
 
         Args:
             candidates: The candidates to score.
             observations: All calls so far.
-            num_examples: Total number of examples for each candidate, including examples of earlier
-                calls. By default, a new candidate gets `num_first` examples, but at least
+            num_examples: Total number of examples for each candidate, including those it was already
+                called on. By default, a new candidate gets `num_first` examples, but at least
                 `num_paired` if it is paired. A known candidate gets `num_more` additional
                 examples. A new `WholeProgram` gets at least `MIN_FIRST_OF_PROGRAM` examples, even
                 if fewer are requested.

@@ -55,7 +55,7 @@ class Quotas:
         return tuple(items)
 
     def spare(self, items: Sequence[int]) -> Sequence[int]:
-        """Return the position of each item whose removal alone violates no quota."""
+        """Return the positions of the items that can each be removed without violating a quota."""
         if not self.minimums:
             return range(len(items))
         num_spare = Counter(self.classes[item] for item in items)

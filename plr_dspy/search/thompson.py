@@ -175,8 +175,8 @@ class ThompsonSearch(Search):
     def _climb(self, fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
         """Search for the highest posterior mean, and return the beams of all steps.
 
-        Each step makes random moves from the orderings in the beam. The next beam contains the best
-        orderings before and after these moves.
+        Each step makes random moves from the orderings in the beam. The next beam contains the best of
+        these orderings and of those that the moves lead to.
         """
         beam = self._best[:NUM_CLIMBERS]
         kept: list[Ordering] = []

@@ -489,7 +489,10 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments(program="nowhere.py:program"), "file not found: nowhere.py"),
         (compile_arguments(program="nowhere:program"), "nowhere:program cannot be loaded (ModuleNotFound"),
         (compile_arguments(program="reviews_app.py:missing"), "reviews_app.py has no object 'missing'"),
-        (compile_arguments(program="reviews_app"), "reviews_app names no object in a file or module: pass"),
+        (
+            compile_arguments(program="reviews_app"),
+            "reviews_app does not name an object in a file or module: pass",
+        ),
         (
             compile_arguments(program="reviews_app.py"),
             "reviews_app.py names a file, but no object in it: pass reviews_app.py:NAME",

@@ -211,7 +211,7 @@ class EffectProcess:
         earlier: Variances = None,
     ) -> None:
         self.level = measured.prior_mean
-        # The process has its own prior, so remove the prior from each posterior. This leaves the
+        # The process has its own prior, so remove the effect's prior from each posterior. This leaves the
         # likelihood of the ordering's cells.
         posterior = 1.0 / measured.variances
         prior = 1.0 / measured.prior_variances

@@ -74,7 +74,7 @@ class Gains(NamedTuple):
         return Gains(probabilities, means.reshape(shape), variances.reshape(shape), possible.reshape(shape))
 
     def times(self, factor: Array | float) -> Gains:
-        """Return the gains, multiplied by one factor or by a factor for each ordering, ``[m]``."""
+        """Return the gains multiplied by a factor: a single number, or one per ordering, ``[m]``."""
         return self._replace(means=factor * self.means, variances=np.square(factor) * self.variances)
 
     def of(self, columns: Numbers) -> Gains:

@@ -40,9 +40,9 @@ from plr_dspy.search.space import (
 )
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-# Maximum number of orderings to which the process is fitted, to limit the time of a fit. At least
-# half of them are the most promising orderings. The rest are spread evenly over the remaining
-# orderings, so that the process also sees bad orderings.
+# Maximum number of orderings to which the process is fitted, to limit the fitting time. At least half
+# are the most promising orderings. The rest are spread evenly over the remaining orderings, so that
+# the process also sees bad orderings.
 MAX_MODELED = 176
 # The process is always fitted to this number of candidates with the most scores, because they
 # include the finalists.
@@ -431,7 +431,7 @@ class FittedModel:
         return dict(zip(self.scored.examples[columns].tolist(), labels.tolist(), strict=True))
 
     def revision(self, ordering: Candidate) -> Revision | None:
-        """Return the calibration of an ordering's answers, or None if calibrated answers are not scored."""
+        """Return the calibration of an ordering's answers, or None if the original answers are scored."""
         if self.responses is None or not self.calibrates_answers or ordering not in self.orderings:
             return None
         answers = self.responses.answers
